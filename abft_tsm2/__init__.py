@@ -1,0 +1,78 @@
+"""Matrix products that notice, locate and repair silent data corruption.
+
+The public names below are imported when they are first used: importing the package loads neither NumPy nor
+SciPy nor CuPy.
+
+Examples
+--------
+>>> import numpy as np
+>>> import abft_tsm2 as ft
+>>> rng = np.random.default_rng(0)
+>>> A, B = rng.standard_normal((200, 300)), rng.standard_normal((300, 100))
+>>> C, report = ft.protected_gemm(A, B, return_report=True)
+>>> report.status.name
+'CLEAN'
+>>> bool(np.allclose(C, A @ B))
+True
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from abft_tsm2.checksum.bounds import detection_limit
+    from abft_tsm2.checksum.encode import Encoded, encode
+    from abft_tsm2.checksum.weights import weights
+    from abft_tsm2.core.tsm2 import tall_skinny_matmul
+    from abft_tsm2.errors import AbftError, NotSuitable, SilentDataCorruptionError
+    from abft_tsm2.gemm import protected_gemm, verify_gemm
+    from abft_tsm2.policy import errstate, geterr, monitor
+    from abft_tsm2.report import Fault, Report, Status
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbftError",
+    "Encoded",
+    "Fault",
+    "NotSuitable",
+    "Report",
+    "SilentDataCorruptionError",
+    "Status",
+    "__version__",
+    "detection_limit",
+    "encode",
+    "errstate",
+    "geterr",
+    "monitor",
+    "protected_gemm",
+    "tall_skinny_matmul",
+    "verify_gemm",
+    "weights",
+]
+
+_NAMES = {
+    "abft_tsm2.checksum.bounds": ("detection_limit",),
+    "abft_tsm2.checksum.encode": ("Encoded", "encode"),
+    "abft_tsm2.checksum.weights": ("weights",),
+    "abft_tsm2.core.tsm2": ("tall_skinny_matmul",),
+    "abft_tsm2.errors": ("AbftError", "NotSuitable", "SilentDataCorruptionError"),
+    "abft_tsm2.gemm": ("protected_gemm", "verify_gemm"),
+    "abft_tsm2.policy": ("errstate", "geterr", "monitor"),
+    "abft_tsm2.report": ("Fault", "Report", "Status"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value  # found directly from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,69 @@
+"""``python -m abft_tsm2``: the process around the commands: signals, one line for each error, exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from abft_tsm2.cli import cli, say
+from abft_tsm2.errors import AbftError
+
+ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 2, 130, 141, 143
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave with its exit code.
+
+    Parameters
+    ----------
+    args : sequence of str, optional
+        The words after the program's name; by default those of the process.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
+    code = ERROR
+    try:
+        code = _invoke(sys.argv[1:] if args is None else args)
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        help_of = f"; see {context.command_path} --help" if context else ""
+        say(f"Error: {error.format_message().rstrip('.')}{help_of}")
+    except (KeyboardInterrupt, click.Abort):
+        code = INTERRUPTED
+        say("Interrupted: unfinished files were removed")
+    except BrokenPipeError:
+        code = BROKEN_PIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+    except MemoryError as error:
+        say(f"Error: out of memory ({error or 'no details'}); pass a smaller --panel-mb, or use .npy files")
+    except AbftError as error:
+        say(f"Error: {error}")
+    except Exception as error:  # the last resort: a traceback says nothing to somebody who types commands
+        logging.getLogger("abft_tsm2").debug("unexpected error", exc_info=True)
+        say(f"Error: {type(error).__name__}: {error}; run again with -vv to see where it comes from")
+    sys.exit(code)
+
+
+def _invoke(args: Sequence[str]) -> int:
+    # Not cli.main(): what it does at Ctrl-C, a broken pipe and usage errors has other codes and more lines.
+    if "_ABFT_TSM2_COMPLETE" in os.environ:
+        cli.main(list(args), prog_name="abft-tsm2")  # the shell asks for completions
+    with cli.make_context("abft-tsm2", list(args)) as context:
+        code: int = cli.invoke(context) or 0
+    sys.stdout.flush()
+    return code
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise SystemExit(TERMINATED)  # an exception, so that temporary files are removed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What an array is here: its namespace, its floating-point type, its order in memory, and the input rules.
+
+Everything above this module is written against the array namespace ``xp`` of the Python array API standard.
+Three things the standard lacks are bridged here and nowhere else: views of bit patterns (`bit_pattern`),
+strides (`is_column_major`), and the test for shared memory (`overlap`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = Any
+Namespace = Any
+
+
+@dataclass(frozen=True)
+class FloatType:
+    """A floating-point format, described by what rounding-error analysis needs of it.
+
+    Attributes
+    ----------
+    name : str
+        Its name in NumPy's spelling.
+    bits : int
+        Width in memory.
+    precision : int
+        Significand bits, the hidden one counted: the unit roundoff is ``2**-precision``.
+    min_exponent : int
+        Exponent of the smallest normal number.
+    max_exponent : int
+        ``2**max_exponent`` is the first power of two that overflows.
+    """
+
+    name: str
+    bits: int
+    precision: int
+    min_exponent: int
+    max_exponent: int
+
+    @property
+    def unit_roundoff(self) -> float:
+        return math.ldexp(1.0, -self.precision)
+
+    @property
+    def smallest_normal(self) -> float:
+        return math.ldexp(1.0, self.min_exponent)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return math.ldexp(1.0, self.min_exponent - self.precision + 1)
+
+    @property
+    def largest(self) -> float:
+        return math.ldexp(2.0 - math.ldexp(1.0, 1 - self.precision), self.max_exponent - 1)
+
+
+FLOATS: dict[str, FloatType] = {
+    t.name: t
+    for t in (
+        FloatType("float64", 64, 53, -1022, 1024),
+        FloatType("float32", 32, 24, -126, 128),
+        FloatType("float16", 16, 11, -14, 16),
+        FloatType("bfloat16", 16, 8, -126, 128),
+    )
+}
+
+
+def dtype_name(dtype: Any) -> str:
+    """NumPy's spelling of a dtype of any array library (``'float32'``)."""
+    name = getattr(dtype, "name", None)
+    return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
+
+
+def float_type(x: Array) -> FloatType:
+    """The `FloatType` of an array that `as_operand` has accepted."""
+    return FLOATS[dtype_name(x.dtype)]
+
+
+def is_numpy(x: Array) -> bool:
+    return isinstance(x, np.ndarray)
+
+
+@functools.cache
+def _namespace_of(kind: type) -> Namespace:
+    """array_api_compat's namespace of an array type, or None for a type that brings its own."""
+    if issubclass(kind, np.ndarray):
+        return importlib.import_module("array_api_compat.numpy")
+    if kind.__module__.partition(".")[0] == "cupy":
+        return importlib.import_module("array_api_compat.cupy")
+    return None
+
+
+def namespace(*arrays: Array) -> Namespace:
+    """The one array namespace all `arrays` belong to.
+
+    Raises
+    ------
+    TypeError
+        If the arrays belong to different libraries, with the advice to move one of them.
+    """
+    found = {}
+    for x in arrays:
+        xp = _namespace_of(type(x)) or x.__array_namespace__()
+        found[xp.__name__.removeprefix("array_api_compat.")] = xp
+    if len(found) > 1:
+        raise TypeError(
+            f"arrays of {' and '.join(sorted(found))} in one call: move them to one library first "
+            "(cupy.asarray(x) takes a NumPy array to the GPU, cupy.asnumpy(x) brings one back)"
+        )
+    return next(iter(found.values()))
+
+
+_ADVICE = {
+    "i": "integers are not checked here: convert with .astype('float64') (exact below 2**53)",
+    "u": "integers are not checked here: convert with .astype('float64') (exact below 2**53)",
+    "b": "booleans are not checked here: convert with .astype('float32')",
+    "c": "complex is not supported: multiply the real and imaginary parts as four real products",
+}
+
+
+def as_operand(x: Any, name: str) -> Array:
+    """Turn `x` into an array this package works on, without copying one that already is.
+
+    Lists and NumPy subclasses become plain ``ndarray``; integers, booleans and complex are refused, because
+    a silent conversion would hide a full-size copy.
+
+    Raises
+    ------
+    TypeError
+        For a dtype or a container that cannot be protected; the message says what to do instead.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array and its mask would be ignored: pass {name}.filled(value)")
+    if hasattr(x, "__array_namespace__") and not isinstance(x, np.ndarray):
+        pass
+    elif type(x).__module__.partition(".")[0] in ("scipy", "torch", "jax", "pandas", "tensorflow"):
+        raise TypeError(
+            f"{name} is a {type(x).__module__}.{type(x).__name__}: pass a NumPy or CuPy array "
+            "(x.toarray() for a sparse matrix, x.numpy() for a tensor or a data frame)"
+        )
+    else:
+        try:
+            x = np.asarray(x)
+        except ValueError as error:
+            raise TypeError(f"{name} is not a rectangular array of numbers: {error}") from error
+    dtype = dtype_name(x.dtype)
+    if dtype in FLOATS:
+        return x
+    kind = getattr(x.dtype, "kind", dtype[0])
+    advice = _ADVICE.get(kind, f"supported are {', '.join(FLOATS)}")
+    raise TypeError(f"{name} has dtype {dtype}: {advice}")
+
+
+def to_host(x: Array) -> np.ndarray[Any, Any]:
+    """`x` as a NumPy array; on a GPU this copies and synchronises with the host."""
+    if isinstance(x, np.ndarray):
+        return x
+    if hasattr(x, "get"):
+        return np.asarray(x.get())
+    return np.from_dlpack(x)
+
+
+def from_host(x: np.ndarray[Any, Any], like: Array) -> Array:
+    """`x` as an array of the library and on the device of `like`."""
+    if isinstance(like, np.ndarray):
+        return x
+    xp = namespace(like)
+    return xp.asarray(x, device=like.device) if not hasattr(like, "get") else xp.asarray(x)
+
+
+def is_column_major(x: Array) -> bool:
+    """Whether the first axis of the matrix `x` is the one that runs fastest in memory."""
+    strides = getattr(x, "strides", None)  # the standard has no strides: then row-major is assumed
+    return strides is not None and abs(strides[-2]) < abs(strides[-1])
+
+
+_UNSIGNED = {2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+def bit_pattern(x: Array) -> Array:
+    """The bit patterns of a C-contiguous array as unsigned integers of the same width: a view, no copy."""
+    if not hasattr(x, "view"):  # the standard has no view: exchange the buffer with NumPy instead
+        x = np.from_dlpack(x)
+    return x.view(_UNSIGNED[x.dtype.itemsize])
+
+
+def overlap(x: Array, y: Array) -> bool:
+    """Whether writing to `x` may change `y`."""
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+        try:
+            return bool(np.shares_memory(x, y, max_work=100_000))
+        except np.exceptions.TooHardError:
+            return True
+    if hasattr(x, "get") and hasattr(y, "get"):
+        import cupy
+
+        return bool(cupy.may_share_memory(x, y))
+    return x is y

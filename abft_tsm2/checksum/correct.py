@@ -1,0 +1,320 @@
+"""Location and correction: from suspected lines to wrong elements, by recomputation.
+
+A suspected line is computed again in float64 and compared element by element. An element further off than the
+rigorous rounding bound is wrong beyond doubt. A line whose checksum disagrees though none of its elements does so is
+multiplied again the way it was the first time: where that gives the same bits, the disagreement is a pattern of
+rounding (long chains of equal terms make them); where it does not, and the difference shows in the checksum, the
+line is wrong. What is wrong is replaced by recomputed values; a residual is never added, because it would carry the
+whole checksum's rounding into one element, and nothing at all out of an Inf.
+
+A wrong element of an operand, gone before anyone looked, leaves a whole column wrong, some of it below what a line's
+check sees. So columns that hold a wrong element are recomputed along their whole length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import float_type, from_host, namespace, to_host
+from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
+from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scaled
+from abft_tsm2.core.tsm2 import rows_per_block, widened
+from abft_tsm2.report import Fault
+
+_FEW_LINES = 16  # and a sixteenth of all: more suspects than these are looked at together
+_SAMPLE = 8  # the worst lines of a mass suspicion
+_COMPLETE = 8  # so many columns are always completed; more only where several lines point at them
+_AGAIN_BYTES = 32 << 20
+_TILE_BYTES = 2 << 20  # of one of the dozen temporaries of a recomputed tile
+RECOMPUTED, AGAIN = "recomputed in float64", "multiplied again"
+
+
+@dataclass
+class Outcome:
+    """What one round of location and correction found; written to by the steps below."""
+
+    faults: list[Fault] = field(default_factory=list)
+    cleared: int = 0
+    multiplications: float = 0.0
+    columns: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tile:
+    """Some lines, recomputed. All arrays are (lines, n), on the host."""
+
+    at: Integers
+    found: Floats  # as stored, in float64
+    value: Floats  # what belongs there, rounded to the stored type, in float64
+    wrong: Mask  # beyond the rigorous bound
+    distance: Floats  # from the recomputed value, in units of usual rounding
+
+
+def few(lines: Lines) -> int:
+    """So many suspected lines are looked at one by one."""
+    return max(_FEW_LINES, lines.L.shape[0] // _FEW_LINES)
+
+
+def locate_and_correct(
+    lines: Lines, scale: Scale, suspects: Integers, V: Floats, tau: Floats, *, write: bool, foreign: bool
+) -> Outcome:
+    """Judge the suspected lines and, where `write`, replace what is wrong.
+
+    Parameters
+    ----------
+    lines : Lines
+    scale : Scale
+    suspects : integer array
+        The lines whose check failed, the worst first.
+    V : (n, r) array
+        Scaled weights.
+    tau : (m, r) array
+        Bounds in the scaled domain.
+    write : bool
+        Whether to repair C, or only to locate.
+    foreign : bool
+        C was computed elsewhere: a structured rounding pattern need not come out the same here.
+    """
+    outcome = Outcome()
+    if suspects.size <= few(lines):
+        undecided = _line_by_line(lines, scale, suspects, outcome, write)
+        if outcome.columns:
+            _complete_columns(lines, scale, outcome, write)
+    else:
+        undecided = suspects
+        columns = _common_columns(lines, scale, suspects[:_SAMPLE], outcome)
+        if columns:
+            outcome.columns = columns
+            _complete_columns(lines, scale, outcome, write)
+            if outcome.faults:
+                return outcome
+    if undecided.size:
+        _multiply_again(lines, scale, np.sort(undecided), V, tau, outcome, write, foreign)
+    return outcome
+
+
+# ---- recomputation in float64 -------------------------------------------------------------------------------------
+
+
+def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
+    """Lines `at` in float64: value, rigorous verdict, distance.
+
+    exact = gain (L R) + beta C0,  S = |gain| |L||R| + |beta C0|,  H^2 = gain^2 (L o L)(R o R) + (beta C0)^2
+    """
+    a = lines.arithmetic
+    xp = namespace(lines.L)
+    k, n = lines.R.shape
+    everywhere = np.ones(k, np.bool_)
+    pick = from_host(at, lines.L)
+    exact, total, square = (np.zeros((at.size, n)) for _ in range(3))
+    rows = rows_per_block(n, _TILE_BYTES * 2)
+    with np.errstate(all="ignore"):
+        for lo in range(0, k, rows):
+            part = slice(lo, min(k, lo + rows))
+            zero = np.zeros(part.stop - lo, np.int64)
+            right = scaled(widened(lines.R, lo, part.stop), zero, scale.right, scale.usable_column)
+            left = xp.astype(xp.take(lines.L[:, part], pick, axis=0), xp.float64)
+            left = scaled(left, scale.left[at], zero, everywhere[part])
+            exact += to_host(left @ right)
+            total += to_host(xp.abs(left) @ xp.abs(right))
+            square += to_host((left * left) @ (right * right))
+        gain = scale.gain(lines.alpha, at, slice(None))
+        exact, total, square = exact * gain, total * np.abs(gain), square * gain**2
+        if lines.C0 is not None:
+            base = xp.astype(xp.take(lines.C0, pick, axis=0), xp.float64)
+            base = lines.beta * to_host(scaled(base, scale.line[at], scale.column, scale.usable_column))
+            exact, total, square = exact + base, total + np.abs(base), square + base**2
+        stored = xp.take(lines.C, pick, axis=0)
+        found = to_host(xp.astype(stored, xp.float64))
+        shift = scale.line[at][:, None] + scale.column[None, :]
+        # exact may leave the range of C's type: then what belongs there is an infinity
+        value = to_host(xp.astype(from_host(np.ldexp(exact, shift), lines.C), lines.C.dtype)).astype(np.float64)
+        size = np.maximum(np.sqrt(square), np.abs(exact))
+        underflow = (k + 1) * np.ldexp(a.tiny, -shift)
+        error = np.abs(np.ldexp(found, -shift) - exact)
+        bound = rigorous_factor(a, lines.terms) * total + 2 * a.u_out * np.abs(exact) + underflow
+        noise = element_noise(a, lines.terms) * size + a.u_out * np.abs(exact) + underflow
+        right_enough = ((error <= bound) & np.isfinite(bound)) | (found == value) | (np.isnan(found) & np.isnan(value))
+        # Where even the sum of magnitudes overflows, an Inf or NaN may be what honest arithmetic gives.
+        overflows = np.ldexp(total, shift) >= a.accumulator.largest / 2
+        right_enough |= overflows & ~np.isfinite(found)
+        distance = np.where(found == value, 0.0, error / np.where(noise > 0, noise, 1e-300))
+        distance = np.where(np.isfinite(distance), distance, np.where(right_enough, 0.0, np.inf))
+    return _Tile(at, found, value, ~right_enough & scale.usable_column[None, :], distance)
+
+
+def _tiles(lines: Lines, scale: Scale, at: Integers) -> Iterator[_Tile]:
+    step = rows_per_block(lines.R.shape[1], _TILE_BYTES)
+    for lo in range(0, at.size, step):
+        yield _recompute(lines, scale, at[lo : lo + step])
+
+
+def _outliers(distance: Floats, quantile: float) -> Mask:
+    """Elements much further off than most of their line."""
+    usual = np.quantile(distance, quantile, axis=1, method="lower") if distance.shape[1] else distance[:, 0:0].sum(1)
+    return np.asarray(~(distance <= OUTLIER * np.maximum(1.0, np.where(np.isfinite(usual), usual, 1.0))[:, None]))
+
+
+def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, write: bool) -> Integers:
+    """Replace what is wrong in each suspected line; returns the lines in which no element is wrong for certain."""
+    undecided: list[int] = []
+    k, n = lines.R.shape
+    hits: dict[int, int] = {}
+    for tile in _tiles(lines, scale, at):
+        outcome.multiplications += tile.at.size * n * k
+        likely = tile.wrong | (_outliers(tile.distance, 0.9) & scale.usable_column[None, :])
+        for p, line in enumerate(tile.at):
+            if not tile.wrong[p].any():
+                undecided.append(int(line))
+                continue
+            wrong = likely[p]
+            whole = int(np.count_nonzero(wrong)) > max(4, n // 20)
+            places = np.flatnonzero(scale.usable_column if whole else wrong)
+            _replace(lines, int(line), places, tile.value[p], write)
+            outcome.faults += _line_faults(lines, int(line), wrong, tile.found[p], tile.value[p], whole, write)
+            if not whole:
+                for column in np.flatnonzero(wrong):
+                    hits[int(column)] = hits.get(int(column), 0) + 1
+    if len(hits) <= _COMPLETE:
+        outcome.columns = set(hits)
+    else:
+        outcome.columns = {column for column, count in hits.items() if count > 1}
+    return np.asarray(undecided, np.int64)
+
+
+def _common_columns(lines: Lines, scale: Scale, at: Integers, outcome: Outcome) -> set[int]:
+    """Columns that are wrong beyond doubt in half of a sample of lines, if they are few."""
+    hits = np.zeros(lines.R.shape[1], np.int64)
+    for tile in _tiles(lines, scale, at):
+        outcome.multiplications += tile.at.size * hits.size * lines.R.shape[0]
+        hits += tile.wrong.sum(axis=0)
+    columns = np.flatnonzero(hits >= max(2, at.size // 2))
+    return {int(c) for c in columns} if 0 < columns.size <= max(1, hits.size // 4) else set()
+
+
+def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool) -> None:
+    """Recompute whole columns; replace what is wrong and what is out of the ordinary."""
+    across, turned = lines.across(), scale.across()
+    columns = np.asarray(sorted(outcome.columns), np.int64)
+    m, k = lines.L.shape
+    known = {(f.rows, f.columns) for f in outcome.faults}
+    for tile in _tiles(across, turned, columns):
+        outcome.multiplications += tile.at.size * m * k
+        usable = scale.usable_line[None, :]
+        replaced = (tile.wrong | ~(tile.distance <= OUTLIER)) & usable
+        for p, column in enumerate(tile.at):
+            _replace(across, int(column), np.flatnonzero(replaced[p]), tile.value[p], write)
+            wrong = tile.wrong[p] & usable[0]
+            fresh = [i for i in np.flatnonzero(wrong) if _place(lines, int(i), int(column)) not in known]
+            if len(fresh) > 2:
+                outcome.faults.append(
+                    _fault(across, "row", int(column), (), replaced[p], tile.found[p], tile.value[p], write)
+                )
+            else:
+                outcome.faults += [
+                    _fault(across, "element", int(column), (int(i),), np.arange(m) == i, tile.found[p], tile.value[p], write)
+                    for i in fresh
+                ]
+
+
+# ---- the same product again ---------------------------------------------------------------------------------------
+
+
+def _multiply_again(
+    lines: Lines,
+    scale: Scale,
+    at: Integers,
+    V: Floats,
+    tau: Floats,
+    outcome: Outcome,
+    write: bool,
+    foreign: bool,
+) -> None:
+    """Compare lines with a second product; replace those that differ by more than rounding shows in the checksum."""
+    xp = namespace(lines.C)
+    m, (k, n) = lines.C.shape[0], lines.R.shape
+    step = max(1, _AGAIN_BYTES // max(1, n * float_type(lines.C).bits // 8))
+    wrong: list[int] = []
+    wrong_elements, largest = 0, 0.0
+    for lo in range(0, m, step):
+        block = at[(at >= lo) & (at < lo + step)]
+        if block.size == 0:
+            continue
+        hi = min(m, lo + step)
+        outcome.multiplications += (hi - lo) * n * k
+        again = lines.again(lo, hi)
+        for part in np.array_split(block, -(-block.size // rows_per_block(n, _TILE_BYTES))):
+            new = xp.astype(xp.take(again, from_host(part - lo, lines.C), axis=0), xp.float64)
+            old = xp.astype(xp.take(lines.C, from_host(part, lines.C), axis=0), xp.float64)
+            new_, old_ = to_host(new), to_host(old)
+            with np.errstate(all="ignore"):
+                same = (new_ == old_) | (np.isnan(new_) & np.isnan(old_)) | ~scale.usable_column[None, :]
+                shift = -(scale.line[part][:, None] + scale.column[None, :])
+                change = np.abs(np.where(same, 0.0, np.ldexp(old_, shift) - np.ldexp(new_, shift)) @ V)
+                bound = tau[part] * (4.0 if foreign else 1.0)
+                fine = np.all((change <= bound) & np.isfinite(bound), axis=1) | same.all(axis=1)
+                off = np.abs(old_ - new_)
+            for p, line in enumerate(part):
+                if fine[p]:
+                    outcome.cleared += 1
+                    continue
+                if write:
+                    places = scale.usable_column
+                    _replace(lines, int(line), np.flatnonzero(places), new_[p], write)
+                wrong.append(int(line))
+                wrong_elements += int(np.count_nonzero(~same[p]))
+                largest = float(np.fmax(largest, np.where(same[p], 0.0, off[p]).max(initial=0.0)))
+    if wrong:
+        repair = AGAIN if write else ""
+        rows, columns = (tuple(wrong), ()) if lines.side == "rows" else ((), tuple(wrong))
+        kind = "rows" if lines.side == "rows" else "block"
+        outcome.faults.append(Fault("C", kind, rows, columns, wrong_elements, largest, repair))
+
+
+# ---- writing and reporting ----------------------------------------------------------------------------------------
+
+
+def _replace(lines: Lines, line: int, places: Integers, value: Floats, write: bool) -> None:
+    """C(line, places) = value(places); the other elements keep their bits."""
+    if not write or places.size == 0:
+        return
+    xp = namespace(lines.C)
+    row = lines.C[line, :]
+    new = xp.astype(from_host(value, lines.C), lines.C.dtype)
+    chosen = np.zeros(value.shape, np.bool_)
+    chosen[places] = True
+    lines.C[line, :] = xp.where(from_host(chosen, lines.C), new, row)
+
+
+def _place(lines: Lines, line: int, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(rows, columns) of the user's C."""
+    return ((line,), (position,)) if lines.side == "rows" else ((position,), (line,))
+
+
+def _line_faults(
+    lines: Lines, line: int, wrong: Mask, found: Floats, value: Floats, whole: bool, write: bool
+) -> list[Fault]:
+    if whole:
+        return [_fault(lines, "row", line, (), wrong, found, value, write)]
+    faults = []
+    for position in np.flatnonzero(wrong):
+        only = np.arange(wrong.size) == position
+        faults.append(_fault(lines, "element", line, (int(position),), only, found, value, write))
+    return faults
+
+
+def _fault(
+    lines: Lines, kind: str, line: int, at: tuple[int, ...], wrong: Mask, found: Floats, value: Floats, write: bool
+) -> Fault:
+    with np.errstate(all="ignore"):
+        off = np.abs(found - value)[wrong]
+    magnitude = float("nan") if np.isnan(off).any() else float(off.max(initial=0.0))
+    rows, columns = ((line,), at) if lines.side == "rows" else (at, (line,))
+    if kind == "row" and lines.side == "columns":
+        kind = "column"
+    kinds: Any = kind
+    return Fault("C", kinds, rows, columns, int(np.count_nonzero(wrong)), magnitude, RECOMPUTED if write else "")

@@ -1,0 +1,152 @@
+"""The decision procedure: from a failed check to a verdict, with as many repairs as it takes.
+
+In order: Did an operand change since it was encoded? Was it the checksum that was wrong? Computed anew with care,
+which lines still disagree? Which elements of those are wrong? After each repair the whole of C is verified again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from abft_tsm2.checksum.correct import locate_and_correct
+from abft_tsm2.checksum.encode import Carried
+from abft_tsm2.checksum.lines import Lines, Scale
+from abft_tsm2.checksum.verify import (
+    Expected,
+    Observed,
+    Verdict,
+    changed_operands,
+    checksum_fault,
+    expect,
+    observe,
+    scrutinise,
+)
+from abft_tsm2.core.tsm2 import encoding_pass
+from abft_tsm2.report import Check, Fault, Status
+
+_ROUNDS = 3  # repairs before giving up: each starts from what the last one left
+
+
+@dataclass
+class Decision:
+    """What one side's check came to.
+
+    Attributes
+    ----------
+    statuses : list of Status
+        Every status that holds; empty when all is well.
+    changed : list of str
+        Which of "L", "R", "C0" changed after they were encoded; nothing else was looked at then.
+    """
+
+    check: Check
+    statuses: list[Status] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    suspicions: int = 0
+    multiplications: float = 0.0
+    repaired: bool = False
+
+
+def decide(
+    lines: Lines,
+    expected: Expected,
+    observed: Observed,
+    verdict: Verdict,
+    *,
+    write: bool,
+    foreign: bool = False,
+    corrected: Callable[[], None] = lambda: None,
+) -> Decision:
+    """Find out what a verdict that is not all ok means, and repair C where `write`.
+
+    Parameters
+    ----------
+    lines : Lines
+    expected, observed, verdict
+        What the fast check computed and found.
+    write : bool
+        Repair C; otherwise locate only.
+    foreign : bool
+        C was not computed by this call.
+    corrected : callable
+        Called after each repair, before C is verified again.
+    """
+    decision = Decision(verdict.check)
+    decision.changed = changed_operands(lines, expected)
+    if decision.changed:
+        decision.statuses.append(Status.INPUT_CHANGED)
+        return decision
+    V = expected.carried.weights
+    fresh = expect(lines, Carried(V, encoding_pass(lines.R, V).sums, expected.carried.fingerprint))
+    fault = checksum_fault(lines, (expected, observed), (fresh, observe(lines, fresh.carried)))
+    if fault is not None:
+        decision.statuses.append(Status.CHECKSUM_FAULT)
+        decision.faults.append(fault)
+    else:
+        decision.suspicions = int(np.count_nonzero(~verdict.ok))
+    scrutiny = scrutinise(lines, V)
+    found: list[Fault] = []
+    for turn in range(_ROUNDS + 1):
+        suspects = np.flatnonzero(~scrutiny.verdict.ok)
+        if suspects.size == 0:
+            break
+        worst_first = suspects[np.argsort(-scrutiny.verdict.residual[suspects], kind="stable")]
+        outcome = locate_and_correct(
+            lines,
+            scrutiny.scale,
+            worst_first,
+            scrutiny.V,
+            scrutiny.tau,
+            write=write and turn < _ROUNDS,
+            foreign=foreign,
+        )
+        decision.multiplications += outcome.multiplications
+        if not outcome.faults:
+            break
+        if not write or turn == _ROUNDS:
+            decision.statuses.append(Status.UNCORRECTABLE)
+            found = outcome.faults if not write else found
+            if write:
+                decision.reasons.append(
+                    f"{_ROUNDS} repairs did not hold: {suspects.size} {lines.side} of C still disagree; "
+                    "the machine is damaging data faster than it can be recomputed"
+                )
+            break
+        found += outcome.faults
+        decision.repaired = True
+        corrected()
+        scrutiny = scrutinise(lines, V, scrutiny.scale)
+    if found:
+        decision.faults += found
+        decision.suspicions = 0
+        if Status.UNCORRECTABLE not in decision.statuses:
+            decision.statuses.append(Status.CORRECTED)
+    decision.check = scrutiny.verdict.check
+    decision.reasons += unverifiable(lines, scrutiny.scale)
+    if not (scrutiny.scale.usable_line.all() and scrutiny.scale.usable_column.all()):
+        decision.statuses.append(Status.UNVERIFIABLE)
+        decision.suspicions = 0
+    return decision
+
+
+def unverifiable(lines: Lines, scale: Scale) -> list[str]:
+    """Which parts of C nothing can be said about, in the user's terms."""
+    reasons = []
+    rows_first = lines.side == "rows"
+    for usable, line in ((scale.usable_line, rows_first), (scale.usable_column, not rows_first)):
+        bad = np.flatnonzero(~usable)
+        if bad.size:
+            operand, kind = ("A", "row") if line else ("B", "column")
+            if lines.C0 is not None and (usable is scale.usable_line):
+                operand += " or c"
+            reasons.append(
+                f"{bad.size} of {usable.size} {kind}s of C follow from NaN or Inf in {operand} "
+                f"(first: {kind} {int(bad[0])}) and could not be checked; the rest was"
+            )
+    return reasons
+

@@ -1,0 +1,312 @@
+"""Verification: is the residual of every line within what rounding explains?
+
+Two looks. `expect`, `observe` and `judge` are the fast one, on every product: each matrix is read once, and the
+2-norms behind the bound are first taken over an eighth of their terms. Such a part never exceeds the whole, so a
+residual within the bound it gives is within the true bound; the few lines that are not are looked at with the whole.
+`scrutinise` is the careful one, for what remains: everything is computed anew, rescaled so that nothing overflows,
+without the columns and lines that hold NaN or Inf from the start.
+
+Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fault, and so is a bound that overflowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum.bounds import checksum_noise_factor, statistical_bound
+from abft_tsm2.checksum.encode import Carried
+from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
+from abft_tsm2.core.tsm2 import encoding_pass, fingerprint, rows_per_block, widened
+from abft_tsm2.report import Check, Fault
+
+_PART = 8  # of the terms of a 2-norm, one in so many is enough for nearly every line
+_FEW = 4  # lines whose true bound is computed to report how close a clean product came
+
+
+def _part(terms: int) -> int:
+    return terms if terms <= 64 else max(64, terms // _PART)
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What must hold of C, computed before the product.
+
+    Attributes
+    ----------
+    carried : Carried
+        V and ``s = R V``.
+    t : (m, r) array of float64
+        ``L s``.
+    products : (m, r) array
+        A part of P2^2, ``(L o L)(:, :h) (R o R)(:h, :) (V o V)``.
+    t0, added : (m, r) arrays or None
+        ``C0 V`` and ``||C0 o v||^2``.
+    left, addend : arrays of uint64
+        Fingerprints of L and C0.
+    """
+
+    carried: Carried
+    t: Array
+    products: Array
+    t0: Array | None
+    added: Array | None
+    left: Array
+    addend: Array | None
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """``u = C V`` (m, r), and a part of ``||C o v||^2``."""
+
+    u: Array
+    stored: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The outcome of one look at all lines; host arrays.
+
+    Attributes
+    ----------
+    ok : (m,) boolean array
+        Which lines are within the bound.
+    residual : (m,) array
+        The largest residual of a line over its r checksums, in units of its bound (inf where not finite).
+    """
+
+    ok: Mask
+    residual: Floats
+    check: Check
+
+
+def expect(lines: Lines, carried: Carried) -> Expected:
+    """The A pass: one read of L (and of C0, and of an eighth of R)."""
+    V = carried.weights
+    V2 = V * V
+    h = _part(lines.R.shape[0])
+    q2 = encoding_pass(lines.R[:h, :], None, V2).squares
+    found = encoding_pass(lines.L, carried.sums, q2, fingerprint=True)
+    if lines.C0 is None:
+        return Expected(carried, found.sums, found.squares, None, None, found.fingerprint, None)
+    base = encoding_pass(lines.C0, V, V2, fingerprint=True)
+    return Expected(
+        carried, found.sums, found.squares, base.sums, base.squares, found.fingerprint, base.fingerprint
+    )
+
+
+def observe(lines: Lines, carried: Carried) -> Observed:
+    """The C pass: one read of C."""
+    V = carried.weights
+    head = V[: _part(V.shape[0]), :]
+    found = encoding_pass(lines.C, V, head * head)
+    return Observed(found.sums, found.squares)
+
+
+def changed_operands(lines: Lines, expected: Expected) -> list[str]:
+    """Which of "L", "R", "C0" no longer have the bits they were encoded with."""
+    pairs = [("L", lines.L, expected.left), ("R", lines.R, expected.carried.fingerprint)]
+    if lines.C0 is not None:
+        pairs.append(("C0", lines.C0, expected.addend))
+    return [name for name, now, then in pairs if not np.array_equal(to_host(fingerprint(now)), to_host(then))]
+
+
+def residual_of(lines: Lines, expected: Expected, observed: Observed) -> Floats:
+    """``u - alpha t - beta t0`` (m, r), on the host."""
+    with np.errstate(all="ignore"):
+        r = observed.u - lines.alpha * expected.t
+        if expected.t0 is not None:
+            r = r - lines.beta * expected.t0
+    return to_host(r)
+
+
+def _host(x: Array | None) -> Floats:
+    return np.zeros(1) if x is None else to_host(x).astype(np.float64)
+
+
+def judge(lines: Lines, expected: Expected, observed: Observed) -> Verdict:
+    """Compare residuals with bounds: first with the bounds from partial norms, then with the whole where needed."""
+    V = to_host(expected.carried.weights)
+    k, n, a = lines.terms, V.shape[0], lines.arithmetic
+    residual = np.abs(residual_of(lines, expected, observed))
+    products2, stored2 = _host(expected.products), _host(observed.stored)
+    added = None if expected.added is None else abs(lines.beta) * np.sqrt(_host(expected.added))
+    underflow = a.tiny * np.abs(V).sum(axis=0)
+
+    def bound(at: Any, products2: Floats, stored2: Floats) -> Floats:
+        with np.errstate(all="ignore"):
+            return np.asarray(
+                statistical_bound(
+                    np,
+                    a,
+                    k,
+                    n,
+                    products=abs(lines.alpha) * np.sqrt(products2),
+                    stored=np.sqrt(stored2),
+                    added=None if added is None else added[at],
+                    underflow=underflow,
+                )
+            )
+
+    everything = slice(None)
+    tau = bound(everything, products2, stored2)
+    ok = np.all((residual <= tau) & np.isfinite(tau), axis=1)
+    ratio = _ratio(residual, tau)
+    sampled = np.median(tau) if tau.size else 0.0
+    # The whole of ||C o v|| for the lines that need it and the few that came closest; then the whole of P2.
+    V2 = expected.carried.weights * expected.carried.weights
+    closest = np.argsort(-np.where(ok, ratio, -np.inf), kind="stable")[:_FEW]
+    look = np.union1d(np.flatnonzero(~ok), closest)
+    q2 = None
+    for at in np.array_split(look, max(1, -(-look.size // rows_per_block(max(lines.R.shape)))) if look.size else 1):
+        if at.size == 0:
+            continue
+        whole = _host(encoding_pass(_gather(lines.C, at), None, V2).squares)
+        tau[at] = bound(at, products2[at], whole)
+        bad = at[~np.all((residual[at] <= tau[at]) & np.isfinite(tau[at]), axis=1)]
+        if bad.size and np.isfinite(residual[bad]).any():
+            if q2 is None:
+                q2 = encoding_pass(lines.R, None, V2).squares
+            P2 = _host(encoding_pass(_gather(lines.L, bad), None, q2).squares)
+            tau[bad] = bound(bad, P2, whole[np.isin(at, bad)])
+    ok = np.all((residual <= tau) & np.isfinite(tau), axis=1)
+    ratio = _ratio(residual, tau)
+    true_bound = float(np.median(tau[look])) if look.size else float(sampled)
+    return Verdict(ok, ratio, _check(lines, V, ok, ratio, true_bound, np.ones(ok.shape, np.bool_)))
+
+
+def _gather(X: Array, rows: Integers) -> Array:
+    xp = namespace(X)
+    if rows.size == X.shape[0]:
+        return X
+    return xp.take(X, from_host(rows, X), axis=0)
+
+
+def _ratio(residual: Floats, tau: Floats) -> Floats:
+    """The worst of a line's residuals in units of its bound; 0/0 is 0, everything else that is not finite is inf."""
+    with np.errstate(all="ignore"):
+        ratio = np.where(residual == 0.0, 0.0, residual / tau)
+    return np.asarray(np.where(np.isfinite(ratio) & np.isfinite(tau), ratio, np.inf).max(axis=1, initial=0.0))
+
+
+def _check(lines: Lines, V: Floats, ok: Mask, ratio: Floats, bound: float, usable: Mask) -> Check:
+    clean = np.where(ok & usable, ratio, -1.0)
+    closest = float(clean.max(initial=0.0))
+    smallest = float(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf)) if V.size else 0.0
+    with np.errstate(all="ignore"):
+        limit = (1.0 + closest) * bound / smallest if smallest else 0.0
+    return Check(
+        side=lines.side,
+        vectors=V.shape[1],
+        lines=ok.size,
+        verified=int(np.count_nonzero(usable)),
+        bound=bound,
+        closest=closest,
+        closest_line=int(np.argmax(clean)) if clean.size and clean.max() >= 0 else -1,
+        detection_limit=float(limit),
+    )
+
+
+def checksum_fault(lines: Lines, old: tuple[Expected, Observed], new: tuple[Expected, Observed]) -> Fault | None:
+    """Whether s, t or u differs by more than its own rounding between two evaluations with the same weights.
+
+    Both are summed in the same order, so that they are usually equal bit for bit.
+    """
+    V = to_host(new[0].carried.weights)
+    factor = checksum_noise_factor(lines.terms, V.shape[0])
+    V2 = new[0].carried.weights * new[0].carried.weights
+    q = np.sqrt(_host(encoding_pass(lines.R, None, V2).squares))
+    scale = np.sqrt(np.maximum(_host(new[0].products), _host(new[1].stored)) * _PART)
+    for name, then, now, norm in (
+        ("s", old[0].carried.sums, new[0].carried.sums, q),
+        ("t", old[0].t, new[0].t, scale),
+        ("u", old[1].u, new[1].u, scale),
+    ):
+        before, after = to_host(then), to_host(now)
+        with np.errstate(all="ignore"):
+            off = np.abs(before - after)
+            same = (off <= factor * (norm + np.abs(after))) | (before == after)
+        same |= ~np.isfinite(before) & ~np.isfinite(after)
+        if not same.all():
+            at = tuple(int(i) for i in np.flatnonzero(~same.all(axis=1))[:1000])
+            largest = float(off[~same].max())
+            return Fault(name, "checksum", at, (), int(np.count_nonzero(~same)), largest, "computed again")
+    return None
+
+
+# ---- the careful look ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Scrutiny:
+    """The careful look: verdict, the scale it was taken in, and what a change of a line is measured with.
+
+    Attributes
+    ----------
+    verdict : Verdict
+        Lines that cannot be checked count as ok.
+    scale : Scale
+    V : (n, r) array
+        Scaled weights, 0 in the columns that cannot be checked.
+    tau : (m, r) array
+        Bounds in the scaled domain.
+    """
+
+    verdict: Verdict
+    scale: Scale
+    V: Floats
+    tau: Floats
+
+
+def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scrutiny:
+    """Compute everything anew, exactly rescaled, in blocks. Synchronises with the host."""
+    scale = scale_of(lines) if scale is None else scale
+    L, R, C, C0, a = lines.L, lines.R, lines.C, lines.C0, lines.arithmetic
+    m, (k, n) = L.shape[0], R.shape
+    zero_n, zero_k = np.zeros(n, np.int64), np.zeros(k, np.int64)
+    keep, everywhere = scale.usable_column, np.ones(k, np.bool_)
+    with np.errstate(all="ignore"):
+        V = np.ldexp(to_host(weights), scale.column[:, None])
+    V[~keep] = 0.0
+    r = V.shape[1]
+    V_, V2_ = from_host(V, R), from_host(V * V, R)
+    rows = rows_per_block(max(k, n))
+    with np.errstate(all="ignore"):
+        s, q2 = np.zeros((k, r)), np.zeros((k, r))
+        for at in range(0, k, rows):  # s = R V, q2 = (R o R)(V o V)
+            part = slice(at, min(k, at + rows))
+            block = scaled(widened(R, at, part.stop), zero_k[part], scale.right, keep)
+            s[part], q2[part] = to_host(block @ V_), to_host((block * block) @ V2_)
+        s_, q2_ = from_host(s, R), from_host(q2, R)
+        residual, tau = np.zeros((m, r)), np.zeros((m, r))
+        shift = int(scale.column.min(initial=0))
+        total = (np.abs(V) * np.ldexp(1.0, shift - scale.column)[:, None]).sum(axis=0)
+        for at in range(0, m, rows):
+            part = slice(at, min(m, at + rows))
+            gain = scale.gain(lines.alpha, part, slice(0, 0 if n == 0 else 1))
+            gain = gain if n else np.zeros((part.stop - at, 1))
+            left = scaled(widened(L, at, part.stop), scale.left[part], zero_k, everywhere)
+            value = scaled(widened(C, at, part.stop), scale.line[part], scale.column, keep)
+            expected = gain * to_host(left @ s_)
+            products = np.abs(gain) * np.sqrt(to_host((left * left) @ q2_))
+            stored = np.sqrt(to_host((value * value) @ V2_))
+            added = None
+            if C0 is not None:
+                base = lines.beta * scaled(widened(C0, at, part.stop), scale.line[part], scale.column, keep)
+                expected = expected + to_host(base @ V_)
+                added = np.sqrt(to_host((base * base) @ V2_))
+            residual[part] = np.abs(to_host(value @ V_) - expected)
+            underflow = np.ldexp(a.tiny * total, -shift - scale.line[part][:, None])
+            tau[part] = statistical_bound(
+                np, a, lines.terms, n, products=products, stored=stored, added=added, underflow=underflow
+            )
+        usable = scale.usable_line & bool(keep.any() or n == 0)
+        ok = np.all((residual <= tau) & np.isfinite(tau), axis=1) | ~usable
+    ratio = np.where(usable, _ratio(residual, tau), 0.0)
+    in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line)
+    bound = float(np.median(in_users_units[usable])) if usable.any() else 0.0
+    check = _check(lines, to_host(weights), ok, ratio, bound, usable)
+    return Scrutiny(Verdict(ok, ratio, check), scale, V, tau)

@@ -1,0 +1,126 @@
+"""Weight columns: what a matrix is multiplied by to be encoded.
+
+A checksum of a row is ``sum_j v_j c_ij``. Random signs make the rounding errors of the n terms add like ``sqrt(n)``
+whatever the data are (Hoeffding 1963); signs in balance take the mean of the data out of the checksum; magnitudes
+of nearly one modulus leave no element hard to see; and magnitudes that differ tell two swapped elements apart. Scaling
+each weight by a power of two that undoes the scale of its column (equilibration) keeps one large column from drowning
+the others. The other families are those of the literature, for comparison and for encodings of several columns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SEED = 0x5EED
+Weights = NDArray[np.float64]
+
+
+def _balanced(n: int, r: int, rng: np.random.Generator) -> Weights:
+    """sign x (1 + h/128), h = 0..64: magnitudes in pairs of equal size and opposite sign, so each column sums to 0
+    (n even). Eight significand bits: exact in bfloat16 and wider."""
+    half = n // 2
+    out = np.empty((n, r))
+    for c in range(r):
+        magnitude = 1 + rng.integers(0, 65, n - half) / 128
+        column = np.concatenate([magnitude, -magnitude[:half]])
+        rng.shuffle(column)
+        out[:, c] = column
+    return out
+
+
+def _points(n: int) -> Weights:
+    """The n Chebyshev points of the first kind, in (-1, 1)."""
+    return np.cos((np.arange(n) + 0.5) * np.pi / max(n, 1))
+
+
+_FAMILIES: dict[str, Callable[[int, int, np.random.Generator], Weights]] = {
+    "balanced": _balanced,
+    "ones": lambda n, r, rng: np.ones((n, r)),
+    "linear": lambda n, r, rng: np.vander(np.arange(1.0, n + 1), max(r, 1), increasing=True)[:, :r],
+    "signs": lambda n, r, rng: rng.permuted(
+        np.broadcast_to(np.where(np.arange(n) < n // 2, -1.0, 1.0)[:, None], (n, r)), axis=0
+    ),
+    "normal": lambda n, r, rng: rng.standard_normal((n, r)),
+    "vandermonde": lambda n, r, rng: np.vander(np.arange(1.0, n + 1) / max(n, 1), max(r, 1), increasing=True)[:, :r],
+    "chebyshev": lambda n, r, rng: np.polynomial.chebyshev.chebvander(np.linspace(-1, 1, n), max(r, 1))[:, :r],
+    "dct": lambda n, r, rng: np.cos(np.arccos(_points(n))[:, None] * np.arange(r)),
+}
+
+
+def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED) -> Weights:
+    """Weight columns for n elements.
+
+    Parameters
+    ----------
+    kind : {"balanced", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct"}
+        ``balanced`` is what protected operations use. ``linear`` has the columns 1, i, i^2, ... of Huang and
+        Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on [-1, 1], ``dct`` the DCT-II basis.
+    n : int
+        Length.
+    r : int
+        Number of columns.
+    seed : int
+        For the random kinds.
+
+    Returns
+    -------
+    V : (n, r) ndarray of float64, read-only
+
+    Raises
+    ------
+    ValueError
+        For an unknown kind or a negative size.
+
+    Notes
+    -----
+    K.-H. Huang, J. A. Abraham, Algorithm-based fault tolerance for matrix operations, IEEE Trans. Computers C-33
+    (1984) 518-528. No host synchronisation.
+
+    Examples
+    --------
+    >>> from abft_tsm2 import weights
+    >>> float(weights("balanced", 8).sum())
+    0.0
+    """
+    if kind not in _FAMILIES:
+        raise ValueError(f"unknown weights {kind!r}: choose from {', '.join(_FAMILIES)}")
+    if n < 0 or r < 1:
+        raise ValueError(f"weights need n >= 0 and r >= 1, got n = {n}, r = {r}")
+    return _cached(kind, n, r, seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached(kind: str, n: int, r: int, seed: int) -> Weights:
+    out = np.ascontiguousarray(_FAMILIES[kind](n, r, np.random.default_rng([seed, n])), dtype=np.float64)
+    out.flags.writeable = False
+    return out
+
+
+# Scales stay clear of both ends, so that a weight is a finite, normal float64 and two scales multiplied cannot push
+# a bound's underflow term to infinity.
+_LOWEST, _HIGHEST = -1000, 1020
+
+
+def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
+    """The power of two nearest to each column norm; a zero column takes the smallest of the others.
+
+    Parameters
+    ----------
+    log2_norms : (n,) array
+        log2 of the columns' 2-norms, up to a common constant; -inf for a zero column.
+    """
+    positive = np.isfinite(log2_norms)
+    if not positive.any():
+        return np.zeros(log2_norms.shape, np.int64)
+    filled = np.where(positive, log2_norms, log2_norms[positive].min())
+    return np.asarray(np.clip(np.rint(filled), _LOWEST, _HIGHEST).astype(np.int64))
+
+
+def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:
+    """``v_j 2^-e_j``: exact, because the scales are powers of two."""
+    return np.asarray(np.ldexp(V, -exponent[:, None]))

@@ -1,0 +1,406 @@
+"""The commands ``abft-tsm2 info | gemm | verify | demo``: options, messages and exit codes.
+
+A is read, multiplied and checked in row panels, so that the operands may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import json
+import logging
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import numpy as np
+
+import abft_tsm2
+from abft_tsm2.errors import SilentDataCorruptionError
+from abft_tsm2.matrixio import (
+    MAP_BYTES,
+    PANEL_BYTES,
+    Matrix,
+    MatrixFileError,
+    atomic_path,
+    convert,
+    output_matrix,
+    physical_memory,
+    read_matrix,
+    row_panels,
+    split_name,
+    write_text,
+)
+from abft_tsm2.report import Check, Report, Status
+
+OK, CORRUPTED, UNVERIFIABLE = 0, 1, 3
+EXIT_CODES = """\b
+Exit codes: 0 clean or repaired, 1 corruption that was not repaired, 2 usage or
+file error, 3 a part could not be checked, 130 interrupted."""
+FLOAT = click.Choice(["float32", "float64"])
+
+
+class _Group(click.Group):
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            names = self.list_commands(ctx)
+            nearest = difflib.get_close_matches(args[0], names, 1)
+            hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose {', '.join(names)}"
+            raise click.UsageError(f"no command '{args[0]}'; {hint}", ctx) from error
+
+
+@click.group(
+    cls=_Group, invoke_without_command=True, epilog=EXIT_CODES, context_settings={"show_default": True}
+)
+@click.version_option(abft_tsm2.__version__, prog_name="abft-tsm2")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Matrix products that notice, locate and repair silent data corruption.
+
+    \b
+    Example:
+      abft-tsm2 gemm A.npy B.npy -o C.npy --report report.json
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def _log(context: click.Context, option: click.Parameter, verbose: int) -> None:
+    if verbose:
+        logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
+        logging.getLogger("abft_tsm2").setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+
+
+_quiet = click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+_verbose = click.option(
+    "-v", "--verbose", count=True, expose_value=False, callback=_log, help="Log to stderr; -vv: more."
+)
+
+
+def _options(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that gemm and verify share."""
+    sides = click.Choice(["auto", "rows", "columns", "both"])
+    size = click.FloatRange(min=0, min_open=True)
+    for option in (
+        _verbose,
+        _quiet,
+        click.option("--panel-mb", type=size, default=256, help="Size of what is worked on at a time."),
+        click.option("--dtype", type=FLOAT, help="Convert the inputs first; needed for integers."),
+        click.option("--check", type=sides, default="auto", help="Which checksums to compare."),
+        click.option("--report", metavar="FILE", help="Write the full report as JSON."),
+    ):
+        command = option(command)
+    return command
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("a")
+@click.argument("b")
+@click.option("-o", "--output", "out", metavar="C", required=True, help="Where to write the product.")
+@_options
+def gemm(
+    a: str, b: str, out: str, report: str | None, check: str, dtype: str | None, panel_mb: float, quiet: bool
+) -> int:
+    """Write the product C = A B, checked and repaired.
+
+    A and B are .npy, .npz (file.npz:name where it holds several arrays), .mtx or .mtx.gz files; so is C.
+    Large .npy files are worked on in row panels and may be larger than the memory. No C is left behind when
+    it is known to be wrong; the report is written even then.
+
+    \b
+    Example:
+      abft-tsm2 gemm A.npy weights.npz:layer1 -o C.npy --report report.json
+    """
+    _refuse_same_file([a, b], out, report)
+    A, B, common = _operands(a, b, dtype)
+    shape = A.shape[0], B.shape[1]
+    refused = contextlib.suppress(SilentDataCorruptionError)
+    with _report_to(report) as keep, refused, output_matrix(out, shape, common) as C:
+
+        def multiply(rows: slice, B: Any) -> Report:
+            panel = convert(A[rows], common, a)
+            product = partial(abft_tsm2.protected_gemm, panel, B, out=C[rows], check=check)
+            return cast(Report, product(on_error="correct", return_report=True)[1])
+
+        result = _in_panels(multiply, A, B, panel_mb, quiet, stop=True)
+        keep(result)
+        if _exit_code(result) == CORRUPTED:
+            raise SilentDataCorruptionError(result)  # so that no file is left
+    written = f"{out} was {'not ' if _exit_code(result) == CORRUPTED else ''}written"
+    return _conclude(result, quiet, written, "run it again, on another machine if it stays")
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("a")
+@click.argument("b")
+@click.argument("c")
+@_options
+def verify(
+    a: str, b: str, c: str, report: str | None, check: str, dtype: str | None, panel_mb: float, quiet: bool
+) -> int:
+    """Check that an existing C is the product A B, and say where it is not.
+
+    Costs two thin products instead of a full one. The files are the same as for gemm, and only read.
+
+    \b
+    Example:
+      abft-tsm2 verify A.npy B.npy C.npy
+    """
+    _refuse_same_file([a, b, c], report)
+    A, B, common = _operands(a, b, dtype)
+    C = read_matrix(c, dtype=dtype)
+    result_type = np.dtype(dtype) if dtype else C.dtype.newbyteorder("=")
+    product, found = (f"{X[0].shape[0]} x {X[1].shape[1]} {X[2].name}" for X in ((A, B, common), (C, C, result_type)))
+    if product != found and not (common.itemsize == 2 and product.split()[:3] == found.split()[:3]):
+        advice = "give the C that was computed from them, as it was computed"
+        raise MatrixFileError(f"{c} is {found}, but {a} times {b} is {product}; {advice}")
+
+    def compare(rows: slice, B: Any) -> Report:
+        panels = convert(A[rows], common, a), B, convert(C[rows], result_type, c)
+        return abft_tsm2.verify_gemm(*panels, check=check, on_error="detect")
+
+    with _report_to(report) as keep:
+        result = _in_panels(compare, A, B, panel_mb, quiet)
+        keep(result)
+    return _conclude(result, quiet, f"{c} was only read", "compute it again")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(as_json: bool) -> int:
+    """Print versions, devices and configuration.
+
+    \b
+    Example:
+      abft-tsm2 info --json
+    """
+    facts = _facts()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return OK
+    for section, entries in facts.items():
+        click.echo(f"{section}:")
+        for key, value in entries.items():
+            click.echo(f"  {key:<18} {'not installed' if value is None else value}")
+    return OK
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of every random choice.")
+@click.option(
+    "--bit", type=click.IntRange(0, 63), help="Which bit to flip; without it, the top exponent bit."
+)
+@click.option("--dtype", type=FLOAT, default="float64", help="Precision of every product.")
+@click.option("--out", metavar="DIR", default="abft_tsm2_demo", help="Folder for the results.")
+@_quiet
+@_verbose
+def demo(seed: int, bit: int | None, dtype: str, out: str, quiet: bool) -> int:
+    """Spoil a picture with one flipped bit, and see the same flip repaired.
+
+    A photograph is compressed by a randomised SVD, and handwritten digits are classified by their nearest
+    neighbours: clean, with a flipped bit in one product, and with the same flip under protection. Prints a
+    table, and writes demo.png and demo.json. Needs scikit-learn and Pillow.
+
+    \b
+    Example:
+      abft-tsm2 demo --seed 1 --bit 62 --out results
+    """
+    from abft_tsm2.demo import run
+
+    result = run(Path(out), seed=seed, bit=bit, dtype=dtype)
+    if not quiet:
+        click.echo(result.text)
+    return max(map(_exit_code, result.reports))
+
+
+def _operands(a: str, b: str, dtype: str | None) -> tuple[Matrix, Matrix, np.dtype[Any]]:
+    """Both factors, B already in the dtype of the product, and that dtype."""
+    A, B = read_matrix(a, dtype=dtype), read_matrix(b, dtype=dtype)
+    if A.shape[1] != B.shape[0]:
+        hint = "swap them" if B.shape[1] == A.shape[0] else "transpose one, or check which files they are"
+        raise MatrixFileError(
+            f"{a} is {A.shape[0]} x {A.shape[1]} and {b} is {B.shape[0]} x {B.shape[1]}: the columns of the "
+            f"first ({A.shape[1]}) must equal the rows of the second ({B.shape[0]}); {hint}"
+        )
+    common = np.dtype(dtype) if dtype else np.result_type(A, B).newbyteorder("=")
+    return A, convert(B, common, b), common
+
+
+def _refuse_same_file(inputs: Sequence[str], *outputs: str | None) -> None:
+    taken = [os.path.realpath(split_name(name)[0]) for name in inputs]
+    for name in filter(None, outputs):
+        if os.path.realpath(name) in taken:
+            raise MatrixFileError(f"{name} is given twice and would be overwritten; name another file")
+        taken.append(os.path.realpath(name))
+
+
+def _in_panels(
+    work: Callable[[slice, Any], Report],
+    A: Matrix,
+    B: Matrix,
+    panel_mb: float,
+    quiet: bool,
+    stop: bool = False,
+) -> Report:
+    """Do `work` on every row panel, with B encoded once; `stop` where a panel of the result stays wrong."""
+    row_bytes = (A.shape[1] + B.shape[1]) * B.itemsize
+    panels = list(row_panels(A.shape[0], row_bytes, int(panel_mb * 2**20)))
+    shown = not quiet and sys.stderr.isatty()
+    with abft_tsm2.errstate(unverifiable="log"), np.errstate(all="ignore"):
+        if len(panels) == 1:
+            return _caught(work, panels[0], B)
+        started = time.perf_counter()
+        encoded = abft_tsm2.encode(B, side="rows")
+        encoding = time.perf_counter() - started
+        reports: list[Report] = []
+        bar: Any = click.progressbar(panels, label="row panels", file=sys.stderr)
+        with bar if shown else contextlib.nullcontext(panels) as steps:
+            for rows in steps:
+                reports.append(_shifted(_caught(work, rows, encoded), rows.start))
+                if stop and _exit_code(reports[-1]) == CORRUPTED:
+                    break
+    return _stacked(reports, A.shape[0], encoding)
+
+
+def _caught(work: Callable[[slice, Any], Report], rows: slice, B: Any) -> Report:
+    try:
+        return work(rows, B)
+    except SilentDataCorruptionError as error:
+        return error.report
+
+
+def _shifted(report: Report, first: int) -> Report:
+    """Count the rows from the top of the whole matrix instead of the panel's."""
+    faults = [
+        replace(fault, rows=tuple(first + row for row in fault.rows or range(report.m)))
+        if fault.operand in ("A", "C")
+        else fault
+        for fault in report.faults
+    ]
+    checks = [
+        replace(check, closest_line=first + check.closest_line)
+        if check.side == "rows" and check.closest_line >= 0
+        else check
+        for check in report.checks
+    ]
+    return replace(report, faults=tuple(faults), checks=tuple(checks))
+
+
+def _stacked(reports: Sequence[Report], rows: int, encoding: float) -> Report:
+    """One report of the whole product from those of its row panels."""
+    merged = Report.merge([replace(report, m=rows) for report in reports], operation=reports[0].operation)
+    checks = [check for report in reports for check in report.checks]
+    sides = dict.fromkeys(check.side for check in checks)
+    done = sum(report.m for report in reports)
+    return replace(
+        merged,
+        products=(),
+        checks=tuple(_joined([check for check in checks if check.side == side]) for side in sides),
+        faults=tuple(fault for report in reports for fault in report.faults),
+        recomputed=sum(report.recomputed * report.m for report in reports) / done,
+        reasons=(*merged.reasons, *([f"stopped after row {done} of {rows}"] if done < rows else [])),
+        seconds={**merged.seconds, "encode": encoding + merged.seconds.get("encode", 0.0)},
+    )
+
+
+def _joined(checks: Sequence[Check]) -> Check:
+    closest = max(checks, key=lambda check: check.closest)
+    by_rows = closest.side == "rows"  # a column check of a panel covers a part of every column
+    return replace(
+        closest,
+        lines=sum(c.lines for c in checks) if by_rows else closest.lines,
+        verified=sum(c.verified for c in checks) if by_rows else min(c.verified for c in checks),
+        bound=statistics.median(c.bound for c in checks),
+        detection_limit=statistics.median(c.detection_limit for c in checks),
+    )
+
+
+@contextlib.contextmanager
+def _report_to(name: str | None) -> Iterator[Callable[[Report], None]]:
+    """What keeps the report; its place is tried first, so that a bad one is known before the work."""
+    if name is None:
+        yield lambda report: None
+    else:
+        with atomic_path(name) as temporary:
+            yield lambda report: write_text(temporary, report.to_json(indent=2) + "\n")
+
+
+def _exit_code(report: Report) -> int:
+    statuses = {report.status, *report.also}
+    if statuses & {Status.UNCORRECTABLE, Status.INPUT_CHANGED}:
+        return CORRUPTED
+    return UNVERIFIABLE if Status.UNVERIFIABLE in statuses else OK
+
+
+def _conclude(report: Report, quiet: bool, outcome: str, advice: str) -> int:
+    """Print the report and what became of the file; the exit code."""
+    if not quiet:
+        click.echo(f"{report}\n{outcome}")
+    code = _exit_code(report)
+    first, *others = [*map(str, report.faults), *report.reasons, "see the report"]
+    more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+    if code == CORRUPTED:
+        say(f"Error: {report.status.value}: {first}{more}; {outcome}; {advice}")
+    elif code == UNVERIFIABLE:
+        say(f"Warning: {Status.UNVERIFIABLE.value}: {first}{more}; {outcome}")
+    return code
+
+
+def _facts() -> dict[str, dict[str, Any]]:
+    found = {dist.name.replace("_", "-"): dist.version for dist in metadata.distributions()}
+    cupy = next((version for name, version in found.items() if name.startswith("cupy")), None)
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    packages = ("numpy", "scipy", "array-api-compat", "click", "ml-dtypes", "scikit-learn", "pillow")
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {
+        "versions": {
+            "abft_tsm2": abft_tsm2.__version__,
+            "python": platform.python_version(),
+            **{name: found.get(name) for name in packages},
+            "cupy": cupy,
+            "blas": f"{blas['name']} {blas['version']}",
+        },
+        "devices": {
+            "system": platform.platform(),
+            "cpu": f"{platform.machine()}, {os.cpu_count()} logical cores",
+            "memory": f"{physical_memory() / 1e9:.1f} GB",
+            **_gpus(),
+        },
+        "configuration": {
+            **{f"on {status}": action for status, action in abft_tsm2.geterr().items()},
+            "panel": f"{PANEL_BYTES / 2**20:g} MB",
+            "mapped from": f"{MAP_BYTES / 2**20:g} MB",
+            **{name: os.environ[name] for name in threads if name in os.environ},
+        },
+    }
+
+
+def _gpus() -> dict[str, str]:
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError:
+        return {"gpu": "none (CuPy is not installed)"}
+    if not cupy.is_available():
+        return {"gpu": "none (CuPy finds no CUDA device)"}
+    found = {}
+    for number in range(cupy.cuda.runtime.getDeviceCount()):
+        properties = cupy.cuda.runtime.getDeviceProperties(number)
+        found[f"gpu {number}"] = f"{properties['name'].decode()}, {properties['totalGlobalMem'] / 1e9:.1f} GB"
+    return found
+
+
+def say(line: str) -> None:
+    """Print one line on stderr, whatever the text was."""
+    click.echo(" ".join(line.split()), err=True)

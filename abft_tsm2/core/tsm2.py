@@ -1,0 +1,308 @@
+"""Tall-skinny products and the passes that read a large matrix once.
+
+Encoding and checking are both products of a large matrix with a few weight columns; what they cost is the reading
+of the large matrix. So each pass walks it once, in blocks that fit the cache, and takes everything that is wanted of
+a block while it is there: weighted sums, weighted sums of squares, a fingerprint of the bits. The blocks follow the
+storage order, whichever axis is summed. Sums are always taken in float64.
+
+This is the one module that asks which array library it serves. On NumPy a pass runs on every core (`workers`); in
+each core it is a fused cast-multiply-sum (``numpy.einsum``), which needs no temporary; the order of summation is
+fixed, so that the same array gives the same bits again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, as_operand, bit_pattern, dtype_name, is_column_major, is_numpy, namespace
+
+BLOCK_BYTES = 1 << 20  # half of a common level-2 cache: the second look at a block costs half the first
+_SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What one pass over X (p x q) found.
+
+    Attributes
+    ----------
+    sums : (p, r) array of float64, or None
+        ``X W``.
+    squares : (p, r) array, or None
+        ``(X o X)(:, :h) W2`` for the h rows of `W2`; without overflow it never exceeds the sum over all of X.
+    fingerprint : array of uint64, or None
+        Wrap-around sums of bit patterns along the storage order (see `fingerprint`).
+    """
+
+    sums: Array | None = None
+    squares: Array | None = None
+    fingerprint: Array | None = None
+
+
+def tall_skinny_matmul(A: Array, B: Array) -> Array:
+    """Product of a large matrix with a few columns, or of a tall-skinny matrix with a small one.
+
+    Parameters
+    ----------
+    A : (m, k) array, float16, float32, float64 or bfloat16
+        Any order and strides.
+    B : (k, n) array
+        n is small.
+
+    Returns
+    -------
+    C : (m, n) array
+        ``A @ B`` in the type that ``A @ B`` has.
+
+    Raises
+    ------
+    TypeError
+        For integers, booleans, complex, or arrays of different libraries.
+    ValueError
+        If the operands are not matrices whose inner dimensions agree.
+
+    Notes
+    -----
+    On NumPy this is the array library's product. No host synchronisation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abft_tsm2 import tall_skinny_matmul
+    >>> tall_skinny_matmul(np.eye(3), np.ones((3, 1))).ravel()
+    array([1., 1., 1.])
+    """
+    A, B = as_operand(A, "A"), as_operand(B, "B")
+    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
+        raise ValueError(f"A {tuple(A.shape)} and B {tuple(B.shape)} are not (m, k) and (k, n) matrices")
+    return namespace(A, B).matmul(A, B)
+
+
+# ---- one pass -----------------------------------------------------------------------------------------------------
+
+
+def encoding_pass(X: Array, W: Array | None, W2: Array | None = None, *, fingerprint: bool = False) -> Sums:
+    """``X W`` and, where asked, ``(X o X)(:, :h) W2`` and the fingerprint of X, in one read of X.
+
+    Parameters
+    ----------
+    X : (p, q) array of any supported type, order and strides
+    W : (q, r) array of float64, or None
+        None leaves the weighted sums out.
+    W2 : (h, r) array of float64, h <= q, optional
+        Non-negative: the squares of weights.
+    fingerprint : bool
+
+    Returns
+    -------
+    Sums
+    """
+    transposed = is_column_major(X)
+    lines = X.T if transposed else X  # its rows are contiguous in memory
+    if not is_numpy(X):
+        return _portable_pass(lines, W, W2, fingerprint, transposed)
+    sums = None
+    if W is not None and X.dtype == np.float64:  # BLAS reads at the speed of the memory; other types need einsum's fused cast
+        with np.errstate(all="ignore"):
+            sums = np.matmul(X, W)
+    if W2 is not None:
+        W2 = W2.astype(np.float64 if X.dtype == np.float64 else np.float32)  # statistics need two digits
+    if W2 is None and not fingerprint and sums is not None:
+        return Sums(sums)
+    parts = _on_all_cores(
+        lines,
+        lambda lo, hi: _numpy_pass(lines, W if sums is None else None, W2, fingerprint, transposed, lo, hi),
+    )
+
+    def combine(pieces: list[Any], add: bool) -> Any:
+        if pieces[0] is None or len(pieces) == 1:
+            return pieces[0]
+        return sum(pieces[1:], pieces[0]) if add else np.concatenate(pieces)
+
+    return Sums(
+        combine([part.sums for part in parts], transposed) if sums is None else sums,
+        combine([part.squares for part in parts], transposed),
+        combine([part.fingerprint for part in parts], False),
+    )
+
+
+def column_squares(X: Array) -> Array:
+    """Sum of squares of each column of X (p x q), in X's own precision (float32 for 16-bit types): two digits serve.
+
+    A result that is 0, subnormal or not finite says nothing; the caller looks at that.
+    """
+    xp = namespace(X)
+    if dtype_name(X.dtype) not in ("float32", "float64"):
+        X = xp.astype(X, xp.float32)
+    if not is_numpy(X):
+        return xp.sum(X * X, axis=0)
+    if is_column_major(X):
+        parts = _on_all_cores(X.T, lambda lo, hi: np.einsum("ij,ij->j", X[:, lo:hi], X[:, lo:hi]))
+        return np.concatenate(parts)
+    return sum(_on_all_cores(X, lambda lo, hi: np.einsum("ij,ij->j", X[lo:hi], X[lo:hi])))
+
+
+def fingerprint(X: Array) -> Array:
+    """Wrap-around uint64 sum of the bit patterns of every line of X along its storage order.
+
+    A change of any one bit, and of any number of bits in one word, changes it. It serves to tell whether a matrix
+    is the one that was encoded; `abft_tsm2.checksum.integers` says what changed.
+    """
+    lines = X.T if is_column_major(X) else X
+    if not is_numpy(X):
+        return _word_sums(lines)
+    parts = _on_all_cores(lines, lambda lo, hi: np.concatenate([_word_sums(b) for _, b in _blocks(lines, lo, hi)]))
+    return np.concatenate(parts)
+
+
+# ---- NumPy --------------------------------------------------------------------------------------------------------
+
+
+def _numpy_pass(
+    lines: Array, W: Array | None, W2: Array | None, prints: bool, transposed: bool, lo: int, hi: int
+) -> Sums:
+    """The pass over ``lines[lo:hi]``, block by block; without `W` the sums are left out."""
+    p = lines.shape[1] if transposed else hi - lo
+    sums = None if W is None else np.zeros((W.shape[1], p))
+    squares = None if W2 is None else np.zeros((W2.shape[1], p), W2.dtype)
+    words = np.empty(hi - lo if prints else 0, np.uint64)
+    for at, block in _blocks(lines, lo, hi):
+        end = at + block.shape[0]
+        if block.dtype.itemsize == 2 and not (sums is None and squares is None):
+            values = block.astype(np.float32)  # einsum is slow in float16 and knows no bfloat16
+        else:
+            values = block
+        for out, weights, terms in ((sums, W, "{0},"), (squares, W2, "{0},{0},")):
+            if out is None or weights is None:
+                continue
+            h = weights.shape[0]
+            for c, y in enumerate(out):
+                if not transposed:  # y(at:end) = X(at:end, 1:h) w(1:h)
+                    head = values[:, :h]
+                    operands = (head,) if out is sums else (head, head)
+                    np.einsum(terms.format("ij") + "j->i", *operands, weights[:, c], out=y[at - lo : end - lo])
+                elif at < h:  # y += X(:, at:end) w(at:end)
+                    head = values[: h - at]
+                    operands = (head,) if out is sums else (head, head)
+                    y += np.einsum(terms.format("ji") + "j->i", *operands, weights[at:end, c])
+        if prints:
+            words[at - lo : end - lo] = _word_sums(block)
+    return Sums(None if sums is None else sums.T, None if squares is None else squares.T, words if prints else None)
+
+
+def _blocks(lines: Array, lo: int, hi: int) -> Iterator[tuple[int, Array]]:
+    """Blocks of whole lines that fit the cache, with the index of their first line."""
+    rows = max(1, BLOCK_BYTES // max(1, lines.shape[1] * lines.dtype.itemsize))
+    for at in range(lo, hi, rows):
+        yield at, lines[at : min(hi, at + rows)]
+    if lo == hi:
+        yield lo, lines[lo:hi]
+
+
+def _word_sums(lines: Array) -> Array:
+    """uint64 sum of each line's bits: eight bytes at a time where they are contiguous, else element by element."""
+    if is_numpy(lines):
+        if lines.shape[1] > 1 and lines.strides[1] != lines.itemsize:
+            lines = np.ascontiguousarray(lines)
+        wide = (lines.shape[1] * lines.itemsize) % 8 == 0 and lines.strides[0] % 8 == 0 and lines.shape[1] > 0
+        return np.add.reduce(lines.view(np.uint64 if wide else bit_pattern_type(lines)), axis=1, dtype=np.uint64)
+    xp = namespace(lines)
+    bits = bit_pattern(xp.asarray(lines, copy=True))
+    return namespace(bits).sum(bits, axis=1, dtype=namespace(bits).uint64)
+
+
+def bit_pattern_type(x: Array) -> Any:
+    """The unsigned type as wide as the elements of `x`."""
+    return np.dtype(f"u{x.dtype.itemsize}")
+
+
+# ---- any other library --------------------------------------------------------------------------------------------
+
+
+def widened(X: Array, lo: int, hi: int) -> Array:
+    """Rows lo to hi of X in float64: a copy."""
+    xp = namespace(X)
+    return xp.astype(X[lo:hi, :], xp.float64)
+
+
+def rows_per_block(columns: int, budget: int = 8 << 20) -> int:
+    """How many float64 rows of that many columns fit a temporary of `budget` bytes."""
+    return max(1, budget // (8 * max(1, columns)))
+
+
+def _portable_pass(lines: Array, W: Array | None, W2: Array | None, prints: bool, transposed: bool) -> Sums:
+    """The same pass in the words of the array API standard; each block is widened to float64."""
+    xp = namespace(lines)
+    rows = rows_per_block(lines.shape[1])
+    sums, squares = [], []
+    for at in range(0, max(1, lines.shape[0]), rows):
+        end = min(lines.shape[0], at + rows)
+        block = widened(lines, at, end)
+        if W is not None:
+            sums.append(block.T @ W[at:end, :] if transposed else block @ W)
+        if W2 is not None:
+            h = W2.shape[0]
+            head = block[: max(0, h - at), :] if transposed else block[:, :h]
+            squares.append((head * head).T @ W2[min(at, h) : end, :] if transposed else (head * head) @ W2)
+
+    def combine(parts: list[Array]) -> Array | None:
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return sum(parts[1:], parts[0]) if transposed else xp.concat(parts)
+
+    return Sums(combine(sums), combine(squares), _word_sums(lines) if prints else None)
+
+
+# ---- cores --------------------------------------------------------------------------------------------------------
+
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def workers() -> int:
+    """How many cores a pass on NumPy uses: those of this process, at most 8, at most ``OMP_NUM_THREADS``."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return max(1, min(8, cores, int(asked) if asked.isdecimal() else cores))
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(8, thread_name_prefix="abft_tsm2")
+        return _pool
+
+
+def _forget_threads() -> None:
+    """After a fork the child has the pool but not its threads."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
+
+
+def _on_all_cores(lines: Array, task: Callable[[int, int], Any]) -> list[Any]:
+    """``[task(lo, hi), ...]`` over equal shares of the lines, in order; this thread takes the first share."""
+    count = lines.shape[0]
+
+    def quietly(lo: int, hi: int) -> Any:
+        with np.errstate(all="ignore"):  # overflow shows in the verdict
+            return task(lo, hi)
+
+    shares = min(workers(), count) if lines.size >= _SERIAL_ELEMENTS else 1
+    if shares <= 1:
+        return [quietly(0, count)]
+    cuts = [count * i // shares for i in range(shares + 1)]
+    pool = _threads()
+    rest = [pool.submit(quietly, lo, hi) for lo, hi in zip(cuts[1:-1], cuts[2:], strict=True)]
+    return [quietly(cuts[0], cuts[1]), *(part.result() for part in rest)]

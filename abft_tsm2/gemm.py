@@ -1,0 +1,379 @@
+"""Protected matrix multiplication: encode, multiply, verify, locate, correct, report.
+
+The steps are in `abft_tsm2.checksum` and `abft_tsm2.core`; this module puts them in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from abft_tsm2 import policy
+from abft_tsm2.arrays import Array, namespace
+from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.decide import Decision, decide
+from abft_tsm2.checksum.encode import Carried, Encoded, carry, storage_faults
+from abft_tsm2.checksum.integers import diagnose, restore
+from abft_tsm2.checksum.lines import Lines
+from abft_tsm2.checksum.verify import Expected, expect, judge, observe, scrutinise
+from abft_tsm2.checksum.weights import weights
+from abft_tsm2.core.multiply import multiply
+from abft_tsm2.operands import Problem, Task, problem_of
+from abft_tsm2.report import Fault, Report, Status, by_precedence
+
+Hook = Callable[[str, Mapping[str, Array]], None]
+
+
+def protected_gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    check: str = "auto",
+    on_error: str | None = None,
+    return_report: bool = False,
+    on_stage: Hook | None = None,
+) -> Any:
+    """Matrix product ``alpha a @ b + beta c`` that finds, locates and repairs silent data corruption.
+
+    Parameters
+    ----------
+    a : (..., m, k) array or Encoded
+        float64, float32, float16 or bfloat16, NumPy or CuPy, any order and strides; 1-D and batches as in
+        `numpy.matmul`. Never written, except an `Encoded` with ``repair=True`` that was found corrupted.
+    b : (..., k, n) array or Encoded
+    c : (..., m, n) array, optional
+        Read only where ``beta != 0``; same dtype as the result.
+    alpha, beta : float
+        As in BLAS.
+    out : array, optional
+        Where to put the result; may be `c` (a copy of it is then kept for repairs) but not overlap a or b.
+    out_dtype : dtype, optional
+        float32 for 16-bit operands, whose product is then not rounded to 16 bits.
+    check : {"auto", "rows", "columns", "both"}
+        Which lines of the result carry a checksum. "auto" sums over the shorter side, which is sharper, or uses
+        what an `Encoded` operand carries.
+    on_error : {None, "correct", "detect", "raise"}
+        "correct": repair; raise what cannot be repaired. "detect": repair nothing and raise nothing, only report.
+        "raise": raise at any corruption. None: as `errstate` says (by default the same as "correct").
+    return_report : bool
+        Return ``(result, report)``.
+    on_stage : callable, optional
+        ``on_stage(stage, arrays)`` is called at "inputs" (A, B), "encoded" (A, B, s, t), "multiplied" (C),
+        "verified" (C, u) and "corrected" (C) with the live arrays, which it may write to: for tracing and for
+        fault injection. Once per product of a batch.
+
+    Returns
+    -------
+    C : array
+        Of the library, dtype and shape that ``a @ b`` has.
+    report : Report
+        With ``return_report=True``. For a batch, ``report.products`` holds one report for each product.
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        The result is wrong and could not be repaired, or an operand changed after it was encoded.
+    TypeError, ValueError
+        Operands that cannot be multiplied or protected; the message says what to do.
+
+    Warns
+    -----
+    UnverifiableWarning
+        A part of the result follows from NaN or Inf in the operands and could not be checked.
+
+    Notes
+    -----
+    Huang and Abraham, IEEE Trans. Computers C-33 (1984) 518, with one checksum for each row (or column) in float64
+    and repair by recomputation. Detection costs one read of each matrix. A change of C is found when
+    ``|sum_j v_j delta_ij|`` exceeds the bound plus the clean residual; see `detection_limit`. Extra memory: at most
+    64 MB and O(m + k + n). Thread-safe. On a GPU it synchronises with the host several times.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> rng = np.random.default_rng(0)
+    >>> A, B = rng.standard_normal((64, 48)), rng.standard_normal((48, 32))
+    >>> def cosmic_ray(stage, arrays):
+    ...     if stage == "multiplied":
+    ...         arrays["C"][5, 7] *= -1
+    >>> C, report = ft.protected_gemm(A, B, return_report=True, on_stage=cosmic_ray)
+    >>> report.status.name, report.faults[0].rows, report.faults[0].columns
+    ('CORRECTED', (5,), (7,))
+    >>> bool(np.allclose(C, A @ B, rtol=1e-12))
+    True
+    """
+    policy.check_on_error(on_error)
+    problem = problem_of(a, b, c, alpha=alpha, beta=beta, out=out, out_dtype=out_dtype, check=check)
+    write = on_error is None or on_error == "correct"
+    report = _run(problem, "gemm", on_stage, write=write)
+    policy.deliver(report, on_error)
+    result = problem.result()
+    return (result, report) if return_report else result
+
+
+def verify_gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    check: str = "auto",
+    on_error: str | None = None,
+) -> Report:
+    """Was this existing product right? Checks ``C = alpha A @ B + beta c``; C is not changed.
+
+    Parameters
+    ----------
+    A, B : arrays or Encoded
+        As in `protected_gemm`.
+    C : (..., m, n) array
+        The product to check, in the dtype of ``A @ B`` (or float32 for 16-bit operands).
+    c, alpha, beta, check
+        As in `protected_gemm`.
+    on_error : {None, "detect", "raise"}
+        "detect": only report. None: as `errstate` says (by default a wrong C raises). "raise": raise.
+
+    Returns
+    -------
+    report : Report
+        CLEAN, UNCORRECTABLE with the located faults, UNVERIFIABLE, ...
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        C is wrong, unless ``on_error="detect"``.
+
+    Notes
+    -----
+    C may come from another library or machine: where its rounding forms a structured pattern (long sums of equal
+    terms), lines without a wrong element are accepted up to four times the bound. Synchronises with the host.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> A, B = np.ones((3, 4)), np.ones((4, 5))
+    >>> ft.verify_gemm(A, B, A @ B).status.name
+    'CLEAN'
+    """
+    policy.check_on_error(on_error)
+    if on_error == "correct":
+        raise ValueError("verify_gemm changes nothing: use on_error=None, 'detect' or 'raise'")
+    problem = problem_of(A, B, c, alpha=alpha, beta=beta, existing=C, check=check)
+    report = _run(problem, "verify_gemm", None, write=False)
+    policy.deliver(report, on_error)
+    return report
+
+
+def _run(problem: Problem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
+    """Every product of the problem, and one report of them all."""
+    reports = [_Product(task, problem, operation, on_stage, write).report() for task in problem.tasks()]
+    if len(problem.batch) == 0:
+        return reports[0]
+    return Report.merge(reports, operation=operation)
+
+
+@dataclass
+class _Encoding:
+    """One side's part in a product."""
+
+    lines: Lines
+    expected: Expected
+
+
+class _Product:
+    """One protected product of two matrices."""
+
+    def __init__(
+        self, task: Task, problem: Problem, operation: str, on_stage: Hook | None, write: bool
+    ) -> None:
+        self.task, self.problem, self.operation = task, problem, operation
+        self.on_stage, self.write = on_stage, write
+        self.A, self.B = task.A, task.B
+        self.seconds: dict[str, float] = {}
+        self.statuses: list[Status] = []
+        self.faults: list[Fault] = []
+        self.reasons: list[str] = []
+        self.decisions: list[Decision] = []
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def stage(self, name: str, **arrays: Array) -> None:
+        if self.on_stage is not None:
+            self.on_stage(name, arrays)
+
+    def report(self) -> Report:
+        """Do it, and say how it went."""
+        self.stage("inputs", A=self.A, B=self.B)
+        with self.step("encode"):
+            intact = self.look_after_encoded()
+        self.product()
+        changed = {name for d in self.decisions for name in d.changed}
+        if intact and changed and self.restore_changed(changed):
+            self.decisions.clear()
+            self.product()  # with the restored operands, once
+        return self.summary()
+
+    # -- the steps --
+
+    def product(self) -> None:
+        """Encode, multiply, verify; decide where the check failed."""
+        with self.step("encode"):
+            encodings = [self.encode(side) for side in self.task.sides]
+        for e in encodings:
+            self.stage("encoded", A=self.A, B=self.B, s=e.expected.carried.sums, t=e.expected.t)
+        C = self.task.C
+        if not self.problem.exists:
+            with self.step("multiply"):
+                self.multiply(self.A, self.B, C, self.task.C0)
+            self.stage("multiplied", C=C)
+        for e in encodings:
+            self.verify(e)
+        if len(encodings) > 1 and any(d.repaired for d in self.decisions):
+            with self.step("verify"):  # a repair that satisfies one side has to satisfy the other
+                for e in encodings:
+                    again = scrutinise(e.lines, e.expected.carried.weights)
+                    if self.decisions[-1].suspicions == 0 and not again.verdict.ok.all():
+                        self.statuses.append(Status.UNCORRECTABLE)
+                        self.reasons.append(f"after repair the {e.lines.side} of C still disagree")
+
+    def encode(self, side: str) -> _Encoding:
+        lines = self.lines(side)
+        owner = self.task.encoded_b if side == "rows" else self.task.encoded_a
+        carried: Carried | None = None
+        if owner is not None:
+            carried = owner.right if side == "rows" else owner.left
+        if carried is None:
+            carried = carry(lines.R, weights("balanced", lines.R.shape[1]))
+        return _Encoding(lines, expect(lines, carried))
+
+    def verify(self, e: _Encoding) -> None:
+        with self.step("verify"):
+            observed = observe(e.lines, e.expected.carried)
+        self.stage("verified", C=self.task.C, u=observed.u)
+        with self.step("verify"):
+            verdict = judge(e.lines, e.expected, observed)
+        if verdict.ok.all():
+            self.decisions.append(Decision(verdict.check))
+            return
+        with self.step("correct"):
+            self.decisions.append(
+                decide(
+                    e.lines,
+                    e.expected,
+                    observed,
+                    verdict,
+                    write=self.write,
+                    foreign=self.problem.exists,
+                    corrected=lambda: self.stage("corrected", C=self.task.C),
+                )
+            )
+
+    def multiply(self, A: Array, B: Array, C: Array, C0: Array | None) -> None:
+        multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
+
+    def lines(self, side: str) -> Lines:
+        """The product along one side, and how to do a part of it again the same way."""
+        A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
+
+        def again(lo: int, hi: int) -> Array:
+            xp = namespace(C)
+            if side == "rows":
+                part = xp.empty((hi - lo, C.shape[1]), dtype=C.dtype, device=C.device)
+                self.multiply(A[lo:hi, :], B, part, None if C0 is None else C0[lo:hi, :])
+                return part
+            part = xp.empty((C.shape[0], hi - lo), dtype=C.dtype, device=C.device)
+            self.multiply(A, B[:, lo:hi], part, None if C0 is None else C0[:, lo:hi])
+            return part.T
+
+        p = self.problem
+        arithmetic: Arithmetic = p.arithmetic
+        if side == "rows":
+            return Lines(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again)
+        C0T = None if C0 is None else C0.T
+        return Lines(side, B.T, A.T, C.T, C0T, p.alpha, p.beta, arithmetic, again)
+
+    # -- operands that are encoded --
+
+    def look_after_encoded(self) -> bool:
+        """Recheck encoded operands; restore a corrupted one. False if that was refused."""
+        fine = True
+        for name, encoded in (("A", self.task.encoded_a), ("B", self.task.encoded_b)):
+            if encoded is not None and encoded.recheck and encoded.changed():
+                fine = self.restore(name, encoded) and fine
+        if not fine:
+            self.statuses.append(Status.INPUT_CHANGED)
+        return fine
+
+    def restore_changed(self, changed: set[str]) -> bool:
+        """Restore the operands that changed during the product, if all of them are encoded."""
+        owners = {"A": self.task.encoded_a, "B": self.task.encoded_b}
+        side = self.task.sides[0]
+        names = {{"L": "A", "R": "B"}.get(x, x) if side == "rows" else {"L": "B", "R": "A"}.get(x, x) for x in changed}
+        encoded = [(name, owners.get(name)) for name in sorted(names)]
+        if not self.write or any(e is None for _, e in encoded):
+            self.reasons.append(
+                f"{', '.join(sorted(names))} changed between its encoding and the end of the product; "
+                "load it again and repeat the product (an operand from encode() is restored by itself)"
+            )
+            return False
+        return all([self.restore(name, e) for name, e in encoded if e is not None])
+
+    def restore(self, name: str, encoded: Encoded) -> bool:
+        found = diagnose(encoded.array, encoded.integers)
+        if found.refused:
+            self.faults += storage_faults(found, encoded.array, name, "")
+            self.reasons.append(f"{name}: {found.refused}")
+            return False
+        if found.corruptions:
+            array = encoded.array
+            where = "restored bit for bit in your array"
+            if not encoded.repair:
+                array = namespace(array).asarray(array, copy=True)
+                where = "restored bit for bit in a copy; your array still holds the fault: call E.correct()"
+            if self.write:
+                restore(array, found.corruptions)
+                if name == "A":
+                    self.A = array
+                else:
+                    self.B = array
+            self.faults += storage_faults(found, encoded.array, name, where if self.write else "")
+            self.statuses.append(Status.CORRECTED if self.write else Status.INPUT_CHANGED)
+        return True
+
+    def summary(self) -> Report:
+        t, d = self.task, self.decisions
+        statuses = self.statuses + [s for one in d for s in one.statuses]
+        status, also = by_precedence(statuses)
+        (m, k), n = self.A.shape, self.B.shape[1]
+        return Report(
+            status=status,
+            operation=self.operation,
+            m=m,
+            k=k,
+            n=n,
+            dtype=self.problem.dtype,
+            checks=tuple(one.check for one in d),
+            faults=tuple(self.faults + [f for one in d for f in one.faults]),
+            suspicions=sum(one.suspicions for one in d),
+            recomputed=sum(one.multiplications for one in d) / max(1, m * k * n),
+            also=also,
+            reasons=tuple(dict.fromkeys(self.reasons + [r for one in d for r in one.reasons])),
+            seconds=self.seconds,
+            index=t.index,
+        )

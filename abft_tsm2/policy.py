@@ -1,0 +1,316 @@
+"""What happens when something was found: ignore, log, warn or raise; and watching every report of a block.
+
+The policy lives in a context variable, as NumPy's floating-point error state does: each thread and each
+asynchronous task has its own, and a new thread has the defaults. Monitors see the reports of all threads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from types import FrameType, MappingProxyType
+from typing import Literal, Never, ParamSpec, TypeVar
+
+from abft_tsm2.errors import CorruptionWarning, SilentDataCorruptionError, UnverifiableWarning
+from abft_tsm2.report import REASONS_SHOWN, Report, Status
+
+Action = Literal["ignore", "log", "warn", "raise"]
+OnError = Literal["correct", "detect", "raise"]
+
+ACTIONS: tuple[Action, ...] = ("ignore", "log", "warn", "raise")
+ON_ERROR: tuple[OnError, ...] = ("correct", "detect", "raise")
+DEFAULTS: Mapping[str, Action] = MappingProxyType(
+    {
+        "corrected": "log",
+        "checksum_fault": "log",
+        "unverifiable": "warn",
+        "input_changed": "raise",
+        "uncorrectable": "raise",
+    }
+)
+_KEYS = {Status[key.upper()]: key for key in DEFAULTS}
+_WRONG = frozenset({Status.INPUT_CHANGED, Status.UNCORRECTABLE})  # the result itself is wrong
+
+logger = logging.getLogger("abft_tsm2")
+logger.addHandler(logging.NullHandler())
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The actions in force, and the scope to return to."""
+
+    actions: Mapping[str, Action]
+    outer: _Scope | None
+
+
+_OUTERMOST = _Scope(DEFAULTS, None)
+_scope: ContextVar[_Scope] = ContextVar("abft_tsm2_errstate", default=_OUTERMOST)
+
+
+class errstate:
+    """Set, for a block or a function, what happens when something was found.
+
+    Used as `numpy.errstate`: a context manager or a decorator. What is not given stays as it was outside. One
+    object may be entered again while it is active, and shared between threads.
+
+    Parameters
+    ----------
+    corrected : {"ignore", "log", "warn", "raise"}, optional
+        Faults were found and repaired; by default "log".
+    checksum_fault : {"ignore", "log", "warn", "raise"}, optional
+        Only a checksum was wrong; by default "log".
+    unverifiable : {"ignore", "log", "warn", "raise"}, optional
+        A part could not be checked; by default "warn".
+    input_changed : {"log", "warn", "raise"}, optional
+        An operand changed after it was encoded; by default "raise".
+    uncorrectable : {"log", "warn", "raise"}, optional
+        The result is wrong; by default "raise".
+
+    Raises
+    ------
+    TypeError
+        For an unknown keyword, and where a generator or coroutine function is decorated.
+    ValueError
+        For an unknown action, and for "ignore" where a wrong result would be returned in silence.
+
+    See Also
+    --------
+    geterr : the actions in force.
+
+    Notes
+    -----
+    "raise" raises `SilentDataCorruptionError`, whose ``report`` tells which case it is. A thread started in
+    the block has the defaults, as with NumPy, unless it is run in a copy of the context.
+
+    Examples
+    --------
+    >>> with errstate(corrected="raise"):
+    ...     geterr()["corrected"]
+    'raise'
+    >>> geterr()["corrected"]
+    'log'
+    """
+
+    def __init__(
+        self,
+        *,
+        corrected: Action | None = None,
+        checksum_fault: Action | None = None,
+        unverifiable: Action | None = None,
+        input_changed: Action | None = None,
+        uncorrectable: Action | None = None,
+        **unknown: Never,  # for the message; type checkers refuse them
+    ) -> None:
+        if unknown:
+            raise TypeError(f"errstate has no {', '.join(unknown)}: choose from {', '.join(DEFAULTS)}")
+        given = {
+            "corrected": corrected,
+            "checksum_fault": checksum_fault,
+            "unverifiable": unverifiable,
+            "input_changed": input_changed,
+            "uncorrectable": uncorrectable,
+        }
+        self._changes = {key: _checked(key, action) for key, action in given.items() if action is not None}
+
+    def __enter__(self) -> None:
+        # The way back is kept in the context, not in this object, which several threads may hold at once.
+        outer = _scope.get()
+        _scope.set(_Scope({**outer.actions, **self._changes}, outer))
+
+    def __exit__(self, *exception: object) -> None:
+        outer = _scope.get().outer
+        if outer is not None:
+            _scope.set(outer)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function: its body runs under this policy."""
+        suspends = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(test(function) for test in suspends):
+            # Their bodies run after the call has returned, when the policy would no longer hold.
+            raise TypeError(
+                f"errstate cannot decorate {function!r}, a generator or coroutine function: "
+                "put `with errstate(...):` inside of it"
+            )
+
+        @wraps(function)
+        def under_policy(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return under_policy
+
+
+def _checked(key: str, action: Action) -> Action:
+    wrong = Status[key.upper()] in _WRONG
+    choices = tuple(choice for choice in ACTIONS if not (wrong and choice == "ignore"))
+    if action not in choices:
+        why = ", because a wrong result is never silent" if wrong and action == "ignore" else ""
+        raise ValueError(f"{key}={action!r} is not allowed{why}: choose one of {', '.join(choices)}")
+    return action
+
+
+def geterr() -> dict[str, Action]:
+    """Return the actions in force here.
+
+    Returns
+    -------
+    dict
+        The keywords of `errstate`, each with its action.
+
+    Examples
+    --------
+    >>> geterr()["uncorrectable"]
+    'raise'
+    """
+    return dict(_scope.get().actions)
+
+
+class Monitor:
+    """The reports of a `monitor` block, in order of arrival.
+
+    ``len(log)`` is their number, iterating gives them; a batch counts as one report.
+    """
+
+    def __init__(self) -> None:
+        self._reports: list[Report] = []
+
+    @property
+    def reports(self) -> list[Report]:
+        """The reports so far (a new list)."""
+        return self._reports.copy()
+
+    @property
+    def counts(self) -> Counter[Status]:
+        """How many reports have each status; 0 for a status that none has."""
+        return Counter(report.status for report in self.reports)
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def __iter__(self) -> Iterator[Report]:
+        return iter(self.reports)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {status.name}" for status, count in self.counts.items())
+        return f"<Monitor: {counts or 'no reports'}>"
+
+
+# Replaced as a whole under the lock and read without it: a process forked while another thread delivers must
+# not inherit a lock that nobody will release.
+_monitors: tuple[Monitor, ...] = ()
+_lock = threading.Lock()
+
+
+@contextmanager
+def monitor() -> Iterator[Monitor]:
+    """Collect every report of the block, from all threads of the process.
+
+    Yields
+    ------
+    Monitor
+        With ``reports``, ``counts``, ``len()`` and iteration; it can still be read after the block.
+
+    Examples
+    --------
+    >>> with monitor() as log:
+    ...     deliver(Report(Status.CLEAN, "gemm", 2, 3, 4, "float64"))
+    >>> len(log), log.counts[Status.CLEAN]
+    (1, 1)
+    """
+    global _monitors
+    log = Monitor()
+    with _lock:
+        _monitors = (*_monitors, log)
+    try:
+        yield log
+    finally:
+        with _lock:
+            _monitors = tuple(other for other in _monitors if other is not log)
+
+
+def check_on_error(on_error: str | None) -> None:
+    """Raise ValueError, with the choices, unless `on_error` is one that `deliver` knows."""
+    if on_error is not None and on_error not in ON_ERROR:
+        raise ValueError(f"unknown on_error {on_error!r}: choose None or one of {', '.join(ON_ERROR)}")
+
+
+def deliver(report: Report, on_error: str | None = None) -> None:
+    """Hand a finished report to the monitors, then do what the policy says.
+
+    Every protected operation calls this once, at its end. Each status that holds (``report.status`` and
+    ``report.also``) has its action; there is at most one log record, one warning and one exception.
+
+    Parameters
+    ----------
+    report : Report
+        What was checked and found.
+    on_error : {None, "correct", "detect", "raise"}
+        None: as `errstate`. "correct": a wrong result raises whatever `errstate` says. "detect": nothing
+        raises, and what would have is logged at WARNING. "raise": a repaired result raises too.
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        With the report, when an action is "raise".
+    ValueError
+        If `on_error` is unknown.
+
+    Notes
+    -----
+    Every report goes to the logger "abft_tsm2", and the record carries it as ``record.report``: at WARNING if
+    an action is "log", at DEBUG otherwise (CLEAN, for one). Log records and warnings name the line outside of
+    the package that called it.
+    """
+    check_on_error(on_error)
+    for log in _monitors:
+        log._reports.append(report)
+
+    held = (report.status, *report.also)
+    actions = {status: _action(status, on_error) for status in held if status in _KEYS}
+    level = logging.WARNING if "log" in actions.values() else logging.DEBUG
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", report, stacklevel=_caller_level(), extra={"report": report})
+    # First, so that a filter that turns warnings into errors cannot hide the more serious exception.
+    if "raise" in actions.values():
+        raise SilentDataCorruptionError(report)
+    warned = {status for status, action in actions.items() if action == "warn"}
+    if warned:
+        category = UnverifiableWarning if warned == {Status.UNVERIFIABLE} else CorruptionWarning
+        warnings.warn(_warning_text(report), category, stacklevel=_caller_level())
+
+
+def _action(status: Status, on_error: str | None) -> Action:
+    action = _scope.get().actions[_KEYS[status]]
+    if on_error == "detect":
+        return "log" if action == "raise" else action
+    always = {"correct": _WRONG, "raise": _WRONG | {Status.CORRECTED}}.get(on_error or "", frozenset())
+    return "raise" if status in always else action
+
+
+def _warning_text(report: Report) -> str:
+    """Leave out times and residuals: Python shows a warning once per place and text, and keeps every text."""
+    found = (*report.reasons, *map(str, report.faults))
+    return "; ".join((report.headline, *found[:REASONS_SHOWN]))
+
+
+def _caller_level() -> int:
+    """Return the stacklevel, seen from the calling function, of the first frame outside of the package."""
+    package = __name__.partition(".")[0]
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame = frame.f_back
+        level += 1
+    return level

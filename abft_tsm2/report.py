@@ -1,0 +1,395 @@
+"""What was checked, what was found and what was done: plain frozen data, with JSON and a readable text.
+
+A report holds Python numbers, strings and tuples only (NumPy and CuPy scalars are converted on arrival): it
+is cheap to keep, to pickle and to send to another process, and never keeps an array alive.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from importlib import resources
+from operator import index
+from typing import Any, ClassVar, Self
+
+SIDES = ("rows", "columns")
+KINDS = ("element", "row", "column", "block", "rows", "checksum", "operand")
+FAULTS_SHOWN, ENTRIES_SHOWN, REASONS_SHOWN, POSITIONS_SHOWN = 10, 5, 3, 4  # in texts; JSON holds them all
+
+
+class Status(Enum):
+    """The outcome of a protected operation; the value of each member is its message."""
+
+    CLEAN = "no fault was found"
+    CORRECTED = "faults were found and repaired"
+    CHECKSUM_FAULT = "a checksum was wrong, the data are fine"
+    INPUT_CHANGED = "an operand changed after it was encoded, the result cannot be trusted"
+    UNVERIFIABLE = "a part could not be checked"
+    UNCORRECTABLE = "the result is wrong and was not repaired"
+    PENDING = "the verdict is not known yet"
+
+
+# Which status wins when several hold. PENDING is not here: it never mixes.
+PRECEDENCE = tuple(
+    Status[name]
+    for name in ("UNCORRECTABLE", "INPUT_CHANGED", "CORRECTED", "UNVERIFIABLE", "CHECKSUM_FAULT", "CLEAN")
+)
+USABLE = frozenset({Status.CLEAN, Status.CORRECTED, Status.CHECKSUM_FAULT})
+
+
+def by_precedence(statuses: Iterable[Status]) -> tuple[Status, tuple[Status, ...]]:
+    """Split statuses that hold together into the one that wins and the others, in the order of `PRECEDENCE`.
+
+    CLEAN only holds alone, and no status at all is CLEAN; ValueError if PENDING stands beside another status.
+
+    Examples
+    --------
+    >>> status, also = by_precedence([Status.CLEAN, Status.UNVERIFIABLE, Status.CORRECTED])
+    >>> status.name, [other.name for other in also]
+    ('CORRECTED', ['UNVERIFIABLE'])
+    """
+    held = set(statuses)
+    if held == {Status.PENDING}:
+        return Status.PENDING, ()
+    if Status.PENDING in held:
+        names = ", ".join(sorted(status.name for status in held))
+        raise ValueError(
+            f"PENDING cannot be combined with other statuses (got {names}): wait for the verdict"
+        )
+    worst, *rest = [status for status in PRECEDENCE if status in held] or [Status.CLEAN]
+    return worst, tuple(status for status in rest if status is not Status.CLEAN)
+
+
+class _Record:
+    """Frozen plain data, equal when the JSON is: a NaN in it equals itself, also after a round trip.
+
+    The annotation of a field says how its value is converted, from NumPy scalars and from JSON alike.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = _CONVERTERS[str(part.type)](getattr(self, part.name))
+            choices = part.metadata.get("choices", (value,))
+            if value not in choices:
+                raise ValueError(f"unknown {part.name} {value!r}: choose one of {', '.join(choices)}")
+            object.__setattr__(self, part.name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain JSON types (non-finite floats as "NaN", "Infinity", "-Infinity")."""
+        return {part.name: _plain(getattr(self, part.name)) for part in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Build the record that `to_dict` gave, also through JSON; ValueError if a field is missing."""
+        if missing := [part.name for part in fields(cls) if part.name not in data]:
+            raise ValueError(f"not a {cls.__name__}: {', '.join(missing)} missing; see Report.schema()")
+        return cls(**{part.name: data[part.name] for part in fields(cls)})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Record) or type(self) is not type(other):
+            return NotImplemented
+        return self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]  # as a report holds a dict
+
+
+@dataclass(frozen=True, eq=False)
+class Fault(_Record):
+    """One fault: where it was, how large, and how it was repaired.
+
+    Parameters
+    ----------
+    operand, kind : str
+        What was wrong: "C", "A", "B", "c", or a checksum, "s", "t", "u"; and how much of it: "element",
+        "row", "column", "block", "rows", "checksum", "operand".
+    rows, columns : tuple of int
+        The positions; empty means all of them.
+    elements : int
+        How many elements were wrong.
+    magnitude : float
+        The largest ``|found - repaired|``; may be infinite or NaN.
+    repair : str
+        How it was repaired; empty when it was not.
+
+    Examples
+    --------
+    >>> print(Fault("C", "element", (17,), (203,), elements=1, magnitude=3.2e7, repair="recomputed"))
+    C[17, 203] was off by 3.2e+07: recomputed
+    """
+
+    operand: str
+    kind: str = field(metadata={"choices": KINDS})
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    elements: int
+    magnitude: float
+    repair: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.operand}[{_positions(self.rows)}, {_positions(self.columns)}]"
+        off = "was off by" if self.elements <= 1 else f"({self.elements} elements) was off by up to"
+        return f"{where} {off} {self.magnitude:.3g}: {self.repair or 'not repaired'}"
+
+
+@dataclass(frozen=True, eq=False)
+class Check(_Record):
+    """One side's check: how many lines were verified and how sharp the check was.
+
+    Parameters
+    ----------
+    side : str
+        "rows" (one checksum per row of C) or "columns".
+    vectors, lines, verified : int
+        Number of checksum columns; of rows (or columns) of C; of those that were really checked.
+    bound : float
+        How far rounding alone may move a line's residual (median over the lines).
+    closest, closest_line : float, int
+        Largest ``residual / bound`` over the lines found clean, 0 to 1, and its line; -1 when none was clean.
+    detection_limit : float
+        The smallest change of one element of C that is sure to be found (median over the lines).
+    """
+
+    side: str = field(metadata={"choices": SIDES})
+    vectors: int
+    lines: int
+    verified: int
+    bound: float
+    closest: float
+    closest_line: int
+    detection_limit: float
+
+    def __str__(self) -> str:
+        vectors = "1 checksum vector" if self.vectors == 1 else f"{self.vectors} checksum vectors"
+        text = f"{self.verified} of {self.lines} {self.side}, {vectors}, bound {self.bound:.2g}"
+        if self.closest_line >= 0:
+            line = f"{self.side.removesuffix('s')} {self.closest_line}"
+            text += f", closest clean residual {self.closest:.2g} of its bound ({line})"
+        return f"{text}, sure to find a change of {self.detection_limit:.2g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Report(_Record):
+    """The account of one protected operation, or of a batch of them.
+
+    Parameters
+    ----------
+    status, also : Status, tuple of Status
+        The status that wins by `PRECEDENCE`, and the others that hold.
+    operation : str
+        "gemm", "verify_gemm" or "encoded".
+    m, k, n, dtype : int, str
+        Sizes of (one) product, (m, k) times (k, n), and data type of the result.
+    checks, faults : tuple of Check, tuple of Fault
+        The sides that were checked, and everything found wrong.
+    suspicions, recomputed : int, float
+        How many suspected lines a recomputation cleared; fraction of the multiplications done again.
+    reasons : tuple of str
+        Why something could not be checked or repaired.
+    seconds : mapping of str to float
+        Time of each step that ran: "encode", "multiply", "verify", "correct".
+    index, products : tuple of int, tuple of Report
+        Position in a batch; the entries of a batch.
+
+    Examples
+    --------
+    >>> report = Report(Status.CLEAN, "gemm", 256, 4096, 256, "float32", seconds={"multiply": 0.25})
+    >>> report.ok, report.total_seconds
+    (True, 0.25)
+    >>> Report.from_dict(report.to_dict()) == report
+    True
+    """
+
+    status: Status
+    operation: str
+    m: int
+    k: int
+    n: int
+    dtype: str
+    checks: tuple[Check, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    suspicions: int = 0
+    recomputed: float = 0.0
+    also: tuple[Status, ...] = ()
+    reasons: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    index: tuple[int, ...] = ()
+    products: tuple[Report, ...] = ()
+
+    SCHEMA: ClassVar[str] = "abft_tsm2/report/1"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the result can be used and all of it was checked: no status in `also` says otherwise."""
+        return USABLE.issuperset((self.status, *self.also))
+
+    @property
+    def closest(self) -> float:
+        """How close the largest clean residual came to its bound, in all checks and products; 0.0 if none."""
+        ratios = [check.closest for check in self.checks] + [product.closest for product in self.products]
+        return max((ratio for ratio in ratios if not math.isnan(ratio)), default=0.0)
+
+    @property
+    def total_seconds(self) -> float:
+        """Time of all steps together."""
+        return sum(self.seconds.values(), 0.0)
+
+    @property
+    def headline(self) -> str:
+        """One line: operation, sizes, dtype, status and its message."""
+        batch = f" batch of {len(self.products)}, each" if self.products else ""
+        also = "".join(f"; also {status.name}, {status.value}" for status in self.also)
+        what = f"{self.operation}{batch} m={self.m} k={self.k} n={self.n} {self.dtype}"
+        return f"{what}: {self.status.name}, {self.status.value}{also}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain JSON types, as described by `schema`.
+
+        Beside the fields it holds "schema" (the version), "message" (of the status) and "ok". Floats that are
+        not finite are the strings "NaN", "Infinity" and "-Infinity", which `from_dict` reads back.
+        """
+        return {"schema": self.SCHEMA, "message": self.status.value, "ok": self.ok, **super().to_dict()}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return `to_dict` as strict JSON (RFC 8259: no NaN or Infinity tokens)."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Build the report that `to_dict` gave, also through JSON; ValueError if it is another schema's."""
+        if data.get("schema") != cls.SCHEMA:
+            raise ValueError(f"cannot read schema {data.get('schema')!r}: this version reads {cls.SCHEMA!r}")
+        return super().from_dict(data)
+
+    @staticmethod
+    def schema() -> dict[str, Any]:
+        """Return the JSON Schema (draft 2020-12) that every `to_dict` satisfies."""
+        text = resources.files("abft_tsm2").joinpath("report.schema.json").read_text(encoding="utf-8")
+        return dict(json.loads(text))
+
+    @classmethod
+    def merge(cls, reports: Sequence[Report], *, operation: str) -> Report:
+        """Summarise the products of a batch in one report, which keeps them as `products`.
+
+        The status is the worst and the others go to `also`; seconds and suspicions are summed, `recomputed`
+        is averaged, each reason is kept once; checks and faults stay in the products. ValueError if there is
+        no report, if sizes or dtypes differ, or if only some are PENDING.
+        """
+        problems = {(report.m, report.k, report.n, report.dtype) for report in reports}
+        if len(problems) != 1:
+            raise ValueError(f"a batch has products, all of one (m, k, n, dtype); got {sorted(problems)}")
+        status, also = by_precedence(held for report in reports for held in (report.status, *report.also))
+        seconds: Counter[str] = Counter()
+        for report in reports:
+            seconds.update(report.seconds)
+        return cls(
+            status,
+            operation,
+            *problems.pop(),
+            suspicions=sum(report.suspicions for report in reports),
+            recomputed=sum(report.recomputed for report in reports) / len(reports),
+            also=also,
+            reasons=tuple(dict.fromkeys(reason for report in reports for reason in report.reasons)),
+            seconds=seconds,
+            products=tuple(reports),
+        )
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        if self.products:
+            lines += self._batch_lines()
+        else:
+            lines += [f"checked: {check}" for check in self.checks] or ["checked: nothing"]
+            lines += _first(self.faults, FAULTS_SHOWN, "fault")
+        if self.suspicions:
+            lines.append(f"suspicions: {self.suspicions}, cleared by recomputing them")
+        if self.recomputed:
+            lines.append(f"recomputed: {100 * self.recomputed:.2g} % of the multiplications")
+        lines += _first(self.reasons, REASONS_SHOWN, "reason")
+        times = {**self.seconds, "total": self.total_seconds} if self.seconds else {}
+        steps = ", ".join(f"{step} {time:.3g} s" for step, time in times.items())
+        return "\n  ".join([*lines, f"time: {steps or 'not taken'}"])
+
+    def _batch_lines(self) -> list[str]:
+        counts = Counter(product.status for product in self.products)
+        order = [status for status in (*PRECEDENCE, Status.PENDING) if counts[status]]
+        closest = max(self.products, key=lambda product: product.closest)
+        worst = [product for status in order for product in self.products if product.status is status]
+        # A product that is CLEAN has nothing to tell but its suspicions, which the summary counts.
+        entries = [product._entry() for product in worst if product.status is not Status.CLEAN]
+        return [
+            "statuses: " + ", ".join(f"{counts[status]} {status.name}" for status in order),
+            f"closest clean residual: {closest.closest:.2g} of its bound (product {list(closest.index)})",
+            *_first(entries, ENTRIES_SHOWN, "product"),
+        ]
+
+    def _entry(self) -> str:
+        details = [*map(str, self.faults), *self.reasons] or [self.status.value]
+        more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+        return f"{list(self.index)} {self.status.name}: {details[0]}{more}"
+
+
+def _first(items: Sequence[object], shown: int, name: str) -> list[str]:
+    """Return one line for each of the first items, and one for the number of the others."""
+    lines = [f"{name}: {item}" for item in items[:shown]]
+    return lines if len(items) <= shown else [*lines, f"and {len(items) - shown} more {name}s"]
+
+
+def _positions(positions: tuple[int, ...]) -> str:
+    """Print positions as an index reads: ``:`` for all, ``3``, ``3:7`` for a run, else a list."""
+    if len(positions) <= 1:
+        return str(positions[0]) if positions else ":"
+    if positions == tuple(range(positions[0], positions[0] + len(positions))):
+        return f"{positions[0]}:{positions[-1] + 1}"
+    shown = ", ".join(map(str, positions[:POSITIONS_SHOWN]))
+    return f"[{shown}]" if len(positions) <= POSITIONS_SHOWN else f"[{shown}, ... {len(positions)} in all]"
+
+
+def _status(value: Any) -> Status:
+    for status in Status:
+        if value in (status, status.name):
+            return status
+    raise ValueError(f"unknown status {value!r}: choose one of {', '.join(Status.__members__)}")
+
+
+def _each(convert: Callable[[Any], Any]) -> Callable[[Iterable[Any]], tuple[Any, ...]]:
+    return lambda values: tuple(map(convert, values))
+
+
+def _record(kind: type[_Record]) -> Callable[[Any], _Record]:
+    return lambda value: value if isinstance(value, kind) else kind.from_dict(value)
+
+
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
+    "Status": _status,
+    "str": str,
+    "int": index,  # refuses 1.5, and makes a bool the number that JSON has to show
+    "float": float,
+    "tuple[int, ...]": _each(index),
+    "tuple[str, ...]": _each(str),
+    "tuple[Status, ...]": _each(_status),
+    "tuple[Check, ...]": _each(_record(Check)),
+    "tuple[Fault, ...]": _each(_record(Fault)),
+    "tuple[Report, ...]": _each(_record(Report)),
+    # A plain dict, not a mapping proxy, because a report has to be picklable.
+    "Mapping[str, float]": lambda steps: {str(step): float(time) for step, time in steps.items()},
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Record):
+        return value.to_dict()
+    if isinstance(value, Status):
+        return value.name
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,255 @@
+"""The import graph is part of the design: a module imports only from what is below it.
+
+An import counts wherever it stands: at the top, inside a function, relative, or by name through importlib.
+One under ``if TYPE_CHECKING`` never runs: it may name a later module of its own layer too, but none above.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = "abft_tsm2"
+ROOT = Path(__file__).resolve().parents[1] / PACKAGE
+
+# Lowest first; inside a layer, the order in the list is the order of allowed import.
+LAYERS = [
+    ["errors", "arrays", "report", "policy"],
+    ["core.tsm2", "core.multiply"],
+    [
+        "checksum.weights",
+        "checksum.integers",
+        "checksum.bounds",
+        "checksum.encode",
+        "checksum.lines",
+        "checksum.verify",
+        "checksum.correct",
+        "checksum.decide",
+    ],
+    ["operands", "gemm"],
+    ["matrixio", "demo", "cli", "__main__"],
+]
+MODULES = [name for layer in LAYERS for name in layer]
+RANK = {name: rank for rank, name in enumerate(MODULES)}
+LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+APART = {("checksum.correct", "checksum.verify")}  # neighbours that must not know each other
+
+TOP = ""  # the package itself: its lazy names reach everything, so only the outermost layer may take them
+FREE = {"__version__"}
+HEAVY = {"scipy", "sklearn", "PIL", "matplotlib", "pandas", "cupy", "cupyx", "ml_dtypes"}
+EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
+MAX_LINES = 400
+
+
+class Import(NamedTuple):
+    target: str  # "checksum.encode", or TOP
+    line: int
+    typing_only: bool
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Dotted name below the package -> file, without the packages' own __init__.py."""
+    files = (path for path in sorted(root.rglob("*.py")) if path.name != "__init__.py")
+    return {".".join(path.relative_to(root).with_suffix("").parts): path for path in files}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def walk(node: ast.AST, typing_only: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node, with whether it stands under ``if TYPE_CHECKING``."""
+    yield node, typing_only
+    for field, value in ast.iter_fields(node):
+        inside = typing_only or (is_type_checking(node) and field == "body")
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from walk(child, inside)
+
+
+def absolute(base: str | None, level: int, parents: list[str]) -> str:
+    """The dotted name an import statement means, seen from inside the package ``parents``."""
+    start = parents[: len(parents) - level + 1] if level else []
+    return ".".join([*start, *([base] if base else [])])
+
+
+def imported_names(node: ast.AST, parents: list[str]) -> Iterator[str]:
+    """Full dotted names a statement imports; of ``from a import b`` it is "a.b", whatever b is."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = absolute(node.module, node.level, parents)
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in {
+        "import_module",
+        "importlib.import_module",
+        "__import__",
+    }:
+        if not (node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)):
+            raise AssertionError(f"line {node.lineno}: an import whose target cannot be read")
+        name = node.args[0].value
+        level = len(name) - len(name.lstrip("."))
+        yield absolute(name.lstrip("."), level, parents)
+
+
+def owner(dotted: str) -> str:
+    """The module of LAYERS a full dotted name belongs to: "abft_tsm2.report.Fault" -> "report"."""
+    inner = dotted.removeprefix(PACKAGE).lstrip(".")
+    while inner and inner not in RANK:
+        inner = inner.rpartition(".")[0]
+    return inner  # TOP when it is an attribute of the package, or a module nobody gave a layer
+
+
+def imports(name: str, path: Path) -> Iterator[Import]:
+    """Imports from inside the package."""
+    parents = [PACKAGE, *name.split(".")[:-1]]
+    for node, typing_only in walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for dotted in imported_names(node, parents):
+            inside = dotted == PACKAGE or dotted.startswith(f"{PACKAGE}.")
+            if inside and dotted.rpartition(".")[2] not in FREE:
+                yield Import(owner(dotted), node.lineno, typing_only)  # type: ignore[attr-defined]
+
+
+def order_faults(root: Path) -> list[str]:
+    """Every import that does not point down."""
+    faults = []
+    for name, path in modules(root).items():
+        for target, line, typing_only in imports(name, path):
+            if target == TOP:
+                allowed = LAYER[name] == len(LAYERS) - 1
+            elif typing_only:
+                allowed = LAYER[target] <= LAYER[name]
+            else:
+                allowed = RANK[target] < RANK[name] and (name, target) not in APART
+            if not allowed:
+                faults.append(f"{name}, line {line}: imports {target or PACKAGE}, which is not below it")
+    return faults
+
+
+def heavy_faults(root: Path) -> list[str]:
+    """Heavy libraries imported when the module is, not when they are needed."""
+    faults = []
+    for name, path in modules(root).items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) and not is_type_checking(node):
+                dotted = (n for inner in ast.walk(node) for n in imported_names(inner, [PACKAGE]))
+                faults += [f"{name}: imports {n} at its top" for n in dotted if n.partition(".")[0] in HEAVY]
+    return faults
+
+
+def size_faults(root: Path) -> list[str]:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sorted(root.rglob("*.py"))}
+    return [f"{path.name}: {count} lines" for path, count in lines.items() if count > MAX_LINES]
+
+
+def name_faults(root: Path) -> list[str]:
+    return [path.name for path in sorted(root.rglob("*.py")) if path.stem in EMPTY_NAMES]
+
+
+def test_every_module_has_a_layer():
+    assert set(modules(ROOT)) == set(MODULES)
+
+
+@pytest.mark.parametrize("check", [order_faults, heavy_faults, size_faults, name_faults])
+def test_the_package_keeps_the_rules(check):
+    assert check(ROOT) == []
+
+
+def test_subpackages_import_nothing():
+    # Names re-exported by core/ or checksum/ would hide which module an import really means.
+    for path in ROOT.glob("*/__init__.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        assert not any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes), path
+
+
+TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+
+
+def plant(root: Path, name: str, text: str) -> Path:
+    path = root.joinpath(*name.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("report", "from abft_tsm2.policy import errstate\n", id="sideways"),
+        pytest.param("report", "from abft_tsm2 import policy\n", id="module-from-package"),
+        pytest.param("report", "import abft_tsm2.gemm as g\n", id="plain-import"),
+        pytest.param("errors", "from .report import Report\n", id="relative"),
+        pytest.param("errors", "from . import report\n", id="relative-module"),
+        pytest.param("core.tsm2", "from ..checksum import encode\n", id="relative-two-up"),
+        pytest.param("core.tsm2", "def f():\n    from abft_tsm2.gemm import x\n", id="lazy"),
+        pytest.param(
+            "core.tsm2", "import importlib\nimportlib.import_module('abft_tsm2.gemm')\n", id="by-name"
+        ),
+        pytest.param("checksum.correct", "from .verify import verify\n", id="kept-apart"),
+        pytest.param("gemm", "from abft_tsm2 import protected_gemm\n", id="through-the-lazy-names"),
+        pytest.param("gemm", "import abft_tsm2\n", id="the-whole-package"),
+        pytest.param(
+            "core.tsm2",
+            f"{TYPING}    from abft_tsm2.gemm import x\n",
+            id="typing-only-but-above",
+        ),
+        pytest.param(
+            "errors",
+            f"{TYPING}    pass\nelse:\n    from .report import Report\n",
+            id="else-of-type-checking",
+        ),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path, name, text):
+    assert len(order_faults(plant(tmp_path, name, text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("policy", "from abft_tsm2.report import Report\nfrom .errors import AbftError\nimport numpy\n"),
+        (
+            "checksum.verify",
+            "def f():\n    from abft_tsm2.checksum import bounds\n    from ..core import tsm2\n",
+        ),
+        ("errors", f"{TYPING}    from abft_tsm2.report import Report\n"),
+        ("cli", "from abft_tsm2 import __version__, protected_gemm\n"),
+        ("report", "from abft_tsm2 import __version__\n"),
+    ],
+)
+def test_a_rightful_import_passes(tmp_path, name, text):
+    assert order_faults(plant(tmp_path, name, text)) == []
+
+
+def test_an_unreadable_import_is_refused(tmp_path):
+    with pytest.raises(AssertionError, match="cannot be read"):
+        order_faults(
+            plant(tmp_path, "gemm", "from importlib import import_module\nimport_module('a' + 'b')\n")
+        )
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "text"),
+    [
+        (heavy_faults, "gemm", "import scipy.linalg\n"),
+        (heavy_faults, "gemm", "try:\n    from cupy import ndarray\nexcept ImportError:\n    pass\n"),
+        (size_faults, "gemm", "x = 1\n" * (MAX_LINES + 1)),
+        (name_faults, "core.utils", "x = 1\n"),
+    ],
+)
+def test_every_other_rule_bites(tmp_path, check, name, text):
+    assert len(check(plant(tmp_path, name, text))) == 1
+
+
+def test_heavy_imports_inside_functions_pass(tmp_path):
+    text = f"import numpy\n{TYPING}    import cupy\n\ndef f():\n    import scipy\n"
+    assert heavy_faults(plant(tmp_path, "gemm", text)) == []
+
+
+def test_every_module_of_a_planted_tree_is_seen(tmp_path):
+    plant(tmp_path, "stray", "x = 1\n")
+    assert set(modules(plant(tmp_path, "checksum.encode", ""))) == {"stray", "checksum.encode"}
