@@ -7,14 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
 
 import click
 
-from abft_tsm2.cli import cli, say
-from abft_tsm2.errors import AbftError
+from abft_tsm2.cli import CORRUPTED, cli, say
+from abft_tsm2.errors import AbftError, SilentDataCorruptionError
 
-ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 2, 130, 141, 143
+ERROR, BROKEN_PIPE = 2, 141
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -25,7 +26,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     args : sequence of str, optional
         The words after the program's name; by default those of the process.
     """
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _leave)
     code = ERROR
     try:
         code = _invoke(sys.argv[1:] if args is None else args)
@@ -35,14 +38,17 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         context = getattr(error, "ctx", None)
         help_of = f"; see {context.command_path} --help" if context else ""
         say(f"Error: {error.format_message().rstrip('.')}{help_of}")
-    except (KeyboardInterrupt, click.Abort):
-        code = INTERRUPTED
+    except _Stopped as stop:
+        code = 128 + stop.args[0]
         say("Interrupted: unfinished files were removed")
     except BrokenPipeError:
         code = BROKEN_PIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
     except MemoryError as error:
         say(f"Error: out of memory ({error or 'no details'}); pass a smaller --panel-mb, or use .npy files")
+    except SilentDataCorruptionError as error:
+        code = CORRUPTED
+        say(f"Error: {error}")
     except AbftError as error:
         say(f"Error: {error}")
     except Exception as error:  # the last resort: a traceback says nothing to somebody who types commands
@@ -61,8 +67,13 @@ def _invoke(args: Sequence[str]) -> int:
     return code
 
 
-def _terminate(*_: object) -> NoReturn:
-    raise SystemExit(TERMINATED)  # an exception, so that temporary files are removed
+class _Stopped(BaseException):
+    """A signal asked the process to end: an exception, so that temporary files are removed on the way."""
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # once is enough: a second Ctrl-C must not interrupt the cleaning up
+    raise _Stopped(number)
 
 
 if __name__ == "__main__":

@@ -26,21 +26,9 @@ import click
 import numpy as np
 
 import abft_tsm2
+from abft_tsm2 import matrixio
 from abft_tsm2.errors import SilentDataCorruptionError
-from abft_tsm2.matrixio import (
-    MAP_BYTES,
-    PANEL_BYTES,
-    Matrix,
-    MatrixFileError,
-    atomic_path,
-    convert,
-    output_matrix,
-    physical_memory,
-    read_matrix,
-    row_panels,
-    split_name,
-    write_text,
-)
+from abft_tsm2.matrixio import Matrix, MatrixFileError
 from abft_tsm2.report import Check, Report, Status
 
 OK, CORRUPTED, UNVERIFIABLE = 0, 1, 3
@@ -56,14 +44,12 @@ class _Group(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             names = self.list_commands(ctx)
-            nearest = difflib.get_close_matches(args[0], names, 1)
-            hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose {', '.join(names)}"
-            raise click.UsageError(f"no command '{args[0]}'; {hint}", ctx) from error
+            nearest = difflib.get_close_matches(args[0], names, 1) or names
+            hint = f"did you mean {' or '.join(nearest)}?"
+            raise click.UsageError(f"no command '{args[0]}' ({hint})", ctx) from error
 
 
-@click.group(
-    cls=_Group, invoke_without_command=True, epilog=EXIT_CODES, context_settings={"show_default": True}
-)
+@click.group(cls=_Group, invoke_without_command=True, epilog=EXIT_CODES, context_settings={"show_default": True})
 @click.version_option(abft_tsm2.__version__, prog_name="abft-tsm2")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -127,10 +113,10 @@ def gemm(
     A, B, common = _operands(a, b, dtype)
     shape = A.shape[0], B.shape[1]
     refused = contextlib.suppress(SilentDataCorruptionError)
-    with _report_to(report) as keep, refused, output_matrix(out, shape, common) as C:
+    with _report_to(report) as keep, refused, matrixio.output_matrix(out, shape, common) as C:
 
         def multiply(rows: slice, B: Any) -> Report:
-            panel = convert(A[rows], common, a)
+            panel = matrixio.convert(A[rows], common, a)
             product = partial(abft_tsm2.protected_gemm, panel, B, out=C[rows], check=check)
             return cast(Report, product(on_error="correct", return_report=True)[1])
 
@@ -160,15 +146,16 @@ def verify(
     """
     _refuse_same_file([a, b, c], report)
     A, B, common = _operands(a, b, dtype)
-    C = read_matrix(c, dtype=dtype)
+    C = matrixio.read_matrix(c, dtype=dtype)
     result_type = np.dtype(dtype) if dtype else C.dtype.newbyteorder("=")
-    product, found = (f"{X[0].shape[0]} x {X[1].shape[1]} {X[2].name}" for X in ((A, B, common), (C, C, result_type)))
-    if product != found and not (common.itemsize == 2 and product.split()[:3] == found.split()[:3]):
-        advice = "give the C that was computed from them, as it was computed"
-        raise MatrixFileError(f"{c} is {found}, but {a} times {b} is {product}; {advice}")
+    needed = f"{A.shape[0]} x {B.shape[1]} {common.name}"
+    wide = common.itemsize == 2 and result_type.name == "float32"  # not rounded to 16 bits: fine too
+    if C.shape != (A.shape[0], B.shape[1]) or not (result_type == common or wide):
+        found = f"{C.shape[0]} x {C.shape[1]} {result_type.name}"
+        raise MatrixFileError(f"{c} is {found}, but {a} times {b} is {needed}; check which product it is")
 
     def compare(rows: slice, B: Any) -> Report:
-        panels = convert(A[rows], common, a), B, convert(C[rows], result_type, c)
+        panels = matrixio.convert(A[rows], common, a), B, matrixio.convert(C[rows], result_type, c)
         return abft_tsm2.verify_gemm(*panels, check=check, on_error="detect")
 
     with _report_to(report) as keep:
@@ -199,9 +186,7 @@ def info(as_json: bool) -> int:
 
 @cli.command(epilog=EXIT_CODES)
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of every random choice.")
-@click.option(
-    "--bit", type=click.IntRange(0, 63), help="Which bit to flip; without it, the top exponent bit."
-)
+@click.option("--bit", type=click.IntRange(0, 63), help="Which bit to flip; without it, the top exponent bit.")
 @click.option("--dtype", type=FLOAT, default="float64", help="Precision of every product.")
 @click.option("--out", metavar="DIR", default="abft_tsm2_demo", help="Folder for the results.")
 @_quiet
@@ -227,7 +212,7 @@ def demo(seed: int, bit: int | None, dtype: str, out: str, quiet: bool) -> int:
 
 def _operands(a: str, b: str, dtype: str | None) -> tuple[Matrix, Matrix, np.dtype[Any]]:
     """Both factors, B already in the dtype of the product, and that dtype."""
-    A, B = read_matrix(a, dtype=dtype), read_matrix(b, dtype=dtype)
+    A, B = matrixio.read_matrix(a, dtype=dtype), matrixio.read_matrix(b, dtype=dtype)
     if A.shape[1] != B.shape[0]:
         hint = "swap them" if B.shape[1] == A.shape[0] else "transpose one, or check which files they are"
         raise MatrixFileError(
@@ -235,11 +220,11 @@ def _operands(a: str, b: str, dtype: str | None) -> tuple[Matrix, Matrix, np.dty
             f"first ({A.shape[1]}) must equal the rows of the second ({B.shape[0]}); {hint}"
         )
     common = np.dtype(dtype) if dtype else np.result_type(A, B).newbyteorder("=")
-    return A, convert(B, common, b), common
+    return A, matrixio.convert(B, common, b), common
 
 
 def _refuse_same_file(inputs: Sequence[str], *outputs: str | None) -> None:
-    taken = [os.path.realpath(split_name(name)[0]) for name in inputs]
+    taken = [os.path.realpath(matrixio.split_name(name)[0]) for name in inputs]
     for name in filter(None, outputs):
         if os.path.realpath(name) in taken:
             raise MatrixFileError(f"{name} is given twice and would be overwritten; name another file")
@@ -256,7 +241,7 @@ def _in_panels(
 ) -> Report:
     """Do `work` on every row panel, with B encoded once; `stop` where a panel of the result stays wrong."""
     row_bytes = (A.shape[1] + B.shape[1]) * B.itemsize
-    panels = list(row_panels(A.shape[0], row_bytes, int(panel_mb * 2**20)))
+    panels = list(matrixio.row_panels(A.shape[0], row_bytes, int(panel_mb * 2**20)))
     shown = not quiet and sys.stderr.isatty()
     with abft_tsm2.errstate(unverifiable="log"), np.errstate(all="ignore"):
         if len(panels) == 1:
@@ -295,7 +280,9 @@ def _shifted(report: Report, first: int) -> Report:
         else check
         for check in report.checks
     ]
-    return replace(report, faults=tuple(faults), checks=tuple(checks))
+    where = f"in the panel of rows {first}:{first + report.m}, counted within it"
+    reasons = tuple(f"{where}: {reason}" for reason in report.reasons)
+    return replace(report, faults=tuple(faults), checks=tuple(checks), reasons=reasons)
 
 
 def _stacked(reports: Sequence[Report], rows: int, encoding: float) -> Report:
@@ -333,8 +320,8 @@ def _report_to(name: str | None) -> Iterator[Callable[[Report], None]]:
     if name is None:
         yield lambda report: None
     else:
-        with atomic_path(name) as temporary:
-            yield lambda report: write_text(temporary, report.to_json(indent=2) + "\n")
+        with matrixio.output_file(name) as keep:
+            yield lambda report: keep(f"{report.to_json(indent=2)}\n".encode())
 
 
 def _exit_code(report: Report) -> int:
@@ -375,13 +362,13 @@ def _facts() -> dict[str, dict[str, Any]]:
         "devices": {
             "system": platform.platform(),
             "cpu": f"{platform.machine()}, {os.cpu_count()} logical cores",
-            "memory": f"{physical_memory() / 1e9:.1f} GB",
+            "memory": f"{matrixio.physical_memory() / 1e9:.1f} GB",
             **_gpus(),
         },
         "configuration": {
             **{f"on {status}": action for status, action in abft_tsm2.geterr().items()},
-            "panel": f"{PANEL_BYTES / 2**20:g} MB",
-            "mapped from": f"{MAP_BYTES / 2**20:g} MB",
+            "panel": f"{matrixio.PANEL_BYTES / 2**20:g} MB",
+            "mapped from": f"{matrixio.MAP_BYTES / 2**20:g} MB",
             **{name: os.environ[name] for name in threads if name in os.environ},
         },
     }

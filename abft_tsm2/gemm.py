@@ -18,13 +18,14 @@ from abft_tsm2.checksum.decide import Decision, decide
 from abft_tsm2.checksum.encode import Carried, Encoded, carry, storage_faults
 from abft_tsm2.checksum.integers import diagnose, restore
 from abft_tsm2.checksum.lines import Lines
-from abft_tsm2.checksum.verify import Expected, expect, judge, observe, scrutinise
+from abft_tsm2.checksum.verify import Expected, expect, judge, observe
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.multiply import multiply
 from abft_tsm2.operands import Problem, Task, problem_of
-from abft_tsm2.report import Fault, Report, Status, by_precedence
+from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 Hook = Callable[[str, Mapping[str, Array]], None]
+_PASSES = 3  # over both sides of one product
 
 
 def protected_gemm(
@@ -179,8 +180,11 @@ def verify_gemm(
 def _run(problem: Problem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
     """Every product of the problem, and one report of them all."""
     reports = [_Product(task, problem, operation, on_stage, write).report() for task in problem.tasks()]
-    if len(problem.batch) == 0:
+    if not problem.batch:
         return reports[0]
+    if not reports:  # a batch of no products
+        (m, k), n = problem.a.shape[-2:], problem.b.shape[-1]
+        return Report(status=Status.CLEAN, operation=operation, m=m, k=k, n=n, dtype=problem.dtype)
     return Report.merge(reports, operation=operation)
 
 
@@ -195,9 +199,7 @@ class _Encoding:
 class _Product:
     """One protected product of two matrices."""
 
-    def __init__(
-        self, task: Task, problem: Problem, operation: str, on_stage: Hook | None, write: bool
-    ) -> None:
+    def __init__(self, task: Task, problem: Problem, operation: str, on_stage: Hook | None, write: bool) -> None:
         self.task, self.problem, self.operation = task, problem, operation
         self.on_stage, self.write = on_stage, write
         self.A, self.B = task.A, task.B
@@ -206,6 +208,9 @@ class _Product:
         self.faults: list[Fault] = []
         self.reasons: list[str] = []
         self.decisions: list[Decision] = []
+        self.checks: list[Check] = []
+        self.distrusted: list[Encoded] = []
+        self.changed: set[str] = set()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -223,8 +228,7 @@ class _Product:
         with self.step("encode"):
             intact = self.look_after_encoded()
         self.product()
-        changed = {name for d in self.decisions for name in d.changed}
-        if intact and changed and self.restore_changed(changed):
+        if intact and self.changed and self.restore_changed():
             self.decisions.clear()
             self.product()  # with the restored operands, once
         return self.summary()
@@ -242,47 +246,47 @@ class _Product:
             with self.step("multiply"):
                 self.multiply(self.A, self.B, C, self.task.C0)
             self.stage("multiplied", C=C)
-        for e in encodings:
-            self.verify(e)
-        if len(encodings) > 1 and any(d.repaired for d in self.decisions):
-            with self.step("verify"):  # a repair that satisfies one side has to satisfy the other
-                for e in encodings:
-                    again = scrutinise(e.lines, e.expected.carried.weights)
-                    if self.decisions[-1].suspicions == 0 and not again.verdict.ok.all():
-                        self.statuses.append(Status.UNCORRECTABLE)
-                        self.reasons.append(f"after repair the {e.lines.side} of C still disagree")
+        for _ in range(_PASSES):
+            decisions = [self.verify(e) for e in encodings]
+            self.decisions += decisions
+            self.checks = [d.check for d in decisions]
+            if len(encodings) == 1 or not any(d.repaired for d in decisions):
+                return
+        # a repair that satisfies one side has to satisfy the other
+        self.statuses.append(Status.UNCORRECTABLE)
+        self.reasons.append(f"rows and columns of C still disagree after {_PASSES} repairs: damage is being added")
 
     def encode(self, side: str) -> _Encoding:
         lines = self.lines(side)
         owner = self.task.encoded_b if side == "rows" else self.task.encoded_a
         carried: Carried | None = None
-        if owner is not None:
+        if owner is not None and owner not in self.distrusted:
             carried = owner.right if side == "rows" else owner.left
         if carried is None:
             carried = carry(lines.R, weights("balanced", lines.R.shape[1]))
         return _Encoding(lines, expect(lines, carried))
 
-    def verify(self, e: _Encoding) -> None:
+    def verify(self, e: _Encoding) -> Decision:
         with self.step("verify"):
             observed = observe(e.lines, e.expected.carried)
         self.stage("verified", C=self.task.C, u=observed.u)
         with self.step("verify"):
             verdict = judge(e.lines, e.expected, observed)
         if verdict.ok.all():
-            self.decisions.append(Decision(verdict.check))
-            return
+            return Decision(verdict.check)
         with self.step("correct"):
-            self.decisions.append(
-                decide(
-                    e.lines,
-                    e.expected,
-                    observed,
-                    verdict,
-                    write=self.write,
-                    foreign=self.problem.exists,
-                    corrected=lambda: self.stage("corrected", C=self.task.C),
-                )
+            decision = decide(
+                e.lines,
+                e.expected,
+                observed,
+                verdict,
+                write=self.write,
+                foreign=self.problem.exists,
+                corrected=lambda: self.stage("corrected", C=self.task.C),
             )
+        left, right = "AB" if e.lines.side == "rows" else "BA"
+        self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in decision.changed}
+        return decision
 
     def multiply(self, A: Array, B: Array, C: Array, C0: Array | None) -> None:
         multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
@@ -320,22 +324,28 @@ class _Product:
             self.statuses.append(Status.INPUT_CHANGED)
         return fine
 
-    def restore_changed(self, changed: set[str]) -> bool:
+    def restore_changed(self) -> bool:
         """Restore the operands that changed during the product, if all of them are encoded."""
         owners = {"A": self.task.encoded_a, "B": self.task.encoded_b}
-        side = self.task.sides[0]
-        names = {{"L": "A", "R": "B"}.get(x, x) if side == "rows" else {"L": "B", "R": "A"}.get(x, x) for x in changed}
-        encoded = [(name, owners.get(name)) for name in sorted(names)]
+        names = sorted(self.changed)
+        encoded = [(name, owners.get(name)) for name in names]
         if not self.write or any(e is None for _, e in encoded):
+            self.faults += [Fault(name, "operand", (), (), 0, float("nan")) for name in names]
             self.reasons.append(
-                f"{', '.join(sorted(names))} changed between its encoding and the end of the product; "
+                f"{', '.join(names)} changed between its encoding and the end of the product; "
                 "load it again and repeat the product (an operand from encode() is restored by itself)"
             )
             return False
-        return all([self.restore(name, e) for name, e in encoded if e is not None])
+        done = [self.restore(name, e) for name, e in encoded if e is not None]  # every one, also after a refusal
+        return all(done)
 
     def restore(self, name: str, encoded: Encoded) -> bool:
         found = diagnose(encoded.array, encoded.integers)
+        if not (found.refused or found.corruptions):  # what the operand carries was hit, the operand was not
+            self.distrusted.append(encoded)
+            self.statuses.append(Status.CHECKSUM_FAULT)
+            self.reasons.append(f"the checksums carried by {name} are damaged, the matrix is not: encode it again")
+            return True
         if found.refused:
             self.faults += storage_faults(found, encoded.array, name, "")
             self.reasons.append(f"{name}: {found.refused}")
@@ -343,7 +353,7 @@ class _Product:
         if found.corruptions:
             array = encoded.array
             where = "restored bit for bit in your array"
-            if not encoded.repair:
+            if not encoded.repair or not getattr(getattr(array, "flags", None), "writeable", True):
                 array = namespace(array).asarray(array, copy=True)
                 where = "restored bit for bit in a copy; your array still holds the fault: call E.correct()"
             if self.write:
@@ -368,7 +378,7 @@ class _Product:
             k=k,
             n=n,
             dtype=self.problem.dtype,
-            checks=tuple(one.check for one in d),
+            checks=tuple(self.checks),
             faults=tuple(self.faults + [f for one in d for f in one.faults]),
             suspicions=sum(one.suspicions for one in d),
             recomputed=sum(one.multiplications for one in d) / max(1, m * k * n),

@@ -80,19 +80,18 @@ def read_matrix(name: Name, *, dtype: str | None = None) -> Matrix:
     """
     path, member = split_name(name)
     extension = _extension(path, "read")
-    if not path.exists():
-        raise MatrixFileError(f"{path}: no such file; check the name and the folder")
-    if path.is_dir():
-        raise MatrixFileError(f"{path} is a folder; name a matrix file in it")
-    if not path.is_file():
-        raise MatrixFileError(f"{path} is not a regular file; copy its contents into a file first")
     try:
+        if not path.exists():
+            raise MatrixFileError(f"{path}: no such file; check the name and the folder")
+        if not path.is_file():
+            kind = "a folder" if path.is_dir() else "not a regular file"
+            raise MatrixFileError(f"{path} is {kind}; name a matrix file")
         if extension == ".npy":
             return _read_npy(path, dtype)
         if extension == ".npz":
             return _read_npz(path, member, dtype)
         return _read_market(path, dtype)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise MatrixFileError(f"{path} cannot be read: {_reason(error)}") from error
 
 
@@ -109,19 +108,15 @@ def _extension(path: Path, verb: str) -> str:
     for extension in FORMATS:
         if path.name.lower().endswith(extension):
             return extension
-    raise MatrixFileError(
-        f"{path}: {'this extension' if path.suffix else 'a name without extension'} says no format that can "
-        f"be {'read' if verb == 'read' else 'written'}; use {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-    )
+    formats = ", ".join(FORMATS)
+    raise MatrixFileError(f"{path} cannot be {verb}: its extension is none of {formats}; convert it to one")
 
 
 def _check(source: str, shape: tuple[int, ...], stored: np.dtype[Any], dtype: str | None) -> None:
     """Refuse what is not a real matrix, before its data are read."""
     if len(shape) != 2:
         advice = "save x.reshape(1, -1) or x.reshape(-1, 1)" if len(shape) == 1 else "save one matrix a file"
-        raise MatrixFileError(
-            f"{source} is no matrix: it has {len(shape)} dimensions, shape {shape}; {advice}"
-        )
+        raise MatrixFileError(f"{source} is no matrix: it has {len(shape)} dimensions, shape {shape}; {advice}")
     if stored.name in FLOATS or (dtype and stored.kind in "iubf"):
         return
     advice = _DTYPE_ADVICE.get(stored.kind, "pass --dtype float64, or save x.astype('float64')")
@@ -136,8 +131,7 @@ def _header(stream: IO[bytes], source: str) -> tuple[tuple[int, ...], np.dtype[A
         shape, _, dtype = read(stream)
     except ValueError as error:
         raise MatrixFileError(
-            f"{source} is not a .npy file or its head is damaged ({_short(error)}); "
-            "write it again with np.save"
+            f"{source} is not a .npy file or its head is damaged ({_short(error)}); write it again with np.save"
         ) from error
     return shape, dtype
 
@@ -153,8 +147,7 @@ def _read_npy(path: Path, dtype: str | None) -> Matrix:
             f"{path} is truncated: {shape[0]} x {shape[1]} {stored.name} need {size} bytes, "
             f"{present} are there; copy or write it again"
         )
-    mapped = np.load(path, mmap_mode="r" if size >= MAP_BYTES else None, allow_pickle=False)
-    return np.asarray(mapped)
+    return np.asarray(np.load(path, mmap_mode="r" if size >= MAP_BYTES else None, allow_pickle=False))
 
 
 def _read_npz(path: Path, member: str | None, dtype: str | None) -> Matrix:
@@ -181,9 +174,7 @@ def _choose(path: Path, names: list[str], member: str | None) -> str:
         if {"indices", "indptr", "data"} <= set(names):
             raise MatrixFileError(f"{path} is a SciPy sparse matrix; save it with np.save(file, x.toarray())")
         if len(names) > 1:
-            raise MatrixFileError(
-                f"{path} holds {len(names)} arrays ({listing}); name one: {path}:{names[0]}"
-            )
+            raise MatrixFileError(f"{path} holds {len(names)} arrays ({listing}); name one: {path}:{names[0]}")
         return names[0]
     if member not in names:
         nearest = get_close_matches(member, names, 1)
@@ -209,8 +200,7 @@ def _read_market(path: Path, dtype: str | None) -> Matrix:
         matrix = io.mmread(path)
     except (ValueError, OverflowError, EOFError, zlib.error) as error:
         raise MatrixFileError(
-            f"{path} is not a Matrix Market file or is damaged ({_short(error)}); "
-            "write it again with scipy.io.mmwrite"
+            f"{path} is not a Matrix Market file or is damaged ({_short(error)}); write it again with scipy.io.mmwrite"
         ) from error
     return np.asarray(matrix.toarray() if sparse.issparse(matrix) else matrix)
 
@@ -267,7 +257,7 @@ def output_matrix(name: Name, shape: tuple[int, int], dtype: np.dtype[Any]) -> I
         If the file cannot be written; whatever was there before is still there.
     """
     path = Path(name)
-    extension = _extension(path, "write")
+    extension = _extension(path, "written")
     with atomic_path(path) as temporary:
         if extension == ".npy" and 0 not in shape:
             with _writing(path):
@@ -297,10 +287,16 @@ def _reserved(temporary: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> 
     return mapped
 
 
-def write_text(name: Name, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all."""
-    with atomic_path(name) as temporary, _writing(Path(name)):
-        temporary.write_text(text, encoding="utf-8")
+@contextmanager
+def output_file(name: Name) -> Iterator[Callable[[bytes], None]]:
+    """A function that takes the content of the file `name`, which appears when the block ends."""
+    with atomic_path(name) as temporary:
+
+        def keep(content: bytes) -> None:
+            with _writing(Path(name)):
+                temporary.write_bytes(content)
+
+        yield keep
 
 
 @contextmanager
@@ -313,14 +309,14 @@ def atomic_path(name: Name) -> Iterator[Path]:
         If the folder is missing or not writable, the disk is full, or `name` is not a regular file.
     """
     path = Path(name)
-    target = Path(os.path.realpath(path))  # a link stays a link: the file behind it is replaced
-    if target.is_dir():
-        raise MatrixFileError(f"{path} is a folder; name a file in it")
-    if target.exists() and not target.is_file():
-        raise MatrixFileError(f"{path} is not a regular file and will not be replaced; name another")
-    if not target.parent.is_dir():
-        raise MatrixFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     with _writing(path):
+        target = Path(os.path.realpath(path))  # a link stays a link: the file behind it is replaced
+        if target.is_dir():
+            raise MatrixFileError(f"{path} is a folder; name a file in it")
+        if target.exists() and not target.is_file():
+            raise MatrixFileError(f"{path} is not a regular file and will not be replaced; name another")
+        if not target.parent.is_dir():
+            raise MatrixFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, "it is there and read-only")
         temporary = target.parent / f".abft_tsm2-{secrets.token_hex(6)}.tmp"
@@ -354,14 +350,9 @@ def _writing(path: Path) -> Iterator[None]:
         raise MatrixFileError(f"cannot write {path}: {_reason(error)}") from error
 
 
-def _write_npy(temporary: Path, matrix: Matrix) -> None:
+def _write_numpy(temporary: Path, matrix: Matrix, save: Callable[..., None]) -> None:
     with temporary.open("wb") as stream:
-        np.save(stream, matrix, allow_pickle=False)
-
-
-def _write_npz(temporary: Path, matrix: Matrix) -> None:
-    with temporary.open("wb") as stream:
-        np.savez(stream, matrix, allow_pickle=False)
+        save(stream, matrix, allow_pickle=False)
 
 
 def _write_market(temporary: Path, matrix: Matrix, opened: Callable[..., Any] = open) -> None:
@@ -372,29 +363,32 @@ def _write_market(temporary: Path, matrix: Matrix, opened: Callable[..., Any] = 
 
 
 _WRITERS: dict[str, Callable[[Path, Matrix], None]] = {
-    ".npy": _write_npy,
-    ".npz": _write_npz,
+    ".npy": partial(_write_numpy, save=np.save),
+    ".npz": partial(_write_numpy, save=np.savez),
     ".mtx": _write_market,
     ".mtx.gz": partial(_write_market, opened=gzip.open),
 }
 
+_FULL = "free space there, or write to another disk"
+_CLOSED = "change the permissions, or write to another folder"
 _NEXT = {
-    errno.ENOSPC: "free space there, or write to another disk",
-    errno.EDQUOT: "free space there, or write to another disk",
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
     errno.EFBIG: "the limit on file sizes is too small for it (ulimit -f)",
-    errno.EACCES: "change the permissions, or write to another folder",
-    errno.EPERM: "change the permissions, or write to another folder",
-    errno.EROFS: "write to another folder",
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+    errno.EROFS: _CLOSED,
 }
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: Exception) -> str:
     what = _short(error)
-    advice = _NEXT.get(error.errno or 0)
+    advice = _NEXT.get(getattr(error, "errno", 0))
     return f"{what}; {advice}" if advice else what
 
 
 def _short(error: Exception) -> str:
     """The first line of an error's message, without its number and file name."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return text.strip().partition("\n")[0].rstrip(".").lower() or type(error).__name__
+    line = text.strip().partition("\n")[0].rstrip(".")
+    return line[:1].lower() + line[1:] or type(error).__name__

@@ -149,6 +149,7 @@ def problem_of(
             )
         return xp.reshape(x, full) if squeeze else x
 
+    alpha, beta = _representable(alpha, "alpha", promoted), _representable(beta, "beta", promoted)
     c0 = None
     if beta != 0.0:
         if c is None:
@@ -158,6 +159,8 @@ def problem_of(
     if existing is not None:
         C = fits(existing, "C")
     elif out is not None:
+        if not hasattr(out, "dtype"):
+            raise TypeError(f"out is a {type(out).__name__}: it must be an array, to be written into")
         C = fits(out, "out")
         given = out
         _writable(out)
@@ -183,7 +186,7 @@ def problem_of(
         squeeze=squeeze,
         given=given,
         exists=existing is not None,
-        arithmetic=arithmetic(promoted, dtype, library=library),
+        arithmetic=arithmetic(dtype_name(promoted), dtype_name(dtype), library=library),
         dtype=dtype_name(dtype),
     )
 
@@ -204,6 +207,18 @@ def _factor(value: Any, name: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}: nothing could be checked; it must be finite")
     return number
+
+
+def _representable(value: float, name: str, promoted: Any) -> float:
+    """`value` rounded to the type the product is summed in, as BLAS takes it."""
+    accumulator = FLOATS[dtype_name(promoted)]
+    accumulator = FLOATS["float32"] if accumulator.bits < 32 else accumulator
+    if value != 0.0 and not accumulator.smallest_normal <= abs(value) <= accumulator.largest:
+        raise ValueError(
+            f"{name} = {value:g} is outside the normal range of {accumulator.name} "
+            f"({accumulator.smallest_normal:.3g} to {accumulator.largest:.3g}): scale an operand instead"
+        )
+    return float(np.float32(value)) if accumulator.bits == 32 else value
 
 
 def _promoted(xp: Any, a: Array, b: Array) -> Any:
@@ -238,7 +253,7 @@ def _result_dtype(xp: Any, promoted: Any, out_dtype: Any, existing: Any) -> Any:
 
 
 def is_numpy_namespace(xp: Any) -> bool:
-    return xp.__name__.endswith("numpy")
+    return str(xp.__name__).endswith("numpy")
 
 
 def _writable(out: Array) -> None:

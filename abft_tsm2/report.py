@@ -35,8 +35,7 @@ class Status(Enum):
 
 # Which status wins when several hold. PENDING is not here: it never mixes.
 PRECEDENCE = tuple(
-    Status[name]
-    for name in ("UNCORRECTABLE", "INPUT_CHANGED", "CORRECTED", "UNVERIFIABLE", "CHECKSUM_FAULT", "CLEAN")
+    Status[name] for name in ("UNCORRECTABLE", "INPUT_CHANGED", "CORRECTED", "UNVERIFIABLE", "CHECKSUM_FAULT", "CLEAN")
 )
 USABLE = frozenset({Status.CLEAN, Status.CORRECTED, Status.CHECKSUM_FAULT})
 
@@ -57,9 +56,7 @@ def by_precedence(statuses: Iterable[Status]) -> tuple[Status, tuple[Status, ...
         return Status.PENDING, ()
     if Status.PENDING in held:
         names = ", ".join(sorted(status.name for status in held))
-        raise ValueError(
-            f"PENDING cannot be combined with other statuses (got {names}): wait for the verdict"
-        )
+        raise ValueError(f"PENDING cannot be combined with other statuses (got {names}): wait for the verdict")
     worst, *rest = [status for status in PRECEDENCE if status in held] or [Status.CLEAN]
     return worst, tuple(status for status in rest if status is not Status.CLEAN)
 

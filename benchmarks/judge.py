@@ -1,20 +1,23 @@
 """The judge of a planted fault, which does not believe the report.
 
-It compares what was returned with the exact product (`tests.oracles`), and what the checks saw with the
-same call without a fault. A fault is above the limit where it moves the residual of a line (in C by
-|sum_j v_j d_ij|) by more than the line's bound and its clean residual together.
+It compares what was returned with the exact product (`tests.oracles`), and C before any repair with C of the
+same call without a fault. A fault is above the limit where |sum_j v_j d_ij|, by which it moves the residual
+of line i, exceeds the line's bound and its clean residual together. The weights v are those of `encode`, the
+bound is the formula of `abft_tsm2.checksum.bounds`; what goes into it is computed here, in the widest type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from abft_tsm2 import Report, Status
+from abft_tsm2 import Report, Status, encode
+from abft_tsm2.checksum import bounds
 from benchmarks.clean_products import Product
-from tests.oracles import Exact
+from tests.oracles import WIDE, Exact
 
 Change = Callable[[np.ndarray, np.random.Generator], None]
 OUTCOMES = (
@@ -43,80 +46,138 @@ class Plan:
 
 
 class Watch:
-    """An on_stage hook that plants one fault and keeps copies of what the judge needs."""
+    """An on_stage hook that plants one fault and keeps copies of what the judge needs.
+
+    Attributes
+    ----------
+    product : C as it was multiplied, with the fault if it was planted there
+    before, after : the operand of the plan, around the change
+    """
 
     def __init__(self, plan: Plan | None = None, rng: np.random.Generator | None = None) -> None:
         self.plan, self.rng = plan, rng
-        self.product: np.ndarray | None = None
-        self.checks: list[dict[str, np.ndarray]] = []
-        self.encoded: list[np.ndarray] = []
-        self.changed = False
+        self.product = self.before = self.after = np.zeros((0, 0))
         self.restore: Callable[[], None] = lambda: None
 
-    def __call__(self, stage: str, arrays: dict[str, np.ndarray]) -> None:
-        plan, self.plan = (self.plan, None) if self.plan and self.plan.stage == stage else (None, self.plan)
-        if plan and self.rng is not None:
+    @property
+    def changed(self) -> bool:
+        """Whether the plan changed any bit."""
+        return not same_bits(self.before, self.after)
+
+    def __call__(self, stage: str, arrays: Mapping[str, np.ndarray]) -> None:
+        plan = self.plan
+        if plan and self.rng is not None and stage == plan.stage:
+            self.plan = None  # once only: repairs and the second side see no further fault
             target = arrays[plan.operand]
-            before = target.copy()
+            self.before = target.copy()
             plan.change(target, self.rng)
-            self.changed = not same_bits(before, target)
-            self.restore = lambda: target.__setitem__(..., before)
-        if stage == "encoded":
-            self.encoded.append(arrays["t"].copy())
-        if stage == "multiplied" and self.product is None:
+            self.after = target.copy()
+            self.restore = lambda: target.__setitem__(..., self.before)
+        if stage == "multiplied" and self.product.size == 0:
             self.product = arrays["C"].copy()
-        if stage == "verified":
-            self.checks.append({name: arrays[name].copy() for name in ("u", "bound")})
 
 
-def above_limit(clean: Watch, faulty: Watch, product: Product, report: Report, exact: Exact) -> np.ndarray:
-    """Boolean m x n: the elements on lines whose residual moved by more than bound + |clean residual|."""
-    assert faulty.product is not None
-    outside = exact.outside(faulty.product)
-    above = np.zeros(outside.shape, bool)
-    for number, check in enumerate(report.checks):
-        before, after = clean.checks[number], faulty.checks[number]
+class Lines:
+    """The lines (rows or columns) that one side checks, and how far each must move to be found."""
+
+    def __init__(self, product: Product, clean: np.ndarray, side: str) -> None:
+        a, b, c = (None if x is None else x.astype(WIDE) for x in (product.a, product.b, product.c))
+        if side == "rows":
+            left, right, v = a, b, encode(product.b, side="rows").weights.rows
+        else:
+            left, right, v = b.T, a.T, encode(product.a, side="columns").weights.columns
+        self.axis = 1 if side == "rows" else 0
+        self.v = v[:, 0].astype(WIDE)
+        self.arithmetic = bounds.arithmetic(product.case.dtype.name, product.case.dtype.name)
+        self.terms = product.case.k + (0 if product.c is None else 2)
+        self.alpha = product.alpha
+        self.products = abs(product.alpha) * self._norm(left, self._norm(right, self.v))
+        expected = product.alpha * (left @ (right @ self.v))
+        self.added = None
+        if c is not None:
+            expected = expected + product.beta * (self._across(c) @ self.v)
+            self.added = abs(product.beta) * self._norm(self._across(c), self.v)
+        with np.errstate(invalid="ignore"):
+            self.residual = abs(self._across(clean).astype(WIDE) @ self.v - expected)
+
+    def limit(self, c: np.ndarray) -> np.ndarray:
+        """bound + |clean residual| of each line, and what two evaluations of its checksum may differ by."""
+        n, factor = self.v.size, bounds.CHECKSUM_UNIT
         with np.errstate(invalid="ignore", over="ignore"):
-            moved = abs(after["u"] - before["u"])
-            moved += abs(product.alpha * (faulty.encoded[number] - clean.encoded[number]))
-            below = moved <= 2 * before["bound"]  # a clean residual is within its bound
-        axis = 1 if check.side == "rows" else 0
-        # Where even the honest line overflows rightfully, its elements are checked one by one.
-        usual = np.isfinite(before["u"]) & np.isfinite(before["bound"])
-        usual, below = (x.reshape(outside.shape[1 - axis], -1).all(1) for x in (usual, below))
-        above |= np.expand_dims(np.where(usual, ~below, outside.any(axis)), axis)
-    return above
+            stored = self._norm(self._across(c).astype(WIDE), self.v)
+            bound = bounds.statistical_bound(
+                np,
+                self.arithmetic,
+                self.terms,
+                n,
+                products=self.products,
+                stored=stored,
+                added=self.added,
+                underflow=self.arithmetic.tiny * abs(self.v).sum(),
+            )
+            noise = factor * (math.sqrt(self.terms) + math.sqrt(2 * n)) * np.maximum(self.products, stored)
+        limit: np.ndarray = bound + self.residual + noise
+        return limit
+
+    def moved(self, plan: Plan, clean: np.ndarray, faulty: Watch) -> np.ndarray:
+        """By how much the fault moves the residual of each line."""
+        if plan.operand in "tu" and faulty.before.shape[0] == clean.shape[1 - self.axis]:
+            with np.errstate(invalid="ignore", over="ignore"):
+                change = faulty.after.astype(WIDE) - faulty.before.astype(WIDE)
+            return abs((self.alpha if plan.operand == "t" else 1) * change).reshape(change.shape[0], -1).max(1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            change = faulty.product.astype(WIDE) - clean.astype(WIDE)
+            change = np.where(equal_bits(faulty.product, clean), 0, change)  # Inf - Inf, where both are right
+            moved: np.ndarray = abs(self._across(change) @ self.v)
+        return moved
+
+    def _across(self, x: np.ndarray) -> np.ndarray:
+        return x if self.axis else x.T
+
+    @staticmethod
+    def _norm(x: np.ndarray, v: np.ndarray) -> np.ndarray:
+        norm: np.ndarray = np.sqrt((x * x) @ (v * v))
+        return norm
 
 
-def judge(
-    product: Product,
-    clean: tuple[np.ndarray, Report, Watch],
-    faulty: tuple[np.ndarray | None, Report, Watch],
-    plan: Plan,
-    exact: Exact,
-) -> dict[str, bool]:
-    """What became of one planted fault; the result is None where the call raised."""
-    honest, clean_report, clean_watch = clean
-    result, report, watch = faulty
-    assert clean_watch.product is not None
-    assert watch.product is not None
-    above = above_limit(clean_watch, watch, product, clean_report, exact)
-    found = bool({report.status, *report.also} & FOUND)
-    wrong = np.zeros(above.shape, bool) if result is None else exact.outside(result)
-    # Only what was planted and below the limit may stay.
-    excused = ~above & ~equal_bits(clean_watch.product, watch.product)
-    unverifiable = Status.UNVERIFIABLE in (clean_report.status, *clean_report.also)
-    return {
-        "planted": True,
-        "above": bool(above.any()),
-        "found": found,
-        "repaired": found and result is not None and not wrong.any(),
-        "refused": result is None,
-        "missed_above": bool(above.any()) and not found and not unverifiable,
-        "missed_below": not above.any() and not found,
-        "wrong_above": bool((wrong & ~excused).any()) and not unverifiable,
-        "damaged": plan.operand in "stu" and (result is None or not same_bits(result, honest)),
-    }
+class Judge:
+    """Judges the faults planted in one product, given the same call without a fault."""
+
+    def __init__(self, product: Product, exact: Exact, honest: np.ndarray, report: Report, watch: Watch) -> None:
+        self.exact, self.honest, self.clean = exact, honest, watch.product
+        self.lines = [Lines(product, watch.product, check.side) for check in report.checks]
+        self.unverifiable = Status.UNVERIFIABLE in (report.status, *report.also)
+
+    def above_limit(self, plan: Plan, faulty: Watch) -> np.ndarray:
+        """Boolean m x n: the elements on lines that the fault moved by more than their limit."""
+        outside = self.exact.outside(faulty.product)
+        above = np.zeros(outside.shape, bool)
+        for lines in self.lines:
+            with np.errstate(invalid="ignore"):
+                below = lines.moved(plan, self.clean, faulty) <= lines.limit(faulty.product)
+            # Where even the honest line overflows rightfully, its elements are checked one by one.
+            usual = np.isfinite(self.clean.astype(WIDE)).all(lines.axis)
+            above |= np.expand_dims(np.where(usual, ~below, outside.any(lines.axis)), lines.axis)
+        return above
+
+    def __call__(self, plan: Plan, result: np.ndarray | None, report: Report, watch: Watch) -> dict[str, bool]:
+        """What became of one planted fault; the result is None where the call raised."""
+        above = self.above_limit(plan, watch)
+        found = bool({report.status, *report.also} & FOUND)
+        wrong = np.zeros(above.shape, bool) if result is None else self.exact.outside(result)
+        # Only what was planted and below the limit may stay.
+        excused = ~above & ~equal_bits(self.clean, watch.product)
+        return {
+            "planted": True,
+            "above": bool(above.any()),
+            "found": found,
+            "repaired": found and result is not None and not wrong.any(),
+            "refused": result is None,
+            "missed_above": bool(above.any()) and not found and not self.unverifiable,
+            "missed_below": not above.any() and not found,
+            "wrong_above": bool((wrong & ~excused).any()) and not self.unverifiable,
+            "damaged": plan.operand in "stu" and (result is None or not same_bits(result, self.honest)),
+        }
 
 
 def equal_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -93,9 +93,7 @@ def _median_ms(steps: list[dict[str, float]], step: str) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="products whose name contains TEXT")
     parser.add_argument("--output", default="overhead", metavar="NAME", help="results/NAME.csv")
     options = parser.parse_args(arguments)

@@ -25,7 +25,7 @@ import numpy as np
 from abft_tsm2 import Report, SilentDataCorruptionError, verify_gemm
 from benchmarks import tables
 from benchmarks.clean_products import Product, alarm
-from benchmarks.judge import OUTCOMES, Change, Plan, Watch, judge
+from benchmarks.judge import OUTCOMES, Change, Judge, Plan, Watch
 from tests.cases import REGIMES, finfo
 from tests.oracles import Exact
 
@@ -58,9 +58,7 @@ def plans(dtype: np.dtype[Any], rng: np.random.Generator) -> list[Plan]:
         for name in "stu"
         for what, change in (("value", _shift), ("NaN", _set(np.nan)))
     ]
-    on_inputs = [
-        Plan(f"{name} changed", _flip(int(rng.integers(0, width))), name, "encoded") for name in ("A", "B")
-    ]
+    on_inputs = [Plan(f"{name} changed", _flip(int(rng.integers(0, width))), name, "encoded") for name in ("A", "B")]
     return on_c + on_checksums + on_inputs
 
 
@@ -131,28 +129,22 @@ def plant(product: Product) -> Iterator[tuple[Plan, dict[str, bool], Report]]:
     """Plant one fault of every kind, one at a time, in one product; those that change no bit are left out."""
     rng = np.random.default_rng([product.seed, product.index, 1])
     exact = Exact.of(product.a, product.b, product.c, **product.scalars)
-    watch = Watch()
-    honest, report = product.protect(on_error="detect", on_stage=watch)
+    clean = Watch()
+    honest, report = product.protect(on_error="detect", on_stage=clean)
     if alarm(product, honest, report) or exact.outside(honest).any():
-        raise RuntimeError(
-            f"{product} is wrong without a fault: run benchmarks.clean_products first\n{report}"
-        )
+        raise RuntimeError(f"{product} is wrong without any fault: see benchmarks.clean_products\n{report}")
+    judge = Judge(product, exact, honest, report, clean)
     for plan in plans(product.case.dtype, rng):
-        outcome = _one(product, plan, rng)
-        if outcome[2].changed:
-            yield plan, judge(product, (honest, report, watch), outcome, plan, exact), outcome[1]
-
-
-def _one(product: Product, plan: Plan, rng: np.random.Generator) -> tuple[np.ndarray | None, Report, Watch]:
-    watch = Watch(plan, rng)
-    try:
-        result, report = product.protect(on_error="correct", on_stage=watch)
-        return result, report, watch
-    except SilentDataCorruptionError as error:
-        return None, error.report, watch
-    finally:
+        watch = Watch(plan, rng)
+        result: np.ndarray | None = None
+        try:
+            result, report = product.protect(on_error="correct", on_stage=watch)
+        except SilentDataCorruptionError as error:
+            report = error.report
         if plan.operand in "AB":
             watch.restore()
+        if watch.changed:
+            yield plan, judge(plan, result, report, watch), report
 
 
 def campaign(
@@ -254,15 +246,11 @@ def bits_table(n: int, flips: int, seed: int = 0) -> tuple[list[dict[str, Any]],
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["faults", "bits"], default="faults")
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--only", type=int, nargs="+", default=[], metavar="INDEX", help="these products again"
-    )
+    parser.add_argument("--only", type=int, nargs="+", default=[], metavar="INDEX", help="these products again")
     parser.add_argument("--size", type=int, nargs="+", default=[1024, 4096], metavar="N", help="for bits")
     parser.add_argument("--flips", type=int, default=1024, help="for bits: how many of each, in steps of 256")
     parser.add_argument("--prefix", default="", help="of the names of the CSVs")

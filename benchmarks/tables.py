@@ -36,9 +36,7 @@ def read(name: str) -> list[Row]:
     """The rows of results/NAME.csv."""
     path = RESULTS / f"{name}.csv"
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} is missing: run the benchmark that writes it (see each one's --help)"
-        )
+        raise FileNotFoundError(f"{path} is missing: run the benchmark that writes it (see each one's --help)")
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -67,9 +65,7 @@ def overhead() -> str:
         for row in rows
     ]
     one = rows[0]
-    where = (
-        f"{one['device']}, {one['cores']} cores, {one['blas']}, NumPy {one['numpy']}, Python {one['python']}"
-    )
+    where = f"{one['device']}, {one['cores']} cores, {one['blas']}, NumPy {one['numpy']}, Python {one['python']}"
     return f"{markdown(head, body)}\nMedians of interleaved pairs; {where}.\n"
 
 
@@ -103,8 +99,7 @@ def faults() -> str:
         "wrong after repair",
     )
     body = [
-        (kind, *(str(sum(int(row[key]) for row in group)) for key in keys))
-        for kind, group in _groups(rows, "kind")
+        (kind, *(str(sum(int(row[key]) for row in group)) for key in keys)) for kind, group in _groups(rows, "kind")
     ]
     return markdown(head, body)
 
@@ -186,9 +181,7 @@ def _percent(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if it would change")
     options = parser.parse_args(arguments)

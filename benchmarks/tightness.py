@@ -41,9 +41,7 @@ def median(rows: list[dict[str, Any]], dtype: str) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="tightness", metavar="NAME", help="results/NAME.csv")

@@ -32,9 +32,7 @@ class Problem:
     def operands(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Normal random A and B, in C order."""
         rng = np.random.default_rng(seed)
-        a, b = (
-            rng.standard_normal(shape).astype(self.dtype) for shape in ((self.m, self.k), (self.k, self.n))
-        )
+        a, b = (rng.standard_normal(shape).astype(self.dtype) for shape in ((self.m, self.k), (self.k, self.n)))
         return a, b
 
 
@@ -112,6 +110,4 @@ def _blas_threads() -> str:
         from threadpoolctl import threadpool_info
     except ImportError:
         return os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "default"
-    return "/".join(
-        sorted({str(pool["num_threads"]) for pool in threadpool_info() if pool["user_api"] == "blas"})
-    )
+    return "/".join(sorted({str(pool["num_threads"]) for pool in threadpool_info() if pool["user_api"] == "blas"}))

@@ -126,9 +126,7 @@ def _loguniform(m: int, k: int, n: int, rng: Generator, decades: float) -> Opera
 @_family("illrowcol", "generic")
 def _ill_rows_and_columns(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
     d = scales.decades(6)
-    return rng.standard_normal((m, k)) * _spread(rng, d, (m, 1)), rng.standard_normal((k, n)) * _spread(
-        rng, d, (1, n)
-    )
+    return rng.standard_normal((m, k)) * _spread(rng, d, (m, 1)), rng.standard_normal((k, n)) * _spread(rng, d, (1, n))
 
 
 @_family("illinner", "generic")

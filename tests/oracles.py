@@ -81,9 +81,7 @@ class Exact:
             bound += np.ldexp(wide.type(subnormals * _smallest(_accumulator(dtype))), -exponent)
             bound += subnormals * _smallest(wide)
             if dtype.itemsize < 4:  # accumulated in float32, rounded once
-                bound += _unit(dtype) * (abs(value) + bound) + np.ldexp(
-                    wide.type(_smallest(dtype)), -exponent
-                )
+                bound += _unit(dtype) * (abs(value) + bound) + np.ldexp(wide.type(_smallest(dtype)), -exponent)
         return cls(value, bound, highest + bound, lowest + bound, exponent, nonfinite, dtype)
 
     def outside(self, c: np.ndarray) -> np.ndarray:
@@ -170,11 +168,7 @@ def _unit(dtype: np.dtype[Any]) -> float:
 
 
 def _smallest(dtype: np.dtype[Any]) -> Any:
-    return (
-        dtype.type(finfo(dtype).smallest_subnormal)
-        if dtype == WIDE
-        else float(finfo(dtype).smallest_subnormal)
-    )
+    return dtype.type(finfo(dtype).smallest_subnormal) if dtype == WIDE else float(finfo(dtype).smallest_subnormal)
 
 
 def _overflow(dtype: np.dtype[Any]) -> Any:

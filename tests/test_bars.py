@@ -91,9 +91,7 @@ def test_a_false_alarm_is_counted(monkeypatch, capsys, status):
 
 
 def test_unverifiable_is_an_alarm_only_in_the_normal_range(monkeypatch):
-    protect_with(
-        monkeypatch, lambda result, report, watch: (result, replace(report, status=Status.UNVERIFIABLE))
-    )
+    protect_with(monkeypatch, lambda result, report, watch: (result, replace(report, status=Status.UNVERIFIABLE)))
     assert len(clean_products.sweep([GENERIC], seed=7, regimes=SMALL)[1]) == 1
     overflow = families.names().index("overflow")
     assert not clean_products.sweep([overflow], seed=7, regimes=SMALL)[1]

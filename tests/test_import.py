@@ -15,9 +15,7 @@ HEAVY = ("numpy", "scipy", "cupy", "array_api_compat", "click", "sklearn", "PIL"
 def loaded_after(statement: str) -> set[str]:
     """Top-level names in sys.modules after a statement, in an interpreter of its own."""
     code = f"{statement}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     return set(done.stdout.split())
 
 

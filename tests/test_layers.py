@@ -186,9 +186,7 @@ def plant(root: Path, name: str, text: str) -> Path:
         pytest.param("errors", "from . import report\n", id="relative-module"),
         pytest.param("core.tsm2", "from ..checksum import encode\n", id="relative-two-up"),
         pytest.param("core.tsm2", "def f():\n    from abft_tsm2.gemm import x\n", id="lazy"),
-        pytest.param(
-            "core.tsm2", "import importlib\nimportlib.import_module('abft_tsm2.gemm')\n", id="by-name"
-        ),
+        pytest.param("core.tsm2", "import importlib\nimportlib.import_module('abft_tsm2.gemm')\n", id="by-name"),
         pytest.param("checksum.correct", "from .verify import verify\n", id="kept-apart"),
         pytest.param("gemm", "from abft_tsm2 import protected_gemm\n", id="through-the-lazy-names"),
         pytest.param("gemm", "import abft_tsm2\n", id="the-whole-package"),
@@ -227,9 +225,7 @@ def test_a_rightful_import_passes(tmp_path, name, text):
 
 def test_an_unreadable_import_is_refused(tmp_path):
     with pytest.raises(AssertionError, match="cannot be read"):
-        order_faults(
-            plant(tmp_path, "gemm", "from importlib import import_module\nimport_module('a' + 'b')\n")
-        )
+        order_faults(plant(tmp_path, "gemm", "from importlib import import_module\nimport_module('a' + 'b')\n"))
 
 
 @pytest.mark.parametrize(

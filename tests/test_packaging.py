@@ -19,6 +19,7 @@ SOURCES = {
     "abft_tsm2": (".py", ".typed", ".json"),
     "kernels": (".py", ".cu", ".cuh"),
 }
+PROBE = "// device code"
 INSTALLED = {"abft_tsm2": "abft_tsm2", "kernels": "abft_tsm2/kernels"}
 
 
@@ -56,8 +57,8 @@ def build(source: Path, to: Path) -> Path:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = copy_of_the_tree(tmp_path_factory.mktemp("source"))
     # Device code of its own, so that the mapping is tried whatever the tree holds.
-    (source / "kernels" / "probe.cu").write_text("// device code\n")
-    (source / "kernels" / "probe.cuh").write_text("// device code\n")
+    for name in ("probe.cu", "probe.cuh"):
+        (source / "kernels" / name).write_text(PROBE)
     return build(source, tmp_path_factory.mktemp("built"))
 
 
@@ -80,24 +81,41 @@ def test_a_package_left_out_is_noticed(tmp_path):
     assert not expected_files(ROOT) <= set(zipfile.ZipFile(build(source, built)).namelist())
 
 
-def test_the_wheel_runs_by_itself(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-        [entry_points] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-        assert "abft-tsm2 = abft_tsm2.cli:main" in archive.read(entry_points).decode()
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import abft_tsm2; from importlib import resources;"
-        "print(abft_tsm2.__file__, abft_tsm2.__version__,"
-        "(resources.files('abft_tsm2.kernels') / 'probe.cu').read_text().strip(), sep='\\n')"
-    )
+def run_in(installed: Path, code: str) -> list[str]:
+    """Lines printed by code that sees the unpacked wheel before anything else."""
+    code = f"import sys; sys.path.insert(0, {str(installed)!r}); {code}"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=installed, capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.splitlines() == [
-        str(tmp_path / "abft_tsm2" / "__init__.py"),
-        abft_tsm2.__version__,
-        "// device code",
-    ]
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_is_importable_by_itself(installed):
+    code = (
+        "import abft_tsm2; from importlib import resources; print(abft_tsm2.__file__);"
+        "print((resources.files('abft_tsm2.kernels') / 'probe.cu').read_text());"
+        "print(abft_tsm2.Report.schema()['title'])"
+    )
+    where, kernel, schema = run_in(installed, code)
+    assert where == str(installed / "abft_tsm2" / "__init__.py")
+    assert kernel == PROBE
+    assert schema
+
+
+def test_the_command_of_the_wheel_runs(installed):
+    [entry_points] = installed.glob("*.dist-info/entry_points.txt")
+    module, function = re.findall(r"^abft-tsm2 = ([\w.]+):(\w+)$", entry_points.read_text(), re.MULTILINE)[0]
+    [line] = run_in(installed, f"from {module} import {function}; {function}(['--version'])")
+    assert line.startswith("abft-tsm2")
+    assert abft_tsm2.__version__ in line
 
 
 def test_the_version_stands_in_one_place(wheel):

@@ -33,9 +33,7 @@ SERIOUS = ("input_changed", "uncorrectable")
 
 def example(status: Status, *also: Status, **changes: object) -> Report:
     fault = Fault("C", "element", (17,), (203,), 1, 3.2e7, "recomputed")
-    return Report(
-        status, "gemm", 4, 5, 6, "float64", faults=(fault,), also=also, seconds={"multiply": 1.0}, **changes
-    )
+    return Report(status, "gemm", 4, 5, 6, "float64", faults=(fault,), also=also, seconds={"multiply": 1.0}, **changes)
 
 
 def outcome(report: Report, on_error: str | None, log: pytest.LogCaptureFixture) -> tuple[str, ...]:
@@ -75,9 +73,7 @@ def test_every_status_action_and_on_error(
     key: str, action: str, on_error: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     if action == "ignore" and key in SERIOUS:
-        with pytest.raises(
-            ValueError, match=f"{key}='ignore' .* never silent: choose one of log, warn, raise"
-        ):
+        with pytest.raises(ValueError, match=f"{key}='ignore' .* never silent: choose one of log, warn, raise"):
             errstate(**{key: action})
         return
     with errstate(**{key: action}):
@@ -122,20 +118,14 @@ def test_turning_warnings_into_errors_does_not_hide_the_exception() -> None:
 
 
 def test_unknown_keys_and_values_name_the_choices() -> None:
-    with pytest.raises(
-        TypeError, match=r"no repaired, lost: choose from corrected, checksum_fault, unverifiable"
-    ):
+    with pytest.raises(TypeError, match=r"no repaired, lost: choose from corrected, checksum_fault, unverifiable"):
         errstate(repaired="log", lost="raise")
-    with pytest.raises(
-        ValueError, match="corrected='print' is not allowed: choose one of ignore, log, warn, raise"
-    ):
+    with pytest.raises(ValueError, match="corrected='print' is not allowed: choose one of ignore, log, warn, raise"):
         errstate(corrected="print")
     with pytest.raises(ValueError, match="uncorrectable=True is not allowed: choose one of log, warn, raise"):
         errstate(uncorrectable=True)
     for call in (check_on_error, lambda on_error: deliver(example(Status.CLEAN), on_error)):
-        with pytest.raises(
-            ValueError, match="unknown on_error 'fix': choose None or one of correct, detect, raise"
-        ):
+        with pytest.raises(ValueError, match="unknown on_error 'fix': choose None or one of correct, detect, raise"):
             call("fix")
     with monitor() as log, pytest.raises(ValueError, match="unknown on_error"):
         deliver(example(Status.CLEAN), "fix")

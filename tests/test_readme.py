@@ -50,14 +50,10 @@ def test_a_wrong_block_fails():
 @pytest.mark.parametrize("table", TABLES)
 def test_the_readme_has_a_place_for_each_table(table):
     text = README.read_text(encoding="utf-8")
-    assert (
-        len(re.findall(rf"^<!-- table:{table} -->$.*?^<!-- /table -->$", text, re.MULTILINE | re.DOTALL)) == 1
-    )
+    assert len(re.findall(rf"^<!-- table:{table} -->$.*?^<!-- /table -->$", text, re.MULTILINE | re.DOTALL)) == 1
 
 
 @pytest.mark.parametrize("name", ["abft_tsm2", *MODULES])
 def test_the_docstring_examples_run(name):
     result = doctest.testmod(importlib.import_module(name))
-    assert result.failed == 0, (
-        f"{result.failed} of {result.attempted} examples failed; the output above has them"
-    )
+    assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed; the output above has them"

@@ -108,9 +108,7 @@ def test_the_schema_is_itself_valid_and_names_the_version() -> None:
     jsonschema.Draft202012Validator.check_schema(Report.schema())
     assert Report.schema()["properties"]["schema"] == {"const": "abft_tsm2/report/1"}
     batch = Report.merge([example(index=(0,)), example(index=(1,))], operation="gemm").to_dict()
-    assert [batch["schema"], *(product["schema"] for product in batch["products"])] == [
-        "abft_tsm2/report/1"
-    ] * 3
+    assert [batch["schema"], *(product["schema"] for product in batch["products"])] == ["abft_tsm2/report/1"] * 3
 
 
 def test_the_schema_lists_the_same_choices_as_the_code() -> None:
@@ -264,9 +262,7 @@ def test_precedence_of_every_set_of_statuses() -> None:
 
 
 def test_merge_summarises_a_batch() -> None:
-    clean = example(
-        Status.CLEAN, faults=(), suspicions=3, recomputed=0.0, index=(0,), seconds={"multiply": 1.0}
-    )
+    clean = example(Status.CLEAN, faults=(), suspicions=3, recomputed=0.0, index=(0,), seconds={"multiply": 1.0})
     unverifiable = example(
         Status.UNVERIFIABLE,
         faults=(),
@@ -339,19 +335,14 @@ def test_the_shortest_text_and_a_long_one() -> None:
     lines = str(Report(Status.CLEAN, "gemm", 0, 3, 4, "float64")).splitlines()
     assert lines[1:] == ["  checked: nothing", "  time: not taken"]
     fault = example().faults[0]
-    text = str(
-        example(faults=tuple(replace(fault, rows=(row,)) for row in range(25)), reasons=tuple("abcde"))
-    )
+    text = str(example(faults=tuple(replace(fault, rows=(row,)) for row in range(25)), reasons=tuple("abcde")))
     assert text.count("  fault: ") == 10
     assert "C[9, 203]" in text
     assert "C[10, 203]" not in text
     assert "  and 15 more faults\n" in text
     assert "  and 2 more reasons\n" in text
     sides = example(checks=(example().checks[0], Check("columns", 2, 300, 0, math.nan, 0.0, -1, math.inf)))
-    assert (
-        "  checked: 0 of 300 columns, 2 checksum vectors, bound nan, sure to find a change of inf\n"
-        in str(sides)
-    )
+    assert "  checked: 0 of 300 columns, 2 checksum vectors, bound nan, sure to find a change of inf\n" in str(sides)
 
 
 def test_the_text_of_a_batch_shows_the_worst_first() -> None:
@@ -359,9 +350,7 @@ def test_the_text_of_a_batch_shows_the_worst_first() -> None:
     repaired = [example(index=(1, number), faults=example().faults * 3) for number in range(6)]
     lost = example(Status.UNCORRECTABLE, index=(2, 7), faults=(), reasons=("C is read-only",))
     lines = str(Report.merge([*clean, *repaired, lost], operation="gemm")).splitlines()
-    assert lines[0].startswith(
-        "gemm batch of 16, each m=256 k=4096 n=300 float32: UNCORRECTABLE, the result is"
-    )
+    assert lines[0].startswith("gemm batch of 16, each m=256 k=4096 n=300 float32: UNCORRECTABLE, the result is")
     assert lines[1:8] == [
         "  statuses: 1 UNCORRECTABLE, 6 CORRECTED, 9 CLEAN",
         "  closest clean residual: 0.31 of its bound (product [0, 0])",

@@ -27,7 +27,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from abft_tsm2.arrays import FLOATS, FloatType, Namespace, dtype_name
+import numpy as np
+
+from abft_tsm2.arrays import FLOATS, FloatType, Namespace
 
 DETECT = 6.0  # units of u sqrt(k): measured largest on generic data 2.4, see above
 TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-bit inputs 0.06
@@ -73,10 +75,10 @@ class Arithmetic:
         return max(f.smallest_normal if self.flushes else f.smallest_subnormal for f in formats)
 
 
-def arithmetic(inputs: Any, output: Any, *, library: str = "numpy") -> Arithmetic:
-    """The arithmetic of a product of promoted input dtype `inputs` and result dtype `output`."""
-    wide = "float32" if FLOATS[dtype_name(inputs)].bits < 32 else dtype_name(inputs)
-    return Arithmetic(FLOATS[wide], FLOATS[dtype_name(output)], flushes=library == "cupy")
+def arithmetic(inputs: str, output: str, *, library: str = "numpy") -> Arithmetic:
+    """The arithmetic of a product of promoted input type `inputs` and result type `output`, both by name."""
+    wide = "float32" if FLOATS[inputs].bits < 32 else inputs
+    return Arithmetic(FLOATS[wide], FLOATS[output], flushes=library == "cupy")
 
 
 def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
@@ -121,3 +123,51 @@ def rigorous_factor(a: Arithmetic, k: int) -> float:
 def element_noise(a: Arithmetic, k: int) -> float:
     """The usual error of an element in units of ``(A o A)(B o B)``'s root: ``(u + u_c) sqrt(k)``."""
     return (a.u + CHECKSUM_UNIT) * math.sqrt(max(k, 1))
+
+
+def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: Any = None) -> float:
+    """The smallest change of one element that a protected product of this size and type is sure to find.
+
+    Parameters
+    ----------
+    m, k, n : int
+        Sizes of ``A (m, k) @ B (k, n)``.
+    dtype : dtype or str
+        Of the operands.
+    out_dtype : dtype or str, optional
+        Of the result; by default that of the operands.
+
+    Returns
+    -------
+    limit : float
+        Relative to the root mean square of C, for operands of independent normal entries. Smaller changes may be
+        found; ``report.checks[0].detection_limit`` gives the limit of a product that was checked, in C's units.
+
+    Raises
+    ------
+    TypeError
+        For a dtype that is not protected.
+    ValueError
+        For a size below 1.
+
+    Notes
+    -----
+    The statistical bound of `abft_tsm2.checksum.bounds` with ``P2 = ||C o v|| = sqrt(n) rms(v) rms(C)``, summed over
+    the shorter side, and a quarter more for the clean residual; divided by the smallest weight, 1.
+
+    Examples
+    --------
+    >>> from abft_tsm2 import detection_limit
+    >>> 1e-3 < detection_limit(4096, 4096, 4096, "float32") < 3e-3
+    True
+    """
+    if min(m, k, n) < 1:
+        raise ValueError(f"m = {m}, k = {k}, n = {n}: sizes must be at least 1")
+    names = [x if isinstance(x, str) else np.dtype(x).name for x in (dtype, out_dtype or dtype)]
+    if not set(names) <= set(FLOATS):
+        raise TypeError(f"dtype {' -> '.join(names)} is not protected: choose among {', '.join(FLOATS)}")
+    a = arithmetic(names[0], names[1])
+    terms = min(m, n)
+    mean_square = sum((1 + h / 128) ** 2 for h in range(65)) / 65  # of a balanced weight
+    bound = (statistical_factor(a, k, terms) + 4 * a.u_out) * math.sqrt(terms * mean_square)
+    return 1.25 * bound  # a clean residual rarely exceeds a quarter of the bound

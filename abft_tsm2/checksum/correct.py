@@ -56,7 +56,7 @@ class _Tile:
 
 def few(lines: Lines) -> int:
     """So many suspected lines are looked at one by one."""
-    return max(_FEW_LINES, lines.L.shape[0] // _FEW_LINES)
+    return max(_FEW_LINES, int(lines.L.shape[0]) // _FEW_LINES)
 
 
 def locate_and_correct(
@@ -81,7 +81,12 @@ def locate_and_correct(
     """
     outcome = Outcome()
     if suspects.size <= few(lines):
-        undecided = _line_by_line(lines, scale, suspects, outcome, write)
+        m = lines.L.shape[0]
+        # Where half of the lines are suspected the others are looked at too: what hit these may have hit all.
+        others = np.setdiff1d(np.arange(m), suspects) if 2 * suspects.size >= m else suspects[:0]
+        others = others[scale.usable_line[others]]
+        undecided = _line_by_line(lines, scale, np.concatenate([suspects, others]), outcome, write)
+        undecided = np.setdiff1d(undecided, others)
         if outcome.columns:
             _complete_columns(lines, scale, outcome, write)
     else:
@@ -122,6 +127,9 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
             exact += to_host(left @ right)
             total += to_host(xp.abs(left) @ xp.abs(right))
             square += to_host((left * left) @ (right * right))
+        shift = scale.line[at][:, None] + scale.column[None, :]
+        # Where even the sum of magnitudes overflows, an Inf or NaN may be what honest arithmetic gives.
+        summed = np.ldexp(total, scale.left[at][:, None] + scale.right[None, :])
         gain = scale.gain(lines.alpha, at, slice(None))
         exact, total, square = exact * gain, total * np.abs(gain), square * gain**2
         if lines.C0 is not None:
@@ -130,7 +138,7 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
             exact, total, square = exact + base, total + np.abs(base), square + base**2
         stored = xp.take(lines.C, pick, axis=0)
         found = to_host(xp.astype(stored, xp.float64))
-        shift = scale.line[at][:, None] + scale.column[None, :]
+        overflows = np.fmax(summed, np.ldexp(total, shift)) >= a.accumulator.largest / 2
         # exact may leave the range of C's type: then what belongs there is an infinity
         value = to_host(xp.astype(from_host(np.ldexp(exact, shift), lines.C), lines.C.dtype)).astype(np.float64)
         size = np.maximum(np.sqrt(square), np.abs(exact))
@@ -139,8 +147,6 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
         bound = rigorous_factor(a, lines.terms) * total + 2 * a.u_out * np.abs(exact) + underflow
         noise = element_noise(a, lines.terms) * size + a.u_out * np.abs(exact) + underflow
         right_enough = ((error <= bound) & np.isfinite(bound)) | (found == value) | (np.isnan(found) & np.isnan(value))
-        # Where even the sum of magnitudes overflows, an Inf or NaN may be what honest arithmetic gives.
-        overflows = np.ldexp(total, shift) >= a.accumulator.largest / 2
         right_enough |= overflows & ~np.isfinite(found)
         distance = np.where(found == value, 0.0, error / np.where(noise > 0, noise, 1e-300))
         distance = np.where(np.isfinite(distance), distance, np.where(right_enough, 0.0, np.inf))
@@ -216,7 +222,16 @@ def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool)
                 )
             else:
                 outcome.faults += [
-                    _fault(across, "element", int(column), (int(i),), np.arange(m) == i, tile.found[p], tile.value[p], write)
+                    _fault(
+                        across,
+                        "element",
+                        int(column),
+                        (int(i),),
+                        np.arange(m) == i,
+                        tile.found[p],
+                        tile.value[p],
+                        write,
+                    )
                     for i in fresh
                 ]
 
@@ -247,6 +262,7 @@ def _multiply_again(
         hi = min(m, lo + step)
         outcome.multiplications += (hi - lo) * n * k
         again = lines.again(lo, hi)
+        found_here = False
         for part in np.array_split(block, -(-block.size // rows_per_block(n, _TILE_BYTES))):
             new = xp.astype(xp.take(again, from_host(part - lo, lines.C), axis=0), xp.float64)
             old = xp.astype(xp.take(lines.C, from_host(part, lines.C), axis=0), xp.float64)
@@ -258,16 +274,15 @@ def _multiply_again(
                 bound = tau[part] * (4.0 if foreign else 1.0)
                 fine = np.all((change <= bound) & np.isfinite(bound), axis=1) | same.all(axis=1)
                 off = np.abs(old_ - new_)
-            for p, line in enumerate(part):
-                if fine[p]:
-                    outcome.cleared += 1
-                    continue
-                if write:
-                    places = scale.usable_column
-                    _replace(lines, int(line), np.flatnonzero(places), new_[p], write)
-                wrong.append(int(line))
-                wrong_elements += int(np.count_nonzero(~same[p]))
-                largest = float(np.fmax(largest, np.where(same[p], 0.0, off[p]).max(initial=0.0)))
+            outcome.cleared += int(np.count_nonzero(fine))
+            wrong += [int(line) for line in part[~fine]]
+            wrong_elements += int(np.count_nonzero(~same[~fine]))
+            largest = float(np.fmax(largest, np.where(same, 0.0, off)[~fine].max(initial=0.0)))
+            found_here = found_here or not fine.all()
+        if found_here and write:  # what hit these lines may have hit the others, too little to be seen
+            for line in range(lo, hi):
+                if scale.usable_line[line]:
+                    _replace(lines, line, np.flatnonzero(scale.usable_column), to_host(again[line - lo, :]), write)
     if wrong:
         repair = AGAIN if write else ""
         rows, columns = (tuple(wrong), ()) if lines.side == "rows" else ((), tuple(wrong))
@@ -308,7 +323,14 @@ def _line_faults(
 
 
 def _fault(
-    lines: Lines, kind: str, line: int, at: tuple[int, ...], wrong: Mask, found: Floats, value: Floats, write: bool
+    lines: Lines,
+    kind: str,
+    line: int,
+    at: tuple[int, ...],
+    wrong: Mask,
+    found: Floats,
+    value: Floats,
+    write: bool,
 ) -> Fault:
     with np.errstate(all="ignore"):
         off = np.abs(found - value)[wrong]

@@ -110,7 +110,7 @@ def decide(
             break
         if not write or turn == _ROUNDS:
             decision.statuses.append(Status.UNCORRECTABLE)
-            found = outcome.faults if not write else found
+            found += outcome.faults
             if write:
                 decision.reasons.append(
                     f"{_ROUNDS} repairs did not hold: {suspects.size} {lines.side} of C still disagree; "
@@ -149,4 +149,3 @@ def unverifiable(lines: Lines, scale: Scale) -> list[str]:
                 f"(first: {kind} {int(bad[0])}) and could not be checked; the rest was"
             )
     return reasons
-

@@ -21,7 +21,7 @@ from abft_tsm2.checksum.integers import (
     integer_checksums,
     restore,
 )
-from abft_tsm2.checksum.weights import Weights, equilibrated, exponents, weights
+from abft_tsm2.checksum.weights import SEED, Weights, equilibrated, exponents, weights
 from abft_tsm2.core.tsm2 import (
     column_squares,
     encoding_pass,
@@ -31,7 +31,8 @@ from abft_tsm2.core.tsm2 import (
 )
 from abft_tsm2.report import Fault, Report, Status
 
-_SAMPLE_STRIDE = 8  # one row in eight tells a column's scale; rows the sample may have missed are looked up
+_SAMPLE_SHARE = 8  # one row in eight tells a column's scale; rows the sample may have missed are looked up
+_SAMPLE_RUN = 8  # rows are sampled in runs at random places: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
 _OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
@@ -81,11 +82,24 @@ def log2_column_norms(R: Array) -> NDArray[np.float64]:
         return np.asarray(shift + 0.5 * np.log2(squares))
 
 
+def _sample(k: int) -> NDArray[np.int64]:
+    """An eighth of k row indices: one run of eight at a random place in each group of 64."""
+    group = _SAMPLE_SHARE * _SAMPLE_RUN
+    starts = np.arange(0, k - group + 1, group)
+    starts = starts + np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, starts.size)
+    return np.asarray((starts[:, None] + np.arange(_SAMPLE_RUN)).ravel(), np.int64)
+
+
 def _sampled_exponents(R: Array) -> NDArray[np.int64]:
-    """Scales of R's columns from every eighth row; from all of R where the sample says nothing."""
-    k = R.shape[0]
-    stride = max(1, min(_SAMPLE_STRIDE, k // 64))
-    squares = to_host(column_squares(R[::stride, :])).astype(np.float64)
+    """Scales of R's columns from an eighth of its rows; from all of R where the sample says nothing."""
+    k, n = R.shape
+    if k < 2 * _SAMPLE_SHARE * _SAMPLE_RUN:
+        squares = to_host(column_squares(R)).astype(np.float64)
+    else:
+        xp, rows = namespace(R), _sample(k)
+        squares = np.zeros(n)
+        for part in np.array_split(rows, -(-rows.size // rows_per_block(n))):
+            squares += to_host(column_squares(xp.take(R, from_host(part, R), axis=0)))
     reliable = float_type(R).smallest_normal ** (1 / 2) if float_type(R).bits >= 32 else 0.0
     if np.all((squares > reliable) & np.isfinite(squares)):
         return exponents(0.5 * np.log2(squares))
@@ -108,7 +122,7 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
         exact = exponents(log2_column_norms(R))
     else:
         xp = namespace(R)
-        total = np.full(R.shape[1], float(_SAMPLE_STRIDE))  # the sample's own norm, in units of 2^e, squared
+        total = np.full(R.shape[1], float(_SAMPLE_SHARE))  # the sample's own norm, in units of 2^e, squared
         for row in large:
             total += np.ldexp(to_host(xp.astype(R[int(row), :], xp.float64)), -exponent) ** 2
         exact = exponents(exponent + 0.5 * np.log2(total))
@@ -302,9 +316,7 @@ def _chosen_weights(given: Any, n: int, name: str) -> tuple[Weights, bool]:
     return V, False
 
 
-def encode(
-    A: Any, side: str = "both", weights: Any = None, repair: bool = False, *, recheck: bool = True
-) -> Encoded:
+def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False, *, recheck: bool = True) -> Encoded:
     """Encode a matrix once, to check its storage and to reuse it over many protected products.
 
     Parameters

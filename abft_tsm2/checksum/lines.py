@@ -55,7 +55,7 @@ class Lines:
     @property
     def terms(self) -> int:
         """Roundings in one element: k, and those of alpha and beta."""
-        return self.L.shape[1] + (0 if self.alpha == 1.0 and self.C0 is None else 2)
+        return int(self.L.shape[1]) + (0 if self.alpha == 1.0 and self.C0 is None else 2)
 
     def across(self) -> Lines:
         """The same product seen along its other side."""
@@ -65,9 +65,7 @@ class Lines:
 
         side = "columns" if self.side == "rows" else "rows"
         C0 = None if self.C0 is None else self.C0.T
-        return Lines(
-            side, self.R.T, self.L.T, self.C.T, C0, self.alpha, self.beta, self.arithmetic, unavailable
-        )
+        return Lines(side, self.R.T, self.L.T, self.C.T, C0, self.alpha, self.beta, self.arithmetic, unavailable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +92,7 @@ class Scale:
 
     def across(self) -> Scale:
         """The scale of ``Lines.across``."""
-        return Scale(
-            self.right, self.left, self.column, self.line, self.usable_column, self.usable_line
-        )
+        return Scale(self.right, self.left, self.column, self.line, self.usable_column, self.usable_line)
 
     def gain(self, alpha: float, rows: Any, columns: Any) -> Floats:
         """What multiplies the scaled product at these places: ``alpha 2^(left + right - line - column)``."""

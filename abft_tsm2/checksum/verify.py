@@ -93,9 +93,7 @@ def expect(lines: Lines, carried: Carried) -> Expected:
     if lines.C0 is None:
         return Expected(carried, found.sums, found.squares, None, None, found.fingerprint, None)
     base = encoding_pass(lines.C0, V, V2, fingerprint=True)
-    return Expected(
-        carried, found.sums, found.squares, base.sums, base.squares, found.fingerprint, base.fingerprint
-    )
+    return Expected(carried, found.sums, found.squares, base.sums, base.squares, found.fingerprint, base.fingerprint)
 
 
 def observe(lines: Lines, carried: Carried) -> Observed:
@@ -155,7 +153,6 @@ def judge(lines: Lines, expected: Expected, observed: Observed) -> Verdict:
     tau = bound(everything, products2, stored2)
     ok = np.all((residual <= tau) & np.isfinite(tau), axis=1)
     ratio = _ratio(residual, tau)
-    sampled = np.median(tau) if tau.size else 0.0
     # The whole of ||C o v|| for the lines that need it and the few that came closest; then the whole of P2.
     V2 = expected.carried.weights * expected.carried.weights
     closest = np.argsort(-np.where(ok, ratio, -np.inf), kind="stable")[:_FEW]
@@ -174,8 +171,9 @@ def judge(lines: Lines, expected: Expected, observed: Observed) -> Verdict:
             tau[bad] = bound(bad, P2, whole[np.isin(at, bad)])
     ok = np.all((residual <= tau) & np.isfinite(tau), axis=1)
     ratio = _ratio(residual, tau)
-    true_bound = float(np.median(tau[look])) if look.size else float(sampled)
-    return Verdict(ok, ratio, _check(lines, V, ok, ratio, true_bound, np.ones(ok.shape, np.bool_)))
+    seen = np.isin(np.arange(ok.size), look)  # only these have their true bound
+    bound_seen = float(np.median(tau[look])) if look.size else 0.0
+    return Verdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
 
 
 def _gather(X: Array, rows: Integers) -> Array:
@@ -192,17 +190,17 @@ def _ratio(residual: Floats, tau: Floats) -> Floats:
     return np.asarray(np.where(np.isfinite(ratio) & np.isfinite(tau), ratio, np.inf).max(axis=1, initial=0.0))
 
 
-def _check(lines: Lines, V: Floats, ok: Mask, ratio: Floats, bound: float, usable: Mask) -> Check:
-    clean = np.where(ok & usable, ratio, -1.0)
+def _check(lines: Lines, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
+    clean = np.where(clean_lines, ratio, -1.0)
     closest = float(clean.max(initial=0.0))
-    smallest = float(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf)) if V.size else 0.0
+    smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
     with np.errstate(all="ignore"):
-        limit = (1.0 + closest) * bound / smallest if smallest else 0.0
+        limit = (1.0 + closest) * bound / smallest  # a weight of 0 sees nothing: inf
     return Check(
         side=lines.side,
         vectors=V.shape[1],
-        lines=ok.size,
-        verified=int(np.count_nonzero(usable)),
+        lines=clean.size,
+        verified=verified,
         bound=bound,
         closest=closest,
         closest_line=int(np.argmax(clean)) if clean.size and clean.max() >= 0 else -1,
@@ -266,7 +264,7 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
     scale = scale_of(lines) if scale is None else scale
     L, R, C, C0, a = lines.L, lines.R, lines.C, lines.C0, lines.arithmetic
     m, (k, n) = L.shape[0], R.shape
-    zero_n, zero_k = np.zeros(n, np.int64), np.zeros(k, np.int64)
+    zero_k = np.zeros(k, np.int64)
     keep, everywhere = scale.usable_column, np.ones(k, np.bool_)
     with np.errstate(all="ignore"):
         V = np.ldexp(to_host(weights), scale.column[:, None])
@@ -308,5 +306,5 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
     ratio = np.where(usable, _ratio(residual, tau), 0.0)
     in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line)
     bound = float(np.median(in_users_units[usable])) if usable.any() else 0.0
-    check = _check(lines, to_host(weights), ok, ratio, bound, usable)
+    check = _check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))
     return Scrutiny(Verdict(ok, ratio, check), scale, V, tau)

@@ -1,8 +1,9 @@
 """Weight columns: what a matrix is multiplied by to be encoded.
 
 A checksum of a row is ``sum_j v_j c_ij``. Random signs make the rounding errors of the n terms add like ``sqrt(n)``
-whatever the data are (Hoeffding 1963); signs in balance take the mean of the data out of the checksum; magnitudes
-of nearly one modulus leave no element hard to see; and magnitudes that differ tell two swapped elements apart. Scaling
+whatever the data are (Hoeffding 1963); signs nearly in balance keep the mean of the data from drowning the rest;
+magnitudes of nearly one modulus leave no element hard to see; and magnitudes that differ tell two swapped elements
+apart. Scaling
 each weight by a power of two that undoes the scale of its column (equilibration) keeps one large column from drowning
 the others. The other families are those of the literature, for comparison and for encodings of several columns.
 """
@@ -10,6 +11,7 @@ the others. The other families are those of the literature, for comparison and f
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,24 +23,23 @@ Weights = NDArray[np.float64]
 
 
 def _balanced(n: int, r: int, rng: np.random.Generator) -> Weights:
-    """sign x (1 + h/128), h = 0..64: magnitudes in pairs of equal size and opposite sign, so each column sums to 0
-    (n even). Eight significand bits: exact in bfloat16 and wider."""
-    half = n // 2
+    """sign x (1 + h/128), h = 0..64, with sqrt(n) more signs of one kind than of the other.
+
+    Signs in exact balance would be blind to one change of all elements of a constant line; with this excess such
+    a change shows as much as a random one, and the mean of the data weighs no more than their scatter. Eight
+    significand bits: exact in bfloat16 and wider.
+    """
+    excess = math.isqrt(max(n - 1, 0)) + 1  # ceil(sqrt(n))
+    positive = min(n, (n + excess + 1) // 2)
     out = np.empty((n, r))
     for c in range(r):
-        magnitude = 1 + rng.integers(0, 65, n - half) / 128
-        column = np.concatenate([magnitude, -magnitude[:half]])
-        rng.shuffle(column)
-        out[:, c] = column
+        steps = rng.permutation(65)[:n] if n <= 65 else rng.integers(0, 65, n)  # all different where they can be
+        sign = np.where(rng.permutation(n) < positive, 1.0, -1.0)
+        out[:, c] = sign * (1 + steps / 128)
     return out
 
 
-def _points(n: int) -> Weights:
-    """The n Chebyshev points of the first kind, in (-1, 1)."""
-    return np.cos((np.arange(n) + 0.5) * np.pi / max(n, 1))
-
-
-_FAMILIES: dict[str, Callable[[int, int, np.random.Generator], Weights]] = {
+_FAMILIES: dict[str, Callable[[int, int, np.random.Generator], NDArray[Any]]] = {
     "balanced": _balanced,
     "ones": lambda n, r, rng: np.ones((n, r)),
     "linear": lambda n, r, rng: np.vander(np.arange(1.0, n + 1), max(r, 1), increasing=True)[:, :r],
@@ -48,7 +49,7 @@ _FAMILIES: dict[str, Callable[[int, int, np.random.Generator], Weights]] = {
     "normal": lambda n, r, rng: rng.standard_normal((n, r)),
     "vandermonde": lambda n, r, rng: np.vander(np.arange(1.0, n + 1) / max(n, 1), max(r, 1), increasing=True)[:, :r],
     "chebyshev": lambda n, r, rng: np.polynomial.chebyshev.chebvander(np.linspace(-1, 1, n), max(r, 1))[:, :r],
-    "dct": lambda n, r, rng: np.cos(np.arccos(_points(n))[:, None] * np.arange(r)),
+    "dct": lambda n, r, rng: np.cos(np.outer((np.arange(n) + 0.5) * (np.pi / max(n, 1)), np.arange(r))),
 }
 
 
@@ -84,8 +85,9 @@ def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED)
     Examples
     --------
     >>> from abft_tsm2 import weights
-    >>> float(weights("balanced", 8).sum())
-    0.0
+    >>> V = weights("balanced", 100)
+    >>> int((V > 0).sum()), int((V < 0).sum()), bool((abs(V) >= 1).all() and (abs(V) <= 1.5).all())
+    (55, 45, True)
     """
     if kind not in _FAMILIES:
         raise ValueError(f"unknown weights {kind!r}: choose from {', '.join(_FAMILIES)}")

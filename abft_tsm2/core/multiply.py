@@ -13,9 +13,7 @@ from abft_tsm2.arrays import Array, float_type, is_numpy, namespace
 BLOCK_BYTES = 16 << 20  # of one temporary; at most three live at once
 
 
-def multiply(
-    A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0
-) -> None:
+def multiply(A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> None:
     """``out = alpha A B + beta C0``.
 
     Parameters

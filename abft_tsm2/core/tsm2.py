@@ -12,6 +12,7 @@ fixed, so that the same array gives the same bits again.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, as_operand, bit_pattern, dtype_name, is_column_major, is_numpy, namespace
+from abft_tsm2.arrays import (
+    Array,
+    as_operand,
+    bit_pattern,
+    float_type,
+    is_column_major,
+    is_numpy,
+    namespace,
+)
 
 BLOCK_BYTES = 1 << 20  # half of a common level-2 cache: the second look at a block costs half the first
 _SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
@@ -109,11 +118,13 @@ def encoding_pass(X: Array, W: Array | None, W2: Array | None = None, *, fingerp
     if not is_numpy(X):
         return _portable_pass(lines, W, W2, fingerprint, transposed)
     sums = None
-    if W is not None and X.dtype == np.float64:  # BLAS reads at the speed of the memory; other types need einsum's fused cast
+    # BLAS reads at the speed of the memory; other types need einsum's fused cast.
+    if W is not None and X.dtype.itemsize == 8:
         with np.errstate(all="ignore"):
             sums = np.matmul(X, W)
-    if W2 is not None:
-        W2 = W2.astype(np.float64 if X.dtype == np.float64 else np.float32)  # statistics need two digits
+    if W2 is not None and X.dtype.itemsize < 8:  # statistics need two digits
+        with np.errstate(all="ignore"):  # a bound that overflows is looked at again
+            W2 = W2.astype(np.float32)
     if W2 is None and not fingerprint and sums is not None:
         return Sums(sums)
     parts = _on_all_cores(
@@ -138,15 +149,20 @@ def column_squares(X: Array) -> Array:
 
     A result that is 0, subnormal or not finite says nothing; the caller looks at that.
     """
+    half = float_type(X).bits < 32
+    if is_numpy(X) and not half:
+        if is_column_major(X):
+            parts = _on_all_cores(X.T, lambda lo, hi: np.einsum("ij,ij->j", X[:, lo:hi], X[:, lo:hi]))
+            return np.concatenate(parts)
+        return sum(_on_all_cores(X, lambda lo, hi: np.einsum("ij,ij->j", X[lo:hi], X[lo:hi])))
     xp = namespace(X)
-    if dtype_name(X.dtype) not in ("float32", "float64"):
-        X = xp.astype(X, xp.float32)
-    if not is_numpy(X):
-        return xp.sum(X * X, axis=0)
-    if is_column_major(X):
-        parts = _on_all_cores(X.T, lambda lo, hi: np.einsum("ij,ij->j", X[:, lo:hi], X[:, lo:hi]))
-        return np.concatenate(parts)
-    return sum(_on_all_cores(X, lambda lo, hi: np.einsum("ij,ij->j", X[lo:hi], X[lo:hi])))
+    rows = rows_per_block(X.shape[1])
+    total = xp.zeros(X.shape[1], dtype=xp.float32 if half else X.dtype, device=X.device)
+    for at in range(0, X.shape[0], rows):
+        block = X[at : at + rows, :]
+        block = xp.astype(block, xp.float32) if half else block
+        total += xp.sum(block * block, axis=0)
+    return total
 
 
 def fingerprint(X: Array) -> Array:
@@ -304,5 +320,5 @@ def _on_all_cores(lines: Array, task: Callable[[int, int], Any]) -> list[Any]:
         return [quietly(0, count)]
     cuts = [count * i // shares for i in range(shares + 1)]
     pool = _threads()
-    rest = [pool.submit(quietly, lo, hi) for lo, hi in zip(cuts[1:-1], cuts[2:], strict=True)]
+    rest = [pool.submit(quietly, lo, hi) for lo, hi in itertools.pairwise(cuts[1:])]
     return [quietly(cuts[0], cuts[1]), *(part.result() for part in rest)]

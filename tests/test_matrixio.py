@@ -1,0 +1,266 @@
+"""Matrix files: every format there and back, every kind of damage with its own message, writing whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import io, sparse
+
+from abft_tsm2 import matrixio
+from abft_tsm2.matrixio import MatrixFileError, convert, output_file, output_matrix, read_matrix, row_panels
+
+A = np.random.default_rng(0).standard_normal((7, 5))
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", ["C.npy", "C.npz", "C.mtx", "C.mtx.gz", "C.NPY"])
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path, name: str, dtype: str) -> None:
+    matrix = (A * 10.0 ** np.arange(-2, 3)).astype(dtype)
+    with output_matrix(tmp_path / name, matrix.shape, matrix.dtype) as out:
+        out[:] = matrix
+    back = read_matrix(tmp_path / name).astype(dtype)  # Matrix Market has one real type, float64
+    assert back.tobytes() == matrix.tobytes()
+    assert files_in(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (1, 1)])
+def test_small_and_empty_matrices(tmp_path: Path, shape: tuple[int, int]) -> None:
+    with output_matrix(tmp_path / "C.npy", shape, np.dtype("float32")):
+        pass
+    back = read_matrix(tmp_path / "C.npy")
+    assert back.shape == shape
+    assert back.dtype == np.float32
+
+
+def test_a_large_npy_is_mapped_and_a_small_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "A.npy", A)
+    assert not isinstance(read_matrix(tmp_path / "A.npy").base, np.memmap)
+    monkeypatch.setattr(matrixio, "MAP_BYTES", A.nbytes)
+    mapped = read_matrix(tmp_path / "A.npy")
+    assert isinstance(mapped.base, np.memmap)
+    assert type(mapped) is np.ndarray
+    assert not mapped.flags.writeable
+    np.testing.assert_array_equal(mapped, A)
+
+
+def test_orders_and_byte_orders(tmp_path: Path) -> None:
+    np.save(tmp_path / "F.npy", np.asfortranarray(A))
+    np.save(tmp_path / "big.npy", A.astype(">f8"))
+    np.testing.assert_array_equal(read_matrix(tmp_path / "F.npy"), A)
+    big = read_matrix(tmp_path / "big.npy")
+    native = convert(big, np.dtype("float64"), "big.npy")
+    assert native.dtype.isnative
+    np.testing.assert_array_equal(native, A)
+    assert convert(native, np.dtype("float64"), "big.npy") is native
+
+
+def test_npz_with_one_array_and_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "one.npz", A)
+    np.savez_compressed(tmp_path / "two.npz", first=A, second=2 * A)
+    np.testing.assert_array_equal(read_matrix(tmp_path / "one.npz"), A)
+    np.testing.assert_array_equal(read_matrix(f"{tmp_path}/two.npz:second"), 2 * A)
+
+
+def test_sparse_matrix_market_becomes_dense(tmp_path: Path) -> None:
+    S = sparse.random(20, 30, 0.1, random_state=1)
+    io.mmwrite(tmp_path / "S.mtx", S)
+    np.testing.assert_array_equal(read_matrix(tmp_path / "S.mtx"), S.toarray())
+
+
+def damaged(folder: Path) -> dict[str, str]:
+    """Files that cannot be read, each with a part of the message it must have."""
+    np.save(folder / "A.npy", A)
+    whole = (folder / "A.npy").read_bytes()
+    (folder / "truncated.npy").write_bytes(whole[:200])
+    (folder / "head.npy").write_bytes(whole[:40])
+    (folder / "empty.npy").write_bytes(b"")
+    (folder / "text.npy").write_text("1 2 3")
+    np.save(folder / "vector.npy", np.ones(3))
+    np.save(folder / "cube.npy", np.ones((2, 2, 2)))
+    np.save(folder / "objects.npy", np.array([[1, None]], dtype=object), allow_pickle=True)
+    np.save(folder / "integers.npy", np.ones((2, 2), int))
+    np.save(folder / "bools.npy", np.ones((2, 2), bool))
+    np.save(folder / "complex.npy", np.ones((2, 2), complex))
+    np.save(folder / "records.npy", np.zeros((2, 2), [("x", "f8")]))
+    np.save(folder / "words.npy", np.array([["a", "b"]]))
+    (folder / "folder.npy").mkdir()
+    (folder / "A.txt").write_text("1 2 3")
+    (folder / "A").write_text("1 2 3")
+    np.savez(folder / "two.npz", first=A, second=A)
+    np.savez(folder / "none.npz")
+    np.savez(folder / "objects.npz", np.array([[1, None]], dtype=object))
+    (folder / "text.npz").write_text("no archive")
+    packed = bytearray((folder / "two.npz").read_bytes())
+    packed[200] ^= 0xFF  # in the data of the first array: its CRC disagrees
+    (folder / "flipped.npz").write_bytes(packed)
+    sparse.save_npz(folder / "sparse.npz", sparse.eye(3, format="csr"))
+    head = "%%MatrixMarket matrix"
+    (folder / "text.mtx").write_text("1 2 3")
+    (folder / "short.mtx").write_text(f"{head} array real general\n2 2\n1\n2\n3\n")
+    (folder / "integers.mtx").write_text(f"{head} array integer general\n1 1\n1\n")
+    (folder / "complex.mtx").write_text(f"{head} array complex general\n1 1\n1 1\n")
+    (folder / "huge.mtx").write_text(f"{head} coordinate real general\n9000000 9000000 1\n1 1 1.0\n")
+    (folder / "text.mtx.gz").write_text("not packed")
+    return {
+        "missing.npy": "no such file",
+        "truncated.npy": "7 x 5 float64 need 280 bytes, 72 are there",
+        "head.npy": "head is damaged",
+        "empty.npy": "head is damaged",
+        "text.npy": "not a .npy file",
+        "vector.npy": "1 dimensions, shape (3,)",
+        "cube.npy": "3 dimensions, shape (2, 2, 2)",
+        "objects.npy": "never unpickled",
+        "integers.npy": "pass --dtype float64",
+        "bools.npy": "pass --dtype float64",
+        "complex.npy": "real and the imaginary part",
+        "records.npy": "save x.astype('float32')",
+        "words.npy": "save x.astype('float64')",
+        "folder.npy": "a folder",
+        "A.txt": "extension",
+        "A": "extension",
+        "two.npz": "2 arrays (first, second); name one",
+        "two.npz:frist": "did you mean",
+        "two.npz:zzz": "it holds first, second",
+        "none.npz": "no array",
+        "objects.npz": "never unpickled",
+        "text.npz": "not a .npz archive",
+        "flipped.npz:first": "damaged",
+        "sparse.npz": "toarray()",
+        "text.mtx": "not a Matrix Market file",
+        "short.mtx": "damaged",
+        "integers.mtx": "pass --dtype float64",
+        "complex.mtx": "real and the imaginary part",
+        "huge.mtx": "9000000 x 9000000",
+        "text.mtx.gz": "cannot be read",
+        "a" * 300 + ".npy": "name too long",
+    }
+
+
+def test_every_damage_has_its_message(tmp_path: Path) -> None:
+    for name, message in damaged(tmp_path).items():
+        with pytest.raises(MatrixFileError) as caught:
+            read_matrix(f"{tmp_path}/{name}")
+        text = str(caught.value)
+        assert message in text, f"{name}: {text}"
+        assert name.partition(":")[0] in text
+        assert "\n" not in text
+
+
+def test_integers_are_read_where_a_conversion_is_announced(tmp_path: Path) -> None:
+    for values in (np.arange(6), np.array([True, False] * 3), np.arange(6, dtype=np.longdouble)):
+        np.save(tmp_path / "A.npy", values.reshape(2, 3))
+        matrix = convert(read_matrix(tmp_path / "A.npy", dtype="float64"), np.dtype("float64"), tmp_path / "A.npy")
+        np.testing.assert_array_equal(matrix, values.reshape(2, 3).astype(float))
+    np.save(tmp_path / "A.npy", np.ones((2, 2), complex))
+    with pytest.raises(MatrixFileError, match="complex"):
+        read_matrix(tmp_path / "A.npy", dtype="float64")
+
+
+def test_a_conversion_never_makes_an_infinity() -> None:
+    with pytest.raises(MatrixFileError, match=r"A\.npy.*3\.4e\+38.*--dtype float64"):
+        convert(np.array([[1e39]]), np.dtype("float32"), "A.npy")
+    # What is infinite already stays so.
+    assert convert(np.array([[np.inf, np.nan]]), np.dtype("float32"), "A.npy")[0, 0] == np.inf
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "panel"), [(10, 8, 32), (1, 8, 1), (7, 10**9, 1), (5, 0, 64), (0, 8, 64)]
+)
+def test_panels_cover_every_row_once(rows: int, row_bytes: int, panel: int) -> None:
+    panels = list(row_panels(rows, row_bytes, panel))
+    assert panels
+    assert [row for part in panels for row in range(part.start, part.stop)] == list(range(rows))
+
+
+def matrix_then(failure: type[BaseException], path: Path) -> None:
+    with output_matrix(path, A.shape, A.dtype) as out:
+        out[:] = 1
+        raise failure
+
+
+def text_then(failure: type[BaseException], path: Path) -> None:
+    with output_file(path) as keep:
+        keep(b"{}")
+        raise failure
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit, MemoryError])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, failure: type[BaseException]) -> None:
+    target = tmp_path / "C.npy"
+    target.write_bytes(b"before")
+    with pytest.raises(failure):
+        matrix_then(failure, target)
+    with pytest.raises(failure):
+        text_then(failure, tmp_path / "r.json")
+    assert target.read_bytes() == b"before"
+    assert files_in(tmp_path) == ["C.npy"]
+
+
+@pytest.mark.parametrize("name", ["C.npy", "C.npz", "C.mtx"])
+def test_a_full_disk_is_one_line(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setitem(matrixio._WRITERS, ".npz", full)
+    monkeypatch.setitem(matrixio._WRITERS, ".mtx", full)
+    with (
+        pytest.raises(MatrixFileError, match=rf"{name}: no space left.*; free space"),
+        output_matrix(tmp_path / name, A.shape, A.dtype) as out,
+    ):
+        out[:] = A
+    assert files_in(tmp_path) == []
+
+
+def test_space_is_asked_for_before_the_work(tmp_path: Path) -> None:
+    began = False
+    with (
+        pytest.raises(MatrixFileError, match="space"),
+        output_matrix(tmp_path / "C.npy", (2**28, 2**28), A.dtype),
+    ):
+        began = True
+    assert not began
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "folder.npy").mkdir()
+    os.mkfifo(tmp_path / "pipe.npy")
+    for name, message in {
+        "nowhere/C.npy": "there is no folder",
+        "folder.npy": "a folder",
+        "pipe.npy": "not a regular file",
+        "C.csv": "extension",
+        "a" * 300 + ".npy": "name too long",
+    }.items():
+        with (
+            pytest.raises(MatrixFileError, match=message),
+            output_matrix(tmp_path / name, A.shape, A.dtype) as out,
+        ):
+            out[:] = A
+    assert files_in(tmp_path) == ["folder.npy", "pipe.npy"]
+
+
+def test_links_and_permissions_stay(tmp_path: Path) -> None:
+    (tmp_path / "behind.npy").write_bytes(b"before")
+    (tmp_path / "behind.npy").chmod(0o640)
+    (tmp_path / "link.npy").symlink_to("behind.npy")
+    with output_matrix(tmp_path / "link.npy", A.shape, A.dtype) as out:
+        out[:] = A
+    assert (tmp_path / "link.npy").is_symlink()
+    assert (tmp_path / "behind.npy").stat().st_mode & 0o777 == 0o640
+    np.testing.assert_array_equal(np.load(tmp_path / "behind.npy"), A)
+
+
+def test_new_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    with output_file(tmp_path / "r.json") as keep:
+        keep(b"{}")
+    assert (tmp_path / "r.json").stat().st_mode == (tmp_path / "usual").stat().st_mode
