@@ -32,6 +32,7 @@ from abft_tsm2.matrixio import Matrix, MatrixFileError
 from abft_tsm2.report import Check, Report, Status
 
 OK, CORRUPTED, UNVERIFIABLE = 0, 1, 3
+PANEL_MB = matrixio.PANEL_BYTES / 2**20
 EXIT_CODES = """\b
 Exit codes: 0 clean or repaired, 1 corruption that was not repaired, 2 usage or
 file error, 3 a part could not be checked, 130 interrupted."""
@@ -82,7 +83,7 @@ def _options(command: Callable[..., int]) -> Callable[..., int]:
     for option in (
         _verbose,
         _quiet,
-        click.option("--panel-mb", type=size, default=256, help="Size of what is worked on at a time."),
+        click.option("--panel-mb", type=size, default=PANEL_MB, help="Size of what is worked on at a time."),
         click.option("--dtype", type=FLOAT, help="Convert the inputs first; needed for integers."),
         click.option("--check", type=sides, default="auto", help="Which checksums to compare."),
         click.option("--report", metavar="FILE", help="Write the full report as JSON."),
@@ -367,7 +368,7 @@ def _facts() -> dict[str, dict[str, Any]]:
         },
         "configuration": {
             **{f"on {status}": action for status, action in abft_tsm2.geterr().items()},
-            "panel": f"{matrixio.PANEL_BYTES / 2**20:g} MB",
+            "panel": f"{PANEL_MB:g} MB",
             "mapped from": f"{matrixio.MAP_BYTES / 2**20:g} MB",
             **{name: os.environ[name] for name in threads if name in os.environ},
         },

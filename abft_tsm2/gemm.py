@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
@@ -74,7 +76,7 @@ def protected_gemm(
     Returns
     -------
     C : array
-        Of the library, dtype and shape that ``a @ b`` has.
+        Of the library and shape that ``a @ b`` has, in the promoted dtype (or `out_dtype`).
     report : Report
         With ``return_report=True``. For a batch, ``report.products`` holds one report for each product.
 
@@ -179,13 +181,20 @@ def verify_gemm(
 
 def _run(problem: Problem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
     """Every product of the problem, and one report of them all."""
-    reports = [_Product(task, problem, operation, on_stage, write).report() for task in problem.tasks()]
+    caller = np.geterr()  # holds for the product itself, as it would for a @ b
+    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        reports = [_Product(task, problem, operation, on_stage, write, caller).report() for task in problem.tasks()]
     if not problem.batch:
         return reports[0]
     if not reports:  # a batch of no products
         (m, k), n = problem.a.shape[-2:], problem.b.shape[-1]
         return Report(status=Status.CLEAN, operation=operation, m=m, k=k, n=n, dtype=problem.dtype)
     return Report.merge(reports, operation=operation)
+
+
+def _intact(encoded: Encoded) -> bool:
+    found = diagnose(encoded.array, encoded.integers)
+    return not (found.corruptions or found.refused)
 
 
 @dataclass
@@ -199,9 +208,11 @@ class _Encoding:
 class _Product:
     """One protected product of two matrices."""
 
-    def __init__(self, task: Task, problem: Problem, operation: str, on_stage: Hook | None, write: bool) -> None:
+    def __init__(
+        self, task: Task, problem: Problem, operation: str, on_stage: Hook | None, write: bool, caller: Any
+    ) -> None:
         self.task, self.problem, self.operation = task, problem, operation
-        self.on_stage, self.write = on_stage, write
+        self.on_stage, self.write, self.caller = on_stage, write, caller
         self.A, self.B = task.A, task.B
         self.seconds: dict[str, float] = {}
         self.statuses: list[Status] = []
@@ -243,7 +254,7 @@ class _Product:
             self.stage("encoded", A=self.A, B=self.B, s=e.expected.carried.sums, t=e.expected.t)
         C = self.task.C
         if not self.problem.exists:
-            with self.step("multiply"):
+            with self.step("multiply"), np.errstate(**self.caller):
                 self.multiply(self.A, self.B, C, self.task.C0)
             self.stage("multiplied", C=C)
         for _ in range(_PASSES):
@@ -286,7 +297,14 @@ class _Product:
             )
         left, right = "AB" if e.lines.side == "rows" else "BA"
         self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in decision.changed}
+        if any(fault.operand in ("s", "t") for fault in decision.faults):
+            # Changes that cancel within a line pass the fingerprint; an encoded operand has sums that see them.
+            self.changed |= {name for name, E in self.encoded() if not _intact(E)}
         return decision
+
+    def encoded(self) -> list[tuple[str, Encoded]]:
+        pairs = (("A", self.task.encoded_a), ("B", self.task.encoded_b))
+        return [(name, encoded) for name, encoded in pairs if encoded is not None]
 
     def multiply(self, A: Array, B: Array, C: Array, C0: Array | None) -> None:
         multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
@@ -317,8 +335,8 @@ class _Product:
     def look_after_encoded(self) -> bool:
         """Recheck encoded operands; restore a corrupted one. False if that was refused."""
         fine = True
-        for name, encoded in (("A", self.task.encoded_a), ("B", self.task.encoded_b)):
-            if encoded is not None and encoded.recheck and encoded.changed():
+        for name, encoded in self.encoded():
+            if encoded.recheck and encoded.changed():
                 fine = self.restore(name, encoded) and fine
         if not fine:
             self.statuses.append(Status.INPUT_CHANGED)
@@ -326,7 +344,7 @@ class _Product:
 
     def restore_changed(self) -> bool:
         """Restore the operands that changed during the product, if all of them are encoded."""
-        owners = {"A": self.task.encoded_a, "B": self.task.encoded_b}
+        owners = dict(self.encoded())
         names = sorted(self.changed)
         encoded = [(name, owners.get(name)) for name in names]
         if not self.write or any(e is None for _, e in encoded):

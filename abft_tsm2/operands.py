@@ -159,9 +159,9 @@ def problem_of(
     if existing is not None:
         C = fits(existing, "C")
     elif out is not None:
+        C = fits(out, "out")
         if not hasattr(out, "dtype"):
             raise TypeError(f"out is a {type(out).__name__}: it must be an array, to be written into")
-        C = fits(out, "out")
         given = out
         _writable(out)
         for x, name in ((a, "a"), (b, "b")):
@@ -225,7 +225,8 @@ def _promoted(xp: Any, a: Array, b: Array) -> Any:
     try:
         dtype = xp.result_type(a.dtype, b.dtype)
     except TypeError as error:
-        raise TypeError(f"dtypes {dtype_name(a.dtype)} and {dtype_name(b.dtype)} do not promote: {error}") from None
+        names = dtype_name(a.dtype), dtype_name(b.dtype)
+        raise TypeError(f"{names[0]} and {names[1]} have no common type: convert one, or both to float32") from error
     if dtype_name(dtype) not in FLOATS:
         raise TypeError(f"{dtype_name(a.dtype)} and {dtype_name(b.dtype)} promote to {dtype_name(dtype)}: convert one")
     return dtype

@@ -113,7 +113,7 @@ class Lines:
                 products=self.products,
                 stored=stored,
                 added=self.added,
-                underflow=self.arithmetic.tiny * abs(self.v).sum(),
+                underflow=self.arithmetic.underflow(self.terms, self.alpha) * abs(self.v).sum(),
             )
             noise = factor * (math.sqrt(self.terms) + math.sqrt(2 * n)) * np.maximum(self.products, stored)
         limit: np.ndarray = bound + self.residual + noise
@@ -153,8 +153,9 @@ class Judge:
         outside = self.exact.outside(faulty.product)
         above = np.zeros(outside.shape, bool)
         for lines in self.lines:
+            moved, limit = lines.moved(plan, self.clean, faulty), lines.limit(faulty.product)
             with np.errstate(invalid="ignore"):
-                below = lines.moved(plan, self.clean, faulty) <= lines.limit(faulty.product)
+                below = (moved <= limit) & np.isfinite(limit)
             # Where even the honest line overflows rightfully, its elements are checked one by one.
             usual = np.isfinite(self.clean.astype(WIDE)).all(lines.axis)
             above |= np.expand_dims(np.where(usual, ~below, outside.any(lines.axis)), lines.axis)

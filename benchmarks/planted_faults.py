@@ -17,12 +17,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from abft_tsm2 import Report, SilentDataCorruptionError, verify_gemm
+from abft_tsm2 import Report, SilentDataCorruptionError, encode, protected_gemm
 from benchmarks import tables
 from benchmarks.clean_products import Product, alarm
 from benchmarks.judge import OUTCOMES, Change, Judge, Plan, Watch
@@ -197,20 +197,25 @@ LINES = 256
 def detection_by_bit(n: int, dtype: str, bits: Iterable[int], flips: int, seed: int = 0) -> dict[int, float]:
     """Share of single flips of each bit found in an n x n x n product of normal data.
 
-    A row's check depends on no other row. So LINES rows of the product serve, with one flip in each, and one
-    call of verify_gemm judges them all: its report names the rows that it found wrong.
+    A row's check depends on no other row. So LINES rows of the product serve, with one flip in each, and one call
+    judges them all: its report names the rows that it found wrong.
     """
     rng = np.random.default_rng([seed, n])
     a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((LINES, n), (n, n)))
-    clean = a @ b
+    encoded = encode(b, side="rows")
     shares = {}
     for bit in bits:
+
+        def flip_in_every_row(stage: str, arrays: Mapping[str, np.ndarray], bit: int = bit) -> None:
+            if stage == "multiplied":
+                for row in range(LINES):
+                    flip_bit(arrays["C"], (row, int(rng.integers(n))), bit)
+
         found = planted = 0
         while planted < flips:
-            c = clean.copy()
-            for row in range(LINES):
-                flip_bit(c, (row, int(rng.integers(n))), bit)
-            report = verify_gemm(a, b, c, check="rows", on_error="detect")
+            _, report = protected_gemm(
+                a, encoded, check="rows", on_error="detect", return_report=True, on_stage=flip_in_every_row
+            )
             found += len(wrong_rows(report))
             planted += LINES
         shares[bit] = found / planted

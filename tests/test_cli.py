@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -382,6 +383,21 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
         for key, value in section.items():
             assert key in text
             assert value is None or str(value) in text
+
+
+def test_info_names_the_gpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(
+        getDeviceCount=lambda: 2,
+        getDeviceProperties=lambda number: {"name": b"GPU " + b"AB"[number : number + 1], "totalGlobalMem": 8e9},
+    )
+    cupy = SimpleNamespace(is_available=lambda: True, cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    devices = json.loads(in_process(capsys, "info", "--json")[1])["devices"]
+    assert (devices["gpu 0"], devices["gpu 1"]) == ("GPU A, 8.0 GB", "GPU B, 8.0 GB")
+    monkeypatch.setattr(cupy, "is_available", lambda: False)
+    assert "no CUDA device" in in_process(capsys, "info")[1]
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert "CuPy is not installed" in in_process(capsys, "info")[1]
 
 
 def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,12 +156,19 @@ def test_several_columns_stay_independent() -> None:
 # ---- equilibration ------------------------------------------------------------------------------------------
 
 
-def test_exponents_are_the_nearest_powers_of_two() -> None:
+def test_exponents_are_powers_of_two_near_the_norms() -> None:
     norms = np.array([1.0, 1.4, 1.5, 0.75, 3.0, 1e300, 1e-300, 2.0**-40])
     e = exponents(np.log2(norms))
     assert e.dtype == np.int64
-    assert np.all(np.abs(np.log2(norms) - e) <= 0.5)
-    assert e[0] == 0
+    assert np.all(np.abs(np.log2(norms) - e) <= 1)
+
+
+@given(st.floats(-900, 900), st.lists(st.floats(-0.4, 0.4), min_size=1, max_size=50))
+def test_columns_of_much_the_same_norm_get_one_scale(middle: float, around: list[float]) -> None:
+    log2_norms = middle + np.array(around) - np.median(around)
+    e = exponents(log2_norms[np.abs(log2_norms - middle) < 0.49])
+    assert np.unique(e).size <= 1
+    assert np.all(np.abs(e - middle) <= 0.5 + 1e-9)
 
 
 def test_a_zero_column_takes_the_smallest_scale_of_the_others() -> None:

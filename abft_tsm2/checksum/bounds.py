@@ -8,7 +8,7 @@ With ``s = B v``, ``t = A s`` and ``u = C v``, row i of ``C = alpha A B + beta C
 add like ``sqrt(n)`` (Hoeffding, J. Amer. Statist. Assoc. 58 (1963) 13)::
 
     tau_i = u f(k) max(|alpha| P2_i, ||C_i o v||_2, |beta| ||C0_i o v||_2)
-            + u_c (sqrt(k) + sqrt(2 n)) max(...) + 4 u_out ||C_i o v||_2 + k tiny ||v||_1
+            + u_c (sqrt(k) + sqrt(2 n)) max(...) + 4 u_out ||C_i o v||_2 + (k tiny + tiny_out) ||v||_1
     P2_i^2 = sum_l a_il^2 ||B_l o v||_2^2,        f(k) = 6 sqrt(k) [+ 0.1 k where the adder truncates]
 
 The factor 6 is measured: the largest residual of clean products is 2.4 such units on generic data, over BLAS,
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, FloatType, Namespace
+from abft_tsm2.arrays import FLOATS, FloatType, Namespace, dtype_name
 
 DETECT = 6.0  # units of u sqrt(k): measured largest on generic data 2.4, see above
 TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-bit inputs 0.06
@@ -68,11 +68,12 @@ class Arithmetic:
         """Unit roundoff of the extra rounding on storing C."""
         return self.stored.unit_roundoff if self.stored.precision < self.accumulator.precision else 0.0
 
-    @property
-    def tiny(self) -> float:
-        """The most that one underflowing operation loses."""
-        formats = (self.accumulator, self.stored)
-        return max(f.smallest_normal if self.flushes else f.smallest_subnormal for f in formats)
+    def underflow(self, k: int, alpha: float = 1.0) -> float:
+        """The most that underflow takes from one element: in k products, in scaling and adding, in storing."""
+        summed, stored = (
+            f.smallest_normal if self.flushes else f.smallest_subnormal for f in (self.accumulator, self.stored)
+        )
+        return (k * max(1.0, abs(alpha)) + 2) * summed + stored
 
 
 def arithmetic(inputs: str, output: str, *, library: str = "numpy") -> Arithmetic:
@@ -106,12 +107,12 @@ def statistical_bound(
     products, stored, added : arrays or 0.0
         ``|alpha| P2``, ``||C o v||`` and ``|beta| ||C0 o v||``.
     underflow : array or float
-        ``tiny ||v||_1`` in the units of the residual.
+        ``Arithmetic.underflow(k) ||v||_1`` in the units of the residual.
     """
     scale = xp.maximum(products, stored)
     if added is not None:
         scale = xp.maximum(scale, added)
-    return statistical_factor(a, k, n) * scale + 4 * a.u_out * stored + k * underflow
+    return statistical_factor(a, k, n) * scale + 4 * a.u_out * stored + underflow
 
 
 def rigorous_factor(a: Arithmetic, k: int) -> float:
@@ -163,11 +164,23 @@ def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: A
     """
     if min(m, k, n) < 1:
         raise ValueError(f"m = {m}, k = {k}, n = {n}: sizes must be at least 1")
-    names = [x if isinstance(x, str) else np.dtype(x).name for x in (dtype, out_dtype or dtype)]
+    names = [_type_name(dtype), _type_name(dtype if out_dtype is None else out_dtype)]
     if not set(names) <= set(FLOATS):
         raise TypeError(f"dtype {' -> '.join(names)} is not protected: choose among {', '.join(FLOATS)}")
+    if names[1] not in (names[0], "float32") or (names[0] != names[1] and FLOATS[names[0]].bits > 16):
+        raise ValueError(f"no product of {names[0]} is stored in {names[1]}: only 16-bit operands in float32")
     a = arithmetic(names[0], names[1])
     terms = min(m, n)
     mean_square = sum((1 + h / 128) ** 2 for h in range(65)) / 65  # of a balanced weight
     bound = (statistical_factor(a, k, terms) + 4 * a.u_out) * math.sqrt(terms * mean_square)
-    return 1.25 * bound  # a clean residual rarely exceeds a quarter of the bound
+    # A clean residual rarely exceeds a quarter of the bound; norms of short lines scatter like 1 / sqrt(terms).
+    return 1.25 * (1 + 2 / math.sqrt(terms)) * bound
+
+
+def _type_name(dtype: Any) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return str(np.dtype(dtype).name)
+    except TypeError:  # another library's dtype
+        return dtype_name(dtype)

@@ -22,7 +22,7 @@ import numpy as np
 from abft_tsm2.arrays import float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scaled
-from abft_tsm2.core.tsm2 import rows_per_block, widened
+from abft_tsm2.core.tsm2 import rows_per_block, take_rows, widened
 from abft_tsm2.report import Fault
 
 _FEW_LINES = 16  # and a sixteenth of all: more suspects than these are looked at together
@@ -51,6 +51,7 @@ class _Tile:
     found: Floats  # as stored, in float64
     value: Floats  # what belongs there, rounded to the stored type, in float64
     wrong: Mask  # beyond the rigorous bound
+    unclear: Mask  # not finite, where honest arithmetic may have overflowed
     distance: Floats  # from the recomputed value, in units of usual rounding
 
 
@@ -85,7 +86,7 @@ def locate_and_correct(
         # Where half of the lines are suspected the others are looked at too: what hit these may have hit all.
         others = np.setdiff1d(np.arange(m), suspects) if 2 * suspects.size >= m else suspects[:0]
         others = others[scale.usable_line[others]]
-        undecided = _line_by_line(lines, scale, np.concatenate([suspects, others]), outcome, write)
+        undecided = _line_by_line(lines, scale, np.concatenate([suspects, others]), tau, outcome, write)
         undecided = np.setdiff1d(undecided, others)
         if outcome.columns:
             _complete_columns(lines, scale, outcome, write)
@@ -114,7 +115,6 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
     xp = namespace(lines.L)
     k, n = lines.R.shape
     everywhere = np.ones(k, np.bool_)
-    pick = from_host(at, lines.L)
     exact, total, square = (np.zeros((at.size, n)) for _ in range(3))
     rows = rows_per_block(n, _TILE_BYTES * 2)
     with np.errstate(all="ignore"):
@@ -122,7 +122,7 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
             part = slice(lo, min(k, lo + rows))
             zero = np.zeros(part.stop - lo, np.int64)
             right = scaled(widened(lines.R, lo, part.stop), zero, scale.right, scale.usable_column)
-            left = xp.astype(xp.take(lines.L[:, part], pick, axis=0), xp.float64)
+            left = xp.astype(take_rows(lines.L[:, part], at), xp.float64)
             left = scaled(left, scale.left[at], zero, everywhere[part])
             exact += to_host(left @ right)
             total += to_host(xp.abs(left) @ xp.abs(right))
@@ -133,24 +133,26 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
         gain = scale.gain(lines.alpha, at, slice(None))
         exact, total, square = exact * gain, total * np.abs(gain), square * gain**2
         if lines.C0 is not None:
-            base = xp.astype(xp.take(lines.C0, pick, axis=0), xp.float64)
+            base = xp.astype(take_rows(lines.C0, at), xp.float64)
             base = lines.beta * to_host(scaled(base, scale.line[at], scale.column, scale.usable_column))
             exact, total, square = exact + base, total + np.abs(base), square + base**2
-        stored = xp.take(lines.C, pick, axis=0)
+        stored = take_rows(lines.C, at)
         found = to_host(xp.astype(stored, xp.float64))
         overflows = np.fmax(summed, np.ldexp(total, shift)) >= a.accumulator.largest / 2
         # exact may leave the range of C's type: then what belongs there is an infinity
         value = to_host(xp.astype(from_host(np.ldexp(exact, shift), lines.C), lines.C.dtype)).astype(np.float64)
         size = np.maximum(np.sqrt(square), np.abs(exact))
-        underflow = (k + 1) * np.ldexp(a.tiny, -shift)
+        underflow = np.ldexp(a.underflow(lines.terms, lines.alpha), -shift)
         error = np.abs(np.ldexp(found, -shift) - exact)
-        bound = rigorous_factor(a, lines.terms) * total + 2 * a.u_out * np.abs(exact) + underflow
+        # |c - exact| <= gamma S (1 + u_out) + u_out |exact|: rounded once more when it is stored
+        bound = rigorous_factor(a, lines.terms) * (1 + a.u_out) * total + a.u_out * np.abs(exact) + underflow
         noise = element_noise(a, lines.terms) * size + a.u_out * np.abs(exact) + underflow
         right_enough = ((error <= bound) & np.isfinite(bound)) | (found == value) | (np.isnan(found) & np.isnan(value))
-        right_enough |= overflows & ~np.isfinite(found)
+        unclear = overflows & ~np.isfinite(found) & ~right_enough
+        right_enough |= unclear
         distance = np.where(found == value, 0.0, error / np.where(noise > 0, noise, 1e-300))
         distance = np.where(np.isfinite(distance), distance, np.where(right_enough, 0.0, np.inf))
-    return _Tile(at, found, value, ~right_enough & scale.usable_column[None, :], distance)
+    return _Tile(at, found, value, ~right_enough & scale.usable_column[None, :], unclear, distance)
 
 
 def _tiles(lines: Lines, scale: Scale, at: Integers) -> Iterator[_Tile]:
@@ -165,8 +167,11 @@ def _outliers(distance: Floats, quantile: float) -> Mask:
     return np.asarray(~(distance <= OUTLIER * np.maximum(1.0, np.where(np.isfinite(usual), usual, 1.0))[:, None]))
 
 
-def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, write: bool) -> Integers:
-    """Replace what is wrong in each suspected line; returns the lines in which no element is wrong for certain."""
+def _line_by_line(lines: Lines, scale: Scale, at: Integers, tau: Floats, outcome: Outcome, write: bool) -> Integers:
+    """Replace what is wrong in each suspected line; returns the lines in which no element is wrong for certain.
+
+    A line without a bound, because an Inf in it is right, has been checked element by element by then.
+    """
     undecided: list[int] = []
     k, n = lines.R.shape
     hits: dict[int, int] = {}
@@ -175,7 +180,10 @@ def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, wr
         likely = tile.wrong | (_outliers(tile.distance, 0.9) & scale.usable_column[None, :])
         for p, line in enumerate(tile.at):
             if not tile.wrong[p].any():
-                undecided.append(int(line))
+                if np.isfinite(tau[line]).all() or tile.unclear[p].any():
+                    undecided.append(int(line))
+                else:
+                    outcome.cleared += 1
                 continue
             wrong = likely[p]
             whole = int(np.count_nonzero(wrong)) > max(4, n // 20)
@@ -211,14 +219,16 @@ def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool)
     for tile in _tiles(across, turned, columns):
         outcome.multiplications += tile.at.size * m * k
         usable = scale.usable_line[None, :]
-        replaced = (tile.wrong | ~(tile.distance <= OUTLIER)) & usable
+        replaced = (tile.wrong | _outliers(tile.distance, 0.9)) & usable
         for p, column in enumerate(tile.at):
-            _replace(across, int(column), np.flatnonzero(replaced[p]), tile.value[p], write)
             wrong = tile.wrong[p] & usable[0]
+            if np.count_nonzero(wrong) > max(4, m // 20):  # what is left of the fault hides in rounding: all of it
+                replaced[p] = usable[0]
+            _replace(across, int(column), np.flatnonzero(replaced[p]), tile.value[p], write)
             fresh = [i for i in np.flatnonzero(wrong) if _place(lines, int(i), int(column)) not in known]
             if len(fresh) > 2:
                 outcome.faults.append(
-                    _fault(across, "row", int(column), (), replaced[p], tile.found[p], tile.value[p], write)
+                    _fault(across, "row", int(column), (), wrong, tile.found[p], tile.value[p], write)
                 )
             else:
                 outcome.faults += [
@@ -264,8 +274,8 @@ def _multiply_again(
         again = lines.again(lo, hi)
         found_here = False
         for part in np.array_split(block, -(-block.size // rows_per_block(n, _TILE_BYTES))):
-            new = xp.astype(xp.take(again, from_host(part - lo, lines.C), axis=0), xp.float64)
-            old = xp.astype(xp.take(lines.C, from_host(part, lines.C), axis=0), xp.float64)
+            new = xp.astype(take_rows(again, part - lo), xp.float64)
+            old = xp.astype(take_rows(lines.C, part), xp.float64)
             new_, old_ = to_host(new), to_host(old)
             with np.errstate(all="ignore"):
                 same = (new_ == old_) | (np.isnan(new_) & np.isnan(old_)) | ~scale.usable_column[None, :]
@@ -277,12 +287,13 @@ def _multiply_again(
             outcome.cleared += int(np.count_nonzero(fine))
             wrong += [int(line) for line in part[~fine]]
             wrong_elements += int(np.count_nonzero(~same[~fine]))
-            largest = float(np.fmax(largest, np.where(same, 0.0, off)[~fine].max(initial=0.0)))
+            largest = float(np.maximum(largest, np.where(same, 0.0, off)[~fine].max(initial=0.0)))  # NaN stays
             found_here = found_here or not fine.all()
         if found_here and write:  # what hit these lines may have hit the others, too little to be seen
             for line in range(lo, hi):
                 if scale.usable_line[line]:
                     _replace(lines, line, np.flatnonzero(scale.usable_column), to_host(again[line - lo, :]), write)
+        del again  # before the next block is multiplied
     if wrong:
         repair = AGAIN if write else ""
         rows, columns = (tuple(wrong), ()) if lines.side == "rows" else ((), tuple(wrong))

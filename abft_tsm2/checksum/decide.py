@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from abft_tsm2.checksum.correct import locate_and_correct
-from abft_tsm2.checksum.encode import Carried
+from abft_tsm2.checksum.encode import Carried, carry
 from abft_tsm2.checksum.lines import Lines, Scale
 from abft_tsm2.checksum.verify import (
     Expected,
@@ -24,6 +24,7 @@ from abft_tsm2.checksum.verify import (
     observe,
     scrutinise,
 )
+from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.tsm2 import encoding_pass
 from abft_tsm2.report import Check, Fault, Status
 
@@ -89,6 +90,8 @@ def decide(
         decision.faults.append(fault)
     else:
         decision.suspicions = int(np.count_nonzero(~verdict.ok))
+    if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
+        V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
     scrutiny = scrutinise(lines, V)
     found: list[Fault] = []
     for turn in range(_ROUNDS + 1):

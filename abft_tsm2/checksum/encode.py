@@ -27,6 +27,7 @@ from abft_tsm2.core.tsm2 import (
     encoding_pass,
     fingerprint,
     rows_per_block,
+    take_rows,
     widened,
 )
 from abft_tsm2.report import Fault, Report, Status
@@ -93,13 +94,13 @@ def _sample(k: int) -> NDArray[np.int64]:
 def _sampled_exponents(R: Array) -> NDArray[np.int64]:
     """Scales of R's columns from an eighth of its rows; from all of R where the sample says nothing."""
     k, n = R.shape
-    if k < 2 * _SAMPLE_SHARE * _SAMPLE_RUN:
+    if k < _SAMPLE_SHARE * _SAMPLE_RUN**2:  # fewer than 64 sampled rows would scatter the scales
         squares = to_host(column_squares(R)).astype(np.float64)
     else:
-        xp, rows = namespace(R), _sample(k)
+        rows = _sample(k)
         squares = np.zeros(n)
         for part in np.array_split(rows, -(-rows.size // rows_per_block(n))):
-            squares += to_host(column_squares(xp.take(R, from_host(part, R), axis=0)))
+            squares += to_host(column_squares(take_rows(R, part)))
     reliable = float_type(R).smallest_normal ** (1 / 2) if float_type(R).bits >= 32 else 0.0
     if np.all((squares > reliable) & np.isfinite(squares)):
         return exponents(0.5 * np.log2(squares))
@@ -130,6 +131,7 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
     return exact if moved.size and moved.max() - moved.min() > _OFF_BY else None
 
 
+@np.errstate(all="ignore")
 def carry(R: Array, base: Weights, *, equilibrate: bool = True) -> Carried:
     """Encode a right operand: one read of R (two where the sample of its rows misjudged it).
 
@@ -174,7 +176,7 @@ class Encoded:
     recheck : bool
         Whether each use in a product first checks that `array` is still what was encoded.
     norms : Sided
-        2-norms of the rows (p,) and columns (q,), in the array's precision (float32 for 16-bit types).
+        2-norms of the rows (p,) and columns (q,), of their finite elements, in float64.
     integers : IntegerChecksums
         Bit-exact checksums that find and restore corrupted elements.
     """
@@ -207,12 +209,13 @@ class Encoded:
         return self.array.shape[0], self.array.shape[1]
 
     def changed(self) -> bool:
-        """Whether the array's bits differ from those that were encoded: one read, 64-bit sums of each line."""
-        xp = namespace(self.array)
-        side = self.right or self.left
+        """Whether the array's bits differ from those that were encoded: one read, 64-bit sums of each line.
+
+        Finds every single wrong element; changes that cancel within a line only `verify` finds.
+        """
+        side, seen = (self.right, self.array) if self.right is not None else (self.left, self.array.T)
         assert side is not None
-        now, then = fingerprint(self.array), side.fingerprint
-        return not bool(namespace(now).all(now == then)) if hasattr(now, "shape") else bool(xp.any(now != then))
+        return not np.array_equal(to_host(fingerprint(seen)), to_host(side.fingerprint))
 
     def verify(self) -> Report:
         """Find every corrupted element of the stored matrix, down to the last bit.
@@ -313,6 +316,12 @@ def _chosen_weights(given: Any, n: int, name: str) -> tuple[Weights, bool]:
         raise ValueError(f"{name} weights have shape {np.shape(given)}: expected ({n},) or ({n}, r)")
     if not np.all(np.isfinite(V)):
         raise ValueError(f"{name} weights hold NaN or Inf")
+    blind = np.flatnonzero(~V.any(axis=1))
+    if blind.size:
+        raise ValueError(
+            f"{name} weights are 0 for {blind.size} elements (first: {int(blind[0])}), which nothing would check: "
+            "give each a weight"
+        )
     return V, False
 
 
@@ -377,5 +386,5 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     if side != "rows":
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
         left = carry(A.T, W, equilibrate=equilibrate)
-    norms = Sided(*(namespace(A).sqrt(column_squares(x)) for x in (A.T, A)))
+    norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
     return Encoded(A, repair, recheck, norms, integer_checksums(A), right, left)

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor, statistical_bound
 from abft_tsm2.checksum.encode import Carried
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
-from abft_tsm2.core.tsm2 import encoding_pass, fingerprint, rows_per_block, widened
+from abft_tsm2.core.tsm2 import encoding_pass, fingerprint, rows_per_block, take_rows, widened
 from abft_tsm2.report import Check, Fault
 
 _PART = 8  # of the terms of a 2-norm, one in so many is enough for nearly every line
@@ -132,7 +132,7 @@ def judge(lines: Lines, expected: Expected, observed: Observed) -> Verdict:
     residual = np.abs(residual_of(lines, expected, observed))
     products2, stored2 = _host(expected.products), _host(observed.stored)
     added = None if expected.added is None else abs(lines.beta) * np.sqrt(_host(expected.added))
-    underflow = a.tiny * np.abs(V).sum(axis=0)
+    underflow = a.underflow(k, lines.alpha) * np.abs(V).sum(axis=0)
 
     def bound(at: Any, products2: Floats, stored2: Floats) -> Floats:
         with np.errstate(all="ignore"):
@@ -172,15 +172,14 @@ def judge(lines: Lines, expected: Expected, observed: Observed) -> Verdict:
     ok = np.all((residual <= tau) & np.isfinite(tau), axis=1)
     ratio = _ratio(residual, tau)
     seen = np.isin(np.arange(ok.size), look)  # only these have their true bound
-    bound_seen = float(np.median(tau[look])) if look.size else 0.0
+    bounds = tau[look].max(axis=1, initial=0.0)
+    bounds = bounds[np.isfinite(bounds)]
+    bound_seen = float(np.median(bounds)) if bounds.size else 0.0
     return Verdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
 
 
 def _gather(X: Array, rows: Integers) -> Array:
-    xp = namespace(X)
-    if rows.size == X.shape[0]:
-        return X
-    return xp.take(X, from_host(rows, X), axis=0)
+    return X if rows.size == X.shape[0] else take_rows(X, rows)
 
 
 def _ratio(residual: Floats, tau: Floats) -> Floats:
@@ -226,7 +225,8 @@ def checksum_fault(lines: Lines, old: tuple[Expected, Observed], new: tuple[Expe
         before, after = to_host(then), to_host(now)
         with np.errstate(all="ignore"):
             off = np.abs(before - after)
-            same = (off <= factor * (norm + np.abs(after))) | (before == after)
+            noise = factor * (np.where(np.isfinite(norm), norm, 0.0) + np.abs(after))
+            same = ((off <= noise) & np.isfinite(noise)) | (before == after)
         same |= ~np.isfinite(before) & ~np.isfinite(after)
         if not same.all():
             at = tuple(int(i) for i in np.flatnonzero(~same.all(axis=1))[:1000])
@@ -297,7 +297,7 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
                 expected = expected + to_host(base @ V_)
                 added = np.sqrt(to_host((base * base) @ V2_))
             residual[part] = np.abs(to_host(value @ V_) - expected)
-            underflow = np.ldexp(a.tiny * total, -shift - scale.line[part][:, None])
+            underflow = np.ldexp(a.underflow(lines.terms, lines.alpha) * total, -shift - scale.line[part][:, None])
             tau[part] = statistical_bound(
                 np, a, lines.terms, n, products=products, stored=stored, added=added, underflow=underflow
             )
@@ -305,6 +305,7 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
         ok = np.all((residual <= tau) & np.isfinite(tau), axis=1) | ~usable
     ratio = np.where(usable, _ratio(residual, tau), 0.0)
     in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line)
-    bound = float(np.median(in_users_units[usable])) if usable.any() else 0.0
+    seen = in_users_units[usable & np.isfinite(in_users_units)]  # a line with an Inf that is right has no bound
+    bound = float(np.median(seen)) if seen.size else 0.0
     check = _check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))
     return Scrutiny(Verdict(ok, ratio, check), scale, V, tau)

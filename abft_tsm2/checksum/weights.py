@@ -111,6 +111,9 @@ _LOWEST, _HIGHEST = -1000, 1020
 def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
     """The power of two nearest to each column norm; a zero column takes the smallest of the others.
 
+    The octave is centred on the median norm: columns of much the same norm get the same scale, wherever it lies
+    between two powers of two. (Split between two, half of them would carry half the weight of the others.)
+
     Parameters
     ----------
     log2_norms : (n,) array
@@ -120,7 +123,9 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
     if not positive.any():
         return np.zeros(log2_norms.shape, np.int64)
     filled = np.where(positive, log2_norms, log2_norms[positive].min())
-    return np.asarray(np.clip(np.rint(filled), _LOWEST, _HIGHEST).astype(np.int64))
+    middle = np.median(log2_norms[positive])
+    centred = filled - (middle - np.rint(middle))
+    return np.asarray(np.clip(np.rint(centred), _LOWEST, _HIGHEST).astype(np.int64))
 
 
 def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:

@@ -6,6 +6,8 @@ rounded once, because NumPy's own 16-bit product is neither fast nor accurate; n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, is_numpy, namespace
@@ -25,19 +27,32 @@ def multiply(A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: 
     C0 : (m, n) array, optional
         Read only where ``beta != 0``.
     """
-    if any(float_type(x).bits < 32 for x in (A, B, out)):
+    if float_type(A).bits < 32 and float_type(B).bits < 32:
         _multiply_halves(A, B, out, C0, alpha, beta)
         return
-    if is_numpy(out):
+    if A.dtype != B.dtype:
+        _multiply_mixed(A, B, out)
+    elif is_numpy(out):
         np.matmul(A, B, out=out)
     else:  # the standard's matmul has no `out`
         out[...] = namespace(out).matmul(A, B)
     if alpha != 1.0:
         out *= alpha
     if C0 is not None and beta != 0.0:
-        rows = _rows(out.shape[1])
-        for i in range(0, out.shape[0], rows):  # C(i:j, :) += beta C0(i:j, :)
-            out[i : i + rows, :] += beta * C0[i : i + rows, :]
+        for at in _parts(out.shape[0], out.shape[1]):  # C(i:j, :) += beta C0(i:j, :)
+            out[at, :] += beta * C0[at, :]
+
+
+def _multiply_mixed(A: Array, B: Array, out: Array) -> None:
+    """out = A B, the narrower operand widened block by block: the library would widen all of it at once."""
+    xp = namespace(out)
+    k = A.shape[1]
+    if float_type(A).bits < float_type(B).bits:
+        for at in _parts(out.shape[0], k):  # C(i:j, :) = A(i:j, :) B
+            out[at, :] = xp.matmul(xp.astype(A[at, :], out.dtype), B)
+    else:
+        for at in _parts(out.shape[1], k):  # C(:, p:q) = A B(:, p:q)
+            out[:, at] = xp.matmul(A, xp.astype(B[:, at], out.dtype))
 
 
 def _multiply_halves(A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float) -> None:
@@ -48,17 +63,17 @@ def _multiply_halves(A: Array, B: Array, out: Array, C0: Array | None, alpha: fl
     def single(x: Array) -> Array:
         return xp.astype(x, xp.float32) if float_type(x).bits < 32 else x
 
-    width = _rows(k)
-    for p in range(0, n, width):
-        right = single(B[:, p : p + width])
-        rows = min(_rows(k), _rows(right.shape[1]))
-        for i in range(0, m, rows):
-            block = alpha * xp.matmul(single(A[i : i + rows, :]), right)
+    for columns in _parts(n, k):
+        right = single(B[:, columns])
+        for rows in _parts(m, max(k, right.shape[1])):
+            block = alpha * xp.matmul(single(A[rows, :]), right)
             if C0 is not None and beta != 0.0:
-                block += beta * single(C0[i : i + rows, p : p + width])
-            out[i : i + rows, p : p + width] = xp.astype(block, out.dtype)
+                block += beta * single(C0[rows, columns])
+            out[rows, columns] = xp.astype(block, out.dtype)
 
 
-def _rows(columns: int) -> int:
-    """Rows of that many (at most 8-byte) columns in one temporary."""
-    return max(1, BLOCK_BYTES // (8 * max(1, columns)))
+def _parts(count: int, width: int) -> Iterator[slice]:
+    """Slices of `count` lines of `width` (at most 8-byte) elements, each of which fits one temporary."""
+    step = max(1, BLOCK_BYTES // (8 * max(1, width)))
+    for at in range(0, count, step):
+        yield slice(at, min(count, at + step))

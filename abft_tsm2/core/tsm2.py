@@ -27,6 +27,7 @@ from abft_tsm2.arrays import (
     as_operand,
     bit_pattern,
     float_type,
+    from_host,
     is_column_major,
     is_numpy,
     namespace,
@@ -159,9 +160,10 @@ def column_squares(X: Array) -> Array:
     rows = rows_per_block(X.shape[1])
     total = xp.zeros(X.shape[1], dtype=xp.float32 if half else X.dtype, device=X.device)
     for at in range(0, X.shape[0], rows):
-        block = X[at : at + rows, :]
+        block = X[at : min(X.shape[0], at + rows), :]
         block = xp.astype(block, xp.float32) if half else block
-        total += xp.sum(block * block, axis=0)
+        with np.errstate(all="ignore"):  # overflow shows in the result
+            total += xp.sum(block * block, axis=0)
     return total
 
 
@@ -223,11 +225,11 @@ def _blocks(lines: Array, lo: int, hi: int) -> Iterator[tuple[int, Array]]:
 
 
 def _word_sums(lines: Array) -> Array:
-    """uint64 sum of each line's bits: eight bytes at a time where they are contiguous, else element by element."""
+    """uint64 sum of each line's bits: eight bytes at a time where a line is a multiple of that, else by element."""
     if is_numpy(lines):
-        if lines.shape[1] > 1 and lines.strides[1] != lines.itemsize:
+        wide = (lines.shape[1] * lines.itemsize) % 8 == 0 and lines.shape[1] > 0  # whatever the strides
+        if lines.shape[1] > 1 and (lines.strides[1] != lines.itemsize or (wide and lines.strides[0] % 8)):
             lines = np.ascontiguousarray(lines)
-        wide = (lines.shape[1] * lines.itemsize) % 8 == 0 and lines.strides[0] % 8 == 0 and lines.shape[1] > 0
         return np.add.reduce(lines.view(np.uint64 if wide else bit_pattern_type(lines)), axis=1, dtype=np.uint64)
     xp = namespace(lines)
     bits = bit_pattern(xp.asarray(lines, copy=True))
@@ -248,6 +250,14 @@ def widened(X: Array, lo: int, hi: int) -> Array:
     return xp.astype(X[lo:hi, :], xp.float64)
 
 
+def take_rows(X: Array, rows: np.ndarray[Any, Any]) -> Array:
+    """The rows X(rows, :): a copy of these and of nothing else."""
+    if is_numpy(X):
+        return X[rows, :]  # numpy.take would first copy all of a transposed X
+    xp = namespace(X)
+    return xp.take(X, from_host(rows, X), axis=0)
+
+
 def rows_per_block(columns: int, budget: int = 8 << 20) -> int:
     """How many float64 rows of that many columns fit a temporary of `budget` bytes."""
     return max(1, budget // (8 * max(1, columns)))
@@ -265,8 +275,8 @@ def _portable_pass(lines: Array, W: Array | None, W2: Array | None, prints: bool
             sums.append(block.T @ W[at:end, :] if transposed else block @ W)
         if W2 is not None:
             h = W2.shape[0]
-            head = block[: max(0, h - at), :] if transposed else block[:, :h]
-            squares.append((head * head).T @ W2[min(at, h) : end, :] if transposed else (head * head) @ W2)
+            head = block[: max(0, min(end, h) - at), :] if transposed else block[:, :h]
+            squares.append((head * head).T @ W2[min(at, h) : min(end, h), :] if transposed else (head * head) @ W2)
 
     def combine(parts: list[Array]) -> Array | None:
         if len(parts) < 2:
