@@ -1,33 +1,19 @@
 """Protected matrix multiplication: encode, multiply, verify, locate, correct, report.
 
-The steps are in `abft_tsm2.checksum` and `abft_tsm2.core`; this module puts them in order.
+These are the public functions; `abft_tsm2.operands` checks their arguments, `abft_tsm2.protect` puts the steps in
+order, and `abft_tsm2.checksum` and `abft_tsm2.core` are the steps.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, namespace
-from abft_tsm2.checksum.bounds import Arithmetic
-from abft_tsm2.checksum.decide import Decision, decide
-from abft_tsm2.checksum.encode import Carried, Encoded, carry, storage_faults
-from abft_tsm2.checksum.integers import diagnose, restore
-from abft_tsm2.checksum.lines import Lines
-from abft_tsm2.checksum.verify import Expected, expect, judge, observe
-from abft_tsm2.checksum.weights import weights
-from abft_tsm2.core.multiply import multiply
-from abft_tsm2.operands import Problem, Task, problem_of
-from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
-
-Hook = Callable[[str, Mapping[str, Array]], None]
-_PASSES = 3  # over both sides of one product
+from abft_tsm2.operands import Problem, problem_of
+from abft_tsm2.protect import Hook, Product
+from abft_tsm2.report import Report, Status
 
 
 def protected_gemm(
@@ -183,225 +169,10 @@ def _run(problem: Problem, operation: str, on_stage: Hook | None, *, write: bool
     """Every product of the problem, and one report of them all."""
     caller = np.geterr()  # holds for the product itself, as it would for a @ b
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        reports = [_Product(task, problem, operation, on_stage, write, caller).report() for task in problem.tasks()]
+        reports = [Product(task, problem, operation, on_stage, write, caller).report() for task in problem.tasks()]
     if not problem.batch:
         return reports[0]
     if not reports:  # a batch of no products
         (m, k), n = problem.a.shape[-2:], problem.b.shape[-1]
         return Report(status=Status.CLEAN, operation=operation, m=m, k=k, n=n, dtype=problem.dtype)
     return Report.merge(reports, operation=operation)
-
-
-def _intact(encoded: Encoded) -> bool:
-    found = diagnose(encoded.array, encoded.integers)
-    return not (found.corruptions or found.refused)
-
-
-@dataclass
-class _Encoding:
-    """One side's part in a product."""
-
-    lines: Lines
-    expected: Expected
-
-
-class _Product:
-    """One protected product of two matrices."""
-
-    def __init__(
-        self, task: Task, problem: Problem, operation: str, on_stage: Hook | None, write: bool, caller: Any
-    ) -> None:
-        self.task, self.problem, self.operation = task, problem, operation
-        self.on_stage, self.write, self.caller = on_stage, write, caller
-        self.A, self.B = task.A, task.B
-        self.seconds: dict[str, float] = {}
-        self.statuses: list[Status] = []
-        self.faults: list[Fault] = []
-        self.reasons: list[str] = []
-        self.decisions: list[Decision] = []
-        self.checks: list[Check] = []
-        self.distrusted: list[Encoded] = []
-        self.changed: set[str] = set()
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-    def stage(self, name: str, **arrays: Array) -> None:
-        if self.on_stage is not None:
-            self.on_stage(name, arrays)
-
-    def report(self) -> Report:
-        """Do it, and say how it went."""
-        self.stage("inputs", A=self.A, B=self.B)
-        with self.step("encode"):
-            intact = self.look_after_encoded()
-        self.product()
-        if intact and self.changed and self.restore_changed():
-            self.decisions.clear()
-            self.product()  # with the restored operands, once
-        return self.summary()
-
-    # -- the steps --
-
-    def product(self) -> None:
-        """Encode, multiply, verify; decide where the check failed."""
-        with self.step("encode"):
-            encodings = [self.encode(side) for side in self.task.sides]
-        for e in encodings:
-            self.stage("encoded", A=self.A, B=self.B, s=e.expected.carried.sums, t=e.expected.t)
-        C = self.task.C
-        if not self.problem.exists:
-            with self.step("multiply"), np.errstate(**self.caller):
-                self.multiply(self.A, self.B, C, self.task.C0)
-            self.stage("multiplied", C=C)
-        for _ in range(_PASSES):
-            decisions = [self.verify(e) for e in encodings]
-            self.decisions += decisions
-            self.checks = [d.check for d in decisions]
-            if len(encodings) == 1 or not any(d.repaired for d in decisions):
-                return
-        # a repair that satisfies one side has to satisfy the other
-        self.statuses.append(Status.UNCORRECTABLE)
-        self.reasons.append(f"rows and columns of C still disagree after {_PASSES} repairs: damage is being added")
-
-    def encode(self, side: str) -> _Encoding:
-        lines = self.lines(side)
-        owner = self.task.encoded_b if side == "rows" else self.task.encoded_a
-        carried: Carried | None = None
-        if owner is not None and owner not in self.distrusted:
-            carried = owner.right if side == "rows" else owner.left
-        if carried is None:
-            carried = carry(lines.R, weights("balanced", lines.R.shape[1]))
-        return _Encoding(lines, expect(lines, carried))
-
-    def verify(self, e: _Encoding) -> Decision:
-        with self.step("verify"):
-            observed = observe(e.lines, e.expected.carried)
-        self.stage("verified", C=self.task.C, u=observed.u)
-        with self.step("verify"):
-            verdict = judge(e.lines, e.expected, observed)
-        if verdict.ok.all():
-            return Decision(verdict.check)
-        with self.step("correct"):
-            decision = decide(
-                e.lines,
-                e.expected,
-                observed,
-                verdict,
-                write=self.write,
-                foreign=self.problem.exists,
-                corrected=lambda: self.stage("corrected", C=self.task.C),
-            )
-        left, right = "AB" if e.lines.side == "rows" else "BA"
-        self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in decision.changed}
-        if any(fault.operand in ("s", "t") for fault in decision.faults):
-            # Changes that cancel within a line pass the fingerprint; an encoded operand has sums that see them.
-            self.changed |= {name for name, E in self.encoded() if not _intact(E)}
-        return decision
-
-    def encoded(self) -> list[tuple[str, Encoded]]:
-        pairs = (("A", self.task.encoded_a), ("B", self.task.encoded_b))
-        return [(name, encoded) for name, encoded in pairs if encoded is not None]
-
-    def multiply(self, A: Array, B: Array, C: Array, C0: Array | None) -> None:
-        multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
-
-    def lines(self, side: str) -> Lines:
-        """The product along one side, and how to do a part of it again the same way."""
-        A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
-
-        def again(lo: int, hi: int) -> Array:
-            xp = namespace(C)
-            if side == "rows":
-                part = xp.empty((hi - lo, C.shape[1]), dtype=C.dtype, device=C.device)
-                self.multiply(A[lo:hi, :], B, part, None if C0 is None else C0[lo:hi, :])
-                return part
-            part = xp.empty((C.shape[0], hi - lo), dtype=C.dtype, device=C.device)
-            self.multiply(A, B[:, lo:hi], part, None if C0 is None else C0[:, lo:hi])
-            return part.T
-
-        p = self.problem
-        arithmetic: Arithmetic = p.arithmetic
-        if side == "rows":
-            return Lines(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again)
-        C0T = None if C0 is None else C0.T
-        return Lines(side, B.T, A.T, C.T, C0T, p.alpha, p.beta, arithmetic, again)
-
-    # -- operands that are encoded --
-
-    def look_after_encoded(self) -> bool:
-        """Recheck encoded operands; restore a corrupted one. False if that was refused."""
-        fine = True
-        for name, encoded in self.encoded():
-            if encoded.recheck and encoded.changed():
-                fine = self.restore(name, encoded) and fine
-        if not fine:
-            self.statuses.append(Status.INPUT_CHANGED)
-        return fine
-
-    def restore_changed(self) -> bool:
-        """Restore the operands that changed during the product, if all of them are encoded."""
-        owners = dict(self.encoded())
-        names = sorted(self.changed)
-        encoded = [(name, owners.get(name)) for name in names]
-        if not self.write or any(e is None for _, e in encoded):
-            self.faults += [Fault(name, "operand", (), (), 0, float("nan")) for name in names]
-            self.reasons.append(
-                f"{', '.join(names)} changed between its encoding and the end of the product; "
-                "load it again and repeat the product (an operand from encode() is restored by itself)"
-            )
-            return False
-        done = [self.restore(name, e) for name, e in encoded if e is not None]  # every one, also after a refusal
-        return all(done)
-
-    def restore(self, name: str, encoded: Encoded) -> bool:
-        found = diagnose(encoded.array, encoded.integers)
-        if not (found.refused or found.corruptions):  # what the operand carries was hit, the operand was not
-            self.distrusted.append(encoded)
-            self.statuses.append(Status.CHECKSUM_FAULT)
-            self.reasons.append(f"the checksums carried by {name} are damaged, the matrix is not: encode it again")
-            return True
-        if found.refused:
-            self.faults += storage_faults(found, encoded.array, name, "")
-            self.reasons.append(f"{name}: {found.refused}")
-            return False
-        if found.corruptions:
-            array = encoded.array
-            where = "restored bit for bit in your array"
-            if not encoded.repair or not getattr(getattr(array, "flags", None), "writeable", True):
-                array = namespace(array).asarray(array, copy=True)
-                where = "restored bit for bit in a copy; your array still holds the fault: call E.correct()"
-            if self.write:
-                restore(array, found.corruptions)
-                if name == "A":
-                    self.A = array
-                else:
-                    self.B = array
-            self.faults += storage_faults(found, encoded.array, name, where if self.write else "")
-            self.statuses.append(Status.CORRECTED if self.write else Status.INPUT_CHANGED)
-        return True
-
-    def summary(self) -> Report:
-        t, d = self.task, self.decisions
-        statuses = self.statuses + [s for one in d for s in one.statuses]
-        status, also = by_precedence(statuses)
-        (m, k), n = self.A.shape, self.B.shape[1]
-        return Report(
-            status=status,
-            operation=self.operation,
-            m=m,
-            k=k,
-            n=n,
-            dtype=self.problem.dtype,
-            checks=tuple(self.checks),
-            faults=tuple(self.faults + [f for one in d for f in one.faults]),
-            suspicions=sum(one.suspicions for one in d),
-            recomputed=sum(one.multiplications for one in d) / max(1, m * k * n),
-            also=also,
-            reasons=tuple(dict.fromkeys(self.reasons + [r for one in d for r in one.reasons])),
-            seconds=self.seconds,
-            index=t.index,
-        )

@@ -153,8 +153,8 @@ def single_flips(rng: np.random.Generator, samples: int) -> Iterator[tuple[str, 
 
 def _single(rng: np.random.Generator, shape: tuple[int, int], dtype: str, at: Any) -> tuple[str, bool]:
     right, sums, wrong = plant(matrix(rng, shape, dtype), Flips((at,)))
-    before = fingerprint(right)
-    result, noticed = outcome(right, sums, wrong), bool((fingerprint(wrong) != before).any())
+    noticed = bool((fingerprint(wrong) != fingerprint(right)).any())
+    result = outcome(right, sums, wrong)
     return result, noticed and result == "restored"
 
 

@@ -213,7 +213,7 @@ def test_one_namespace() -> None:
     assert namespace(x, x).asarray([1.0]).__class__ is np.ndarray
     assert namespace(y, y).__name__ == "array_api_strict"
     for pair in ((x, y), (y, x)):
-        with pytest.raises(TypeError, match="array_api_strict and numpy.*move them to one library"):
+        with pytest.raises(TypeError, match=r"array_api_strict and numpy.*move them to one library"):
             namespace(*pair)
 
 

@@ -30,7 +30,7 @@ LAYERS = [
         "checksum.correct",
         "checksum.decide",
     ],
-    ["operands", "gemm"],
+    ["operands", "protect", "gemm"],
     ["matrixio", "demo", "cli", "__main__"],
 ]
 MODULES = [name for layer in LAYERS for name in layer]

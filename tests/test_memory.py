@@ -66,7 +66,8 @@ def test_single_precision_3000(fault: str) -> None:
 
 @pytest.mark.parametrize(
     ("side", "fault"),
-    [("rows", fault) for fault in FAULTS if fault != "row and column"] + [("columns", fault) for fault in ("clean", "element", "all")],
+    [("rows", fault) for fault in FAULTS if fault != "row and column"]
+    + [("columns", fault) for fault in ("clean", "element", "all")],
 )
 def test_no_copy_of_a_large_c(side: str, fault: str) -> None:
     A, B = normal(4200, 8, dtype=np.float32), normal(8, 4200, dtype=np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from abft_tsm2 import Report, SilentDataCorruptionError, Status, encode, errstate, protected_gemm, verify_gemm
+from abft_tsm2 import Report, SilentDataCorruptionError, Status, encode, errstate, protect, protected_gemm, verify_gemm
 from abft_tsm2.checksum.bounds import arithmetic, statistical_bound
 from tests import families
 from tests.cases import DTYPES, ORDERS, arrange, finfo
@@ -297,13 +297,15 @@ def test_the_reported_limit_is_kept(m: int, k: int, n: int, dtype: Any, place: A
 @given(products(least=1, tags=("generic", "structured"), scaled=False), st.sampled_from("AB"), flips)
 def test_a_bit_that_flips_in_an_operand_underway_is_noticed_or_harmless(x: Given, operand: str, place: Any) -> None:
     a, b = x.a.copy(), x.b.copy()
-    flip = Flip([place], operand, "encoded")
+    refused = None
     try:
         with np.errstate(all="ignore"), errstate(unverifiable="ignore"):
-            c, report = x.product(on_stage=flip)
+            c, report = x.product(on_stage=Flip([place], operand, "encoded"))
     except SilentDataCorruptionError as error:
-        assert error.report.status is Status.INPUT_CHANGED
-        assert any(f"{operand} changed" in reason for reason in error.report.reasons)
+        refused = error.report
+    if refused is not None:
+        assert refused.status is Status.INPUT_CHANGED
+        assert any(f"{operand} changed" in reason for reason in refused.reasons)
         return
     original = Given(a, b, x.check, x.label)
     with np.errstate(all="ignore"):
@@ -353,3 +355,42 @@ def test_every_bit_of_one_element(dtype: np.dtype[Any]) -> None:
     exponent_and_sign = range(finfo(dtype).nmant, 8 * dtype.itemsize)
     assert set(found) >= set(exponent_and_sign if dtype.itemsize > 2 else exponent_and_sign[-3:-1])
     assert len(found) < 8 * dtype.itemsize
+
+
+# ---- the properties themselves ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blind", [True, False])
+def test_a_blind_check_does_not_pass(monkeypatch: pytest.MonkeyPatch, blind: bool) -> None:
+    honest = protect.judge
+
+    def judge(*arguments: Any) -> Any:
+        verdict = honest(*arguments)
+        return replace(verdict, ok=np.ones_like(verdict.ok)) if blind else verdict
+
+    monkeypatch.setattr(protect, "judge", judge)
+    if not blind:
+        test_one_flipped_bit_is_repaired_or_below_the_limit()
+        return
+    for fails in (
+        test_one_flipped_bit_is_repaired_or_below_the_limit,
+        test_several_flipped_bits,
+        test_a_bit_flipped_in_an_existing_product_is_located,
+        test_the_reported_limit_is_kept,
+        test_a_bit_that_flips_in_an_operand_underway_is_noticed_or_harmless,
+    ):
+        with pytest.raises(AssertionError):
+            fails()
+
+
+def test_a_result_that_is_not_the_librarys_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = protect.multiply
+
+    def rounded_differently(*arguments: Any, **options: Any) -> None:
+        honest(*arguments, **options)
+        c = arguments[2]
+        c[...] = np.nextafter(c, c.dtype.type(1))
+
+    monkeypatch.setattr(protect, "multiply", rounded_differently)
+    with pytest.raises(AssertionError):
+        test_a_clean_product_is_never_called_faulty_and_is_bit_for_bit_the_same()

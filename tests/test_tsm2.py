@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,12 +33,11 @@ def weight_columns(n: int, r: int, seed: int = 1) -> np.ndarray:
 
 
 @pytest.fixture
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with four cores, however small the matrix."""
     monkeypatch.setattr(tsm2, "workers", lambda: 4)
     monkeypatch.setattr(tsm2, "_SERIAL_ELEMENTS", 1)
     monkeypatch.setattr(tsm2, "BLOCK_BYTES", 4096)
-    yield
 
 
 def check_pass(x: np.ndarray, r: int, h: int) -> None:
@@ -312,6 +310,6 @@ def test_tall_skinny_products(dtype: np.dtype[Any], order: str) -> None:
 def test_tall_skinny_products_are_of_matrices() -> None:
     good = np.ones((3, 2))
     for a, b in ((good, good), (good[0], good), (good, good[0]), (good[None], good.T)):
-        with pytest.raises(ValueError, match="are not .* matrices"):
+        with pytest.raises(ValueError, match=r"are not .* matrices"):
             tall_skinny_matmul(a, b)
     assert tall_skinny_matmul(np.ones((3, 2), np.float32), np.ones((2, 1))).dtype == np.float64

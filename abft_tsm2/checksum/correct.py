@@ -61,7 +61,15 @@ def few(lines: Lines) -> int:
 
 
 def locate_and_correct(
-    lines: Lines, scale: Scale, suspects: Integers, V: Floats, tau: Floats, *, write: bool, foreign: bool
+    lines: Lines,
+    scale: Scale,
+    suspects: Integers,
+    others: Integers,
+    V: Floats,
+    tau: Floats,
+    *,
+    write: bool,
+    foreign: bool,
 ) -> Outcome:
     """Judge the suspected lines and, where `write`, replace what is wrong.
 
@@ -71,6 +79,8 @@ def locate_and_correct(
     scale : Scale
     suspects : integer array
         The lines whose check failed, the worst first.
+    others : integer array
+        Lines to look at element by element although their check holds.
     V : (n, r) array
         Scaled weights.
     tau : (m, r) array
@@ -84,8 +94,8 @@ def locate_and_correct(
     if suspects.size <= few(lines):
         m = lines.L.shape[0]
         # Where half of the lines are suspected the others are looked at too: what hit these may have hit all.
-        others = np.setdiff1d(np.arange(m), suspects) if 2 * suspects.size >= m else suspects[:0]
-        others = others[scale.usable_line[others]]
+        if 2 * suspects.size >= m:
+            others = np.setdiff1d(np.flatnonzero(scale.usable_line), suspects)
         undecided = _line_by_line(lines, scale, np.concatenate([suspects, others]), tau, outcome, write)
         undecided = np.setdiff1d(undecided, others)
         if outcome.columns:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abft_tsm2.checksum.correct import locate_and_correct
 from abft_tsm2.checksum.encode import Carried, carry
@@ -61,6 +62,7 @@ def decide(
     *,
     write: bool,
     foreign: bool = False,
+    earlier: NDArray[np.int64] | None = None,
     corrected: Callable[[], None] = lambda: None,
 ) -> Decision:
     """Find out what a verdict that is not all ok means, and repair C where `write`.
@@ -74,6 +76,8 @@ def decide(
         Repair C; otherwise locate only.
     foreign : bool
         C was not computed by this call.
+    earlier : integer array, optional
+        Lines that failed before the other side repaired C: what is left of their faults may hide in rounding.
     corrected : callable
         Called after each repair, before C is verified again.
     """
@@ -96,13 +100,17 @@ def decide(
     found: list[Fault] = []
     for turn in range(_ROUNDS + 1):
         suspects = np.flatnonzero(~scrutiny.verdict.ok)
-        if suspects.size == 0:
+        others = suspects[:0]
+        if turn == 0 and earlier is not None:
+            others = np.setdiff1d(earlier, suspects)
+        if suspects.size + others.size == 0:
             break
         worst_first = suspects[np.argsort(-scrutiny.verdict.residual[suspects], kind="stable")]
         outcome = locate_and_correct(
             lines,
             scrutiny.scale,
             worst_first,
+            others[scrutiny.scale.usable_line[others]],
             scrutiny.V,
             scrutiny.tau,
             write=write and turn < _ROUNDS,

@@ -123,9 +123,9 @@ def encoding_pass(X: Array, W: Array | None, W2: Array | None = None, *, fingerp
     if W is not None and X.dtype.itemsize == 8:
         with np.errstate(all="ignore"):
             sums = np.matmul(X, W)
-    if W2 is not None and X.dtype.itemsize < 8:  # statistics need two digits
-        with np.errstate(all="ignore"):  # a bound that overflows is looked at again
-            W2 = W2.astype(np.float32)
+    if W2 is not None:
+        with np.errstate(all="ignore"):  # a bound that overflows is looked at again; statistics need two digits
+            W2 = W2.astype(np.float64 if X.dtype.itemsize == 8 else np.float32, copy=False)
     if W2 is None and not fingerprint and sums is not None:
         return Sums(sums)
     parts = _on_all_cores(
