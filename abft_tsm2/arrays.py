@@ -135,9 +135,10 @@ def as_operand(x: Any, name: str) -> Array:
     """
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array and its mask would be ignored: pass {name}.filled(value)")
-    if hasattr(x, "__array_namespace__") and not isinstance(x, np.ndarray):
+    library = type(x).__module__.partition(".")[0]
+    if library == "cupy" or (hasattr(x, "__array_namespace__") and not isinstance(x, np.ndarray)):
         pass
-    elif type(x).__module__.partition(".")[0] in ("scipy", "torch", "jax", "pandas", "tensorflow"):
+    elif library in ("scipy", "torch", "jax", "pandas", "tensorflow"):
         raise TypeError(
             f"{name} is a {type(x).__module__}.{type(x).__name__}: pass a NumPy or CuPy array "
             "(x.toarray() for a sparse matrix, x.numpy() for a tensor or a data frame)"

@@ -195,7 +195,8 @@ class Product:
         names = sorted(self.changed)
         encoded = [(name, owners.get(name)) for name in names]
         if not self.write or any(e is None for _, e in encoded):
-            self.faults += [Fault(name, "operand", (), (), 0, float("nan")) for name in names]
+            located = {fault.operand for fault in self.faults}
+            self.faults += [Fault(name, "operand", (), (), 0, float("nan")) for name in names if name not in located]
             self.reasons.append(
                 f"{', '.join(names)} changed between its encoding and the end of the product; "
                 "load it again and repeat the product (an operand from encode() is restored by itself)"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from abft_tsm2 import Report, protected_gemm
 from tests.oracles import elements_outside
@@ -55,6 +57,15 @@ def scale(where: Any, factor: float) -> Change:
         x[where] *= x.dtype.type(factor)
 
     return change
+
+
+def everywhere(patch: pytest.MonkeyPatch, function: Any, by: Any) -> None:
+    """Replace a function of the package in every module that has imported it."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "abft_tsm2":
+            for attribute, value in list(vars(module).items()):
+                if value is function:
+                    patch.setattr(module, attribute, by)
 
 
 def transient(name: str, where: Any, value: Any) -> Hook:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from abft_tsm2 import Status, detection_limit, encode, protected_gemm
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.bounds import (
     Arithmetic,
     arithmetic,
@@ -44,15 +43,16 @@ def test_arithmetic_of_each_pair_of_types(inputs: str, output: str) -> None:
     wide = inputs if inputs in ("float32", "float64") else "float32"
     assert a.u == U[wide]
     assert a.u_out == (U[output] if output in ("float16", "bfloat16") else 0.0)
-    assert a.underflow(5) == 7 * SMALLEST[wide] + SMALLEST[output]
-    assert a.underflow(5, alpha=-3.0) == 17 * SMALLEST[wide] + SMALLEST[output]
+    stored = SMALLEST[output] if wide != output else 0.0
+    assert a.underflow(5) == 7 * SMALLEST[wide] + stored
+    assert a.underflow(5, alpha=-3.0) == 17 * SMALLEST[wide] + stored
     assert not a.truncating
 
 
 def test_flushed_subnormals_cost_a_whole_smallest_normal() -> None:
     for name, normal in (("float32", 2.0**-126), ("float64", 2.0**-1022)):
-        assert arithmetic(name, name, library="cupy").underflow(7) == 10 * normal
-        assert arithmetic(name, name, library="array_api_strict").underflow(7) == 10 * SMALLEST[name]
+        assert arithmetic(name, name, library="cupy").underflow(7) == 9 * normal
+        assert arithmetic(name, name, library="array_api_strict").underflow(7) == 9 * SMALLEST[name]
     assert arithmetic("float16", "float16", library="cupy").underflow(7) == 9 * 2.0**-126 + 2.0**-14
 
 
@@ -64,11 +64,11 @@ def test_flushed_subnormals_cost_a_whole_smallest_normal() -> None:
 def test_the_statistical_bound(
     inputs: str, output: str, k: int, n: int, products: float, stored: float, added: float | None
 ) -> None:
-    # 6 sqrt(k) roundings of C in its accumulator, those of the float64 checksum, four roundings of a narrow C.
+    # 5 sqrt(k) roundings of C, independent of those of its float64 checksum; and four roundings of a narrow C.
     u = U[inputs] if inputs in ("float32", "float64") else U["float32"]
     u_out = U[output] if output in ("float16", "bfloat16") else 0.0
-    largest = max(products, stored, added or 0.0)
-    expected = 6 * u * k**0.5 * largest + 2**-53 * (k**0.5 + (2 * n) ** 0.5) * largest + 4 * u_out * stored
+    factor = ((5 * u) ** 2 * k + 2**-106 * (k**0.5 + (2 * n) ** 0.5) ** 2) ** 0.5
+    expected = factor * max(products, stored, added or 0.0) + 4 * u_out * stored
     a = arithmetic(inputs, output)
     found = statistical_bound(np, a, k, n, products=products, stored=stored, added=added, underflow=0.0)
     assert math.isclose(found, expected, rel_tol=1e-12)
@@ -100,7 +100,7 @@ def test_no_bound_shrinks_as_a_product_grows(k: int, n: int, more: int) -> None:
     for pair in PAIRS:
         a = arithmetic(*pair)
         assert statistical_factor(a, k, n) < statistical_factor(a, k + more, n)
-        assert statistical_factor(a, k, n) < statistical_factor(a, k, n + more)
+        assert statistical_factor(a, k, n) <= statistical_factor(a, k, n + more)  # lost beside float32's rounding
         assert rigorous_factor(a, k) < rigorous_factor(a, k + more)
         assert element_noise(a, k) < element_noise(a, k + more)
         assert a.underflow(k) <= a.underflow(k + more)  # equal where the smallest stored number is all of it
@@ -244,8 +244,3 @@ def test_detection_limit_of_types() -> None:
     for shape in ((0, 1, 1), (1, 0, 1), (1, 1, -3)):
         with pytest.raises(ValueError, match="at least 1"):
             detection_limit(*shape)
-
-
-def test_the_constants_are_those_of_the_documentation() -> None:
-    assert (bounds.DETECT, bounds.TRUNCATION, bounds.CHECKSUM) == (6.0, 0.1, 1.0)
-    assert bounds.CHECKSUM_UNIT == 2.0**-53

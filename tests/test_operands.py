@@ -122,7 +122,7 @@ def test_what_matmul_refuses_is_refused(a: Any, b: Any, said: str) -> None:
 def test_mixed_types_are_promoted(left: Any, right: Any) -> None:
     A, B = normal(30, 40, dtype=left), normal(40, 20, dtype=right)
     if {left.name, right.name} == {"float16", "bfloat16"}:  # NumPy knows no common type
-        with pytest.raises(TypeError, match="float16.*convert"):
+        with pytest.raises(TypeError, match=r"float16.*convert"):
             protected_gemm(A, B)
         return
     for change in (None, put((3, 4), np.inf)):

@@ -75,7 +75,7 @@ class Arithmetic:
         summed, stored = (
             f.smallest_normal if self.flushes else f.smallest_subnormal for f in (self.accumulator, self.stored)
         )
-        return (k * max(1.0, abs(alpha)) + 2) * summed + stored
+        return (k * max(1.0, abs(alpha)) + 2) * summed + (stored if self.u_out else 0.0)
 
 
 def arithmetic(inputs: str, output: str, *, library: str = "numpy") -> Arithmetic:
