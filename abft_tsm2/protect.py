@@ -12,8 +12,9 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.carry import Carried, carry
 from abft_tsm2.checksum.decide import Decision, decide
-from abft_tsm2.checksum.encode import Carried, Encoded, carry, storage_faults
+from abft_tsm2.checksum.encode import Encoded, storage_faults
 from abft_tsm2.checksum.integers import diagnose, restore
 from abft_tsm2.checksum.lines import Lines
 from abft_tsm2.checksum.verify import Expected, Observed, Verdict, expect, judge, observe
@@ -24,11 +25,6 @@ from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 Hook = Callable[[str, Mapping[str, Array]], None]
 _PASSES = 3  # over both sides of one product
-
-
-def _intact(encoded: Encoded) -> bool:
-    found = diagnose(encoded.array, encoded.integers)
-    return not (found.corruptions or found.refused)
 
 
 @dataclass
@@ -136,9 +132,6 @@ class Product:
                 )
             left, right = "AB" if e.lines.side == "rows" else "BA"
             self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in decision.changed}
-            if any(fault.operand in ("s", "t") for fault in decision.faults):
-                # Changes that cancel within a line pass the fingerprint; an encoded operand has sums that see them.
-                self.changed |= {name for name, E in self.encoded() if not _intact(E)}
             decisions.append(decision)
         return decisions
 

@@ -129,6 +129,8 @@ class Fault(_Record):
     repair: str = ""
 
     def __str__(self) -> str:
+        if self.kind == "operand":
+            return f"{self.operand} is not what was encoded: {self.repair or 'not repaired'}"
         where = f"{self.operand}[{_positions(self.rows)}, {_positions(self.columns)}]"
         off = "was off by" if self.elements <= 1 else f"({self.elements} elements) was off by up to"
         return f"{where} {off} {self.magnitude:.3g}: {self.repair or 'not repaired'}"

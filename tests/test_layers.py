@@ -24,6 +24,7 @@ LAYERS = [
         "checksum.weights",
         "checksum.integers",
         "checksum.bounds",
+        "checksum.carry",
         "checksum.encode",
         "checksum.lines",
         "checksum.verify",

@@ -129,11 +129,12 @@ class Flip:
 flips = st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True), st.integers(0, 63))
 
 
-def visible(x: Given, flip: Flip, side: str) -> np.ndarray:
-    """Boolean, for each line of one side: whether the flips moved its checksum beyond what rounding explains."""
+def visible(x: Given, before: np.ndarray, after: np.ndarray, side: str, times: float = 1.0) -> np.ndarray:
+    """Boolean, for each line of one side: whether a change of C moved its checksum beyond what rounding explains,
+    or beyond several times that."""
     a, b = x.a.astype(WIDE), x.b.astype(WIDE)
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        before, after = flip.before.astype(WIDE), flip.after.astype(WIDE)
+        before, after = before.astype(WIDE), after.astype(WIDE)
     if side == "columns":
         a, b, before, after = b.T, a.T, before.T, after.T
         v = encode(x.a, side="columns").weights.columns[:, 0].astype(WIDE)
@@ -145,11 +146,12 @@ def visible(x: Given, flip: Flip, side: str) -> np.ndarray:
         held = np.sqrt((after * after) @ (v * v))
         lost = how.underflow(k) * abs(v).sum()
         bound = statistical_bound(np, how, k, n, products=size, stored=held, added=None, underflow=lost)
-        bound += 2.0**-1022 * abs(v).max()  # float64 checksums of changes that are subnormal in float64
+        # Changes that are subnormal beside the operands' largest elements, in float64, are not looked for.
+        bound += k * WIDE(2) ** -1020 * max(1, abs(a).max()) * max(1, abs(b).max()) * abs(v).max()
         residual = abs(before @ v - a @ (b @ v))
         noise = 2.0**-53 * (math.sqrt(k) + math.sqrt(2 * n)) * np.maximum(size, held)
         change = np.where(after == before, 0, after - before)
-        seen: np.ndarray = ~(abs(change @ v) <= bound + residual + noise)
+        seen: np.ndarray = ~(abs(change @ v) <= times * bound + residual + noise)
     return seen
 
 
@@ -235,7 +237,7 @@ def test_one_flipped_bit_is_repaired_or_below_the_limit(x: Given, place: Any) ->
         assert report.recomputed > 0
     elif outside.any():
         for side in sides(x):
-            assert not visible(x, flip, side).any()
+            assert not visible(x, flip.before, flip.after, side).any()
         assert same_bits(c, flip.after)
 
 
@@ -248,10 +250,10 @@ def test_several_flipped_bits(x: Given, places: list[Any]) -> None:
     assert report.status in (Status.CLEAN, Status.CORRECTED)
     outside = elements_outside(c, x.a, x.b)
     for side in sides(x):
-        seen = visible(x, flip, side)
         lines = outside.any(axis=1 if side == "rows" else 0)
-        assert not (lines & seen).any()
-        assert not seen.any() or report.status is Status.CORRECTED or not elements_outside(flip.after, x.a, x.b).any()
+        assert not (lines & visible(x, flip.before, c, side)).any()  # what is left is below the limit
+        seen = visible(x, flip.before, flip.after, side).any()
+        assert not seen or report.status is Status.CORRECTED or not elements_outside(flip.after, x.a, x.b).any()
 
 
 @settings(max_examples=150)
@@ -265,7 +267,8 @@ def test_a_bit_flipped_in_an_existing_product_is_located(x: Given, place: Any) -
         report = verify_gemm(x.a, x.b, c, check=x.check, on_error="detect")
     assert same_bits(c, held)
     assert report.status in (Status.CLEAN, Status.UNCORRECTABLE)
-    seen = any(visible(x, flip, side).any() for side in sides(x))
+    # A product from elsewhere may show another pattern of rounding: up to four times the bound.
+    seen = any(visible(x, flip.before, flip.after, side, 4).any() for side in sides(x))
     if seen and elements_outside(c, x.a, x.b).any():
         assert report.status is Status.UNCORRECTABLE
         at = int(place[0] * c.shape[0]), int(place[1] * c.shape[1])
@@ -288,6 +291,16 @@ def test_the_reported_limit_is_kept(m: int, k: int, n: int, dtype: Any, place: A
         assert report.status is Status.CORRECTED
 
 
+@pytest.mark.parametrize("scale", [0, 300, 900])
+def test_a_zero_line_hides_nothing(scale: int) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((6, 5)), rng.standard_normal((5, 4)) * 2.0**scale
+    a[2] = 0
+    for bit in range(10, 64):
+        c, _ = Given(a, b, "rows", "").product(on_stage=Flip([(0.4, 0.3, bit)]))
+        assert not c[2].any(), bit
+
+
 # ---- operands -----------------------------------------------------------------------------------------------
 
 
@@ -306,11 +319,8 @@ def test_a_bit_that_flips_in_an_operand_underway_is_noticed_or_harmless(x: Given
         assert any(f"{operand} changed" in reason for reason in refused.reasons)
         return
     original = Given(a, b, x.check, x.label)
-    with np.errstate(all="ignore"):
-        product = Flip([])
-        product.before, product.after = original.unprotected(), c
-        assert report.status is Status.CLEAN
-        assert not any(visible(original, product, side).any() for side in sides(x))
+    assert report.status is Status.CLEAN
+    assert not any(visible(original, original.unprotected(), c, side).any() for side in sides(x))
 
 
 @settings(max_examples=150)

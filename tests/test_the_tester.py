@@ -81,7 +81,7 @@ def test_weights_that_do_not_fit_the_columns_see_little(monkeypatch: Patch) -> N
         return found
 
     assert statuses() == ["CORRECTED"] * 4
-    everywhere(monkeypatch, encoding._missed_by_sample, lambda *_: None)
+    everywhere(monkeypatch, carrying._missed_by_sample, lambda *_: None)
     assert statuses().count("CLEAN") >= 2
 
 
@@ -123,6 +123,9 @@ def test_without_fingerprints_a_changed_operand_looks_like_a_checksum_fault(name
     with pytest.raises(SilentDataCorruptionError, match=f"{name} changed"):
         run()
     everywhere(monkeypatch, verify.changed_operands, lambda *_: [])
+    with pytest.raises(SilentDataCorruptionError, match=f"{name} changed"):
+        run()  # a checksum that still has its own bits, and does not fit the operand any more, says so as well
+    everywhere(monkeypatch, verify.out_of_date, lambda *_: "")
     product = run()
     assert product.report.ok
     A, B = pair(40, 50, 30)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from abft_tsm2.checksum.carry import carried, carry
 from abft_tsm2.checksum.correct import locate_and_correct
-from abft_tsm2.checksum.encode import Carried, carry
 from abft_tsm2.checksum.lines import Lines, Scale
 from abft_tsm2.checksum.verify import (
     Expected,
@@ -23,6 +23,7 @@ from abft_tsm2.checksum.verify import (
     checksum_fault,
     expect,
     observe,
+    out_of_date,
     scrutinise,
 )
 from abft_tsm2.checksum.weights import weights
@@ -87,8 +88,12 @@ def decide(
         decision.statuses.append(Status.INPUT_CHANGED)
         return decision
     V = expected.carried.weights
-    fresh = expect(lines, Carried(V, encoding_pass(lines.R, V).sums, expected.carried.fingerprint))
+    fresh = expect(lines, carried(V, encoding_pass(lines.R, V).sums, expected.carried.fingerprint))
     fault = checksum_fault(lines, (expected, observed), (fresh, observe(lines, fresh.carried)))
+    if fault is not None and (changed := out_of_date(expected, fault)):
+        decision.changed.append(changed)
+        decision.statuses.append(Status.INPUT_CHANGED)
+        return decision
     if fault is not None:
         decision.statuses.append(Status.CHECKSUM_FAULT)
         decision.faults.append(fault)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import Arithmetic
-from abft_tsm2.checksum.encode import log2_column_norms
+from abft_tsm2.checksum.carry import log2_column_norms
 from abft_tsm2.checksum.weights import exponents
 from abft_tsm2.core.tsm2 import rows_per_block, widened
 

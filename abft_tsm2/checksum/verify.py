@@ -18,9 +18,9 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor, statistical_bound
-from abft_tsm2.checksum.encode import Carried
+from abft_tsm2.checksum.carry import Carried
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
-from abft_tsm2.core.tsm2 import encoding_pass, fingerprint, rows_per_block, take_rows, widened
+from abft_tsm2.core.tsm2 import Sums, encoding_pass, fingerprint, rows_per_block, take_rows, widened
 from abft_tsm2.report import Check, Fault
 
 _PART = 8  # of the terms of a 2-norm, one in so many is enough for nearly every line
@@ -45,8 +45,8 @@ class Expected:
         A part of P2^2, ``(L o L)(:, :h) (R o R)(:h, :) (V o V)``.
     t0, added : (m, r) arrays or None
         ``C0 V`` and ``||C0 o v||^2``.
-    left, addend : arrays of uint64
-        Fingerprints of L and C0.
+    left, addend, guard : arrays of uint64
+        Fingerprints of L, C0 and t.
     """
 
     carried: Carried
@@ -56,6 +56,7 @@ class Expected:
     added: Array | None
     left: Array
     addend: Array | None
+    guard: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +91,17 @@ def expect(lines: Lines, carried: Carried) -> Expected:
     h = _part(lines.R.shape[0])
     q2 = encoding_pass(lines.R[:h, :], None, V2).squares
     found = encoding_pass(lines.L, carried.sums, q2, fingerprint=True)
-    if lines.C0 is None:
-        return Expected(carried, found.sums, found.squares, None, None, found.fingerprint, None)
-    base = encoding_pass(lines.C0, V, V2, fingerprint=True)
-    return Expected(carried, found.sums, found.squares, base.sums, base.squares, found.fingerprint, base.fingerprint)
+    base = Sums() if lines.C0 is None else encoding_pass(lines.C0, V, V2, fingerprint=True)
+    return Expected(
+        carried,
+        found.sums,
+        found.squares,
+        base.sums,
+        base.squares,
+        found.fingerprint,
+        base.fingerprint,
+        fingerprint(found.sums),
+    )
 
 
 def observe(lines: Lines, carried: Carried) -> Observed:
@@ -110,6 +118,19 @@ def changed_operands(lines: Lines, expected: Expected) -> list[str]:
     if lines.C0 is not None:
         pairs.append(("C0", lines.C0, expected.addend))
     return [name for name, now, then in pairs if not np.array_equal(to_host(fingerprint(now)), to_host(then))]
+
+
+def out_of_date(expected: Expected, fault: Fault) -> str:
+    """The operand ("L" or "R") that a differing checksum tells of, or "".
+
+    Changes that cancel within a line leave its fingerprint as it was. But a checksum that has its own bits still was
+    not hit itself: then what it was computed from changed.
+    """
+    if fault.operand == "s" and expected.carried.intact():
+        return "R"
+    if fault.operand == "t" and np.array_equal(to_host(fingerprint(expected.t)), to_host(expected.guard)):
+        return "L"
+    return ""
 
 
 def residual_of(lines: Lines, expected: Expected, observed: Observed) -> Floats:

@@ -1,0 +1,153 @@
+"""What a right operand carries into a check: ``s = R v``, with weights that suit R's columns.
+
+A left operand carries ``w^T L``, which is the same thing said of its transpose. Weights are equilibrated: each is
+divided by the power of two nearest to its column's norm. The norms are taken from a sample of R's rows, and from all
+of R where the sample says nothing or an outstanding row shows that it erred.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
+from abft_tsm2.checksum.weights import SEED, Weights, equilibrated, exponents
+from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, rows_per_block, take_rows, widened
+
+_SAMPLE_SHARE = 8  # one row in eight tells a column's scale; rows the sample may have missed are looked up
+_SAMPLE_RUN = 8  # rows are sampled in runs at random places: no period in the data can hide from them
+_SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
+_OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
+
+
+@dataclass(frozen=True, eq=False)
+class Carried:
+    """What a right operand R (k x n) carries into a row check.
+
+    Attributes
+    ----------
+    weights : (n, r) array of float64
+        V.
+    sums : (k, r) array of float64
+        ``R V``.
+    fingerprint : array of uint64
+        Of R's bits when it was encoded.
+    guard : tuple of arrays of uint64
+        Fingerprints of `weights` and `sums`: a checksum that has its own may be out of date, but was not hit.
+    """
+
+    weights: Array
+    sums: Array
+    fingerprint: Array
+    guard: tuple[Array, Array]
+
+    def intact(self) -> bool:
+        """Whether the weights and sums still have the bits they were made with."""
+        pairs = zip((self.weights, self.sums), self.guard, strict=True)
+        return all(np.array_equal(to_host(fingerprint(now)), to_host(then)) for now, then in pairs)
+
+
+def carried(weights: Array, sums: Array, of_matrix: Array) -> Carried:
+    """Put what was just computed under guard."""
+    return Carried(weights, sums, of_matrix, (fingerprint(weights), fingerprint(sums)))
+
+
+def log2_column_norms(R: Array) -> NDArray[np.float64]:
+    """log2 of the 2-norm of each column of R (k x n), over its finite elements; -inf for a zero column.
+
+    Exact in range: nothing overflows or underflows, whatever the data. Two reads of R.
+    """
+    xp = namespace(R)
+    k, n = R.shape
+    rows = rows_per_block(n)
+
+    def finite_block(at: int) -> Array:
+        block = widened(R, at, min(k, at + rows))
+        return xp.where(xp.isfinite(block), xp.abs(block), xp.zeros_like(block))
+
+    peak = np.zeros(n)
+    for at in range(0, k, rows):
+        peak = np.maximum(peak, to_host(xp.max(finite_block(at), axis=0)))
+    shift = np.frexp(peak)[1].astype(np.int64)
+    halves = [from_host(np.ldexp(np.ones(n), -part), R) for part in (shift // 2, shift - shift // 2)]
+    squares = np.zeros(n)
+    for at in range(0, k, rows):
+        block = finite_block(at) * halves[0] * halves[1]
+        squares += to_host(xp.sum(block * block, axis=0))
+    with np.errstate(divide="ignore"):
+        return np.asarray(shift + 0.5 * np.log2(squares))
+
+
+def _sample(k: int) -> NDArray[np.int64]:
+    """An eighth of k row indices: one run of eight at a random place in each group of 64."""
+    group = _SAMPLE_SHARE * _SAMPLE_RUN
+    starts = np.arange(0, k - group + 1, group)
+    starts = starts + np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, starts.size)
+    return np.asarray((starts[:, None] + np.arange(_SAMPLE_RUN)).ravel(), np.int64)
+
+
+def _sampled_exponents(R: Array) -> NDArray[np.int64]:
+    """Scales of R's columns from an eighth of its rows; from all of R where the sample says nothing."""
+    k, n = R.shape
+    if k < _SAMPLE_SHARE * _SAMPLE_RUN**2:  # fewer than 64 sampled rows would scatter the scales
+        squares = to_host(column_squares(R)).astype(np.float64)
+    else:
+        rows = _sample(k)
+        squares = np.zeros(n)
+        for part in np.array_split(rows, -(-rows.size // rows_per_block(n))):
+            squares += to_host(column_squares(take_rows(R, part)))
+    reliable = float_type(R).smallest_normal ** (1 / 2) if float_type(R).bits >= 32 else 0.0
+    if np.all((squares > reliable) & np.isfinite(squares)):
+        return exponents(0.5 * np.log2(squares))
+    return exponents(log2_column_norms(R))
+
+
+def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Better exponents if a row with an outstanding checksum shows that a column was misjudged, else None.
+
+    A row can change a column's norm by ``2**4`` only if it is so much larger than the others that its checksum,
+    a signed sum of its elements, stands out (except where they cancel to one part in a thousand).
+    """
+    size = np.max(np.abs(to_host(sums)), axis=1, initial=0.0)
+    if not np.all(np.isfinite(size)):
+        return None
+    large = np.flatnonzero(size > _SUSPICIOUS * np.median(size)) if size.size else size
+    if large.size == 0:
+        return None
+    if large.size > 16 + R.shape[0] // 16:
+        exact = exponents(log2_column_norms(R))
+    else:
+        xp = namespace(R)
+        total = np.full(R.shape[1], float(_SAMPLE_SHARE))  # the sample's own norm, in units of 2^e, squared
+        for row in large:
+            total += np.ldexp(to_host(xp.astype(R[int(row), :], xp.float64)), -exponent) ** 2
+        exact = exponents(exponent + 0.5 * np.log2(total))
+    moved = exact - exponent
+    return exact if moved.size and moved.max() - moved.min() > _OFF_BY else None
+
+
+@np.errstate(all="ignore")
+def carry(R: Array, base: Weights, *, equilibrate: bool = True) -> Carried:
+    """Encode a right operand: one read of R (two where the sample of its rows misjudged it).
+
+    Parameters
+    ----------
+    R : (k, n) array
+    base : (n, r) ndarray of float64
+        Weights before equilibration.
+    equilibrate : bool
+    """
+    if not equilibrate:
+        V = from_host(base, R)
+        first = encoding_pass(R, V, fingerprint=True)
+        return carried(V, first.sums, first.fingerprint)
+    exponent = _sampled_exponents(R)
+    V = from_host(equilibrated(base, exponent), R)
+    first = encoding_pass(R, V, fingerprint=True)
+    better = _missed_by_sample(R, first.sums, exponent)
+    if better is None:
+        return carried(V, first.sums, first.fingerprint)
+    V = from_host(equilibrated(base, better), R)
+    return carried(V, encoding_pass(R, V).sums, first.fingerprint)
