@@ -282,18 +282,15 @@ def test_overlap_is_exact() -> None:
     assert overlap(x[:, :5], x[:, 4:])
 
 
-def test_overlap_in_doubt_is_overlap() -> None:
-    # Whether two such views meet is a Diophantine equation that numpy.shares_memory may give up on.
-    x = np.zeros(200_000, np.int8)
-    shape = (12,) * 4
-    view = np.lib.stride_tricks.as_strided
-    y = view(x, shape, (3011, 2003, 1009, 499))
-    z = view(x[1:], shape, (2999, 1999, 1013, 503))
-    with pytest.raises(np.exceptions.TooHardError):
-        np.shares_memory(y, z, max_work=1)
-    assert isinstance(overlap(y, z), bool)
-    copy = x.copy()
-    assert not overlap(view(copy, shape, y.strides), z)
+def test_overlap_in_doubt_is_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whether two strided views meet is a Diophantine equation, which NumPy may give up on.
+    def give_up(*arguments: Any, **options: Any) -> bool:
+        raise np.exceptions.TooHardError
+
+    x, y = np.zeros((4, 4)), np.zeros((4, 4))
+    assert not overlap(x, y)
+    monkeypatch.setattr(np, "shares_memory", give_up)
+    assert overlap(x, y)
 
 
 def test_overlap_through_the_array_api_standard() -> None:

@@ -266,3 +266,33 @@ def test_c_that_is_overwritten_is_kept_for_the_second_product() -> None:
     assert E.correct().status is Status.CORRECTED
     assert C is c
     assert not elements_outside(C, A, E.array, start, beta=2.0).any()
+
+
+# ---- changes that cancel in a plain sum, of operands that are not encoded beforehand ------------------------
+
+
+def two_signs(x: np.ndarray) -> None:
+    x[3, [4, 6]] *= -1
+
+
+def two_places(x: np.ndarray) -> None:
+    x[3, [4, 6]] = x[3, [6, 4]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", ["A", "B"])
+@pytest.mark.parametrize("change", [two_signs, two_places])
+def test_changes_that_cancel_are_no_checksum_fault(change: Any, name: str, side: str, dtype: Any) -> None:
+    A, B = pair(40, 50, 30, dtype)
+    operand = {"A": A, "B": B}[name]
+    operand[3, 4], operand[3, 6] = 9, -5
+    done: list[int] = []
+
+    def hook(stage: str, arrays: Any) -> None:
+        if stage == "encoded" and not done:  # which comes once for each side
+            change(operand)
+            done.append(1)
+
+    with pytest.raises(SilentDataCorruptionError, match=f"{name} changed"):
+        protected_gemm(A, B, check=side, on_stage=hook)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import SilentDataCorruptionError, Status, arrays, encode, protected_gemm
-from abft_tsm2.checksum import correct, integers, lines, verify
+from abft_tsm2.checksum import carry, correct, integers, lines, verify
 from abft_tsm2.checksum import encode as encoding
 from abft_tsm2.checksum.weights import exponents, weights
 from abft_tsm2.core.multiply import multiply
@@ -38,6 +38,7 @@ CARELESS = Careless(isfinite=lambda x: np.ones(np.shape(x), np.bool_))
 def test_without_a_bound_everything_passes(monkeypatch: Patch) -> None:
     A, B = pair(40, 50, 30)
     assert Product(A, B, put((3, 4), 1e3)).status == "CORRECTED"
+    everywhere(monkeypatch, verify.largest_norm, lambda *_, **__: np.inf)
     everywhere(monkeypatch, verify.statistical_bound, lambda *_, products, **__: 0 * products + 1e300)
     missed = Product(A, B, put((3, 4), 1e3))
     assert missed.status == "CLEAN"
@@ -46,6 +47,7 @@ def test_without_a_bound_everything_passes(monkeypatch: Patch) -> None:
 
 def test_an_infinite_bound_is_no_bound(monkeypatch: Patch) -> None:
     A, B = pair(40, 50, 30)
+    everywhere(monkeypatch, verify.largest_norm, lambda *_, **__: np.inf)
     everywhere(monkeypatch, verify.statistical_bound, lambda *_, products, **__: 0 * products + np.inf)
     found = Product(A, B, put((3, 4), 1e3))
     assert found.status == "CORRECTED"
@@ -81,7 +83,7 @@ def test_weights_that_do_not_fit_the_columns_see_little(monkeypatch: Patch) -> N
         return found
 
     assert statuses() == ["CORRECTED"] * 4
-    everywhere(monkeypatch, carrying._missed_by_sample, lambda *_: None)
+    everywhere(monkeypatch, carry._missed_by_sample, lambda *_: None)
     assert statuses().count("CLEAN") >= 2
 
 

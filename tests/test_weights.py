@@ -196,4 +196,14 @@ def test_equilibration_is_exact(e: list[int]) -> None:
     mantissa, power = np.frexp(V)
     base_mantissa, base_power = np.frexp(base)
     assert np.array_equal(mantissa, base_mantissa)
-    assert np.array_equal(power, base_power - exponent[:, None])
+    assert np.unique(power - base_power + exponent[:, None]).size == 1  # up to one power of two, common to all
+    assert np.isfinite(V).all()
+    assert abs(V).min() >= np.finfo(np.float64).smallest_normal
+
+
+def test_equilibration_of_columns_of_one_scale_keeps_them_alike() -> None:
+    for e in (-300, 0, 500):
+        V = equilibrated(weights("balanced", 9), np.full(9, e))
+        assert np.unique(V / weights("balanced", 9)).size == 1
+    assert np.array_equal(equilibrated(weights("balanced", 9), np.zeros(9, np.int64)), weights("balanced", 9))
+    assert equilibrated(weights("balanced", 0), np.zeros(0, np.int64)).shape == (0, 1)

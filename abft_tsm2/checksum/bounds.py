@@ -10,6 +10,7 @@ add like ``sqrt(n)`` (Hoeffding, J. Amer. Statist. Assoc. 58 (1963) 13)::
     tau_i = f max(|alpha| P2_i, ||C_i o v||_2, |beta| ||C0_i o v||_2)
             + 4 u_out ||C_i o v||_2 + (k tiny + tiny_out) ||v||_1
     P2_i^2 = sum_l a_il^2 ||B_l o v||_2^2
+    ||C_i o v||_2 <= 1.01 (sqrt(k) |alpha| P2_i + |beta| ||C0_i o v||_2), or the line is wrong
     f = sqrt((5 u sqrt(k))^2 + (u_c (sqrt(k) + sqrt(2 n)))^2)  [+ 0.1 u k where the adder truncates]
 
 C's rounding and the checksum's are independent of each other: their parts of f add in quadrature. The factor 5 is
@@ -111,10 +112,20 @@ def statistical_bound(
     underflow : array or float
         ``Arithmetic.underflow(k) ||v||_1`` in the units of the residual.
     """
+    stored = xp.minimum(stored, largest_norm(k, products=products, added=added, underflow=underflow))
     scale = xp.maximum(products, stored)
     if added is not None:
         scale = xp.maximum(scale, added)
     return statistical_factor(a, k, n) * scale + 4 * a.u_out * stored + underflow
+
+
+def largest_norm(k: int, *, products: Any, added: Any, underflow: Any) -> Any:
+    """What ``||C_i o v||_2`` cannot exceed, so that a large fault does not widen the bound it is compared with.
+
+    ``||C_i o v|| <= sum_l |a_il| ||B_l o v|| <= sqrt(k) P2_i`` (Minkowski, then Cauchy and Schwarz), and one per cent
+    for rounding, that of bfloat16 included. Parameters as in `statistical_bound`.
+    """
+    return 1.01 * (math.sqrt(k) * products + (0.0 if added is None else added)) + underflow
 
 
 def rigorous_factor(a: Arithmetic, k: int) -> float:

@@ -96,7 +96,7 @@ def locate_and_correct(
         # Where half of the lines are suspected the others are looked at too: what hit these may have hit all.
         if 2 * suspects.size >= m:
             others = np.setdiff1d(np.flatnonzero(scale.usable_line), suspects)
-        undecided = _line_by_line(lines, scale, np.concatenate([suspects, others]), tau, outcome, write)
+        undecided = _line_by_line(lines, scale, np.concatenate([suspects, others]), outcome, write)
         undecided = np.setdiff1d(undecided, others)
         if outcome.columns:
             _complete_columns(lines, scale, outcome, write)
@@ -177,10 +177,10 @@ def _outliers(distance: Floats, quantile: float) -> Mask:
     return np.asarray(~(distance <= OUTLIER * np.maximum(1.0, np.where(np.isfinite(usual), usual, 1.0))[:, None]))
 
 
-def _line_by_line(lines: Lines, scale: Scale, at: Integers, tau: Floats, outcome: Outcome, write: bool) -> Integers:
+def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, write: bool) -> Integers:
     """Replace what is wrong in each suspected line; returns the lines in which no element is wrong for certain.
 
-    A line without a bound, because an Inf in it is right, has been checked element by element by then.
+    A line without a residual, because an Inf in it is right, has been checked element by element by then.
     """
     undecided: list[int] = []
     k, n = lines.R.shape
@@ -190,7 +190,7 @@ def _line_by_line(lines: Lines, scale: Scale, at: Integers, tau: Floats, outcome
         likely = tile.wrong | (_outliers(tile.distance, 0.9) & scale.usable_column[None, :])
         for p, line in enumerate(tile.at):
             if not tile.wrong[p].any():
-                if np.isfinite(tau[line]).all() or tile.unclear[p].any():
+                if np.isfinite(tile.found[p][scale.usable_column]).all() or tile.unclear[p].any():
                     undecided.append(int(line))
                 else:
                     outcome.cleared += 1
@@ -290,11 +290,20 @@ def _multiply_again(
             with np.errstate(all="ignore"):
                 same = (new_ == old_) | (np.isnan(new_) & np.isnan(old_)) | ~scale.usable_column[None, :]
                 shift = -(scale.line[part][:, None] + scale.column[None, :])
-                change = np.abs(np.where(same, 0.0, np.ldexp(old_, shift) - np.ldexp(new_, shift)) @ V)
+                difference = np.where(same, 0.0, np.ldexp(old_, shift) - np.ldexp(new_, shift))
+                # Changes may cancel in the signed sum; honest ones are as small in the norm.
+                change = np.maximum(np.abs(difference @ V), np.sqrt((difference * difference) @ (V * V)))
                 bound = tau[part] * (4.0 if foreign else 1.0)
-                fine = np.all((change <= bound) & np.isfinite(bound), axis=1) | same.all(axis=1)
+                fine = np.all((change <= bound) & np.isfinite(bound), axis=1)
                 off = np.abs(old_ - new_)
-            outcome.cleared += int(np.count_nonzero(fine))
+            equal = same.all(axis=1)
+            # A line in which an Inf is right has no residual: what differs in it is looked at element by element.
+            by_element = ~equal & ~(np.isfinite(old_) | ~scale.usable_column[None, :]).all(axis=1)
+            if by_element.any():
+                open_lines = _line_by_line(lines, scale, part[by_element], outcome, write)
+                fine[by_element] = ~np.isin(part[by_element], open_lines)
+            fine |= equal
+            outcome.cleared += int(np.count_nonzero(fine & ~by_element))
             wrong += [int(line) for line in part[~fine]]
             wrong_elements += int(np.count_nonzero(~same[~fine]))
             largest = float(np.maximum(largest, np.where(same, 0.0, off)[~fine].max(initial=0.0)))  # NaN stays

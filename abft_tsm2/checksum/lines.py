@@ -144,9 +144,9 @@ def scale_of(lines: Lines) -> Scale:
     usable_line, usable_column = finite_lines(lines.L), finite_lines(lines.R.T)
     with np.errstate(invalid="ignore"):
         size = left + _log2(lines.alpha)
+    largest = np.full(left.shape, -np.inf)
     if lines.C0 is not None:
         usable_line = usable_line & finite_lines(lines.C0)
-        largest = np.full(left.shape, -np.inf)
         rows = rows_per_block(lines.C0.shape[1])
         xp = namespace(lines.C0)
         for at in range(0, left.size, rows):  # log2 |C0(i, j)| - e_j, the largest of each line
@@ -154,6 +154,9 @@ def scale_of(lines: Lines) -> Scale:
             with np.errstate(divide="ignore", invalid="ignore"):
                 logs = np.where(np.isfinite(block), np.log2(block), -np.inf) - right
             largest[at : at + rows] = logs.max(axis=1, initial=-np.inf)
-        size = np.maximum(size, largest + _log2(lines.beta))
-    line = np.clip(np.rint(np.where(np.isfinite(size), size, left)), -2000, 2040).astype(np.int64)
+        largest += _log2(lines.beta)
+    size = np.where(np.isneginf(left_norm) & ~np.isfinite(largest), -np.inf, np.maximum(size, largest))
+    # A line that must be 0 is not scaled down: the smallest number in it is wrong.
+    line = np.where(np.isfinite(size), size, -right.max(initial=0))
+    line = np.clip(np.rint(line), -2000, 2040).astype(np.int64)
     return Scale(left, right, line, right, usable_line, usable_column)

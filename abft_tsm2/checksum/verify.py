@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, to_host
-from abft_tsm2.checksum.bounds import checksum_noise_factor, statistical_bound
+from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
 from abft_tsm2.checksum.carry import Carried
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
 from abft_tsm2.core.tsm2 import Sums, encoding_pass, fingerprint, rows_per_block, take_rows, widened
@@ -155,24 +155,18 @@ def judge(lines: Lines, expected: Expected, observed: Observed) -> Verdict:
     added = None if expected.added is None else abs(lines.beta) * np.sqrt(_host(expected.added))
     underflow = a.underflow(k, lines.alpha) * np.abs(V).sum(axis=0)
 
-    def bound(at: Any, products2: Floats, stored2: Floats) -> Floats:
-        with np.errstate(all="ignore"):
-            return np.asarray(
-                statistical_bound(
-                    np,
-                    a,
-                    k,
-                    n,
-                    products=abs(lines.alpha) * np.sqrt(products2),
-                    stored=np.sqrt(stored2),
-                    added=None if added is None else added[at],
-                    underflow=underflow,
-                )
-            )
+    tau = np.empty(residual.shape)
+    ok = np.empty(residual.shape[0], np.bool_)
 
-    everything = slice(None)
-    tau = bound(everything, products2, stored2)
-    ok = np.all((residual <= tau) & np.isfinite(tau), axis=1)
+    def compare(at: Any, products2: Floats, stored2: Floats) -> None:
+        products, stored = abs(lines.alpha) * np.sqrt(products2), np.sqrt(stored2)
+        sizes: Any = {"products": products, "added": None if added is None else added[at], "underflow": underflow}
+        with np.errstate(all="ignore"):
+            tau[at] = statistical_bound(np, a, k, n, stored=stored, **sizes)
+            fine = (residual[at] <= tau[at]) & np.isfinite(tau[at]) & (stored <= largest_norm(k, **sizes))
+        ok[at] = np.all(fine, axis=1)
+
+    compare(slice(None), products2, stored2)
     ratio = _ratio(residual, tau)
     # The whole of ||C o v|| for the lines that need it and the few that came closest; then the whole of P2.
     V2 = expected.carried.weights * expected.carried.weights
@@ -182,15 +176,14 @@ def judge(lines: Lines, expected: Expected, observed: Observed) -> Verdict:
     for at in np.array_split(look, max(1, -(-look.size // rows_per_block(max(lines.R.shape)))) if look.size else 1):
         if at.size == 0:
             continue
-        whole = _host(encoding_pass(_gather(lines.C, at), None, V2).squares)
-        tau[at] = bound(at, products2[at], whole)
-        bad = at[~np.all((residual[at] <= tau[at]) & np.isfinite(tau[at]), axis=1)]
+        whole = _host(encoding_pass(_gather(lines.C, at), None, V2, wide=True).squares)
+        compare(at, products2[at], whole)
+        bad = at[~ok[at]]
         if bad.size and np.isfinite(residual[bad]).any():
             if q2 is None:
-                q2 = encoding_pass(lines.R, None, V2).squares
-            P2 = _host(encoding_pass(_gather(lines.L, bad), None, q2).squares)
-            tau[bad] = bound(bad, P2, whole[np.isin(at, bad)])
-    ok = np.all((residual <= tau) & np.isfinite(tau), axis=1)
+                q2 = encoding_pass(lines.R, None, V2, wide=True).squares
+            P2 = _host(encoding_pass(_gather(lines.L, bad), None, q2, wide=True).squares)
+            compare(bad, P2, whole[np.isin(at, bad)])
     ratio = _ratio(residual, tau)
     seen = np.isin(np.arange(ok.size), look)  # only these have their true bound
     bounds = tau[look].max(axis=1, initial=0.0)
@@ -288,7 +281,8 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
     zero_k = np.zeros(k, np.int64)
     keep, everywhere = scale.usable_column, np.ones(k, np.bool_)
     with np.errstate(all="ignore"):
-        V = np.ldexp(to_host(weights), scale.column[:, None])
+        common = int(scale.column.max(initial=-2000))  # of all weights: dividing by it keeps their squares in range
+        V = np.ldexp(to_host(weights), (scale.column - common)[:, None])
     V[~keep] = 0.0
     r = V.shape[1]
     V_, V2_ = from_host(V, R), from_host(V * V, R)
@@ -300,7 +294,7 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
             block = scaled(widened(R, at, part.stop), zero_k[part], scale.right, keep)
             s[part], q2[part] = to_host(block @ V_), to_host((block * block) @ V2_)
         s_, q2_ = from_host(s, R), from_host(q2, R)
-        residual, tau = np.zeros((m, r)), np.zeros((m, r))
+        residual, tau, plausible = np.zeros((m, r)), np.zeros((m, r)), np.ones(m, np.bool_)
         shift = int(scale.column.min(initial=0))
         total = (np.abs(V) * np.ldexp(1.0, shift - scale.column)[:, None]).sum(axis=0)
         for at in range(0, m, rows):
@@ -319,13 +313,13 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
                 added = np.sqrt(to_host((base * base) @ V2_))
             residual[part] = np.abs(to_host(value @ V_) - expected)
             underflow = np.ldexp(a.underflow(lines.terms, lines.alpha) * total, -shift - scale.line[part][:, None])
-            tau[part] = statistical_bound(
-                np, a, lines.terms, n, products=products, stored=stored, added=added, underflow=underflow
-            )
+            sizes: Any = {"products": products, "added": added, "underflow": underflow}
+            tau[part] = statistical_bound(np, a, lines.terms, n, stored=stored, **sizes)
+            plausible[part] = np.all(stored <= largest_norm(lines.terms, **sizes), axis=1)
         usable = scale.usable_line & bool(keep.any() or n == 0)
-        ok = np.all((residual <= tau) & np.isfinite(tau), axis=1) | ~usable
+        ok = (np.all((residual <= tau) & np.isfinite(tau), axis=1) & plausible) | ~usable
     ratio = np.where(usable, _ratio(residual, tau), 0.0)
-    in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line)
+    in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line + common)
     seen = in_users_units[usable & np.isfinite(in_users_units)]  # a line with an Inf that is right has no bound
     bound = float(np.median(seen)) if seen.size else 0.0
     check = _check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))

@@ -129,5 +129,10 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:
-    """``v_j 2^-e_j``: exact, because the scales are powers of two."""
-    return np.asarray(np.ldexp(V, -exponent[:, None]))
+    """``v_j 2^(e/2 - e_j)``, e being the largest exponent: exact, because the scales are powers of two.
+
+    The common factor keeps the checksums of large data from overflowing, and small numbers from vanishing in them.
+    """
+    power = int(exponent.max(initial=_LOWEST)) // 2 - exponent
+    power = power - max(0, int(power.max(initial=0)) - _HIGHEST)
+    return np.asarray(np.ldexp(V, power[:, None]))

@@ -98,7 +98,9 @@ def tall_skinny_matmul(A: Array, B: Array) -> Array:
 # ---- one pass -----------------------------------------------------------------------------------------------------
 
 
-def encoding_pass(X: Array, W: Array | None, W2: Array | None = None, *, fingerprint: bool = False) -> Sums:
+def encoding_pass(
+    X: Array, W: Array | None, W2: Array | None = None, *, fingerprint: bool = False, wide: bool = False
+) -> Sums:
     """``X W`` and, where asked, ``(X o X)(:, :h) W2`` and the fingerprint of X, in one read of X.
 
     Parameters
@@ -109,6 +111,8 @@ def encoding_pass(X: Array, W: Array | None, W2: Array | None = None, *, fingerp
     W2 : (h, r) array of float64, h <= q, optional
         Non-negative: the squares of weights.
     fingerprint : bool
+    wide : bool
+        Take the sums of squares in float64 also where X is narrower: slower, and safe from overflow.
 
     Returns
     -------
@@ -125,7 +129,7 @@ def encoding_pass(X: Array, W: Array | None, W2: Array | None = None, *, fingerp
             sums = np.matmul(X, W)
     if W2 is not None:
         with np.errstate(all="ignore"):  # a bound that overflows is looked at again; statistics need two digits
-            W2 = W2.astype(np.float64 if X.dtype.itemsize == 8 else np.float32, copy=False)
+            W2 = W2.astype(np.float64 if wide or X.dtype.itemsize == 8 else np.float32, copy=False)
     if W2 is None and not fingerprint and sums is not None:
         return Sums(sums)
     parts = _on_all_cores(
