@@ -35,6 +35,7 @@ from abft_tsm2.arrays import (
 
 BLOCK_BYTES = 1 << 20  # half of a common level-2 cache: the second look at a block costs half the first
 _SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
+_PARTS = 16  # of a pass, taken by whichever core is free
 
 
 @dataclass(frozen=True)
@@ -322,17 +323,26 @@ if hasattr(os, "register_at_fork"):
 
 
 def _on_all_cores(lines: Array, task: Callable[[int, int], Any]) -> list[Any]:
-    """``[task(lo, hi), ...]`` over equal shares of the lines, in order; this thread takes the first share."""
+    """``[task(lo, hi), ...]`` over equal parts of the lines, in order.
+
+    There are more parts than cores, and each core takes the next one that is left: a core on which something else
+    runs (BLAS keeps its threads spinning for a while after a product) does fewer of them and holds nobody up. The
+    parts depend on the size alone, so that sums over them come out the same whoever did them.
+    """
     count = lines.shape[0]
+    parts = min(_PARTS, count) if lines.size >= _SERIAL_ELEMENTS else 1
+    cuts = [count * i // max(1, parts) for i in range(parts + 1)] if parts else [0, 0]
+    done: list[Any] = [None] * (len(cuts) - 1)
+    ticket = itertools.count()
 
-    def quietly(lo: int, hi: int) -> Any:
+    def work() -> None:
         with np.errstate(all="ignore"):  # overflow shows in the verdict
-            return task(lo, hi)
+            while (i := next(ticket)) < len(done):
+                done[i] = task(cuts[i], cuts[i + 1])
 
-    shares = min(workers(), count) if lines.size >= _SERIAL_ELEMENTS else 1
-    if shares <= 1:
-        return [quietly(0, count)]
-    cuts = [count * i // shares for i in range(shares + 1)]
-    pool = _threads()
-    rest = [pool.submit(quietly, lo, hi) for lo, hi in itertools.pairwise(cuts[1:])]
-    return [quietly(cuts[0], cuts[1]), *(part.result() for part in rest)]
+    helpers = [_threads().submit(work) for _ in range(min(workers(), len(done)) - 1)]
+    work()
+    for helper in helpers:
+        if not helper.cancel():  # one that has not begun finds nothing left to do
+            helper.result()
+    return done
