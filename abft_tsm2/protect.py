@@ -104,7 +104,7 @@ class Product:
         if owner is not None and owner not in self.distrusted:
             carried = owner.right if side == "rows" else owner.left
         if carried is None:
-            carried = carry(lines.R, weights("balanced", lines.R.shape[1]))
+            carried = carry(lines.R, weights("balanced", lines.R.shape[1]), partial=lines.partial)
         return _Encoding(lines, expect(lines, carried))
 
     def verify(self, encodings: list[_Encoding]) -> list[Decision]:

@@ -37,6 +37,7 @@ from abft_tsm2.arrays import FLOATS, FloatType, Namespace, dtype_name
 DETECT = 5.0  # units of u sqrt(k): measured largest on generic data 2.6, see above
 TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-bit inputs 0.06
 CHECKSUM = 1.0  # units of u_c (sqrt(k) + sqrt(2n)): measured largest on clean float64 products 0.5
+PARTIAL = 512  # from this k on a float32 product's own rounding (18 u rms at 2048) hides that of float32 partial sums
 OUTLIER = 8.0  # an element this many times further off than nine tenths of its row is not rounding
 CHECKSUM_UNIT = FLOATS["float64"].unit_roundoff  # every checksum is summed in float64
 
@@ -95,8 +96,10 @@ def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
     return math.hypot(product, checksum) + (a.u * TRUNCATION * k if a.truncating else 0.0)
 
 
-def checksum_noise_factor(k: int, n: int) -> float:
+def checksum_noise_factor(k: int, n: int, *, partial: bool = False) -> float:
     """Two evaluations of one checksum never differ by more: its own part of the bound, with a margin of eight."""
+    if partial:  # float32 sums of 256 terms, in sixteen lanes
+        return 8 * FLOATS["float32"].unit_roundoff * math.sqrt(16)
     return 8 * CHECKSUM_UNIT * (math.sqrt(k) + math.sqrt(2 * n))
 
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.weights import SEED, Weights, equilibrated, exponents
-from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, rows_per_block, take_rows, widened
+from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, rows_per_block, widened
 
-_SAMPLE_SHARE = 8  # one row in eight tells a column's scale; rows the sample may have missed are looked up
-_SAMPLE_RUN = 8  # rows are sampled in runs at random places: no period in the data can hide from them
+_SAMPLE_RUNS = 16  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
+_SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
 _OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
@@ -32,15 +32,15 @@ class Carried:
         V.
     sums : (k, r) array of float64
         ``R V``.
-    fingerprint : array of uint64
-        Of R's bits when it was encoded.
+    fingerprint : array of uint64, or None
+        Of R's bits when it was encoded; only of a matrix that is kept encoded.
     guard : tuple of arrays of uint64
         Fingerprints of `weights` and `sums`: a checksum that has its own may be out of date, but was not hit.
     """
 
     weights: Array
     sums: Array
-    fingerprint: Array
+    fingerprint: Array | None
     guard: tuple[Array, Array]
 
     def intact(self) -> bool:
@@ -49,7 +49,7 @@ class Carried:
         return all(np.array_equal(to_host(fingerprint(now)), to_host(then)) for now, then in pairs)
 
 
-def carried(weights: Array, sums: Array, of_matrix: Array) -> Carried:
+def carried(weights: Array, sums: Array, of_matrix: Array | None) -> Carried:
     """Put what was just computed under guard."""
     return Carried(weights, sums, of_matrix, (fingerprint(weights), fingerprint(sums)))
 
@@ -80,24 +80,21 @@ def log2_column_norms(R: Array) -> NDArray[np.float64]:
         return np.asarray(shift + 0.5 * np.log2(squares))
 
 
-def _sample(k: int) -> NDArray[np.int64]:
-    """An eighth of k row indices: one run of eight at a random place in each group of 64."""
-    group = _SAMPLE_SHARE * _SAMPLE_RUN
-    starts = np.arange(0, k - group + 1, group)
-    starts = starts + np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, starts.size)
-    return np.asarray((starts[:, None] + np.arange(_SAMPLE_RUN)).ravel(), np.int64)
+def _sample(k: int) -> list[slice]:
+    """Runs of rows, one at a random place in each sixteenth of k rows; all rows where k is small."""
+    group = k // _SAMPLE_RUNS
+    if group < 4 * _SAMPLE_RUN:  # little is saved
+        return [slice(0, k)]
+    places = np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, _SAMPLE_RUNS)
+    starts = np.arange(_SAMPLE_RUNS) * group + places
+    return [slice(int(at), int(at) + _SAMPLE_RUN) for at in starts]
 
 
 def _sampled_exponents(R: Array) -> NDArray[np.int64]:
-    """Scales of R's columns from an eighth of its rows; from all of R where the sample says nothing."""
-    k, n = R.shape
-    if k < _SAMPLE_SHARE * _SAMPLE_RUN**2:  # fewer than 64 sampled rows would scatter the scales
-        squares = to_host(column_squares(R)).astype(np.float64)
-    else:
-        rows = _sample(k)
-        squares = np.zeros(n)
-        for part in np.array_split(rows, -(-rows.size // rows_per_block(n))):
-            squares += to_host(column_squares(take_rows(R, part)))
+    """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
+    squares = np.zeros(R.shape[1])
+    for rows in _sample(R.shape[0]):
+        squares += to_host(column_squares(R[rows, :]))
     reliable = float_type(R).smallest_normal ** (1 / 2) if float_type(R).bits >= 32 else 0.0
     if np.all((squares > reliable) & np.isfinite(squares)):
         return exponents(0.5 * np.log2(squares))
@@ -120,7 +117,8 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
         exact = exponents(log2_column_norms(R))
     else:
         xp = namespace(R)
-        total = np.full(R.shape[1], float(_SAMPLE_SHARE))  # the sample's own norm, in units of 2^e, squared
+        share = sum(rows.stop - rows.start for rows in _sample(R.shape[0])) / R.shape[0]
+        total = np.full(R.shape[1], 1 / share)  # the sample's own norm, in units of 2^e, squared
         for row in large:
             total += np.ldexp(to_host(xp.astype(R[int(row), :], xp.float64)), -exponent) ** 2
         exact = exponents(exponent + 0.5 * np.log2(total))
@@ -129,7 +127,7 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
 
 
 @np.errstate(all="ignore")
-def carry(R: Array, base: Weights, *, equilibrate: bool = True) -> Carried:
+def carry(R: Array, base: Weights, *, equilibrate: bool = True, prints: bool = False, partial: bool = False) -> Carried:
     """Encode a right operand: one read of R (two where the sample of its rows misjudged it).
 
     Parameters
@@ -138,16 +136,20 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True) -> Carried:
     base : (n, r) ndarray of float64
         Weights before equilibration.
     equilibrate : bool
+    prints : bool
+        Take R's fingerprint too.
+    partial : bool
+        As in `encoding_pass`.
     """
     if not equilibrate:
         V = from_host(base, R)
-        first = encoding_pass(R, V, fingerprint=True)
+        first = encoding_pass(R, V, fingerprint=prints)
         return carried(V, first.sums, first.fingerprint)
     exponent = _sampled_exponents(R)
     V = from_host(equilibrated(base, exponent), R)
-    first = encoding_pass(R, V, fingerprint=True)
+    first = encoding_pass(R, V, fingerprint=prints, partial=partial)
     better = _missed_by_sample(R, first.sums, exponent)
     if better is None:
         return carried(V, first.sums, first.fingerprint)
     V = from_host(equilibrated(base, better), R)
-    return carried(V, encoding_pass(R, V).sums, first.fingerprint)
+    return carried(V, encoding_pass(R, V, partial=partial).sums, first.fingerprint)

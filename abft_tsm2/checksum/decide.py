@@ -12,22 +12,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.checksum.carry import carried, carry
+from abft_tsm2.checksum.carry import carry
 from abft_tsm2.checksum.correct import locate_and_correct
 from abft_tsm2.checksum.lines import Lines, Scale
 from abft_tsm2.checksum.verify import (
     Expected,
     Observed,
     Verdict,
-    changed_operands,
-    checksum_fault,
-    expect,
-    observe,
-    out_of_date,
+    changed_operand,
+    differing,
+    recompute,
     scrutinise,
 )
 from abft_tsm2.checksum.weights import weights
-from abft_tsm2.core.tsm2 import encoding_pass
 from abft_tsm2.report import Check, Fault, Status
 
 _ROUNDS = 3  # repairs before giving up: each starts from what the last one left
@@ -83,14 +80,9 @@ def decide(
         Called after each repair, before C is verified again.
     """
     decision = Decision(verdict.check)
-    decision.changed = changed_operands(lines, expected)
-    if decision.changed:
-        decision.statuses.append(Status.INPUT_CHANGED)
-        return decision
     V = expected.carried.weights
-    fresh = expect(lines, carried(V, encoding_pass(lines.R, V).sums, expected.carried.fingerprint))
-    fault = checksum_fault(lines, (expected, observed), (fresh, observe(lines, fresh.carried)))
-    if fault is not None and (changed := out_of_date(expected, fault)):
+    fault = differing(lines, (expected, observed), recompute(lines, expected))
+    if fault is not None and (changed := changed_operand(expected, fault)):
         decision.changed.append(changed)
         decision.statuses.append(Status.INPUT_CHANGED)
         return decision

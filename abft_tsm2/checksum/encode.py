@@ -81,6 +81,7 @@ class Encoded:
         """
         side, seen = (self.right, self.array) if self.right is not None else (self.left, self.array.T)
         assert side is not None
+        assert side.fingerprint is not None
         return not np.array_equal(to_host(fingerprint(seen)), to_host(side.fingerprint))
 
     def verify(self) -> Report:
@@ -248,9 +249,9 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     right = left = None
     if side != "columns":
         V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")
-        right = carry(A, V, equilibrate=equilibrate)
+        right = carry(A, V, equilibrate=equilibrate, prints=True)
     if side != "rows":
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
-        left = carry(A.T, W, equilibrate=equilibrate)
+        left = carry(A.T, W, equilibrate=equilibrate, prints=True)
     norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
     return Encoded(A, repair, recheck, norms, integer_checksums(A), right, left)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.bounds import PARTIAL, Arithmetic
 from abft_tsm2.checksum.carry import log2_column_norms
 from abft_tsm2.checksum.weights import exponents
 from abft_tsm2.core.tsm2 import rows_per_block, widened
@@ -56,6 +56,11 @@ class Lines:
     def terms(self) -> int:
         """Roundings in one element: k, and those of alpha and beta."""
         return int(self.L.shape[1]) + (0 if self.alpha == 1.0 and self.C0 is None else 2)
+
+    @property
+    def partial(self) -> bool:
+        """Whether checksums may be summed from float32 parts: their rounding is lost beside that of the product."""
+        return self.arithmetic.accumulator.name == "float32" and self.L.shape[1] >= PARTIAL
 
     def across(self) -> Lines:
         """The same product seen along its other side."""

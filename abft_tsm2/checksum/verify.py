@@ -1,7 +1,7 @@
 """Verification: is the residual of every line within what rounding explains?
 
 Two looks. `expect`, `observe` and `judge` are the fast one, on every product: each matrix is read once, and the
-2-norms behind the bound are first taken over an eighth of their terms. Such a part never exceeds the whole, so a
+2-norms behind the bound are first taken over a sixteenth of their terms. Such a part never exceeds the whole, so a
 residual within the bound it gives is within the true bound; the few lines that are not are looked at with the whole.
 `scrutinise` is the careful one, for what remains: everything is computed anew, rescaled so that nothing overflows,
 without the columns and lines that hold NaN or Inf from the start.
@@ -18,12 +18,12 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
-from abft_tsm2.checksum.carry import Carried
+from abft_tsm2.checksum.carry import Carried, carried
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
 from abft_tsm2.core.tsm2 import Sums, encoding_pass, fingerprint, rows_per_block, take_rows, widened
 from abft_tsm2.report import Check, Fault
 
-_PART = 8  # of the terms of a 2-norm, one in so many is enough for nearly every line
+_PART = 16  # of the terms of a 2-norm, one in so many is enough for nearly every line
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came
 
 
@@ -45,8 +45,8 @@ class Expected:
         A part of P2^2, ``(L o L)(:, :h) (R o R)(:h, :) (V o V)``.
     t0, added : (m, r) arrays or None
         ``C0 V`` and ``||C0 o v||^2``.
-    left, addend, guard : arrays of uint64
-        Fingerprints of L, C0 and t.
+    guard : tuple of arrays of uint64
+        Fingerprints of t and t0, taken when they were computed.
     """
 
     carried: Carried
@@ -54,9 +54,7 @@ class Expected:
     products: Array
     t0: Array | None
     added: Array | None
-    left: Array
-    addend: Array | None
-    guard: Array
+    guard: tuple[Array, Array | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,53 +82,24 @@ class Verdict:
     check: Check
 
 
-def expect(lines: Lines, carried: Carried) -> Expected:
-    """The A pass: one read of L (and of C0, and of an eighth of R)."""
-    V = carried.weights
+def expect(lines: Lines, right: Carried) -> Expected:
+    """The A pass: one read of L (and of C0, and of a sixteenth of R)."""
+    V = right.weights
     V2 = V * V
     h = _part(lines.R.shape[0])
     q2 = encoding_pass(lines.R[:h, :], None, V2).squares
-    found = encoding_pass(lines.L, carried.sums, q2, fingerprint=True)
-    base = Sums() if lines.C0 is None else encoding_pass(lines.C0, V, V2, fingerprint=True)
-    return Expected(
-        carried,
-        found.sums,
-        found.squares,
-        base.sums,
-        base.squares,
-        found.fingerprint,
-        base.fingerprint,
-        fingerprint(found.sums),
-    )
+    found = encoding_pass(lines.L, right.sums, q2, partial=lines.partial)
+    base = Sums() if lines.C0 is None else encoding_pass(lines.C0, V, V2)
+    guard = fingerprint(found.sums), None if base.sums is None else fingerprint(base.sums)
+    return Expected(right, found.sums, found.squares, base.sums, base.squares, guard)
 
 
-def observe(lines: Lines, carried: Carried) -> Observed:
+def observe(lines: Lines, right: Carried) -> Observed:
     """The C pass: one read of C."""
-    V = carried.weights
+    V = right.weights
     head = V[: _part(V.shape[0]), :]
-    found = encoding_pass(lines.C, V, head * head)
+    found = encoding_pass(lines.C, V, head * head, partial=lines.partial)
     return Observed(found.sums, found.squares)
-
-
-def changed_operands(lines: Lines, expected: Expected) -> list[str]:
-    """Which of "L", "R", "C0" no longer have the bits they were encoded with."""
-    pairs = [("L", lines.L, expected.left), ("R", lines.R, expected.carried.fingerprint)]
-    if lines.C0 is not None:
-        pairs.append(("C0", lines.C0, expected.addend))
-    return [name for name, now, then in pairs if not np.array_equal(to_host(fingerprint(now)), to_host(then))]
-
-
-def out_of_date(expected: Expected, fault: Fault) -> str:
-    """The operand ("L" or "R") that a differing checksum tells of, or "".
-
-    Changes that cancel within a line leave its fingerprint as it was. But a checksum that has its own bits still was
-    not hit itself: then what it was computed from changed.
-    """
-    if fault.operand == "s" and expected.carried.intact():
-        return "R"
-    if fault.operand == "t" and np.array_equal(to_host(fingerprint(expected.t)), to_host(expected.guard)):
-        return "L"
-    return ""
 
 
 def residual_of(lines: Lines, expected: Expected, observed: Observed) -> Floats:
@@ -221,21 +190,29 @@ def _check(lines: Lines, V: Floats, clean_lines: Mask, ratio: Floats, bound: flo
     )
 
 
-def checksum_fault(lines: Lines, old: tuple[Expected, Observed], new: tuple[Expected, Observed]) -> Fault | None:
-    """Whether s, t or u differs by more than its own rounding between two evaluations with the same weights.
+def recompute(lines: Lines, expected: Expected) -> tuple[Expected, Observed]:
+    """All checksums once more, with the same weights, in the same order of summation."""
+    V = expected.carried.weights
+    sums = encoding_pass(lines.R, V, partial=lines.partial).sums
+    fresh = expect(lines, carried(V, sums, expected.carried.fingerprint))
+    return fresh, observe(lines, fresh.carried)
 
-    Both are summed in the same order, so that they are usually equal bit for bit.
-    """
-    V = to_host(new[0].carried.weights)
-    factor = checksum_noise_factor(lines.terms, V.shape[0])
+
+def differing(lines: Lines, old: tuple[Expected, Observed], new: tuple[Expected, Observed]) -> Fault | None:
+    """The first of the checksums s, t, t0, u that differs by more than its own rounding between two evaluations."""
+    n = new[0].carried.weights.shape[0]
+    factor = checksum_noise_factor(lines.terms, n, partial=lines.partial)
     V2 = new[0].carried.weights * new[0].carried.weights
     q = np.sqrt(_host(encoding_pass(lines.R, None, V2).squares))
     scale = np.sqrt(np.maximum(_host(new[0].products), _host(new[1].stored)) * _PART)
     for name, then, now, norm in (
         ("s", old[0].carried.sums, new[0].carried.sums, q),
         ("t", old[0].t, new[0].t, scale),
+        ("t0", old[0].t0, new[0].t0, scale),
         ("u", old[1].u, new[1].u, scale),
     ):
+        if then is None or now is None:
+            continue
         before, after = to_host(then), to_host(now)
         with np.errstate(all="ignore"):
             off = np.abs(before - after)
@@ -247,6 +224,21 @@ def checksum_fault(lines: Lines, old: tuple[Expected, Observed], new: tuple[Expe
             largest = float(off[~same].max())
             return Fault(name, "checksum", at, (), int(np.count_nonzero(~same)), largest, "computed again")
     return None
+
+
+def changed_operand(expected: Expected, fault: Fault) -> str:
+    """The operand ("L", "R", "C0") that a differing checksum tells of, or "" where the checksum itself was hit.
+
+    A checksum is a fingerprint of what it was computed from. Where it differs from what the operand gives now and
+    still has its own bits, the operand changed; where it has lost them, the checksum was hit.
+    """
+    if fault.operand == "s":
+        return "R" if expected.carried.intact() else ""
+    kept = {"t": ("L", expected.t, expected.guard[0]), "t0": ("C0", expected.t0, expected.guard[1])}
+    operand, sums, guard = kept.get(fault.operand, ("", None, None))
+    if sums is None or guard is None:
+        return ""
+    return operand if np.array_equal(to_host(fingerprint(sums)), to_host(guard)) else ""
 
 
 # ---- the careful look ---------------------------------------------------------------------------------------------

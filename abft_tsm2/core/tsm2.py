@@ -35,6 +35,8 @@ from abft_tsm2.arrays import (
 
 BLOCK_BYTES = 1 << 20  # half of a common level-2 cache: the second look at a block costs half the first
 _SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
+PANEL = 256  # columns whose weighted sum may be taken in float32
+_LARGEST_SINGLE = 2.0**60  # weights up to here keep float32 sums clear of both ends of its range
 _PARTS = 16  # of a pass, taken by whichever core is free
 
 
@@ -100,7 +102,13 @@ def tall_skinny_matmul(A: Array, B: Array) -> Array:
 
 
 def encoding_pass(
-    X: Array, W: Array | None, W2: Array | None = None, *, fingerprint: bool = False, wide: bool = False
+    X: Array,
+    W: Array | None,
+    W2: Array | None = None,
+    *,
+    fingerprint: bool = False,
+    wide: bool = False,
+    partial: bool = False,
 ) -> Sums:
     """``X W`` and, where asked, ``(X o X)(:, :h) W2`` and the fingerprint of X, in one read of X.
 
@@ -114,6 +122,9 @@ def encoding_pass(
     fingerprint : bool
     wide : bool
         Take the sums of squares in float64 also where X is narrower: slower, and safe from overflow.
+    partial : bool
+        Allow sums of `PANEL` float32 terms to be taken in float32 (by BLAS) before they are added in float64. Their
+        rounding is that of a product of inner dimension 16: for checks of a product whose own is far longer.
 
     Returns
     -------
@@ -125,9 +136,11 @@ def encoding_pass(
         return _portable_pass(lines, W, W2, fingerprint, transposed)
     sums = None
     # BLAS reads at the speed of the memory; other types need einsum's fused cast.
-    if W is not None and X.dtype.itemsize == 8:
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        if W is not None and X.dtype.itemsize == 8:
             sums = np.matmul(X, W)
+        elif W is not None and partial and X.dtype == np.float32:
+            sums = _panel_sums(X, W)
     if W2 is not None:
         with np.errstate(all="ignore"):  # a bound that overflows is looked at again; statistics need two digits
             W2 = W2.astype(np.float64 if wide or X.dtype.itemsize == 8 else np.float32, copy=False)
@@ -183,6 +196,19 @@ def fingerprint(X: Array) -> Array:
         return _word_sums(lines)
     parts = _on_all_cores(lines, lambda lo, hi: np.concatenate([_word_sums(b) for _, b in _blocks(lines, lo, hi)]))
     return np.concatenate(parts)
+
+
+def _panel_sums(X: Array, W: Array) -> Array | None:
+    """``X W`` for float32 X: float32 within panels of columns, float64 across; None if W does not suit float32."""
+    single = W.astype(np.float32)
+    size = np.abs(W)
+    if not np.all((size <= _LARGEST_SINGLE) & ((size >= 1 / _LARGEST_SINGLE) | (size == 0))):
+        return None
+    width = PANEL // 4 if is_column_major(X) else PANEL  # column by column, BLAS adds to one sum and not to sixteen
+    sums = np.zeros((X.shape[0], W.shape[1]))
+    for at in range(0, X.shape[1], width):  # Y += X(:, p:q) W(p:q, :)
+        sums += np.matmul(X[:, at : at + width], single[at : at + width])
+    return sums
 
 
 # ---- NumPy --------------------------------------------------------------------------------------------------------
