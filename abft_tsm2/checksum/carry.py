@@ -7,6 +7,7 @@ of R where the sample says nothing or an outstanding row shows that it erred.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,8 @@ from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.weights import SEED, Weights, equilibrated, exponents
 from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, rows_per_block, widened
 
-_SAMPLE_RUNS = 16  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
-_SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
+_SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
+_SAMPLE_RUN = 16  # rows in a run, at a random place: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
 _OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
@@ -36,12 +37,15 @@ class Carried:
         Of R's bits when it was encoded; only of a matrix that is kept encoded.
     guard : tuple of arrays of uint64
         Fingerprints of `weights` and `sums`: a checksum that has its own may be out of date, but was not hit.
+    partial : bool
+        How the sums were taken, see `encoding_pass`.
     """
 
     weights: Array
     sums: Array
     fingerprint: Array | None
     guard: tuple[Array, Array]
+    partial: bool
 
     def intact(self) -> bool:
         """Whether the weights and sums still have the bits they were made with."""
@@ -49,9 +53,9 @@ class Carried:
         return all(np.array_equal(to_host(fingerprint(now)), to_host(then)) for now, then in pairs)
 
 
-def carried(weights: Array, sums: Array, of_matrix: Array | None) -> Carried:
+def carried(weights: Array, sums: Array, of_matrix: Array | None, partial: bool = False) -> Carried:
     """Put what was just computed under guard."""
-    return Carried(weights, sums, of_matrix, (fingerprint(weights), fingerprint(sums)))
+    return Carried(weights, sums, of_matrix, (fingerprint(weights), fingerprint(sums)), partial)
 
 
 def log2_column_norms(R: Array) -> NDArray[np.float64]:
@@ -80,8 +84,9 @@ def log2_column_norms(R: Array) -> NDArray[np.float64]:
         return np.asarray(shift + 0.5 * np.log2(squares))
 
 
+@functools.lru_cache(maxsize=64)
 def _sample(k: int) -> list[slice]:
-    """Runs of rows, one at a random place in each sixteenth of k rows; all rows where k is small."""
+    """Runs of rows, one at a random place in each eighth of k rows; all rows where k is small."""
     group = k // _SAMPLE_RUNS
     if group < 4 * _SAMPLE_RUN:  # little is saved
         return [slice(0, k)]
@@ -150,6 +155,6 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, prints: bool = F
     first = encoding_pass(R, V, fingerprint=prints, partial=partial)
     better = _missed_by_sample(R, first.sums, exponent)
     if better is None:
-        return carried(V, first.sums, first.fingerprint)
+        return carried(V, first.sums, first.fingerprint, partial)
     V = from_host(equilibrated(base, better), R)
-    return carried(V, encoding_pass(R, V, partial=partial).sums, first.fingerprint)
+    return carried(V, encoding_pass(R, V, partial=partial).sums, first.fingerprint, partial)

@@ -144,8 +144,8 @@ def encoding_pass(
     if W2 is not None:
         with np.errstate(all="ignore"):  # a bound that overflows is looked at again; statistics need two digits
             W2 = W2.astype(np.float64 if wide or X.dtype.itemsize == 8 else np.float32, copy=False)
-    if W2 is None and not fingerprint and sums is not None:
-        return Sums(sums)
+    if not fingerprint and (W is None or sums is not None):
+        return Sums(sums, None if W2 is None else _weighted_squares(X, W2))
     parts = _on_all_cores(
         lines,
         lambda lo, hi: _numpy_pass(lines, W if sums is None else None, W2, fingerprint, transposed, lo, hi),
@@ -196,6 +196,19 @@ def fingerprint(X: Array) -> Array:
         return _word_sums(lines)
     parts = _on_all_cores(lines, lambda lo, hi: np.concatenate([_word_sums(b) for _, b in _blocks(lines, lo, hi)]))
     return np.concatenate(parts)
+
+
+def _weighted_squares(X: Array, W2: Array) -> Array:
+    """``(X o X)(:, :h) W2``: a small part of X, for which a second core is not worth waking."""
+    head = X[:, : W2.shape[0]]
+    if head.dtype.itemsize == 2:
+        step = rows_per_block(head.shape[1])
+        blocks = [head[at : at + step].astype(np.float32) for at in range(0, X.shape[0], step)] or [head]
+    else:
+        blocks = [head]
+    with np.errstate(all="ignore"):
+        columns = [np.concatenate([np.einsum("ij,ij,j->i", block, block, w) for block in blocks]) for w in W2.T]
+    return np.stack(columns, axis=1)
 
 
 def _panel_sums(X: Array, W: Array) -> Array | None:
