@@ -143,6 +143,21 @@ def tightness() -> str:
     return markdown(head, body)
 
 
+def storage() -> str:
+    """What became of flipped bits in a stored matrix, by type: one flip, and patterns of several."""
+    head = ("flips", "type", "cases", "restored exactly", "refused", "made worse, or called clean")
+    body = []
+    for single in (True, False):
+        rows = [row for row in read("storage") if (row["regime"] == "one flip") == single and "sum" not in row["regime"]]
+        for (dtype,), group in _groups(rows, "dtype"):
+            counts = [
+                str(sum(int(row[name]) for row in group for name in names))
+                for names in (("cases",), ("restored",), ("refused",), ("clean", "wrong"))
+            ]
+            body.append(("one" if single else "2 to 8", dtype, *counts))
+    return markdown(head, body)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "overhead": overhead,
     "clean": clean,
@@ -150,6 +165,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "escapes": escapes,
     "bits": bits,
     "tightness": tightness,
+    "storage": storage,
 }
 
 
