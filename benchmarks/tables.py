@@ -148,8 +148,11 @@ def storage() -> str:
     head = ("flips", "type", "cases", "restored exactly", "refused", "made worse, or called clean")
     body = []
     for single in (True, False):
-        rows = [row for row in read("storage") if (row["regime"] == "one flip") == single and "sum" not in row["regime"]]
-        for (dtype,), group in _groups(rows, "dtype"):
+        rows = [
+            row for row in read("storage") if (row["regime"] == "one flip") == single and "sum" not in row["regime"]
+        ]
+        for dtype in sorted({row["dtype"] for row in rows}):
+            group = [row for row in rows if row["dtype"] == dtype]
             counts = [
                 str(sum(int(row[name]) for row in group for name in names))
                 for names in (("cases",), ("restored",), ("refused",), ("clean", "wrong"))
