@@ -36,8 +36,10 @@ from abft_tsm2.arrays import FLOATS, FloatType, Namespace, dtype_name
 
 DETECT = 5.0  # units of u sqrt(k): measured largest on generic data 2.6, see above
 TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-bit inputs 0.06
-CHECKSUM = 1.0  # units of u_c (sqrt(k) + sqrt(2n)): measured largest on clean float64 products 0.5
-PARTIAL = 512  # from this k on a float32 product's own rounding (18 u rms at 2048) hides that of float32 partial sums
+CHECKSUM = 1.0  # units of u_c (sqrt(k) + sqrt(2n)): chosen; clean float64 products stay a factor 5 below the bound
+# From this k on checksums of float32 products may take float32 partial sums: 1.3 to 2 u rms each on normal data, beside
+# 4.8 u of the product's own rounding at k = 512 and 6.3 u at 2048; the bound is 5 sqrt(k) u = 113 u and more.
+PARTIAL = 512
 OUTLIER = 8.0  # an element this many times further off than nine tenths of its row is not rounding
 CHECKSUM_UNIT = FLOATS["float64"].unit_roundoff  # every checksum is summed in float64
 

@@ -219,8 +219,7 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     TypeError
         For integers, booleans or complex, or anything that is not an array.
     ValueError
-        If A is not a matrix, is empty of columns and rows at once asked for weights of another length, or `side` is
-        unknown.
+        If A is not a matrix, `side` is unknown, or weights have another length, are not finite or leave an element out.
 
     Notes
     -----

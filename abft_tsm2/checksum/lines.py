@@ -59,7 +59,7 @@ class Lines:
 
     @property
     def partial(self) -> bool:
-        """Whether checksums may be summed from float32 parts: their rounding is lost beside that of the product."""
+        """Whether checksums may be summed from float32 parts: their rounding is below that of the product."""
         return self.arithmetic.accumulator.name == "float32" and self.L.shape[1] >= PARTIAL
 
     def across(self) -> Lines:

@@ -123,8 +123,8 @@ def encoding_pass(
     wide : bool
         Take the sums of squares in float64 also where X is narrower: slower, and safe from overflow.
     partial : bool
-        Allow sums of `PANEL` float32 terms to be taken in float32 (by BLAS) before they are added in float64. Their
-        rounding is that of a product of inner dimension 16: for checks of a product whose own is far longer.
+        Allow sums of `PANEL` float32 terms to be taken in float32 (by BLAS) before they are added in float64. They
+        round by about 2 units of float32 roundoff: for checks of a product whose own rounding is larger.
 
     Returns
     -------
