@@ -7,6 +7,7 @@ strides (`is_column_major`), and the test for shared memory (`overlap`).
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from dataclasses import dataclass
@@ -70,8 +71,15 @@ FLOATS: dict[str, FloatType] = {
 }
 
 
+@functools.cache  # NumPy makes the name anew each time it is asked
+def _numpy_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
+
+
 def dtype_name(dtype: Any) -> str:
     """NumPy's spelling of a dtype of any array library (``'float32'``)."""
+    if isinstance(dtype, np.dtype):
+        return _numpy_name(dtype)
     name = getattr(dtype, "name", None)
     return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
 
@@ -85,13 +93,18 @@ def is_numpy(x: Array) -> bool:
     return isinstance(x, np.ndarray)
 
 
+@functools.cache
+def _compatible(library: str) -> Namespace:
+    if library == "cupy":
+        return importlib.import_module("array_api_compat.cupy")
+    return importlib.import_module("array_api_compat.numpy")
+
+
 def _namespace_of(kind: type) -> Namespace:
     """array_api_compat's namespace of an array type, or None for a type that brings its own."""
     if issubclass(kind, np.ndarray):
-        return importlib.import_module("array_api_compat.numpy")
-    if kind.__module__.partition(".")[0] == "cupy":
-        return importlib.import_module("array_api_compat.cupy")
-    return None
+        return _compatible("numpy")
+    return _compatible("cupy") if kind.__module__.partition(".")[0] == "cupy" else None
 
 
 def namespace(*arrays: Array) -> Namespace:

@@ -17,7 +17,7 @@ from abft_tsm2.checksum.decide import Decision, decide
 from abft_tsm2.checksum.encode import Encoded, storage_faults
 from abft_tsm2.checksum.integers import diagnose, restore
 from abft_tsm2.checksum.lines import Lines
-from abft_tsm2.checksum.verify import Expected, Observed, Verdict, expect, judge, observe
+from abft_tsm2.checksum.verify import Expected, Verdict, expect, judge, observe
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.multiply import multiply
 from abft_tsm2.operands import Problem, Task
@@ -111,11 +111,11 @@ class Product:
         """Check every side of C as it is; then decide, side by side, where a check failed."""
         looks = [self.look(e) for e in encodings]
         decisions: list[Decision] = []
-        for e, (observed, verdict) in zip(encodings, looks, strict=True):
+        for e, (u, verdict) in zip(encodings, looks, strict=True):
             earlier = None
             if any(d.repaired for d in decisions):  # C is no longer what was looked at
                 earlier = np.flatnonzero(~verdict.ok)
-                observed, verdict = self.look(e)
+                u, verdict = self.look(e)
             if verdict.ok.all() and (earlier is None or earlier.size == 0):
                 decisions.append(Decision(verdict.check))
                 continue
@@ -123,7 +123,7 @@ class Product:
                 decision = decide(
                     e.lines,
                     e.expected,
-                    observed,
+                    u,
                     verdict,
                     write=self.write,
                     foreign=self.problem.exists,
@@ -135,12 +135,12 @@ class Product:
             decisions.append(decision)
         return decisions
 
-    def look(self, e: _Encoding) -> tuple[Observed, Verdict]:
+    def look(self, e: _Encoding) -> tuple[Array, Verdict]:
         with self.step("verify"):
-            observed = observe(e.lines, e.expected.carried)
-        self.stage("verified", C=self.task.C, u=observed.u)
+            u = observe(e.lines, e.expected.carried)
+        self.stage("verified", C=self.task.C, u=u)
         with self.step("verify"):
-            return observed, judge(e.lines, e.expected, observed)
+            return u, judge(e.lines, e.expected, u)
 
     def encoded(self) -> list[tuple[str, Encoded]]:
         pairs = (("A", self.task.encoded_a), ("B", self.task.encoded_b))
@@ -173,10 +173,10 @@ class Product:
     # -- operands that are encoded --
 
     def look_after_encoded(self) -> bool:
-        """Recheck encoded operands; restore a corrupted one. False if that was refused."""
+        """Recheck encoded operands and what they carry; restore a corrupted one. False if that was refused."""
         fine = True
         for name, encoded in self.encoded():
-            if encoded.recheck and encoded.changed():
+            if not encoded.intact() or (encoded.recheck and encoded.changed()):
                 fine = self.restore(name, encoded) and fine
         if not fine:
             self.statuses.append(Status.INPUT_CHANGED)

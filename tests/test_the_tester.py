@@ -117,7 +117,7 @@ def test_without_the_addend_in_the_bound_cancellation_comes_close(monkeypatch: P
 
 
 @pytest.mark.parametrize("name", ["A", "B"])
-def test_without_fingerprints_a_changed_operand_looks_like_a_checksum_fault(name: str, monkeypatch: Patch) -> None:
+def test_without_the_guards_a_changed_operand_looks_like_a_checksum_fault(name: str, monkeypatch: Patch) -> None:
     def run() -> Product:
         A, B = pair(40, 50, 30)
         return Product(A, B, None, on_stage=at("encoded", name, put((3, 4), 7)))
@@ -137,6 +137,22 @@ def test_without_the_comparison_of_checksums_their_faults_go_unnoticed(monkeypat
     assert Product(A, B, None, on_stage=hook).status == "CHECKSUM_FAULT"
     everywhere(monkeypatch, verify.differing, lambda *_: None)
     assert Product(A, B, None, on_stage=hook).status == "CLEAN"
+
+
+@pytest.mark.parametrize("recheck", [True, False])
+def test_without_a_look_at_what_is_carried_a_damaged_norm_hides_a_fault(recheck: bool, monkeypatch: Patch) -> None:
+    A, B = pair(40, 50, 30)
+
+    def run() -> Product:
+        E = encode(B, side="rows", recheck=recheck)
+        E.right.squares[3] = 1e40  # the bound of every row is now huge
+        return Product(A, E, None, on_stage=at("multiplied", "C", put((3, 4), 1e3)))
+
+    product = run()
+    assert {product.report.status, *product.report.also} == {Status.CORRECTED, Status.CHECKSUM_FAULT}
+    np.testing.assert_allclose(product.C, A @ B)
+    monkeypatch.setattr(type(encode(B)), "intact", lambda self: True)
+    assert run().status == "CLEAN"
 
 
 def test_without_a_recheck_a_changed_operand_is_used(monkeypatch: Patch) -> None:

@@ -1,4 +1,4 @@
-"""One pass over a matrix: sums, squares and fingerprints, in any order, type and size, on one core or several."""
+"""Passes over a matrix: sums, squares and fingerprints, in any order, type and size, on one core or several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from abft_tsm2 import tall_skinny_matmul
 from abft_tsm2.core import tsm2
-from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, rows_per_block, widened
+from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, rows_per_block, weighted_squares, widened
 from tests.cases import DTYPES, ORDERS, arrange
 
 IDS = [dtype.name for dtype in DTYPES]
@@ -41,23 +41,19 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_pass(x: np.ndarray, r: int, h: int) -> None:
-    """Sums, squares and fingerprint of one pass against float64 and Python's integers."""
+    """Sums and squares of a matrix against float64."""
     W, W2 = weight_columns(x.shape[1], r), weight_columns(h, r, 2) ** 2
-    found = encoding_pass(x, W, W2, fingerprint=True)
+    sums = encoding_pass(x, W)
     wide = x.astype(np.float64)
-    assert found.sums.shape == found.squares.shape == (x.shape[0], r)
-    assert found.sums.dtype == np.float64
+    assert sums.shape == (x.shape[0], r)
+    assert sums.dtype == np.float64
     k = x.shape[1]
-    error = np.abs(found.sums - wide @ W)
-    assert (error <= 2 * (k + 1) * 2.0**-53 * (np.abs(wide) @ np.abs(W))).all()
-    np.testing.assert_allclose(found.squares, wide[:, :h] ** 2 @ W2, rtol=1e-4)
-    assert np.array_equal(found.fingerprint, fingerprint(x))
-    alone = encoding_pass(x, W)
-    assert alone.squares is None
-    assert alone.fingerprint is None
-    np.testing.assert_allclose(alone.sums, found.sums, rtol=1e-12, atol=1e-12)
-    assert encoding_pass(x, None, W2).sums is None
-    np.testing.assert_allclose(encoding_pass(x, None, W2).squares, found.squares, rtol=1e-4)
+    assert (np.abs(sums - wide @ W) <= 2 * (k + 1) * 2.0**-53 * (np.abs(wide) @ np.abs(W))).all()
+    for in_double in (False, True):
+        squares = weighted_squares(x, W2, wide=in_double)
+        assert squares.shape == (x.shape[0], r)
+        assert squares.dtype == (np.float64 if in_double or x.dtype.itemsize == 8 else np.float32)
+        np.testing.assert_allclose(squares, wide[:, :h] ** 2 @ W2, rtol=1e-13 if in_double else 1e-4)
 
 
 # ---- one pass -----------------------------------------------------------------------------------------------
@@ -104,8 +100,8 @@ def test_part_of_the_squares_never_exceeds_the_whole(
     rng = np.random.default_rng(seed)
     x = arrange((rng.standard_normal(shape) * 10.0 ** rng.uniform(-3, 3, shape)).astype(dtype), order)
     W2 = weight_columns(shape[1], 2, seed) ** 2
-    part = encoding_pass(x, None, W2[: min(head, shape[1])]).squares
-    whole = encoding_pass(x, None, W2).squares
+    part = weighted_squares(x, W2[: min(head, shape[1])])
+    whole = weighted_squares(x, W2)
     assert (part <= whole * (1 + 1e-5)).all()  # up to the rounding of the sums themselves
     assert (part >= 0).all()
 
@@ -116,9 +112,28 @@ def test_what_is_not_finite_stays_in_its_row(dtype: np.dtype[Any]) -> None:
         for bad in (np.nan, np.inf, -np.inf):
             x = sample((60, 50), dtype, order)
             x[7, 9] = bad
-            found = encoding_pass(x, weight_columns(50, 2), weight_columns(50, 2) ** 2)
-            assert np.flatnonzero(~np.isfinite(found.sums).all(axis=1)).tolist() == [7]
-            assert np.flatnonzero(~np.isfinite(found.squares).all(axis=1)).tolist() == [7]
+            W = weight_columns(50, 2)
+            for found in (encoding_pass(x, W), encoding_pass(x, W, partial=True), weighted_squares(x, W * W)):
+                assert np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist() == [7]
+
+
+def test_wide_squares_do_not_overflow_where_narrow_ones_do() -> None:
+    x = np.full((3, 4), 1e30, np.float32)
+    assert np.isinf(weighted_squares(x, np.ones((4, 1)))).all()
+    np.testing.assert_allclose(weighted_squares(x, np.ones((4, 1)), wide=True), np.full((3, 1), 4e60), rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_partial_sums_round_as_stated(order: str) -> None:
+    """Runs of 256 terms in float32: within 4 u sqrt(sum x^2 w^2) of float64, and not equal to it."""
+    x, W = sample((400, 3000), np.float32, order), weight_columns(3000, 2)
+    exact = x.astype(np.float64) @ W
+    size = np.sqrt(x.astype(np.float64) ** 2 @ W**2)
+    off = np.abs(encoding_pass(x, W, partial=True) - exact) / (2.0**-24 * size)
+    assert 0.2 < np.sqrt(np.mean(off**2)) < 4
+    assert np.abs(encoding_pass(x, W) - exact).max() < 1e-10
+    W[5] = 2.0**70  # weights outside float32's safe range are not narrowed
+    assert np.array_equal(encoding_pass(x, W, partial=True), encoding_pass(x, W))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -185,23 +200,21 @@ def test_the_fingerprint_of_equal_bits_does_not_depend_on_blocks_or_cores(four_c
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
 def test_the_same_array_gives_the_same_bits_again(dtype: np.dtype[Any], order: str) -> None:
     x, W = sample(BIG, dtype, order), weight_columns(BIG[1], 2)
-    first = encoding_pass(x, W, W * W, fingerprint=True)
+    first = encoding_pass(x, W), weighted_squares(x, W * W)
     for _ in range(5):
-        again = encoding_pass(x, W, W * W, fingerprint=True)
-        assert again.sums.tobytes() == first.sums.tobytes()
-        assert again.squares.tobytes() == first.squares.tobytes()
+        again = encoding_pass(x, W), weighted_squares(x, W * W)
+        assert [y.tobytes() for y in again] == [y.tobytes() for y in first]
         assert np.array_equal(column_squares(x), column_squares(x))
 
 
 def test_one_pass_in_each_of_many_threads(four_cores: None) -> None:
     x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
-    expected = encoding_pass(x, W, W * W, fingerprint=True)
+    expected = encoding_pass(x, W).tobytes(), fingerprint(x).tobytes()
     wrong: list[int] = []
 
     def repeat(number: int) -> None:
         for _ in range(5):
-            found = encoding_pass(x, W, W * W, fingerprint=True)
-            if found.sums.tobytes() != expected.sums.tobytes():
+            if (encoding_pass(x, W).tobytes(), fingerprint(x).tobytes()) != expected:
                 wrong.append(number)
 
     threads = [threading.Thread(target=repeat, args=(i,)) for i in range(12)]
@@ -244,30 +257,30 @@ def test_how_many_cores(monkeypatch: pytest.MonkeyPatch, asked: str | None, most
 
 def pass_in_child(queue: Any) -> None:
     x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
-    queue.put(encoding_pass(x, W, fingerprint=True).sums.tobytes())
+    queue.put(encoding_pass(x, W).tobytes())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks are POSIX")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_makes_its_own_threads(four_cores: None) -> None:
     x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
-    expected = encoding_pass(x, W, fingerprint=True).sums.tobytes()
+    expected = encoding_pass(x, W).tobytes()
     assert tsm2._pool is not None
     child = os.fork()
     if child == 0:  # pragma: no cover - the child leaves no trace but its exit code
         signal.alarm(20)  # a child that waits for threads it does not have is ended
-        found = encoding_pass(x, W, fingerprint=True).sums.tobytes()
+        found = encoding_pass(x, W).tobytes()
         os._exit(0 if found == expected else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert encoding_pass(x, W, fingerprint=True).sums.tobytes() == expected  # the parent's threads go on
+    assert encoding_pass(x, W).tobytes() == expected  # the parent's threads go on
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="forks are POSIX")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_worker_process(four_cores: None) -> None:
     x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
-    expected = encoding_pass(x, W, fingerprint=True).sums.tobytes()
+    expected = encoding_pass(x, W).tobytes()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=pass_in_child, args=(queue,), daemon=True)
@@ -284,9 +297,10 @@ def test_a_worker_process(four_cores: None) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
 def test_no_pass_copies_the_matrix(dtype: np.dtype[Any], order: str) -> None:
     x, W = sample((3000, 1000), dtype, order), weight_columns(1000, 1)
-    encoding_pass(x[:3], W, W * W)
+    encoding_pass(x[:3], W)
     tracemalloc.start()
-    encoding_pass(x, W, W * W, fingerprint=True)
+    encoding_pass(x, W)
+    weighted_squares(x, W * W)
     fingerprint(x)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

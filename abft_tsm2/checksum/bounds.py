@@ -112,16 +112,16 @@ def statistical_bound(
 
     Parameters
     ----------
-    products, stored, added : arrays or 0.0
-        ``|alpha| P2``, ``||C o v||`` and ``|beta| ||C0 o v||``.
+    products, stored, added : arrays or None
+        ``|alpha| P2``, ``||C o v||`` and ``|beta| ||C0 o v||``; None where one is 0 or not known.
     underflow : array or float
         ``Arithmetic.underflow(k) ||v||_1`` in the units of the residual.
     """
+    scale = products if added is None else xp.maximum(products, added)
+    if stored is None:
+        return statistical_factor(a, k, n) * scale + underflow
     stored = xp.minimum(stored, largest_norm(k, products=products, added=added, underflow=underflow))
-    scale = xp.maximum(products, stored)
-    if added is not None:
-        scale = xp.maximum(scale, added)
-    return statistical_factor(a, k, n) * scale + 4 * a.u_out * stored + underflow
+    return statistical_factor(a, k, n) * xp.maximum(scale, stored) + 4 * a.u_out * stored + underflow
 
 
 def largest_norm(k: int, *, products: Any, added: Any, underflow: Any) -> Any:

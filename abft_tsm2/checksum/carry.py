@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
-from abft_tsm2.checksum.weights import SEED, Weights, equilibrated, exponents
-from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, rows_per_block, widened
+from abft_tsm2.checksum.weights import SEED, Weights, equilibrated, exponents, middle
+from abft_tsm2.core.tsm2 import column_squares, encoding_pass, rows_per_block, weighted_squares, widened
 
 _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
-_SAMPLE_RUN = 16  # rows in a run, at a random place: no period in the data can hide from them
+_SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
 _OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
@@ -33,29 +33,48 @@ class Carried:
         V.
     sums : (k, r) array of float64
         ``R V``.
-    fingerprint : array of uint64, or None
-        Of R's bits when it was encoded; only of a matrix that is kept encoded.
-    guard : tuple of arrays of uint64
-        Fingerprints of `weights` and `sums`: a checksum that has its own may be out of date, but was not hit.
+    squares : (h, r) array
+        ``(R o R)(:h, :) (V o V)`` for the h = `part_of` (k) first rows.
+    guard : tuple of arrays
+        Copies of `weights`, `sums` and `squares`: a checksum that equals its own may be out of date, but was not hit.
     partial : bool
         How the sums were taken, see `encoding_pass`.
+    lasting : bool
+        Of a matrix that is kept encoded, and may lie in another order when it is used (restored in a copy, say).
     """
 
     weights: Array
     sums: Array
-    fingerprint: Array | None
-    guard: tuple[Array, Array]
+    squares: Array
+    guard: tuple[Array, Array, Array]
     partial: bool
+    lasting: bool = False
 
     def intact(self) -> bool:
-        """Whether the weights and sums still have the bits they were made with."""
-        pairs = zip((self.weights, self.sums), self.guard, strict=True)
-        return all(np.array_equal(to_host(fingerprint(now)), to_host(then)) for now, then in pairs)
+        """Whether the weights, sums and squares still have the bits they were made with."""
+        return all(map(same_bits, (self.weights, self.sums, self.squares), self.guard))
 
 
-def carried(weights: Array, sums: Array, of_matrix: Array | None, partial: bool = False) -> Carried:
-    """Put what was just computed under guard."""
-    return Carried(weights, sums, of_matrix, (fingerprint(weights), fingerprint(sums)), partial)
+def carried(R: Array, V: Array, *, partial: bool = False) -> Carried:
+    """What R carries with weights V: one read of R."""
+    squares = weighted_squares(R[: part_of(R.shape[0]), :], V * V)
+    sums = encoding_pass(R, V, partial=partial)
+    return Carried(V, sums, squares, (kept(V), kept(sums), kept(squares)), partial)
+
+
+def kept(x: Array) -> Array:
+    """A copy of a checksum, to tell later whether it was hit."""
+    return namespace(x).asarray(x, copy=True)
+
+
+def same_bits(now: Array, then: Array) -> bool:
+    """Whether two arrays agree bit for bit, NaN included. Synchronises with the host."""
+    return to_host(now).tobytes() == to_host(then).tobytes()
+
+
+def part_of(terms: int) -> int:
+    """How many terms of a 2-norm are taken at first: nearly every line passes with the lower bound that they give."""
+    return terms if terms <= 64 else max(64, terms // 64)
 
 
 def log2_column_norms(R: Array) -> NDArray[np.float64]:
@@ -86,13 +105,13 @@ def log2_column_norms(R: Array) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=64)
 def _sample(k: int) -> list[slice]:
-    """Runs of rows, one at a random place in each eighth of k rows; all rows where k is small."""
+    """The first rows, which are read anyhow, and a run at a random place in each eighth of k rows; all of a few."""
     group = k // _SAMPLE_RUNS
-    if group < 4 * _SAMPLE_RUN:  # little is saved
+    if group < 8 * _SAMPLE_RUN:  # little is saved
         return [slice(0, k)]
     places = np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, _SAMPLE_RUNS)
-    starts = np.arange(_SAMPLE_RUNS) * group + places
-    return [slice(int(at), int(at) + _SAMPLE_RUN) for at in starts]
+    starts = np.maximum(np.arange(_SAMPLE_RUNS) * group + places, part_of(k))
+    return [slice(0, part_of(k)), *(slice(int(at), int(at) + _SAMPLE_RUN) for at in starts)]
 
 
 def _sampled_exponents(R: Array) -> NDArray[np.int64]:
@@ -115,7 +134,7 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
     size = np.max(np.abs(to_host(sums)), axis=1, initial=0.0)
     if not np.all(np.isfinite(size)):
         return None
-    large = np.flatnonzero(size > _SUSPICIOUS * np.median(size)) if size.size else size
+    large = np.flatnonzero(size > _SUSPICIOUS * middle(size)) if size.size else size
     if large.size == 0:
         return None
     if large.size > 16 + R.shape[0] // 16:
@@ -132,7 +151,7 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
 
 
 @np.errstate(all="ignore")
-def carry(R: Array, base: Weights, *, equilibrate: bool = True, prints: bool = False, partial: bool = False) -> Carried:
+def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = False) -> Carried:
     """Encode a right operand: one read of R (two where the sample of its rows misjudged it).
 
     Parameters
@@ -141,20 +160,12 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, prints: bool = F
     base : (n, r) ndarray of float64
         Weights before equilibration.
     equilibrate : bool
-    prints : bool
-        Take R's fingerprint too.
     partial : bool
         As in `encoding_pass`.
     """
     if not equilibrate:
-        V = from_host(base, R)
-        first = encoding_pass(R, V, fingerprint=prints)
-        return carried(V, first.sums, first.fingerprint)
+        return carried(R, from_host(base, R), partial=partial)
     exponent = _sampled_exponents(R)
-    V = from_host(equilibrated(base, exponent), R)
-    first = encoding_pass(R, V, fingerprint=prints, partial=partial)
+    first = carried(R, from_host(equilibrated(base, exponent), R), partial=partial)
     better = _missed_by_sample(R, first.sums, exponent)
-    if better is None:
-        return carried(V, first.sums, first.fingerprint, partial)
-    V = from_host(equilibrated(base, better), R)
-    return carried(V, encoding_pass(R, V, partial=partial).sums, first.fingerprint, partial)
+    return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)

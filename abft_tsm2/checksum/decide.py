@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.carry import carry
 from abft_tsm2.checksum.correct import locate_and_correct
 from abft_tsm2.checksum.lines import Lines, Scale
 from abft_tsm2.checksum.verify import (
     Expected,
-    Observed,
     Verdict,
     changed_operand,
     differing,
@@ -55,7 +55,7 @@ class Decision:
 def decide(
     lines: Lines,
     expected: Expected,
-    observed: Observed,
+    u: Array,
     verdict: Verdict,
     *,
     write: bool,
@@ -68,7 +68,7 @@ def decide(
     Parameters
     ----------
     lines : Lines
-    expected, observed, verdict
+    expected, u, verdict
         What the fast check computed and found.
     write : bool
         Repair C; otherwise locate only.
@@ -81,7 +81,7 @@ def decide(
     """
     decision = Decision(verdict.check)
     V = expected.carried.weights
-    fault = differing(lines, (expected, observed), recompute(lines, expected))
+    fault = differing(lines, (expected, u), recompute(lines, expected))
     if fault is not None and (changed := changed_operand(expected, fault)):
         decision.changed.append(changed)
         decision.statuses.append(Status.INPUT_CHANGED)

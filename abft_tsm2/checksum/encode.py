@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,8 @@ class Encoded:
         2-norms of the rows (p,) and columns (q,), of their finite elements, in float64.
     integers : IntegerChecksums
         Bit-exact checksums that find and restore corrupted elements.
+    fingerprint : array of uint64
+        Sums of the bits of each line along the storage order, for a quick look at each use.
     """
 
     array: Array
@@ -52,6 +54,7 @@ class Encoded:
     recheck: bool
     norms: Sided
     integers: IntegerChecksums
+    fingerprint: Array
     right: Carried | None
     left: Carried | None
 
@@ -79,10 +82,11 @@ class Encoded:
 
         Finds every single wrong element; changes that cancel within a line only `verify` finds.
         """
-        side, seen = (self.right, self.array) if self.right is not None else (self.left, self.array.T)
-        assert side is not None
-        assert side.fingerprint is not None
-        return not np.array_equal(to_host(fingerprint(seen)), to_host(side.fingerprint))
+        return not np.array_equal(to_host(self.fingerprint), to_host(fingerprint(self.array)))
+
+    def intact(self) -> bool:
+        """Whether what the array carries into products still has the bits it was made with: O(p + q)."""
+        return all(side.intact() for side in (self.right, self.left) if side is not None)
 
     def verify(self) -> Report:
         """Find every corrupted element of the stored matrix, down to the last bit.
@@ -248,9 +252,9 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     right = left = None
     if side != "columns":
         V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")
-        right = carry(A, V, equilibrate=equilibrate, prints=True)
+        right = replace(carry(A, V, equilibrate=equilibrate), lasting=True)
     if side != "rows":
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
-        left = carry(A.T, W, equilibrate=equilibrate, prints=True)
+        left = replace(carry(A.T, W, equilibrate=equilibrate), lasting=True)
     norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
-    return Encoded(A, repair, recheck, norms, integer_checksums(A), right, left)
+    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left)

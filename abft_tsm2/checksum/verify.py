@@ -1,7 +1,7 @@
 """Verification: is the residual of every line within what rounding explains?
 
 Two looks. `expect`, `observe` and `judge` are the fast one, on every product: each matrix is read once, and the
-2-norms behind the bound are first taken over a sixteenth of their terms. Such a part never exceeds the whole, so a
+2-norms behind the bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a
 residual within the bound it gives is within the true bound; the few lines that are not are looked at with the whole.
 `scrutinise` is the careful one, for what remains: everything is computed anew, rescaled so that nothing overflows,
 without the columns and lines that hold NaN or Inf from the start.
@@ -18,17 +18,14 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_numpy, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
-from abft_tsm2.checksum.carry import Carried, carried
+from abft_tsm2.checksum.carry import Carried, carried, kept, part_of, same_bits
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
-from abft_tsm2.core.tsm2 import Sums, encoding_pass, fingerprint, rows_per_block, take_rows, widened
+from abft_tsm2.checksum.weights import middle
+from abft_tsm2.core.tsm2 import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
 from abft_tsm2.report import Check, Fault
 
-_PART = 16  # of the terms of a 2-norm, one in so many is enough for nearly every line
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came
-
-
-def _part(terms: int) -> int:
-    return terms if terms <= 64 else max(64, terms // _PART)
+_MANY = 64  # lines that fail: then a part of ||C o v|| is tried on them before the whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +42,8 @@ class Expected:
         A part of P2^2, ``(L o L)(:, :h) (R o R)(:h, :) (V o V)``.
     t0, added : (m, r) arrays or None
         ``C0 V`` and ``||C0 o v||^2``.
-    guard : tuple of arrays of uint64
-        Fingerprints of t and t0, taken when they were computed.
+    guard : tuple of arrays
+        Copies of t and t0, taken when they were computed.
     """
 
     carried: Carried
@@ -55,14 +52,6 @@ class Expected:
     t0: Array | None
     added: Array | None
     guard: tuple[Array, Array | None]
-
-
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """``u = C V`` (m, r), and a part of ``||C o v||^2``."""
-
-    u: Array
-    stored: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,29 +72,25 @@ class Verdict:
 
 
 def expect(lines: Lines, right: Carried) -> Expected:
-    """The A pass: one read of L (and of C0, and of a sixteenth of R)."""
+    """The A pass: one read of L (and of C0)."""
     V = right.weights
-    V2 = V * V
-    h = _part(lines.R.shape[0])
-    q2 = encoding_pass(lines.R[:h, :], None, V2).squares
-    found = encoding_pass(lines.L, right.sums, q2, partial=lines.partial)
-    base = Sums() if lines.C0 is None else encoding_pass(lines.C0, V, V2)
-    guard = fingerprint(found.sums), None if base.sums is None else fingerprint(base.sums)
-    return Expected(right, found.sums, found.squares, base.sums, base.squares, guard)
+    products = weighted_squares(lines.L, right.squares)
+    t = encoding_pass(lines.L, right.sums, partial=lines.partial)
+    if lines.C0 is None:
+        return Expected(right, t, products, None, None, (kept(t), None))
+    t0 = encoding_pass(lines.C0, V)
+    return Expected(right, t, products, t0, weighted_squares(lines.C0, V * V), (kept(t), kept(t0)))
 
 
-def observe(lines: Lines, right: Carried) -> Observed:
-    """The C pass: one read of C."""
-    V = right.weights
-    head = V[: _part(V.shape[0]), :]
-    found = encoding_pass(lines.C, V, head * head, partial=lines.partial)
-    return Observed(found.sums, found.squares)
+def observe(lines: Lines, right: Carried) -> Array:
+    """The C pass, ``u = C V`` (m, r): one read of C."""
+    return encoding_pass(lines.C, right.weights, partial=lines.partial)
 
 
-def residual_of(lines: Lines, expected: Expected, observed: Observed) -> Floats:
+def residual_of(lines: Lines, expected: Expected, u: Array) -> Floats:
     """``u - alpha t - beta t0`` (m, r), on the host."""
     with np.errstate(all="ignore"):
-        r = observed.u - lines.alpha * expected.t
+        r = u - lines.alpha * expected.t
         if expected.t0 is not None:
             r = r - lines.beta * expected.t0
     return to_host(r)
@@ -115,53 +100,59 @@ def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
 
 
-def judge(lines: Lines, expected: Expected, observed: Observed) -> Verdict:
-    """Compare residuals with bounds: first with the bounds from partial norms, then with the whole where needed."""
+def judge(lines: Lines, expected: Expected, u: Array) -> Verdict:
+    """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails."""
     V = to_host(expected.carried.weights)
-    k, n, a = lines.terms, V.shape[0], lines.arithmetic
-    residual = np.abs(residual_of(lines, expected, observed))
-    products2, stored2 = _host(expected.products), _host(observed.stored)
+    n, a = V.shape[0], lines.arithmetic
+    residual = np.abs(residual_of(lines, expected, u))
+    products2 = _host(expected.products)
     added = None if expected.added is None else abs(lines.beta) * np.sqrt(_host(expected.added))
-    underflow = a.underflow(k, lines.alpha) * np.abs(V).sum(axis=0)
-
-    tau = np.empty(residual.shape)
+    underflow = a.underflow(lines.terms, lines.alpha) * np.abs(V).sum(axis=0)
+    tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
-    def compare(at: Any, products2: Floats, stored2: Floats) -> None:
-        products, stored = abs(lines.alpha) * np.sqrt(products2), np.sqrt(stored2)
+    def compare(at: Any, stored2: Array | None = None) -> None:
+        """Judge these lines by what is known of their norms."""
+        stored = None if stored2 is None else np.sqrt(_host(stored2))
+        products = abs(lines.alpha) * np.sqrt(products2[at])
         sizes: Any = {"products": products, "added": None if added is None else added[at], "underflow": underflow}
         with np.errstate(all="ignore"):
-            tau[at] = statistical_bound(np, a, k, n, stored=stored, **sizes)
-            fine = (residual[at] <= tau[at]) & np.isfinite(tau[at]) & (stored <= largest_norm(k, **sizes))
+            tau[at] = statistical_bound(np, a, lines.terms, n, stored=stored, **sizes)
+            fine = (residual[at] <= tau[at]) & np.isfinite(tau[at])
+            if stored is not None:
+                fine &= stored <= largest_norm(lines.terms, **sizes)
         ok[at] = np.all(fine, axis=1)
 
-    compare(slice(None), products2, stored2)
-    ratio = _ratio(residual, tau)
-    # The whole of ||C o v|| for the lines that need it and the few that came closest; then the whole of P2.
-    V2 = expected.carried.weights * expected.carried.weights
+    compare(slice(None))  # by a part of P2 alone
     look = np.flatnonzero(~ok)
-    if ok.size > _FEW:
-        look = np.union1d(look, np.argpartition(np.where(ok, -ratio, 0.0), _FEW)[:_FEW])
+    if look.size > _MANY:  # sums without cancellation: C is what is large
+        head = expected.carried.weights[: part_of(n), :]
+        compare(look, weighted_squares(_gather(lines.C[:, : head.shape[0]], look), head * head))
+        look = np.flatnonzero(~ok)
+    ratio = _ratio(residual, tau)
+    if ok.size > _FEW:  # and those that came closest
+        closest = np.argpartition(np.where(ok, -ratio, 0.0), _FEW)[:_FEW]
+        look = np.union1d(look, closest) if look.size else closest
     else:
         look = np.arange(ok.size)
+    V2 = expected.carried.weights * expected.carried.weights
     q2 = None
-    for at in np.array_split(look, max(1, -(-look.size // rows_per_block(max(lines.R.shape)))) if look.size else 1):
-        if at.size == 0:
-            continue
-        whole = _host(encoding_pass(_gather(lines.C, at), None, V2, wide=True).squares)
-        compare(at, products2[at], whole)
+    rows = rows_per_block(max(lines.R.shape))
+    for at in (look[i : i + rows] for i in range(0, look.size, rows)):
+        whole = weighted_squares(_gather(lines.C, at), V2, wide=True)
+        compare(at, whole)
         bad = at[~ok[at]]
         if bad.size and np.isfinite(residual[bad]).any():
             if q2 is None:
-                q2 = encoding_pass(lines.R, None, V2, wide=True).squares
-            P2 = _host(encoding_pass(_gather(lines.L, bad), None, q2, wide=True).squares)
-            compare(bad, P2, whole[np.isin(at, bad)])
-    ratio = _ratio(residual, tau)
+                q2 = weighted_squares(lines.R, V2, wide=True)
+            products2[bad] = _host(weighted_squares(_gather(lines.L, bad), q2, wide=True))
+            compare(bad, _host(whole)[np.isin(at, bad)])
+    ratio[look] = _ratio(residual[look], tau[look])
     seen = np.zeros(ok.size, np.bool_)  # only these have their true bound
     seen[look] = True
     bounds = tau[look].max(axis=1, initial=0.0)
     bounds = bounds[np.isfinite(bounds)]
-    bound_seen = float(np.median(bounds)) if bounds.size else 0.0
+    bound_seen = float(middle(bounds)) if bounds.size else 0.0
     return Verdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
 
 
@@ -194,38 +185,34 @@ def _check(lines: Lines, V: Floats, clean_lines: Mask, ratio: Floats, bound: flo
     )
 
 
-def recompute(lines: Lines, expected: Expected) -> tuple[Expected, Observed]:
+def recompute(lines: Lines, expected: Expected) -> tuple[Expected, Array]:
     """All checksums once more, with the same weights, in the same order of summation."""
-    right = expected.carried
-    sums = encoding_pass(lines.R, right.weights, partial=right.partial).sums
-    from_old = expect(lines, right)  # t from the s it was made of: a difference in s is told from one in L
-    return replace(from_old, carried=carried(right.weights, sums, right.fingerprint, right.partial)), observe(
-        lines, right
-    )
+    old = expected.carried
+    from_old = expect(lines, old)  # t from the s it was made of: a difference in s is told from one in L
+    return replace(from_old, carried=carried(lines.R, old.weights, partial=old.partial)), observe(lines, old)
 
 
-def differing(lines: Lines, old: tuple[Expected, Observed], new: tuple[Expected, Observed]) -> Fault | None:
+def differing(lines: Lines, old: tuple[Expected, Array], new: tuple[Expected, Array]) -> Fault | None:
     """The first of the checksums s, t, t0, u that differs between two evaluations.
 
     On NumPy the two are the same sums in the same order and agree to the last bit; elsewhere, and where s was
     carried from a matrix that may lie in another order now, to within their own rounding.
     """
-    n = new[0].carried.weights.shape[0]
-    noise_factor = checksum_noise_factor(lines.terms, n, partial=lines.partial)
-    reproducible = is_numpy(lines.C)
     V2 = new[0].carried.weights * new[0].carried.weights
-    q = np.sqrt(_host(encoding_pass(lines.R, None, V2).squares))
-    scale = np.sqrt(np.maximum(_host(new[0].products), _host(new[1].stored)) * _PART)
+    noise_factor = checksum_noise_factor(lines.terms, V2.shape[0], partial=lines.partial)
+    reproducible = is_numpy(lines.C)
+    q = np.sqrt(_host(weighted_squares(lines.R, V2)))
+    stored = _host(weighted_squares(lines.C, V2))
+    scale = np.sqrt(np.maximum(_host(new[0].products) * lines.terms / max(1, part_of(lines.terms)), stored))
     for name, then, now, norm in (
         ("s", old[0].carried.sums, new[0].carried.sums, q),
         ("t", old[0].t, new[0].t, scale),
         ("t0", old[0].t0, new[0].t0, scale),
-        ("u", old[1].u, new[1].u, scale),
+        ("u", old[1], new[1], scale),
     ):
         if then is None or now is None:
             continue
-        from_elsewhere = name == "s" and old[0].carried.fingerprint is not None
-        factor = 0.0 if reproducible and not from_elsewhere else noise_factor
+        factor = 0.0 if reproducible and not (old[0].carried.lasting and name == "s") else noise_factor
         before, after = to_host(then), to_host(now)
         with np.errstate(all="ignore"):
             off = np.abs(before - after)
@@ -247,11 +234,11 @@ def changed_operand(expected: Expected, fault: Fault) -> str:
     """
     if fault.operand == "s":
         return "R" if expected.carried.intact() else ""
-    kept = {"t": ("L", expected.t, expected.guard[0]), "t0": ("C0", expected.t0, expected.guard[1])}
-    operand, sums, guard = kept.get(fault.operand, ("", None, None))
+    made = {"t": ("L", expected.t, expected.guard[0]), "t0": ("C0", expected.t0, expected.guard[1])}
+    operand, sums, guard = made.get(fault.operand, ("", None, None))
     if sums is None or guard is None:
         return ""
-    return operand if np.array_equal(to_host(fingerprint(sums)), to_host(guard)) else ""
+    return operand if same_bits(sums, guard) else ""
 
 
 # ---- the careful look ---------------------------------------------------------------------------------------------
@@ -326,6 +313,6 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
     ratio = np.where(usable, _ratio(residual, tau), 0.0)
     in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line + common)
     seen = in_users_units[usable & np.isfinite(in_users_units)]  # a line with an Inf that is right has no bound
-    bound = float(np.median(seen)) if seen.size else 0.0
+    bound = float(middle(seen)) if seen.size else 0.0
     check = _check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))
     return Scrutiny(Verdict(ok, ratio, check), scale, V, tau)

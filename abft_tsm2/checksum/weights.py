@@ -120,12 +120,21 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
         log2 of the columns' 2-norms, up to a common constant; -inf for a zero column.
     """
     positive = np.isfinite(log2_norms)
-    if not positive.any():
-        return np.zeros(log2_norms.shape, np.int64)
-    filled = np.where(positive, log2_norms, log2_norms[positive].min())
-    middle = np.median(log2_norms[positive])
-    centred = filled - (middle - np.rint(middle))
+    if not positive.all():
+        if not positive.any():
+            return np.zeros(log2_norms.shape, np.int64)
+        log2_norms = np.where(positive, log2_norms, log2_norms[positive].min())
+    centre = middle(log2_norms[positive]) if log2_norms.size else 0.0
+    centred = log2_norms - (centre - np.rint(centre))
     return np.asarray(np.clip(np.rint(centred), _LOWEST, _HIGHEST).astype(np.int64))
+
+
+def middle(x: NDArray[Any]) -> Any:
+    """The median of a vector that is not empty; `numpy.median` takes three times as long for 2000 elements."""
+    half = x.size // 2
+    if x.size % 2:
+        return np.partition(x, half)[half]
+    return np.partition(x, (half - 1, half))[half - 1 : half + 1].mean()
 
 
 def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:

@@ -1,9 +1,8 @@
 """Tall-skinny products and the passes that read a large matrix once.
 
 Encoding and checking are both products of a large matrix with a few weight columns; what they cost is the reading
-of the large matrix. So each pass walks it once, in blocks that fit the cache, and takes everything that is wanted of
-a block while it is there: weighted sums, weighted sums of squares, a fingerprint of the bits. The blocks follow the
-storage order, whichever axis is summed. Sums are always taken in float64.
+of the large matrix. So each pass walks it once, in blocks that fit the cache and follow the storage order, whichever
+axis is summed; statistics are taken of a part. Sums are always taken in float64.
 
 This is the one module that asks which array library it serves. On NumPy a pass runs on every core (`workers`); in
 each core it is a fused cast-multiply-sum (``numpy.einsum``), which needs no temporary; the order of summation is
@@ -17,7 +16,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,30 +31,11 @@ from abft_tsm2.arrays import (
     namespace,
 )
 
-BLOCK_BYTES = 1 << 20  # half of a common level-2 cache: the second look at a block costs half the first
+BLOCK_BYTES = 1 << 20  # half of a common level-2 cache
 _SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
 PANEL = 256  # columns whose weighted sum may be taken in float32
 _LARGEST_SINGLE = 2.0**60  # weights up to here keep float32 sums clear of both ends of its range
 _PARTS = 16  # of a pass, taken by whichever core is free
-
-
-@dataclass(frozen=True)
-class Sums:
-    """What one pass over X (p x q) found.
-
-    Attributes
-    ----------
-    sums : (p, r) array of float64, or None
-        ``X W``.
-    squares : (p, r) array, or None
-        ``(X o X)(:, :h) W2`` for the h rows of `W2`; without overflow it never exceeds the sum over all of X.
-    fingerprint : array of uint64, or None
-        Wrap-around sums of bit patterns along the storage order (see `fingerprint`).
-    """
-
-    sums: Array | None = None
-    squares: Array | None = None
-    fingerprint: Array | None = None
 
 
 def tall_skinny_matmul(A: Array, B: Array) -> Array:
@@ -101,66 +80,73 @@ def tall_skinny_matmul(A: Array, B: Array) -> Array:
 # ---- one pass -----------------------------------------------------------------------------------------------------
 
 
-def encoding_pass(
-    X: Array,
-    W: Array | None,
-    W2: Array | None = None,
-    *,
-    fingerprint: bool = False,
-    wide: bool = False,
-    partial: bool = False,
-) -> Sums:
-    """``X W`` and, where asked, ``(X o X)(:, :h) W2`` and the fingerprint of X, in one read of X.
+def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
+    """``X W`` in float64, in one read of X.
 
     Parameters
     ----------
     X : (p, q) array of any supported type, order and strides
-    W : (q, r) array of float64, or None
-        None leaves the weighted sums out.
-    W2 : (h, r) array of float64, h <= q, optional
-        Non-negative: the squares of weights.
-    fingerprint : bool
-    wide : bool
-        Take the sums of squares in float64 also where X is narrower: slower, and safe from overflow.
+    W : (q, r) array of float64
     partial : bool
         Allow sums of `PANEL` float32 terms to be taken in float32 (by BLAS) before they are added in float64. They
         round by about 2 units of float32 roundoff: for checks of a product whose own rounding is larger.
 
     Returns
     -------
-    Sums
+    Y : (p, r) array of float64
     """
     transposed = is_column_major(X)
     lines = X.T if transposed else X  # its rows are contiguous in memory
     if not is_numpy(X):
-        return _portable_pass(lines, W, W2, fingerprint, transposed)
-    sums = None
+        return _portable_sums(lines, W, transposed)
     # BLAS reads at the speed of the memory; other types need einsum's fused cast.
+    with np.errstate(all="ignore"):  # overflow shows in the verdict
+        if X.dtype.itemsize == 8:
+            return np.matmul(X, W)
+        if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
+            return sums
+    parts = _on_all_cores(lines, lambda lo, hi: _numpy_sums(lines, W, transposed, lo, hi))
+    return sum(parts[1:], parts[0]) if transposed else np.concatenate(parts)
+
+
+def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
+    """``(X o X)(:, :h) W2``: what is behind the 2-norms of rows. Without overflow h columns never exceed them all.
+
+    Parameters
+    ----------
+    X : (p, q) array of any supported type, order and strides
+    W2 : (h, r) array of float64, h <= q
+        Non-negative: the squares of weights.
+    wide : bool
+        Compute in float64 also where X is narrower: slower, and safe from overflow.
+
+    Returns
+    -------
+    Y : (p, r) array of float64 or, for narrower X, float32
+        Statistics need two digits. Where it overflows the caller looks again.
+    """
+    transposed = is_column_major(X)
+    head = X[:, : W2.shape[0]]
+    lines = head.T if transposed else head
+    xp = namespace(X)
+    kind = xp.float64 if wide or not is_numpy(X) or X.dtype.itemsize == 8 else xp.float32
+    W2 = xp.astype(W2, kind, copy=False)
+    found = []
+    scratch = np.empty(0)
     with np.errstate(all="ignore"):
-        if W is not None and X.dtype.itemsize == 8:
-            sums = np.matmul(X, W)
-        elif W is not None and partial and X.dtype == np.float32:
-            sums = _panel_sums(X, W)
-    if W2 is not None:
-        with np.errstate(all="ignore"):  # a bound that overflows is looked at again; statistics need two digits
-            W2 = W2.astype(np.float64 if wide or X.dtype.itemsize == 8 else np.float32, copy=False)
-    if not fingerprint and (W is None or sums is not None):
-        return Sums(sums, None if W2 is None else _weighted_squares(X, W2))
-    parts = _on_all_cores(
-        lines,
-        lambda lo, hi: _numpy_pass(lines, W if sums is None else None, W2, fingerprint, transposed, lo, hi),
-    )
-
-    def combine(pieces: list[Any], add: bool) -> Any:
-        if pieces[0] is None or len(pieces) == 1:
-            return pieces[0]
-        return sum(pieces[1:], pieces[0]) if add else np.concatenate(pieces)
-
-    return Sums(
-        combine([part.sums for part in parts], transposed) if sums is None else sums,
-        combine([part.squares for part in parts], transposed),
-        combine([part.fingerprint for part in parts], False),
-    )
+        for at, block in _blocks(lines, 0, lines.shape[0], budget=BLOCK_BYTES // 4):
+            if is_numpy(X):  # one temporary for all: fresh memory costs more than the squares
+                scratch = scratch if scratch.size else np.empty(block.shape, kind)
+                squares = scratch[: block.shape[0]]
+                squares[...] = block
+                squares *= squares
+            else:
+                squares = xp.astype(block, kind) ** 2
+            # Y += (X o X)(:, at:end) W2(at:end, :), or Y(at:end, :) = (X o X)(at:end, 1:h) W2
+            found.append(squares.T @ W2[at : at + block.shape[0], :] if transposed else squares @ W2)
+    if transposed:
+        return sum(found[1:], found[0])
+    return found[0] if len(found) == 1 else xp.concat(found)
 
 
 def column_squares(X: Array) -> Array:
@@ -169,20 +155,17 @@ def column_squares(X: Array) -> Array:
     A result that is 0, subnormal or not finite says nothing; the caller looks at that.
     """
     half = float_type(X).bits < 32
-    if is_numpy(X) and not half:
-        if is_column_major(X):
-            parts = _on_all_cores(X.T, lambda lo, hi: np.einsum("ij,ij->j", X[:, lo:hi], X[:, lo:hi]))
-            return np.concatenate(parts)
-        return sum(_on_all_cores(X, lambda lo, hi: np.einsum("ij,ij->j", X[lo:hi], X[lo:hi])))
-    xp = namespace(X)
-    rows = rows_per_block(X.shape[1])
-    total = xp.zeros(X.shape[1], dtype=xp.float32 if half else X.dtype, device=X.device)
-    for at in range(0, X.shape[0], rows):
-        block = X[at : min(X.shape[0], at + rows), :]
-        block = xp.astype(block, xp.float32) if half else block
-        with np.errstate(all="ignore"):  # overflow shows in the result
+    with np.errstate(all="ignore"):  # overflow shows in the result
+        if is_numpy(X) and not half:
+            return np.einsum("ij,ij->j", X, X)
+        xp = namespace(X)
+        rows = rows_per_block(X.shape[1])
+        total = xp.zeros(X.shape[1], dtype=xp.float32 if half else X.dtype, device=X.device)
+        for at in range(0, X.shape[0], rows):
+            block = X[at : min(X.shape[0], at + rows), :]
+            block = xp.astype(block, xp.float32) if half else block
             total += xp.sum(block * block, axis=0)
-    return total
+        return total
 
 
 def fingerprint(X: Array) -> Array:
@@ -194,21 +177,15 @@ def fingerprint(X: Array) -> Array:
     lines = X.T if is_column_major(X) else X
     if not is_numpy(X):
         return _word_sums(lines)
-    parts = _on_all_cores(lines, lambda lo, hi: np.concatenate([_word_sums(b) for _, b in _blocks(lines, lo, hi)]))
-    return np.concatenate(parts)
 
+    def part(lo: int, hi: int) -> Array:
+        if lines.flags.c_contiguous:  # no copies: no need of blocks
+            return _word_sums(lines[lo:hi])
+        return np.concatenate([_word_sums(block) for _, block in _blocks(lines, lo, hi)])
 
-def _weighted_squares(X: Array, W2: Array) -> Array:
-    """``(X o X)(:, :h) W2``: a small part of X, for which a second core is not worth waking."""
-    head = X[:, : W2.shape[0]]
-    if head.dtype.itemsize == 2:
-        step = rows_per_block(head.shape[1])
-        blocks = [head[at : at + step].astype(np.float32) for at in range(0, X.shape[0], step)] or [head]
-    else:
-        blocks = [head]
-    with np.errstate(all="ignore"):
-        columns = [np.concatenate([np.einsum("ij,ij,j->i", block, block, w) for block in blocks]) for w in W2.T]
-    return np.stack(columns, axis=1)
+    # Reading is all there is to it. Of two cores the second is held by BLAS, whose threads keep spinning after a
+    # product, and a helper that shares the caller's core makes it slower.
+    return np.concatenate(_on_all_cores(lines, part)) if workers() > 2 else part(0, lines.shape[0])
 
 
 def _panel_sums(X: Array, W: Array) -> Array | None:
@@ -227,45 +204,29 @@ def _panel_sums(X: Array, W: Array) -> Array | None:
 # ---- NumPy --------------------------------------------------------------------------------------------------------
 
 
-def _numpy_pass(
-    lines: Array, W: Array | None, W2: Array | None, prints: bool, transposed: bool, lo: int, hi: int
-) -> Sums:
-    """The pass over ``lines[lo:hi]``, block by block; without `W` the sums are left out."""
-    p = lines.shape[1] if transposed else hi - lo
-    sums = None if W is None else np.zeros((W.shape[1], p))
-    squares = None if W2 is None else np.zeros((W2.shape[1], p), W2.dtype)
-    words = np.empty(hi - lo if prints else 0, np.uint64)
+def _numpy_sums(lines: Array, W: Array, transposed: bool, lo: int, hi: int) -> Array:
+    """The part of ``X W`` that ``lines[lo:hi]`` give, block by block."""
+    sums = np.zeros((W.shape[1], lines.shape[1] if transposed else hi - lo))
     for at, block in _blocks(lines, lo, hi):
         end = at + block.shape[0]
-        if block.dtype.itemsize == 2 and not (sums is None and squares is None):
-            values = block.astype(np.float32)  # einsum is slow in float16 and knows no bfloat16
-        else:
-            values = block
-        for out, weights, terms in ((sums, W, "{0},"), (squares, W2, "{0},{0},")):
-            if out is None or weights is None:
-                continue
-            h = weights.shape[0]
-            for c, y in enumerate(out):
-                if not transposed:  # y(at:end) = X(at:end, 1:h) w(1:h)
-                    head = values[:, :h]
-                    operands = (head,) if out is sums else (head, head)
-                    np.einsum(terms.format("ij") + "j->i", *operands, weights[:, c], out=y[at - lo : end - lo])
-                elif at < h:  # y += X(:, at:end) w(at:end)
-                    head = values[: h - at]
-                    operands = (head,) if out is sums else (head, head)
-                    y += np.einsum(terms.format("ji") + "j->i", *operands, weights[at:end, c])
-        if prints:
-            words[at - lo : end - lo] = _word_sums(block)
-    return Sums(None if sums is None else sums.T, None if squares is None else squares.T, words if prints else None)
+        # einsum is slow in float16 and knows no bfloat16
+        values = block.astype(np.float32) if block.dtype.itemsize == 2 else block
+        for c, y in enumerate(sums):
+            if transposed:  # y += X(:, at:end) w(at:end)
+                y += np.einsum("ji,j->i", values, W[at:end, c])
+            else:  # y(at:end) = X(at:end, :) w
+                np.einsum("ij,j->i", values, W[:, c], out=y[at - lo : end - lo])
+    return sums.T
 
 
-def _blocks(lines: Array, lo: int, hi: int) -> Iterator[tuple[int, Array]]:
+def _blocks(lines: Array, lo: int, hi: int, budget: int = 0) -> Iterator[tuple[int, Array]]:
     """Blocks of whole lines that fit the cache, with the index of their first line."""
-    rows = max(1, BLOCK_BYTES // max(1, lines.shape[1] * lines.dtype.itemsize))
+    budget = budget or BLOCK_BYTES if is_numpy(lines) else 8 << 20
+    rows = max(1, budget // max(1, lines.shape[1] * float_type(lines).bits // 8))
     for at in range(lo, hi, rows):
-        yield at, lines[at : min(hi, at + rows)]
+        yield at, lines[at : min(hi, at + rows), :]
     if lo == hi:
-        yield lo, lines[lo:hi]
+        yield lo, lines[lo:hi, :]
 
 
 def _word_sums(lines: Array) -> Array:
@@ -307,27 +268,17 @@ def rows_per_block(columns: int, budget: int = 8 << 20) -> int:
     return max(1, budget // (8 * max(1, columns)))
 
 
-def _portable_pass(lines: Array, W: Array | None, W2: Array | None, prints: bool, transposed: bool) -> Sums:
+def _portable_sums(lines: Array, W: Array, transposed: bool) -> Array:
     """The same pass in the words of the array API standard; each block is widened to float64."""
     xp = namespace(lines)
     rows = rows_per_block(lines.shape[1])
-    sums, squares = [], []
+    sums = []
     for at in range(0, max(1, lines.shape[0]), rows):
-        end = min(lines.shape[0], at + rows)
-        block = widened(lines, at, end)
-        if W is not None:
-            sums.append(block.T @ W[at:end, :] if transposed else block @ W)
-        if W2 is not None:
-            h = W2.shape[0]
-            head = block[: max(0, min(end, h) - at), :] if transposed else block[:, :h]
-            squares.append((head * head).T @ W2[min(at, h) : min(end, h), :] if transposed else (head * head) @ W2)
-
-    def combine(parts: list[Array]) -> Array | None:
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        return sum(parts[1:], parts[0]) if transposed else xp.concat(parts)
-
-    return Sums(combine(sums), combine(squares), _word_sums(lines) if prints else None)
+        block = widened(lines, at, min(lines.shape[0], at + rows))
+        sums.append(block.T @ W[at : at + block.shape[0], :] if transposed else block @ W)
+    if len(sums) == 1:
+        return sums[0]
+    return sum(sums[1:], sums[0]) if transposed else xp.concat(sums)
 
 
 # ---- cores --------------------------------------------------------------------------------------------------------
