@@ -65,11 +65,11 @@ def test_flushed_subnormals_cost_a_whole_smallest_normal() -> None:
 def test_the_statistical_bound(
     inputs: str, output: str, k: int, n: int, products: float, stored: float, added: float | None
 ) -> None:
-    # 5 sqrt(k) roundings of C, independent of those of its float64 checksum; and four roundings of a narrow C.
+    # 4 sqrt(k) roundings of C, independent of those of its float64 checksum; and four roundings of a narrow C.
     u = U[inputs] if inputs in ("float32", "float64") else U["float32"]
     u_out = U[output] if output in ("float16", "bfloat16") else 0.0
     stored_at_most = min(stored, 1.01 * (k**0.5 * products + (added or 0.0)))
-    factor = ((5 * u) ** 2 * k + 2**-106 * (k**0.5 + (2 * n) ** 0.5) ** 2) ** 0.5
+    factor = ((4 * u) ** 2 * k + (0.75 * 2**-53 * (k**0.5 + (2 * n) ** 0.5)) ** 2) ** 0.5
     expected = factor * max(products, stored_at_most, added or 0.0) + 4 * u_out * stored_at_most
     a = arithmetic(inputs, output)
     found = statistical_bound(np, a, k, n, products=products, stored=stored, added=added, underflow=0.0)

@@ -11,9 +11,9 @@ add like ``sqrt(n)`` (Hoeffding, J. Amer. Statist. Assoc. 58 (1963) 13)::
             + 4 u_out ||C_i o v||_2 + (k tiny + tiny_out) ||v||_1
     P2_i^2 = sum_l a_il^2 ||B_l o v||_2^2
     ||C_i o v||_2 <= 1.01 (sqrt(k) |alpha| P2_i + |beta| ||C0_i o v||_2), or the line is wrong
-    f = sqrt((5 u sqrt(k))^2 + (u_c (sqrt(k) + sqrt(2 n)))^2)  [+ 0.1 u k where the adder truncates]
+    f = sqrt((4 u sqrt(k))^2 + (3/4 u_c (sqrt(k) + sqrt(2 n)))^2)  [+ 0.1 u k where the adder truncates]
 
-C's rounding and the checksum's are independent of each other: their parts of f add in quadrature. The factor 5 is
+C's rounding and the checksum's are independent of each other: their parts of f add in quadrature. The factor 4 is
 measured: the largest residual of clean products is 2.6 units of ``u sqrt(k)`` on generic data, over BLAS, sequential
 summation and cuBLAS. Structured data may exceed it (a chain of equal terms rounds in one direction); that is a
 suspicion, not a verdict.
@@ -34,11 +34,11 @@ import numpy as np
 
 from abft_tsm2.arrays import FLOATS, FloatType, Namespace, dtype_name
 
-DETECT = 5.0  # units of u sqrt(k): measured largest on generic data 2.6, see above
+DETECT = 4.0  # units of u sqrt(k): measured largest on generic data 2.6, see above
 TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-bit inputs 0.06
-CHECKSUM = 1.0  # units of u_c (sqrt(k) + sqrt(2n)): chosen; clean float64 products stay a factor 5 below the bound
+CHECKSUM = 0.75  # units of u_c (sqrt(k) + sqrt(2n)): chosen; clean float64 products stay a factor 4 below the bound
 # From this k on checksums of float32 products may take float32 partial sums: 1.3 to 2 u rms each on normal data, beside
-# 4.8 u of the product's own rounding at k = 512 and 6.3 u at 2048; the bound is 5 sqrt(k) u = 113 u and more.
+# 4.8 u of the product's own rounding at k = 512 and 6.3 u at 2048; the bound is 4 sqrt(k) u = 90 u and more.
 PARTIAL = 512
 OUTLIER = 8.0  # an element this many times further off than nine tenths of its row is not rounding
 CHECKSUM_UNIT = FLOATS["float64"].unit_roundoff  # every checksum is summed in float64
