@@ -131,7 +131,7 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
     xp = namespace(X)
     kind = xp.float64 if wide or not is_numpy(X) or X.dtype.itemsize == 8 else xp.float32
     W2 = xp.astype(W2, kind, copy=False)
-    found = []
+    rows, total = [], xp.zeros((X.shape[0] if transposed else 0, W2.shape[1]), dtype=kind, device=X.device)
     scratch = np.empty(0)
     with np.errstate(all="ignore"):
         for at, block in _blocks(lines, 0, lines.shape[0], budget=BLOCK_BYTES // 4):
@@ -142,11 +142,13 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
                 squares *= squares
             else:
                 squares = xp.astype(block, kind) ** 2
-            # Y += (X o X)(:, at:end) W2(at:end, :), or Y(at:end, :) = (X o X)(at:end, 1:h) W2
-            found.append(squares.T @ W2[at : at + block.shape[0], :] if transposed else squares @ W2)
+            if transposed:  # Y += (X o X)(:, at:end) W2(at:end, :)
+                total += squares.T @ W2[at : at + block.shape[0], :]
+            else:  # Y(at:end, :) = (X o X)(at:end, 1:h) W2
+                rows.append(squares @ W2)
     if transposed:
-        return sum(found[1:], found[0])
-    return found[0] if len(found) == 1 else xp.concat(found)
+        return total
+    return rows[0] if len(rows) == 1 else xp.concat(rows)
 
 
 def column_squares(X: Array) -> Array:
