@@ -1,6 +1,6 @@
 """What protection costs: protected_gemm against A @ B, interleaved in one process, on random operands.
 
-    python -m benchmarks.overhead                      all products, about five minutes on two cores
+    python -m benchmarks.overhead                      all products, about ten minutes on two cores
     python -m benchmarks.overhead --only 2048          those whose name contains 2048
 
 Prints a table and writes results/overhead.csv; the exit code is 1 where a bar is missed.

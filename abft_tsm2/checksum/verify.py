@@ -107,7 +107,7 @@ def judge(lines: Lines, expected: Expected, u: Array) -> Verdict:
     residual = np.abs(residual_of(lines, expected, u))
     products2 = _host(expected.products)
     added = None if expected.added is None else abs(lines.beta) * np.sqrt(_host(expected.added))
-    underflow = a.underflow(lines.terms, lines.alpha) * np.abs(V).sum(axis=0)
+    underflow = a.underflow(lines.terms, lines.alpha) * np.abs(V.T).sum(axis=1)
     tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
@@ -130,11 +130,9 @@ def judge(lines: Lines, expected: Expected, u: Array) -> Verdict:
         compare(look, weighted_squares(_gather(lines.C[:, : head.shape[0]], look), head * head))
         look = np.flatnonzero(~ok)
     ratio = _ratio(residual, tau)
-    if ok.size > _FEW:  # and those that came closest
-        closest = np.argpartition(np.where(ok, -ratio, 0.0), _FEW)[:_FEW]
-        look = np.union1d(look, closest) if look.size else closest
-    else:
-        look = np.arange(ok.size)
+    seen = ~ok  # these get their true bound, and so do the few that came closest
+    seen[np.argpartition(np.where(ok, -ratio, 0.0), _FEW)[:_FEW] if ok.size > _FEW else slice(None)] = True
+    look = np.flatnonzero(seen)
     V2 = expected.carried.weights * expected.carried.weights
     q2 = None
     rows = rows_per_block(max(lines.R.shape))
@@ -148,8 +146,6 @@ def judge(lines: Lines, expected: Expected, u: Array) -> Verdict:
             products2[bad] = _host(weighted_squares(_gather(lines.L, bad), q2, wide=True))
             compare(bad, _host(whole)[np.isin(at, bad)])
     ratio[look] = _ratio(residual[look], tau[look])
-    seen = np.zeros(ok.size, np.bool_)  # only these have their true bound
-    seen[look] = True
     bounds = tau[look].max(axis=1, initial=0.0)
     bounds = bounds[np.isfinite(bounds)]
     bound_seen = float(middle(bounds)) if bounds.size else 0.0
