@@ -106,7 +106,16 @@ def checksum_noise_factor(k: int, n: int, *, partial: bool = False) -> float:
 
 
 def statistical_bound(
-    xp: Namespace, a: Arithmetic, k: int, n: int, *, products: Any, stored: Any, added: Any, underflow: Any
+    xp: Namespace,
+    a: Arithmetic,
+    k: int,
+    n: int,
+    *,
+    products: Any,
+    stored: Any,
+    added: Any,
+    underflow: Any,
+    largest: Any = None,
 ) -> Any:
     """The bound tau of the residual, elementwise over lines and weight columns.
 
@@ -116,11 +125,15 @@ def statistical_bound(
         ``|alpha| P2``, ``||C o v||`` and ``|beta| ||C0 o v||``; None where one is 0 or not known.
     underflow : array or float
         ``Arithmetic.underflow(k) ||v||_1`` in the units of the residual.
+    largest : array, optional
+        What `stored` is cut to; by default the `largest_norm` of the others.
     """
     scale = products if added is None else xp.maximum(products, added)
     if stored is None:
         return statistical_factor(a, k, n) * scale + underflow
-    stored = xp.minimum(stored, largest_norm(k, products=products, added=added, underflow=underflow))
+    if largest is None:
+        largest = largest_norm(k, products=products, added=added, underflow=underflow)
+    stored = xp.minimum(stored, largest)
     return statistical_factor(a, k, n) * xp.maximum(scale, stored) + 4 * a.u_out * stored + underflow
 
 

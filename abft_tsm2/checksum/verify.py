@@ -11,6 +11,7 @@ Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from abft_tsm2.core.tsm2 import encoding_pass, rows_per_block, take_rows, weight
 from abft_tsm2.report import Check, Fault
 
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came
-_MANY = 64  # lines that fail: then a part of ||C o v|| is tried on them before the whole
+_MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before the whole of a few
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,32 +112,37 @@ def judge(lines: Lines, expected: Expected, u: Array) -> Verdict:
     tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
-    def compare(at: Any, stored2: Array | None = None) -> None:
+    # P2 estimated from a part of its terms may be short of the whole; this much more covers it.
+    h = part_of(lines.R.shape[0])
+    estimate = 1.0 if h == lines.R.shape[0] else 2 * np.sqrt(lines.R.shape[0] / h)
+
+    def compare(at: Any, stored2: Array | None = None, larger: float = estimate) -> None:
         """Judge these lines by what is known of their norms."""
-        stored = None if stored2 is None else np.sqrt(_host(stored2))
         products = abs(lines.alpha) * np.sqrt(products2[at])
         sizes: Any = {"products": products, "added": None if added is None else added[at], "underflow": underflow}
+        stored = largest = None
         with np.errstate(all="ignore"):
-            tau[at] = statistical_bound(np, a, lines.terms, n, stored=stored, **sizes)
+            if stored2 is not None:
+                stored = np.sqrt(_host(stored2))
+                largest = largest_norm(lines.terms, **{**sizes, "products": larger * products})
+            tau[at] = statistical_bound(np, a, lines.terms, n, stored=stored, largest=largest, **sizes)
             fine = (residual[at] <= tau[at]) & np.isfinite(tau[at])
             if stored is not None:
-                fine &= stored <= largest_norm(lines.terms, **sizes)
+                fine &= stored <= largest
         ok[at] = np.all(fine, axis=1)
 
     compare(slice(None))  # by a part of P2 alone
-    look = np.flatnonzero(~ok)
-    if look.size > _MANY:  # sums without cancellation: C is what is large
+    if np.count_nonzero(~ok) > _MANY:  # sums without cancellation: C is what is large
         head = expected.carried.weights[: part_of(n), :]
-        compare(look, weighted_squares(_gather(lines.C[:, : head.shape[0]], look), head * head))
-        look = np.flatnonzero(~ok)
+        for at in _portions(np.arange(ok.size), head.shape[0]):
+            compare(at, weighted_squares(_gather(lines.C[:, : head.shape[0]], at), head * head))
     ratio = _ratio(residual, tau)
     seen = ~ok  # these get their true bound, and so do the few that came closest
     seen[np.argpartition(np.where(ok, -ratio, 0.0), _FEW)[:_FEW] if ok.size > _FEW else slice(None)] = True
     look = np.flatnonzero(seen)
     V2 = expected.carried.weights * expected.carried.weights
     q2 = None
-    rows = rows_per_block(max(lines.R.shape))
-    for at in (look[i : i + rows] for i in range(0, look.size, rows)):
+    for at in _portions(look, max(lines.R.shape)):
         whole = weighted_squares(_gather(lines.C, at), V2, wide=True)
         compare(at, whole)
         bad = at[~ok[at]]
@@ -144,12 +150,18 @@ def judge(lines: Lines, expected: Expected, u: Array) -> Verdict:
             if q2 is None:
                 q2 = weighted_squares(lines.R, V2, wide=True)
             products2[bad] = _host(weighted_squares(_gather(lines.L, bad), q2, wide=True))
-            compare(bad, _host(whole)[np.isin(at, bad)])
+            compare(bad, _host(whole)[np.isin(at, bad)], 1.0)
     ratio[look] = _ratio(residual[look], tau[look])
     bounds = tau[look].max(axis=1, initial=0.0)
     bounds = bounds[np.isfinite(bounds)]
     bound_seen = float(middle(bounds)) if bounds.size else 0.0
     return Verdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
+
+
+def _portions(rows: Integers, columns: int) -> Iterator[Integers]:
+    """Row numbers, as many at a time as may be gathered at once."""
+    step = rows_per_block(columns)
+    return (rows[at : at + step] for at in range(0, rows.size, step))
 
 
 def _gather(X: Array, rows: Integers) -> Array:
