@@ -31,13 +31,13 @@ def chain(A: Any, B: Any, out: Any, C0: Any = None, *, alpha: float = 1.0, beta:
 # ---- 1: a suspicion that the recomputation clears ends CLEAN ------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["const", "rank1const", "cancel_half"])
+@pytest.mark.parametrize("family", ["const", "rank1const", "cancel_half", "hilbert"])
 @pytest.mark.parametrize("check", ["rows", "columns", "both"])
 def test_1_a_cleared_suspicion_ends_clean_and_is_counted(
     family: str, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everywhere(monkeypatch, multiply, chain)
-    A, B = families.operands(family, 32, 5000, 24, np.random.default_rng(1), np.float32)
+    A, B = families.operands(family, 40, 8000, 24, np.random.default_rng(1), np.float32)
     product = Product(A, B, None, check=check)
     assert product.status == "CLEAN"
     assert product.report.suspicions > 0
@@ -204,12 +204,12 @@ def test_6_no_column_is_drowned_by_another(change: Any) -> None:
     size = np.sqrt(np.mean((A @ B) ** 2, axis=0))
     size[size == 0] = size[size > 0].min()
     found = 0
-    for _ in range(20):  # a change of a millionth of what is usual in its column, anywhere
+    for _ in range(40):  # a change of a millionth of what is usual in its column, anywhere
         i, j = rng.integers(96), rng.integers(200)
         hook = at("multiplied", "C", lambda C, i=i, j=j: C.__setitem__((i, j), C[i, j] + 1e-6 * size[j]))
         _, report = protected_gemm(A, B, check="rows", on_error="detect", return_report=True, on_stage=hook)
         found += report.status is Status.UNCORRECTABLE
-    assert found == 20
+    assert found == 40
 
 
 # ---- 7: beta C0 close to -A B -------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_11_auto_sums_over_the_shorter_side(shape: Any, side: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-@pytest.mark.parametrize("shape", [(150, 200, 150), (300, 40, 20), (20, 40, 300)])
+@pytest.mark.parametrize("shape", [(200, 300, 200), (300, 40, 20), (20, 40, 300)])
 def test_12_every_change_above_the_limit_of_the_report_is_found(dtype: Any, shape: Any) -> None:
     A, B = pair(*shape, dtype)
     C, report = protected_gemm(A, B, return_report=True)
@@ -307,13 +307,13 @@ def test_12_every_change_above_the_limit_of_the_report_is_found(dtype: Any, shap
     rng = np.random.default_rng(3)
     found = {0.001: 0, 1.5: 0}
     for factor in found:
-        for _ in range(25):
+        for _ in range(40):
             i, j = rng.integers(shape[0]), rng.integers(shape[2])
             wanted = float(C[i, j]) + rng.choice([-1, 1]) * factor * limit
             hook = at("multiplied", "C", put((i, j), wanted))
             status = protected_gemm(A, B, on_error="detect", return_report=True, on_stage=hook)[1].status
             found[factor] += status is Status.UNCORRECTABLE
-    assert found == {0.001: 0, 1.5: 25}
+    assert found == {0.001: 0, 1.5: 40}
 
 
 # ---- 13: a column that is hit is completed ------------------------------------------------------------------
@@ -397,3 +397,4 @@ def test_16_halves_are_summed_in_float32_and_rounded_once(dtype: Any, side: str)
     same = np.count_nonzero(wide.astype(dtype) == product.C)
     assert same / product.C.size > 0.99
     assert not rows_outside(product.C, A, B, np.random.default_rng(0)).any()
+    assert not Product(np.abs(A), np.abs(B), None, check=side).wrong.any()  # sums that in 16 bits would stop growing

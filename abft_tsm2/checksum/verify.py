@@ -11,6 +11,7 @@ Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -207,25 +208,31 @@ def differing(lines: Lines, old: tuple[Expected, Array], new: tuple[Expected, Ar
     carried from a matrix that may lie in another order now, to within their own rounding.
     """
     V2 = new[0].carried.weights * new[0].carried.weights
-    noise_factor = checksum_noise_factor(lines.terms, V2.shape[0], partial=lines.partial)
-    reproducible = is_numpy(lines.C)
-    q = np.sqrt(_host(weighted_squares(lines.R, V2)))
-    stored = _host(weighted_squares(lines.C, V2))
-    scale = np.sqrt(np.maximum(_host(new[0].products) * lines.terms / max(1, part_of(lines.terms)), stored))
-    for name, then, now, norm in (
-        ("s", old[0].carried.sums, new[0].carried.sums, q),
-        ("t", old[0].t, new[0].t, scale),
-        ("t0", old[0].t0, new[0].t0, scale),
-        ("u", old[1], new[1], scale),
+    factor = checksum_noise_factor(lines.terms, V2.shape[0], partial=lines.partial)
+
+    @functools.cache
+    def norm(of_s: bool) -> Floats:
+        if of_s:
+            return np.sqrt(_host(weighted_squares(lines.R, V2)))
+        products = _host(new[0].products) * lines.terms / max(1, part_of(lines.terms))
+        return np.asarray(np.sqrt(np.maximum(products, _host(weighted_squares(lines.C, V2)))))
+
+    for name, then, now in (
+        ("s", old[0].carried.sums, new[0].carried.sums),
+        ("t", old[0].t, new[0].t),
+        ("t0", old[0].t0, new[0].t0),
+        ("u", old[1], new[1]),
     ):
         if then is None or now is None:
             continue
-        factor = 0.0 if reproducible and not (old[0].carried.lasting and name == "s") else noise_factor
         before, after = to_host(then), to_host(now)
         with np.errstate(all="ignore"):
             off = np.abs(before - after)
-            noise = factor * (np.where(np.isfinite(norm), norm, 0.0) + np.abs(after))
-            same = ((off <= noise) & np.isfinite(noise)) | (before == after)
+            same = before == after
+            if not is_numpy(lines.C) or (old[0].carried.lasting and name == "s"):
+                size = norm(name == "s")
+                noise = factor * (np.where(np.isfinite(size), size, 0.0) + np.abs(after))
+                same |= (off <= noise) & np.isfinite(noise)
         same |= ~np.isfinite(before) & ~np.isfinite(after)
         if not same.all():
             at = tuple(int(i) for i in np.flatnonzero(~same.all(axis=1))[:1000])
@@ -314,8 +321,9 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
             residual[part] = np.abs(to_host(value @ V_) - expected)
             underflow = np.ldexp(a.underflow(lines.terms, lines.alpha) * total, -shift - scale.line[part][:, None])
             sizes: Any = {"products": products, "added": added, "underflow": underflow}
-            tau[part] = statistical_bound(np, a, lines.terms, n, stored=stored, **sizes)
-            plausible[part] = np.all(stored <= largest_norm(lines.terms, **sizes), axis=1)
+            largest = largest_norm(lines.terms, **sizes)
+            tau[part] = statistical_bound(np, a, lines.terms, n, stored=stored, largest=largest, **sizes)
+            plausible[part] = np.all(stored <= largest, axis=1)
         usable = scale.usable_line & bool(keep.any() or n == 0)
         ok = (np.all((residual <= tau) & np.isfinite(tau), axis=1) & plausible) | ~usable
     ratio = np.where(usable, _ratio(residual, tau), 0.0)

@@ -95,16 +95,17 @@ def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
     -------
     Y : (p, r) array of float64
     """
-    transposed = is_column_major(X)
-    lines = X.T if transposed else X  # its rows are contiguous in memory
     if not is_numpy(X):
-        return _portable_sums(lines, W, transposed)
+        xp = namespace(X)
+        return _by_blocks(X, W, lambda block: xp.astype(block, xp.float64))
     # BLAS reads at the speed of the memory; other types need einsum's fused cast.
     with np.errstate(all="ignore"):  # overflow shows in the verdict
         if X.dtype.itemsize == 8:
             return np.matmul(X, W)
         if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
             return sums
+    transposed = is_column_major(X)
+    lines = X.T if transposed else X  # its rows are contiguous in memory
     parts = _on_all_cores(lines, lambda lo, hi: _numpy_sums(lines, W, transposed, lo, hi))
     return sum(parts[1:], parts[0]) if transposed else np.concatenate(parts)
 
@@ -125,27 +126,36 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
     Y : (p, r) array of float64 or, for narrower X, float32
         Statistics need two digits. Where it overflows the caller looks again.
     """
-    transposed = is_column_major(X)
-    head = X[:, : W2.shape[0]]
-    lines = head.T if transposed else head
     xp = namespace(X)
     kind = xp.float64 if wide or not is_numpy(X) or X.dtype.itemsize == 8 else xp.float32
-    W2 = xp.astype(W2, kind, copy=False)
-    rows, total = [], xp.zeros((X.shape[0] if transposed else 0, W2.shape[1]), dtype=kind, device=X.device)
-    scratch = np.empty(0)
+    scratch = np.empty((0, 0))
+
+    def squared(block: Array) -> Array:
+        nonlocal scratch
+        if not is_numpy(X):
+            return xp.astype(block, kind) ** 2
+        if not scratch.size:  # one temporary for all blocks: fresh memory costs more than the squares
+            scratch = np.empty(block.shape, kind)
+        squares = scratch[: block.shape[0]]
+        squares[...] = block
+        squares *= squares
+        return squares
+
     with np.errstate(all="ignore"):
-        for at, block in _blocks(lines, 0, lines.shape[0], budget=BLOCK_BYTES // 4):
-            if is_numpy(X):  # one temporary for all: fresh memory costs more than the squares
-                scratch = scratch if scratch.size else np.empty(block.shape, kind)
-                squares = scratch[: block.shape[0]]
-                squares[...] = block
-                squares *= squares
-            else:
-                squares = xp.astype(block, kind) ** 2
-            if transposed:  # Y += (X o X)(:, at:end) W2(at:end, :)
-                total += squares.T @ W2[at : at + block.shape[0], :]
-            else:  # Y(at:end, :) = (X o X)(at:end, 1:h) W2
-                rows.append(squares @ W2)
+        return _by_blocks(X[:, : W2.shape[0]], xp.astype(W2, kind, copy=False), squared, share=4)
+
+
+def _by_blocks(X: Array, W: Array, prepared: Callable[[Array], Array], share: int = 1) -> Array:
+    """``f(X) W`` in the type of W, in blocks of whole lines; f works on elements, and `prepared` is f of a block."""
+    transposed = is_column_major(X)
+    lines = X.T if transposed else X
+    xp = namespace(X)
+    rows, total = [], xp.zeros((X.shape[0] if transposed else 0, W.shape[1]), dtype=W.dtype, device=X.device)
+    for at, block in _blocks(lines, 0, lines.shape[0], share):
+        if transposed:  # Y += f(X)(:, at:end) W(at:end, :)
+            total += prepared(block).T @ W[at : at + block.shape[0], :]
+        else:  # Y(at:end, :) = f(X)(at:end, :) W
+            rows.append(prepared(block) @ W)
     if transposed:
         return total
     return rows[0] if len(rows) == 1 else xp.concat(rows)
@@ -221,10 +231,12 @@ def _numpy_sums(lines: Array, W: Array, transposed: bool, lo: int, hi: int) -> A
     return sums.T
 
 
-def _blocks(lines: Array, lo: int, hi: int, budget: int = 0) -> Iterator[tuple[int, Array]]:
-    """Blocks of whole lines that fit the cache, with the index of their first line."""
-    budget = budget or BLOCK_BYTES if is_numpy(lines) else 8 << 20
-    rows = max(1, budget // max(1, lines.shape[1] * float_type(lines).bits // 8))
+def _blocks(lines: Array, lo: int, hi: int, share: int = 1) -> Iterator[tuple[int, Array]]:
+    """Blocks of whole lines that fit a share of the cache, with the index of their first line; larger ones on a GPU."""
+    if is_numpy(lines):
+        rows = max(1, BLOCK_BYTES // share // max(1, lines.shape[1] * lines.dtype.itemsize))
+    else:
+        rows = rows_per_block(lines.shape[1])
     for at in range(lo, hi, rows):
         yield at, lines[at : min(hi, at + rows), :]
     if lo == hi:
@@ -268,19 +280,6 @@ def take_rows(X: Array, rows: np.ndarray[Any, Any]) -> Array:
 def rows_per_block(columns: int, budget: int = 8 << 20) -> int:
     """How many float64 rows of that many columns fit a temporary of `budget` bytes."""
     return max(1, budget // (8 * max(1, columns)))
-
-
-def _portable_sums(lines: Array, W: Array, transposed: bool) -> Array:
-    """The same pass in the words of the array API standard; each block is widened to float64."""
-    xp = namespace(lines)
-    rows = rows_per_block(lines.shape[1])
-    sums = []
-    for at in range(0, max(1, lines.shape[0]), rows):
-        block = widened(lines, at, min(lines.shape[0], at + rows))
-        sums.append(block.T @ W[at : at + block.shape[0], :] if transposed else block @ W)
-    if len(sums) == 1:
-        return sums[0]
-    return sum(sums[1:], sums[0]) if transposed else xp.concat(sums)
 
 
 # ---- cores --------------------------------------------------------------------------------------------------------
