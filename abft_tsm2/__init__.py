@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from abft_tsm2.checksum.bounds import detection_limit
     from abft_tsm2.checksum.encode import Encoded, encode
     from abft_tsm2.checksum.weights import weights
-    from abft_tsm2.core.tsm2 import tall_skinny_matmul
-    from abft_tsm2.errors import AbftError, NotSuitable, SilentDataCorruptionError
+    from abft_tsm2.core.tsm2 import tall_skinny_matmul, tsm2l, tsm2r
+    from abft_tsm2.errors import AbftError, KernelCompileError, NotSuitable, SilentDataCorruptionError
     from abft_tsm2.gemm import protected_gemm, verify_gemm
     from abft_tsm2.policy import errstate, geterr, monitor
     from abft_tsm2.report import Fault, Report, Status
@@ -37,6 +37,7 @@ __all__ = [
     "AbftError",
     "Encoded",
     "Fault",
+    "KernelCompileError",
     "NotSuitable",
     "Report",
     "SilentDataCorruptionError",
@@ -49,6 +50,8 @@ __all__ = [
     "monitor",
     "protected_gemm",
     "tall_skinny_matmul",
+    "tsm2l",
+    "tsm2r",
     "verify_gemm",
     "weights",
 ]
@@ -57,8 +60,8 @@ _NAMES = {
     "abft_tsm2.checksum.bounds": ("detection_limit",),
     "abft_tsm2.checksum.encode": ("Encoded", "encode"),
     "abft_tsm2.checksum.weights": ("weights",),
-    "abft_tsm2.core.tsm2": ("tall_skinny_matmul",),
-    "abft_tsm2.errors": ("AbftError", "NotSuitable", "SilentDataCorruptionError"),
+    "abft_tsm2.core.tsm2": ("tall_skinny_matmul", "tsm2l", "tsm2r"),
+    "abft_tsm2.errors": ("AbftError", "KernelCompileError", "NotSuitable", "SilentDataCorruptionError"),
     "abft_tsm2.gemm": ("protected_gemm", "verify_gemm"),
     "abft_tsm2.policy": ("errstate", "geterr", "monitor"),
     "abft_tsm2.report": ("Fault", "Report", "Status"),

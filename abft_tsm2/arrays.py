@@ -93,6 +93,10 @@ def is_numpy(x: Array) -> bool:
     return isinstance(x, np.ndarray)
 
 
+def is_cupy(x: Array) -> bool:
+    return type(x).__module__.partition(".")[0] == "cupy"
+
+
 @functools.cache
 def _compatible(library: str) -> Namespace:
     if library == "cupy":

@@ -39,6 +39,10 @@ class NotSuitable(AbftError):
     """A kernel cannot serve this problem; the message is the reason, and the next kernel is tried."""
 
 
+class KernelCompileError(AbftError):
+    """A kernel does not compile; the message has the configuration and what the compiler says, with file and line."""
+
+
 class UnverifiableWarning(UserWarning):
     """A part of a result could not be checked (for example because the input holds NaN)."""
 

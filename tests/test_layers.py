@@ -19,7 +19,17 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 # Lowest first; inside a layer, the order in the list is the order of allowed import.
 LAYERS = [
     ["errors", "arrays", "report", "policy"],
-    ["core.tsm2", "core.multiply"],
+    [
+        "core.device",
+        "core.config",
+        "core.model",
+        "core.compiler",
+        "core.launch",
+        "core.multiply",
+        "core.tune",
+        "core.tsm2",
+        "core.passes",
+    ],
     [
         "checksum.weights",
         "checksum.integers",

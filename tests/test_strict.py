@@ -22,7 +22,7 @@ from abft_tsm2 import (
     verify_gemm,
 )
 from abft_tsm2.arrays import from_host, to_host
-from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, take_rows, weighted_squares
+from abft_tsm2.core.passes import column_squares, encoding_pass, fingerprint, take_rows, weighted_squares
 from tests import families
 from tests.oracles import elements_outside
 

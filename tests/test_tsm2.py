@@ -1,12 +1,8 @@
-"""Passes over a matrix: sums, squares and fingerprints, in any order, type and size, on one core or several."""
+"""tsm2r, tsm2l and tall_skinny_matmul: their arguments, and what they do without a GPU."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
-import tracemalloc
+import inspect
 from typing import Any
 
 import numpy as np
@@ -14,318 +10,116 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abft_tsm2 import tall_skinny_matmul
-from abft_tsm2.core import tsm2
-from abft_tsm2.core.tsm2 import column_squares, encoding_pass, fingerprint, rows_per_block, weighted_squares, widened
+from abft_tsm2 import NotSuitable, tall_skinny_matmul, tsm2l, tsm2r
+from abft_tsm2.core.config import VARIANTS, Config
 from tests.cases import DTYPES, ORDERS, arrange
+from tests.oracles import elements_outside
 
 IDS = [dtype.name for dtype in DTYPES]
-SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 9), (9, 1), (3, 4), (8, 8), (17, 33), (130, 67), (7, 3001), (3001, 7))
-BIG = (700, 401)  # above the size from which a pass is shared between cores
+PRODUCTS = (tall_skinny_matmul, tsm2r, tsm2l)
+SHAPES = ((100, 5, 2), (5, 100, 1), (1, 1, 1), (0, 3, 2), (3, 0, 2), (3, 2, 0), (257, 129, 8))
 
 
-def sample(shape: tuple[int, int], dtype: Any, order: str = "C", seed: int = 0) -> np.ndarray:
+def matrix(shape: tuple[int, int], dtype: Any, order: str = "C", seed: int = 0) -> np.ndarray:
     return arrange(np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype), order)
 
 
-def weight_columns(n: int, r: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((n, r))
-
-
-@pytest.fixture
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with four cores, however small the matrix."""
-    monkeypatch.setattr(tsm2, "workers", lambda: 4)
-    monkeypatch.setattr(tsm2, "_SERIAL_ELEMENTS", 1)
-    monkeypatch.setattr(tsm2, "BLOCK_BYTES", 4096)
-
-
-def check_pass(x: np.ndarray, r: int, h: int) -> None:
-    """Sums and squares of a matrix against float64."""
-    W, W2 = weight_columns(x.shape[1], r), weight_columns(h, r, 2) ** 2
-    sums = encoding_pass(x, W)
-    wide = x.astype(np.float64)
-    assert sums.shape == (x.shape[0], r)
-    assert sums.dtype == np.float64
-    k = x.shape[1]
-    assert (np.abs(sums - wide @ W) <= 2 * (k + 1) * 2.0**-53 * (np.abs(wide) @ np.abs(W))).all()
-    for in_double in (False, True):
-        squares = weighted_squares(x, W2, wide=in_double)
-        assert squares.shape == (x.shape[0], r)
-        assert squares.dtype == (np.float64 if in_double or x.dtype.itemsize == 8 else np.float32)
-        np.testing.assert_allclose(squares, wide[:, :h] ** 2 @ W2, rtol=1e-13 if in_double else 1e-4)
-
-
-# ---- one pass -----------------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_a_pass_over_any_order_type_and_size(dtype: np.dtype[Any], order: str) -> None:
-    for shape in SHAPES:
-        check_pass(sample(shape, dtype, order), 1, shape[1])
-        check_pass(sample(shape, dtype, order), 3, (shape[1] + 1) // 2)
+def test_on_numpy_it_is_the_librarys_product(product: Any, dtype: np.dtype[Any], order: str) -> None:
+    for m, k, n in SHAPES:
+        a, b = matrix((m, k), dtype, order), matrix((k, n), dtype, "C", 1)
+        c = product(a, b)
+        assert c.dtype == dtype
+        if dtype.itemsize >= 4:
+            np.testing.assert_array_equal(c, a @ b)
+        assert not elements_outside(c, a, b).any()  # NumPy itself is less accurate in 16 bits
+        assert c.flags.c_contiguous
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_a_pass_in_many_blocks_on_several_cores(four_cores: None, dtype: np.dtype[Any], order: str) -> None:
-    for shape in SHAPES:
-        check_pass(sample(shape, dtype, order), 2, shape[1] // 2)
-    check_pass(sample((2, 3001), dtype, order), 1, 3001)  # fewer lines than cores
-
-
-def test_strides_of_zero_and_other_oddities() -> None:
-    row = np.random.default_rng(0).standard_normal(40).astype(np.float32)
-    check_pass(np.broadcast_to(row, (30, 40)), 1, 40)
-    check_pass(np.broadcast_to(row[:30, None], (30, 40)), 2, 40)
-    check_pass(np.zeros((30, 40), [("a", "i1"), ("x", "f4")])["x"], 1, 40)
-    check_pass(sample((30, 40), ">f8"), 2, 20)
-    check_pass(sample((40, 30), ">f4").T, 2, 20)
-    readonly = sample((30, 40), np.float16)
-    readonly.flags.writeable = False
-    check_pass(readonly, 1, 40)
-
-
+@pytest.mark.parametrize("product", PRODUCTS)
 @given(
-    shape=st.tuples(st.integers(0, 40), st.integers(1, 40)),
-    dtype=st.sampled_from(DTYPES),
-    order=st.sampled_from(ORDERS),
-    head=st.integers(0, 40),
-    seed=st.integers(0, 1000),
+    st.tuples(*[st.integers(0, 40)] * 3),
+    st.sampled_from(DTYPES),
+    st.sampled_from(ORDERS),
+    st.sampled_from([1.0, -0.5, 2.0, 0.0]),
+    st.sampled_from([0.0, 1.0, -0.25]),
 )
-def test_part_of_the_squares_never_exceeds_the_whole(
-    shape: tuple[int, int], dtype: Any, order: str, head: int, seed: int
+def test_out_alpha_and_beta(
+    product: Any, shape: tuple[int, int, int], dtype: np.dtype[Any], order: str, alpha: float, beta: float
 ) -> None:
-    rng = np.random.default_rng(seed)
-    x = arrange((rng.standard_normal(shape) * 10.0 ** rng.uniform(-3, 3, shape)).astype(dtype), order)
-    W2 = weight_columns(shape[1], 2, seed) ** 2
-    part = weighted_squares(x, W2[: min(head, shape[1])])
-    whole = weighted_squares(x, W2)
-    assert (part <= whole * (1 + 1e-5)).all()  # up to the rounding of the sums themselves
-    assert (part >= 0).all()
+    m, k, n = shape
+    a, b, before = matrix((m, k), dtype), matrix((k, n), dtype, "F", 1), matrix((m, n), dtype, "C", 2)
+    if beta == 0:
+        before[...] = np.nan  # must not be read
+    out = arrange(before, order)
+    assert product(a, b, out=out, alpha=alpha, beta=beta) is out
+    assert not elements_outside(out, a, b, before, alpha=alpha, beta=beta).any()
+    if beta == 0:
+        np.testing.assert_array_equal(product(a, b, alpha=alpha), out)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_what_is_not_finite_stays_in_its_row(dtype: np.dtype[Any]) -> None:
-    for order in ("C", "F"):
-        for bad in (np.nan, np.inf, -np.inf):
-            x = sample((60, 50), dtype, order)
-            x[7, 9] = bad
-            W = weight_columns(50, 2)
-            for found in (encoding_pass(x, W), encoding_pass(x, W, partial=True), weighted_squares(x, W * W)):
-                assert np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist() == [7]
+def test_operands_of_two_types_are_multiplied_in_the_wider_one() -> None:
+    a, b = np.ones((3, 2), np.float32), np.ones((2, 1))
+    assert tall_skinny_matmul(a, b).dtype == np.float64
+    assert tall_skinny_matmul(a, b, alpha=2.0).dtype == np.float64
 
 
-def test_wide_squares_do_not_overflow_where_narrow_ones_do() -> None:
-    x = np.full((3, 4), 1e30, np.float32)
-    assert np.isinf(weighted_squares(x, np.ones((4, 1)))).all()
-    np.testing.assert_allclose(weighted_squares(x, np.ones((4, 1)), wide=True), np.full((3, 1), 4e60), rtol=1e-6)
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_partial_sums_round_as_stated(order: str) -> None:
-    """Runs of 256 terms in float32: within 4 u sqrt(sum x^2 w^2) of float64, and not equal to it."""
-    x, W = sample((400, 3000), np.float32, order), weight_columns(3000, 2)
-    exact = x.astype(np.float64) @ W
-    size = np.sqrt(x.astype(np.float64) ** 2 @ W**2)
-    off = np.abs(encoding_pass(x, W, partial=True) - exact) / (2.0**-24 * size)
-    assert 0.2 < np.sqrt(np.mean(off**2)) < 4
-    assert np.abs(encoding_pass(x, W) - exact).max() < 1e-10
-    W[5] = 2.0**70  # weights outside float32's safe range are not narrowed
-    assert np.array_equal(encoding_pass(x, W, partial=True), encoding_pass(x, W))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_column_squares(dtype: np.dtype[Any], order: str) -> None:
-    for shape in (*SHAPES, BIG):
-        x = sample(shape, dtype, order)
-        found = column_squares(x)
-        assert found.shape == (shape[1],)
-        assert found.dtype == (np.float64 if dtype == np.float64 else np.float32)
-        np.testing.assert_allclose(found, (x.astype(np.float64) ** 2).sum(axis=0), rtol=1e-4)
-
-
-# ---- fingerprints -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_every_flipped_bit_changes_the_fingerprint(dtype: np.dtype[Any], order: str) -> None:
-    for shape in ((1, 1), (1, 5), (3, 4), (5, 8)):
-        x = sample(shape, dtype, order)
-        before = fingerprint(x)
-        assert before.dtype == np.uint64
-        bits = x.view(f"u{dtype.itemsize}")
-        rng = np.random.default_rng(0)
-        for bit in range(8 * dtype.itemsize):
-            at = rng.integers(shape[0]), rng.integers(shape[1])
-            bits[at] ^= bits.dtype.type(1) << bit
-            assert np.count_nonzero(fingerprint(x) != before) == 1  # in one line along the storage order
-            bits[at] ^= bits.dtype.type(1) << bit
-        assert np.array_equal(fingerprint(x), before)
-        bits[...] = ~bits
-        assert not np.array_equal(fingerprint(x), before)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-@pytest.mark.parametrize("orders", [("C", "padded", "strided", "reversed"), ("F", "transposed")])
-def test_the_fingerprint_depends_on_the_values_and_the_order_alone(orders: tuple[str, ...], dtype: Any) -> None:
-    for shape in ((1, 2), (2, 1), (3, 4), (4, 8), (8, 5), (300, 64)):
-        x = sample(shape, dtype)
-        found = [fingerprint(arrange(x, order)).tolist() for order in orders]
-        assert all(one == found[0] for one in found), shape
-
-
-def test_the_fingerprint_wraps_around() -> None:
-    x = np.full((3, 10**4), np.nan)
-    x.view(np.uint64)[...] = 2**64 - 1
-    assert fingerprint(x).tolist() == [2**64 - 10**4] * 3
-
-
-def test_the_fingerprint_of_equal_bits_does_not_depend_on_blocks_or_cores(four_cores: None) -> None:
-    x = sample(BIG, np.float32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tsm2, "workers", lambda: 1)
-        patch.setattr(tsm2, "BLOCK_BYTES", 1 << 20)
-        alone = fingerprint(x)
-    assert np.array_equal(fingerprint(x), alone)
-
-
-# ---- the same bits again ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ["C", "F", "strided"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_the_same_array_gives_the_same_bits_again(dtype: np.dtype[Any], order: str) -> None:
-    x, W = sample(BIG, dtype, order), weight_columns(BIG[1], 2)
-    first = encoding_pass(x, W), weighted_squares(x, W * W)
-    for _ in range(5):
-        again = encoding_pass(x, W), weighted_squares(x, W * W)
-        assert [y.tobytes() for y in again] == [y.tobytes() for y in first]
-        assert np.array_equal(column_squares(x), column_squares(x))
-
-
-def test_one_pass_in_each_of_many_threads(four_cores: None) -> None:
-    x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
-    expected = encoding_pass(x, W).tobytes(), fingerprint(x).tobytes()
-    wrong: list[int] = []
-
-    def repeat(number: int) -> None:
-        for _ in range(5):
-            if (encoding_pass(x, W).tobytes(), fingerprint(x).tobytes()) != expected:
-                wrong.append(number)
-
-    threads = [threading.Thread(target=repeat, args=(i,)) for i in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_an_error_in_one_share_reaches_the_caller(four_cores: None) -> None:
-    def task(lo: int, hi: int) -> int:
-        if hi == 100:
-            raise ZeroDivisionError("in the last share")
-        return lo
-
-    with pytest.raises(ZeroDivisionError, match="in the last share"):
-        tsm2._on_all_cores(np.zeros((100, 10)), task)
-    parts = tsm2._on_all_cores(np.zeros((100, 10)), lambda lo, hi: (lo, hi))
-    assert [i for lo, hi in parts for i in range(lo, hi)] == list(range(100))
-    assert len(parts) == 16
-
-
-@pytest.mark.parametrize(
-    ("asked", "most"), [("1", 1), ("3,2", 3), ("", 8), ("many", 8), ("0", 1), ("1000", 8), (None, 8)]
-)
-def test_how_many_cores(monkeypatch: pytest.MonkeyPatch, asked: str | None, most: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if asked is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert tsm2.workers() == most
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5}, raising=False)
-    assert tsm2.workers() == 1
-
-
-# ---- after a fork -------------------------------------------------------------------------------------------
-
-
-def pass_in_child(queue: Any) -> None:
-    x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
-    queue.put(encoding_pass(x, W).tobytes())
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks are POSIX")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_makes_its_own_threads(four_cores: None) -> None:
-    x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
-    expected = encoding_pass(x, W).tobytes()
-    assert tsm2._pool is not None
-    child = os.fork()
-    if child == 0:  # pragma: no cover - the child leaves no trace but its exit code
-        signal.alarm(20)  # a child that waits for threads it does not have is ended
-        found = encoding_pass(x, W).tobytes()
-        os._exit(0 if found == expected else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert encoding_pass(x, W).tobytes() == expected  # the parent's threads go on
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="forks are POSIX")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_worker_process(four_cores: None) -> None:
-    x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
-    expected = encoding_pass(x, W).tobytes()
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=pass_in_child, args=(queue,), daemon=True)
-    process.start()
-    assert queue.get(timeout=30) == expected
-    process.join(30)
-    assert process.exitcode == 0
-
-
-# ---- memory -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_no_pass_copies_the_matrix(dtype: np.dtype[Any], order: str) -> None:
-    x, W = sample((3000, 1000), dtype, order), weight_columns(1000, 1)
-    encoding_pass(x[:3], W)
-    tracemalloc.start()
-    encoding_pass(x, W)
-    weighted_squares(x, W * W)
-    fingerprint(x)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 8 * 2 * (1 << 20)  # a block or two of each core, widened
-    assert rows_per_block(1000) * 8000 <= 8 << 20
-    assert widened(x, 5, 9).shape == (4, 1000)
-
-
-# ---- tall and skinny products -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_tall_skinny_products(dtype: np.dtype[Any], order: str) -> None:
-    for m, k, n in ((100, 5, 2), (5, 100, 1), (1, 1, 1), (0, 3, 2), (3, 0, 2), (3, 2, 0), (257, 129, 8)):
-        a, b = sample((m, k), dtype, order), sample((k, n), dtype, "C", 1)
-        c = tall_skinny_matmul(a, b)
-        assert c.dtype == (a @ b).dtype
-        assert c.shape == (m, n)
-        np.testing.assert_array_equal(c, a @ b)
-
-
-def test_tall_skinny_products_are_of_matrices() -> None:
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_are_of_matrices(product: Any) -> None:
     good = np.ones((3, 2))
     for a, b in ((good, good), (good[0], good), (good, good[0]), (good[None], good.T)):
         with pytest.raises(ValueError, match=r"are not .* matrices"):
-            tall_skinny_matmul(a, b)
-    assert tall_skinny_matmul(np.ones((3, 2), np.float32), np.ones((2, 1))).dtype == np.float64
+            product(a, b)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_an_out_that_does_not_fit_is_refused_and_left_alone(product: Any) -> None:
+    a, b = np.ones((4, 3)), np.ones((3, 2))
+    whole = np.ones((6, 6))
+    read_only = np.ones((4, 2))
+    read_only.flags.writeable = False
+    doubled = np.lib.stride_tricks.as_strided(np.ones(2), (4, 2), (0, 8))
+    for out, message in (
+        (np.ones((4, 3)), r"out is \(4, 3\) of float64, the product is \(4, 2\) of float64"),
+        (np.ones((4, 2), np.float32), r"of float32, the product .* float64"),
+        (read_only, r"read-only"),
+        (doubled, r"share memory \(strides \(0, 8\)\)"),
+    ):
+        before = out.copy()
+        with pytest.raises(ValueError, match=message):
+            product(a, b, out=out)
+        np.testing.assert_array_equal(out, before)
+    with pytest.raises(ValueError, match="out shares memory with A or B"):
+        product(whole[:4, :3], b, out=whole[:4, 2:4])
+    with pytest.raises(ValueError, match=r"beta = 1.0 multiplies what `out` holds: pass out="):
+        product(a, b, beta=1.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(lambda a, b, v=v: (tsm2l if v.startswith("Opt") else tsm2r)(a, b, variant=v) for v in VARIANTS),
+        lambda a, b: tsm2r(a, b, config=Config("V3", "float64", 128, 2, 4)),
+    ],
+)
+def test_asking_for_a_kernel_without_a_gpu_says_what_is_missing(call: Any) -> None:
+    with pytest.raises(NotSuitable, match=r"is a CUDA kernel, and A is a numpy.ndarray: it needs a GPU, CuPy"):
+        call(np.ones((4, 3)), np.ones((3, 2)))
+
+
+def test_a_variant_of_the_other_family_is_refused() -> None:
+    a, b = np.ones((4, 3)), np.ones((3, 2))
+    with pytest.raises(ValueError, match=r"no variant 'Opt-1' here: choose from V0, V1, V2, V3"):
+        tsm2r(a, b, variant="Opt-1")
+    with pytest.raises(ValueError, match=r"no variant 'v3' here: choose from Opt-1, Opt-2"):
+        tsm2l(a, b, variant="v3")
+    with pytest.raises(ValueError, match=r"leave one of them out"):
+        tsm2r(a, b, variant="V2", config=Config("V3", "float64", 128, 2, 4))
+
+
+def test_what_follows_the_operands_is_named() -> None:
+    for product in PRODUCTS:
+        kinds = [parameter.kind for parameter in inspect.signature(product).parameters.values()]
+        assert kinds[2:] == [inspect.Parameter.KEYWORD_ONLY] * (len(kinds) - 2)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.weights import SEED, Weights, equilibrated, exponents, middle
-from abft_tsm2.core.tsm2 import column_squares, encoding_pass, rows_per_block, weighted_squares, widened
+from abft_tsm2.core.passes import column_squares, encoding_pass, rows_per_block, weighted_squares, widened
 
 _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
 _SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them

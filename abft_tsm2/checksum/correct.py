@@ -22,7 +22,7 @@ import numpy as np
 from abft_tsm2.arrays import float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scaled
-from abft_tsm2.core.tsm2 import rows_per_block, take_rows, widened
+from abft_tsm2.core.passes import rows_per_block, take_rows, widened
 from abft_tsm2.report import Fault
 
 _FEW_LINES = 16  # and a sixteenth of all: more suspects than these are looked at together

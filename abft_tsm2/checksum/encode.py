@@ -18,7 +18,7 @@ from abft_tsm2.checksum.integers import (
     restore,
 )
 from abft_tsm2.checksum.weights import Weights, weights
-from abft_tsm2.core.tsm2 import fingerprint
+from abft_tsm2.core.passes import fingerprint
 from abft_tsm2.report import Fault, Report, Status
 
 

@@ -21,7 +21,7 @@ from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import PARTIAL, Arithmetic
 from abft_tsm2.checksum.carry import log2_column_norms
 from abft_tsm2.checksum.weights import exponents
-from abft_tsm2.core.tsm2 import rows_per_block, widened
+from abft_tsm2.core.passes import rows_per_block, widened
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

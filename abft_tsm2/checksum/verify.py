@@ -23,7 +23,7 @@ from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, stati
 from abft_tsm2.checksum.carry import Carried, carried, kept, part_of, same_bits
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
 from abft_tsm2.checksum.weights import middle
-from abft_tsm2.core.tsm2 import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
+from abft_tsm2.core.passes import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
 from abft_tsm2.report import Check, Fault
 
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came

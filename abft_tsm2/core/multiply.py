@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from abft_tsm2.arrays import Array, float_type, is_numpy, namespace
+from abft_tsm2.arrays import Array, float_type, is_cupy, is_numpy, namespace
 
 BLOCK_BYTES = 16 << 20  # of one temporary; at most three live at once
 
@@ -32,8 +30,8 @@ def multiply(A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: 
         return
     if A.dtype != B.dtype:
         _multiply_mixed(A, B, out)
-    elif is_numpy(out):
-        np.matmul(A, B, out=out)
+    elif is_numpy(out) or is_cupy(out):
+        namespace(out).matmul(A, B, out=out)
     else:  # the standard's matmul has no `out`
         out[...] = namespace(out).matmul(A, B)
     if alpha != 1.0:

@@ -1,45 +1,26 @@
-"""Tall-skinny products and the passes that read a large matrix once.
+"""Tall-skinny products: `tsm2r` (large times a few columns), `tsm2l` (tall and skinny times small), and their dispatch.
 
-Encoding and checking are both products of a large matrix with a few weight columns; what they cost is the reading
-of the large matrix. So each pass walks it once, in blocks that fit the cache and follow the storage order, whichever
-axis is summed; statistics are taken of a part. Sums are always taken in float64.
-
-This is the one module that asks which array library it serves. On NumPy a pass runs on every core (`workers`); in
-each core it is a fused cast-multiply-sum (``numpy.einsum``), which needs no temporary; the order of summation is
-fixed, so that the same array gives the same bits again.
+C. Rivera, J. Chen et al., TSM2X: High-performance tall-and-skinny matrix-matrix multiplication on GPUs, Journal of
+Parallel and Distributed Computing 151, 2021. On CuPy a product is one kernel launch, or the vendor library's where no
+kernel serves or the library is faster; on any other array library it is the library's own.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
+from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, is_cupy, namespace, overlap
+from abft_tsm2.core.config import TSM2L, TSM2R, Config, Problem, published
+from abft_tsm2.core.launch import device_of, problem_of, run
+from abft_tsm2.core.multiply import multiply
+from abft_tsm2.core.tune import choose
+from abft_tsm2.errors import NotSuitable
 
-from abft_tsm2.arrays import (
-    Array,
-    as_operand,
-    bit_pattern,
-    float_type,
-    from_host,
-    is_column_major,
-    is_numpy,
-    namespace,
-)
-
-BLOCK_BYTES = 1 << 20  # half of a common level-2 cache
-_SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
-PANEL = 256  # columns whose weighted sum may be taken in float32
-_LARGEST_SINGLE = 2.0**60  # weights up to here keep float32 sums clear of both ends of its range
-_PARTS = 16  # of a pass, taken by whichever core is free
+Choice = Callable[[Problem], tuple[Config, ...]]
 
 
-def tall_skinny_matmul(A: Array, B: Array) -> Array:
-    """Product of a large matrix with a few columns, or of a tall-skinny matrix with a small one.
+def tall_skinny_matmul(A: Array, B: Array, *, out: Array | None = None, alpha: float = 1.0, beta: float = 0.0) -> Array:
+    """``alpha A B + beta out`` for a matrix that is tall and skinny, or one that is multiplied by a few columns.
 
     Parameters
     ----------
@@ -47,22 +28,29 @@ def tall_skinny_matmul(A: Array, B: Array) -> Array:
         Any order and strides.
     B : (k, n) array
         n is small.
+    out : (m, n) array, optional
+        Receives the result: of the common type of A and B, of any order and strides, sharing no memory with A or B.
+    alpha, beta : float
+        beta other than 0 needs `out`, which is read then and only then.
 
     Returns
     -------
     C : (m, n) array
-        ``A @ B`` in the type that ``A @ B`` has.
+        `out` if given, else a new row-major array of the common type of A and B.
 
     Raises
     ------
     TypeError
         For integers, booleans, complex, or arrays of different libraries.
     ValueError
-        If the operands are not matrices whose inner dimensions agree.
+        If the operands are not matrices whose inner dimensions agree, lie on different devices, or `out` does not fit.
 
     Notes
     -----
-    On NumPy this is the array library's product. No host synchronisation.
+    On NumPy this is the array library's product. On CuPy the shape decides: few rows of B go to `tsm2l`, few columns
+    to `tsm2r`, with the parameters that `abft_tsm2.core.tune.choose` names, on the caller's current stream of the
+    operands' device; the vendor library has the last word wherever no kernel serves. 2 m k n flops, one reading of A.
+    No host synchronisation.
 
     Examples
     --------
@@ -71,269 +59,197 @@ def tall_skinny_matmul(A: Array, B: Array) -> Array:
     >>> tall_skinny_matmul(np.eye(3), np.ones((3, 1))).ravel()
     array([1., 1., 1.])
     """
+    return _product(A, B, out, alpha, beta, None)
+
+
+def tsm2r(
+    A: Array,
+    B: Array,
+    *,
+    variant: str | None = None,
+    config: Config | None = None,
+    out: Array | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> Array:
+    """``alpha A B + beta out`` by TSM2R: a large A times a tall and skinny B.
+
+    Parameters
+    ----------
+    A : (m, k) array, float32 or float64
+        Column-major on a GPU: the columns contiguous, any leading dimension.
+    B : (k, n) array of the same type
+        Any strides; n of a few columns.
+    variant : {"V0", "V1", "V2", "V3"}, optional
+        Algorithm 1 (inner product), 2 (outer product), 3 (shared memory) or 4 (prefetch) of the paper; "V3" where
+        none is given.
+    config : Config, optional
+        Variant and parameters t1, t2, t3; where none is given, those that the paper found on a V100.
+    out, alpha, beta
+        As in `tall_skinny_matmul`.
+
+    Returns
+    -------
+    C : (m, n) array
+        `out` if given, else a new row-major array.
+
+    Raises
+    ------
+    NotSuitable
+        If the kernel cannot serve these operands, with the reason; `tall_skinny_matmul` takes any.
+    TypeError, ValueError
+        As `tall_skinny_matmul`.
+
+    Notes
+    -----
+    NumPy arrays, and those of any library but CuPy, are multiplied by their library; asking for a variant of a CUDA
+    kernel raises then. Results are equal bit for bit from run to run. No host synchronisation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abft_tsm2 import tsm2r
+    >>> tsm2r(np.eye(3), np.ones((3, 2)), alpha=2.0)[0]
+    array([2., 2.])
+    """
+    return _product(A, B, out, alpha, beta, *_asked(variant, "V3", TSM2R, config))
+
+
+def tsm2l(
+    A: Array,
+    B: Array,
+    *,
+    variant: str | None = None,
+    config: Config | None = None,
+    out: Array | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> Array:
+    """``alpha A B + beta out`` by TSM2L: a tall and skinny A times a small B.
+
+    Parameters
+    ----------
+    A : (m, k) array, float32 or float64
+        Column-major on a GPU: the columns contiguous, any leading dimension. k of a few columns serves best.
+    B : (k, n) array of the same type
+        Any strides.
+    variant : {"Opt-1", "Opt-2"}, optional
+        Algorithm 6 (each tile of A meets B in turn) or 7 (each tile of B meets all of A) of the paper; "Opt-1" where
+        none is given.
+    config : Config, optional
+        Variant and parameters t1, t2, t3, tcf; where none is given, those that the paper found on a V100.
+    out, alpha, beta
+        As in `tall_skinny_matmul`.
+
+    Returns
+    -------
+    C : (m, n) array
+        `out` if given, else a new row-major array.
+
+    Raises
+    ------
+    NotSuitable, TypeError, ValueError
+        As `tsm2r`.
+
+    Notes
+    -----
+    As for `tsm2r`. With more than t1 rows of B, Opt-2 keeps the sums so far in C.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abft_tsm2 import tsm2l
+    >>> tsm2l(np.ones((1000, 2)), np.eye(2)).shape
+    (1000, 2)
+    """
+    return _product(A, B, out, alpha, beta, *_asked(variant, "Opt-1", TSM2L, config))
+
+
+def _asked(
+    variant: str | None, default: str, family: tuple[str, ...], config: Config | None
+) -> tuple[Choice, str | None]:
+    """How to find the configuration, and the name of what was asked for, None for the default."""
+    if config is not None:
+        if variant not in (None, config.variant):
+            raise ValueError(f"variant={variant!r}, but the configuration is {config.name}: leave one of them out")
+        variant = config.variant
+    name = variant or default
+    if name not in family:
+        raise ValueError(f"there is no variant {name!r} here: choose from {', '.join(family)}")
+    return lambda problem: (config or published(problem, name),), config.name if config else variant
+
+
+def _product(
+    A: Array,
+    B: Array,
+    out: Array | None,
+    alpha: float,
+    beta: float,
+    choice: Choice | None,
+    required: str | None = None,
+) -> Array:
     A, B = as_operand(A, "A"), as_operand(B, "B")
     if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
         raise ValueError(f"A {tuple(A.shape)} and B {tuple(B.shape)} are not (m, k) and (k, n) matrices")
-    return namespace(A, B).matmul(A, B)
+    xp = namespace(A, B)
+    if out is None and beta != 0:
+        raise ValueError(f"beta = {beta} multiplies what `out` holds: pass out=")
+    if A.device != B.device:
+        raise ValueError(f"A lies on {A.device}, B on {B.device}: move one of them")
+    if out is not None:
+        _check_out(out, A, B)
+    if not is_cupy(A):
+        if required is not None:
+            raise NotSuitable(
+                f"{required} is a CUDA kernel, and A is a {type(A).__module__}.{type(A).__name__}: it needs "
+                "a GPU, CuPy (abft_tsm2[cu13]) and CuPy arrays (cupy.asarray(A)); without a variant the array library "
+                "multiplies"
+            )
+        return _library_product(A, B, out, alpha, beta)
+    with A.device:
+        device = device_of(A.device.id)
+        if choice is None:
+            try:
+                configs = choose(problem_of(A, B), device)
+            except NotSuitable:
+                return _library_product(A, B, out, alpha, beta)
+        else:
+            configs = choice(problem_of(A, B))
+        C = xp.empty((A.shape[0], B.shape[1]), dtype=A.dtype) if out is None and configs else out
+        for config in configs:
+            try:
+                run(config, device, A, B, C, alpha, beta)
+                return C
+            except NotSuitable:
+                if choice is not None:  # asked for by name: no other will do
+                    raise
+        return _library_product(A, B, out, alpha, beta)
 
 
-# ---- one pass -----------------------------------------------------------------------------------------------------
+def _library_product(A: Array, B: Array, out: Array | None, alpha: float, beta: float) -> Array:
+    xp = namespace(A)
+    if out is None and alpha == 1.0 and max(float_type(A).bits, float_type(B).bits) > 16:
+        return xp.matmul(A, B)
+    if out is None:
+        out = xp.empty((A.shape[0], B.shape[1]), dtype=xp.result_type(A, B), device=A.device)
+    before = xp.asarray(out, copy=True) if beta != 0 else None
+    multiply(A, B, out, before, alpha=alpha, beta=beta)
+    return out
 
 
-def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
-    """``X W`` in float64, in one read of X.
-
-    Parameters
-    ----------
-    X : (p, q) array of any supported type, order and strides
-    W : (q, r) array of float64
-    partial : bool
-        Allow sums of `PANEL` float32 terms to be taken in float32 (by BLAS) before they are added in float64. They
-        round by about 2 units of float32 roundoff: for checks of a product whose own rounding is larger.
-
-    Returns
-    -------
-    Y : (p, r) array of float64
-    """
-    if not is_numpy(X):
-        xp = namespace(X)
-        return _by_blocks(X, W, lambda block: xp.astype(block, xp.float64))
-    # BLAS reads at the speed of the memory; other types need einsum's fused cast.
-    with np.errstate(all="ignore"):  # overflow shows in the verdict
-        if X.dtype.itemsize == 8:
-            return np.matmul(X, W)
-        if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
-            return sums
-    transposed = is_column_major(X)
-    lines = X.T if transposed else X  # its rows are contiguous in memory
-    parts = _on_all_cores(lines, lambda lo, hi: _numpy_sums(lines, W, transposed, lo, hi))
-    return sum(parts[1:], parts[0]) if transposed else np.concatenate(parts)
-
-
-def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
-    """``(X o X)(:, :h) W2``: what is behind the 2-norms of rows. Without overflow h columns never exceed them all.
-
-    Parameters
-    ----------
-    X : (p, q) array of any supported type, order and strides
-    W2 : (h, r) array of float64, h <= q
-        Non-negative: the squares of weights.
-    wide : bool
-        Compute in float64 also where X is narrower: slower, and safe from overflow.
-
-    Returns
-    -------
-    Y : (p, r) array of float64 or, for narrower X, float32
-        Statistics need two digits. Where it overflows the caller looks again.
-    """
-    xp = namespace(X)
-    kind = xp.float64 if wide or not is_numpy(X) or X.dtype.itemsize == 8 else xp.float32
-    scratch = np.empty((0, 0))
-
-    def squared(block: Array) -> Array:
-        nonlocal scratch
-        if not is_numpy(X):
-            return xp.astype(block, kind) ** 2
-        if not scratch.size:  # one temporary for all blocks: fresh memory costs more than the squares
-            scratch = np.empty(block.shape, kind)
-        squares = scratch[: block.shape[0]]
-        squares[...] = block
-        squares *= squares
-        return squares
-
-    with np.errstate(all="ignore"):
-        return _by_blocks(X[:, : W2.shape[0]], xp.astype(W2, kind, copy=False), squared, share=4)
-
-
-def _by_blocks(X: Array, W: Array, prepared: Callable[[Array], Array], share: int = 1) -> Array:
-    """``f(X) W`` in the type of W, in blocks of whole lines; f works on elements, and `prepared` is f of a block."""
-    transposed = is_column_major(X)
-    lines = X.T if transposed else X
-    xp = namespace(X)
-    rows, total = [], xp.zeros((X.shape[0] if transposed else 0, W.shape[1]), dtype=W.dtype, device=X.device)
-    for at, block in _blocks(lines, 0, lines.shape[0], share):
-        if transposed:  # Y += f(X)(:, at:end) W(at:end, :)
-            total += prepared(block).T @ W[at : at + block.shape[0], :]
-        else:  # Y(at:end, :) = f(X)(at:end, :) W
-            rows.append(prepared(block) @ W)
-    if transposed:
-        return total
-    return rows[0] if len(rows) == 1 else xp.concat(rows)
-
-
-def column_squares(X: Array) -> Array:
-    """Sum of squares of each column of X (p x q), in X's own precision (float32 for 16-bit types): two digits serve.
-
-    A result that is 0, subnormal or not finite says nothing; the caller looks at that.
-    """
-    half = float_type(X).bits < 32
-    with np.errstate(all="ignore"):  # overflow shows in the result
-        if is_numpy(X) and not half:
-            return np.einsum("ij,ij->j", X, X)
-        xp = namespace(X)
-        rows = rows_per_block(X.shape[1])
-        total = xp.zeros(X.shape[1], dtype=xp.float32 if half else X.dtype, device=X.device)
-        for at in range(0, X.shape[0], rows):
-            block = X[at : min(X.shape[0], at + rows), :]
-            block = xp.astype(block, xp.float32) if half else block
-            total += xp.sum(block * block, axis=0)
-        return total
-
-
-def fingerprint(X: Array) -> Array:
-    """Wrap-around uint64 sum of the bit patterns of every line of X along its storage order.
-
-    A change of any one bit, and of any number of bits in one word, changes it. It serves to tell whether a matrix
-    is the one that was encoded; `abft_tsm2.checksum.integers` says what changed.
-    """
-    lines = X.T if is_column_major(X) else X
-    if not is_numpy(X):
-        return _word_sums(lines)
-
-    def part(lo: int, hi: int) -> Array:
-        if lines.flags.c_contiguous:  # no copies: no need of blocks
-            return _word_sums(lines[lo:hi])
-        return np.concatenate([_word_sums(block) for _, block in _blocks(lines, lo, hi)])
-
-    # Reading is all there is to it. Of two cores the second is held by BLAS, whose threads keep spinning after a
-    # product, and a helper that shares the caller's core makes it slower.
-    return np.concatenate(_on_all_cores(lines, part)) if workers() > 2 else part(0, lines.shape[0])
-
-
-def _panel_sums(X: Array, W: Array) -> Array | None:
-    """``X W`` for float32 X: float32 within panels of columns, float64 across; None if W does not suit float32."""
-    single = W.astype(np.float32)
-    size = np.abs(W)
-    if not np.all((size <= _LARGEST_SINGLE) & ((size >= 1 / _LARGEST_SINGLE) | (size == 0))):
-        return None
-    width = PANEL // 4 if is_column_major(X) else PANEL  # column by column, BLAS adds to one sum and not to sixteen
-    sums = np.zeros((X.shape[0], W.shape[1]))
-    for at in range(0, X.shape[1], width):  # Y += X(:, p:q) W(p:q, :)
-        sums += np.matmul(X[:, at : at + width], single[at : at + width])
-    return sums
-
-
-# ---- NumPy --------------------------------------------------------------------------------------------------------
-
-
-def _numpy_sums(lines: Array, W: Array, transposed: bool, lo: int, hi: int) -> Array:
-    """The part of ``X W`` that ``lines[lo:hi]`` give, block by block."""
-    sums = np.zeros((W.shape[1], lines.shape[1] if transposed else hi - lo))
-    for at, block in _blocks(lines, lo, hi):
-        end = at + block.shape[0]
-        # einsum is slow in float16 and knows no bfloat16
-        values = block.astype(np.float32) if block.dtype.itemsize == 2 else block
-        for c, y in enumerate(sums):
-            if transposed:  # y += X(:, at:end) w(at:end)
-                y += np.einsum("ji,j->i", values, W[at:end, c])
-            else:  # y(at:end) = X(at:end, :) w
-                np.einsum("ij,j->i", values, W[:, c], out=y[at - lo : end - lo])
-    return sums.T
-
-
-def _blocks(lines: Array, lo: int, hi: int, share: int = 1) -> Iterator[tuple[int, Array]]:
-    """Blocks of whole lines that fit a share of the cache, with the index of their first line; larger ones on a GPU."""
-    if is_numpy(lines):
-        rows = max(1, BLOCK_BYTES // share // max(1, lines.shape[1] * lines.dtype.itemsize))
-    else:
-        rows = rows_per_block(lines.shape[1])
-    for at in range(lo, hi, rows):
-        yield at, lines[at : min(hi, at + rows), :]
-    if lo == hi:
-        yield lo, lines[lo:hi, :]
-
-
-def _word_sums(lines: Array) -> Array:
-    """uint64 sum of each line's bits: eight bytes at a time where a line is a multiple of that, else by element."""
-    if is_numpy(lines):
-        wide = (lines.shape[1] * lines.itemsize) % 8 == 0 and lines.shape[1] > 0  # whatever the strides
-        if lines.shape[1] > 1 and (lines.strides[1] != lines.itemsize or (wide and lines.strides[0] % 8)):
-            lines = np.ascontiguousarray(lines)
-        return np.add.reduce(lines.view(np.uint64 if wide else bit_pattern_type(lines)), axis=1, dtype=np.uint64)
-    xp = namespace(lines)
-    bits = bit_pattern(xp.asarray(lines, copy=True))
-    return namespace(bits).sum(bits, axis=1, dtype=namespace(bits).uint64)
-
-
-def bit_pattern_type(x: Array) -> Any:
-    """The unsigned type as wide as the elements of `x`."""
-    return np.dtype(f"u{x.dtype.itemsize}")
-
-
-# ---- any other library --------------------------------------------------------------------------------------------
-
-
-def widened(X: Array, lo: int, hi: int) -> Array:
-    """Rows lo to hi of X in float64: a copy."""
-    xp = namespace(X)
-    return xp.astype(X[lo:hi, :], xp.float64)
-
-
-def take_rows(X: Array, rows: np.ndarray[Any, Any]) -> Array:
-    """The rows X(rows, :): a copy of these and of nothing else."""
-    if is_numpy(X):
-        return X[rows, :]  # numpy.take would first copy all of a transposed X
-    xp = namespace(X)
-    return xp.take(X, from_host(rows, X), axis=0)
-
-
-def rows_per_block(columns: int, budget: int = 8 << 20) -> int:
-    """How many float64 rows of that many columns fit a temporary of `budget` bytes."""
-    return max(1, budget // (8 * max(1, columns)))
-
-
-# ---- cores --------------------------------------------------------------------------------------------------------
-
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
-
-
-def workers() -> int:
-    """How many cores a pass on NumPy uses: those of this process, at most 8, at most ``OMP_NUM_THREADS``."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return max(1, min(8, cores, int(asked) if asked.isdecimal() else cores))
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(8, thread_name_prefix="abft_tsm2")
-        return _pool
-
-
-def _forget_threads() -> None:
-    """After a fork the child has the pool but not its threads."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
-
-
-def _on_all_cores(lines: Array, task: Callable[[int, int], Any]) -> list[Any]:
-    """``[task(lo, hi), ...]`` over equal parts of the lines, in order.
-
-    There are more parts than cores, and each core takes the next one that is left: a core on which something else
-    runs (BLAS keeps its threads spinning for a while after a product) does fewer of them and holds nobody up. The
-    parts depend on the size alone, so that sums over them come out the same whoever did them.
-    """
-    count = lines.shape[0]
-    parts = min(_PARTS, count) if lines.size >= _SERIAL_ELEMENTS else 1
-    cuts = [count * i // max(1, parts) for i in range(parts + 1)] if parts else [0, 0]
-    done: list[Any] = [None] * (len(cuts) - 1)
-    ticket = itertools.count()
-
-    def work() -> None:
-        with np.errstate(all="ignore"):  # overflow shows in the verdict
-            while (i := next(ticket)) < len(done):
-                done[i] = task(cuts[i], cuts[i + 1])
-
-    helpers = [_threads().submit(work) for _ in range(min(workers(), len(done)) - 1)]
-    work()
-    for helper in helpers:
-        if not helper.cancel():  # one that has not begun finds nothing left to do
-            helper.result()
-    return done
+def _check_out(out: Array, A: Array, B: Array) -> None:
+    xp = namespace(A, out)
+    shape, dtype = (A.shape[0], B.shape[1]), xp.result_type(A, B)
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise ValueError(
+            f"out is {tuple(out.shape)} of {dtype_name(out.dtype)}, the product is {shape} of {dtype_name(dtype)}"
+        )
+    if out.device != A.device:
+        raise ValueError(f"out lies on {out.device}, A on {A.device}: move one of them")
+    if not getattr(getattr(out, "flags", None), "writeable", True):
+        raise ValueError("out is read-only: pass an array that may be written")
+    strides = getattr(out, "strides", ())
+    if 0 not in shape and any(stride == 0 and size > 1 for stride, size in zip(strides, shape, strict=False)):
+        raise ValueError(f"elements of out share memory (strides {strides}): pass an array of its own")
+    if overlap(out, A) or overlap(out, B):
+        raise ValueError("out shares memory with A or B, which are read while it is written: pass another array")

@@ -1,0 +1,80 @@
+"""Arrays in, kernel arguments out: what a CuPy array must be for a kernel, and the launch itself.
+
+Everything here runs on the device that is current and on its current stream, and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from abft_tsm2.arrays import Array, dtype_name
+from abft_tsm2.core.compiler import kernel
+from abft_tsm2.core.config import Config, Problem, launch, why_not
+from abft_tsm2.core.device import Device, query
+from abft_tsm2.errors import NotSuitable
+
+
+@functools.cache  # asking the driver takes longer than a small product
+def device_of(index: int) -> Device:
+    """The GPU of that number."""
+    return query(index)
+
+
+def problem_of(A: Array, B: Array) -> Problem:
+    """The problem that two matrices pose.
+
+    Raises
+    ------
+    NotSuitable
+        If no kernel reads them as they are: their types differ, or their strides are not multiples of an element.
+    """
+    names = (dtype_name(A.dtype), dtype_name(B.dtype))
+    if names[0] != names[1]:
+        raise NotSuitable(f"A is {names[0]} and B {names[1]}: the kernels multiply operands of one type")
+    (m, k), n, size = A.shape, B.shape[1], A.itemsize
+    if any(stride % size for x in (A, B) for stride in x.strides):
+        raise NotSuitable(f"strides of {A.strides} and {B.strides} bytes are not multiples of {size}-byte elements")
+    order = "F" if m <= 1 or A.strides[0] == size else "C" if A.strides[1] == size else "A"
+    return Problem(m, k, n, names[0], order)
+
+
+def run(config: Config, device: Device, A: Array, B: Array, C: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
+    """``C = alpha A B + beta C`` by one kernel.
+
+    Parameters
+    ----------
+    config : Config
+    device : Device
+        Of the GPU that is current.
+    A : (m, k) CuPy array, column-major
+    B : (k, n) CuPy array, any strides
+    C : (m, n) CuPy array, any strides
+        Written; shares no memory with A and B.
+
+    Raises
+    ------
+    NotSuitable
+        With the reason why the configuration cannot serve these operands.
+    KernelCompileError
+    """
+    problem = problem_of(A, B)
+    reason = why_not(problem, config, device)
+    if reason is not None:
+        raise NotSuitable(reason)
+    if any(stride % C.itemsize for stride in C.strides):
+        raise NotSuitable(f"strides of out, {C.strides} bytes, are not multiples of {C.itemsize}-byte elements")
+    if C.size == 0:
+        return
+    shape = launch(problem, config)
+    kernel(config)((shape.grid,), (shape.block,), _arguments(A, B, C, alpha, beta))
+
+
+def _arguments(A: Array, B: Array, C: Array, alpha: float, beta: float) -> tuple[Any, ...]:
+    import numpy as np
+
+    (m, k), n, size = A.shape, B.shape[1], A.itemsize
+    real = np.dtype(dtype_name(A.dtype)).type
+    strides = [stride // size for x in (A, B, C) for stride in x.strides]
+    _, lda, rsb, csb, rsc, csc = (np.int64(stride) for stride in strides)
+    return (np.int64(m), np.int64(k), np.int64(n), real(alpha), A, lda, B, rsb, csb, real(beta), C, rsc, csc)

@@ -1,0 +1,141 @@
+"""Configurations: the predicate and its reasons, the launch, the published parameters, the choice by shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abft_tsm2.core import tune
+from abft_tsm2.core.config import (
+    BYTES,
+    T1,
+    TSM2L,
+    TSM2R,
+    VARIANTS,
+    Config,
+    Problem,
+    choices,
+    is_valid,
+    launch,
+    published,
+    why_not,
+)
+from abft_tsm2.core.device import KNOWN, known
+from abft_tsm2.errors import NotSuitable
+
+H200 = known("H200")
+GOOD = Config("V3", "float64", 128, 16, 16)
+SQUARE = Problem(20480, 20480, 16, "float64")
+
+
+@pytest.mark.parametrize(
+    ("problem", "config", "device", "reason"),
+    [
+        (SQUARE, replace(GOOD, variant="V4"), H200, r"no variant 'V4': choose from V0, V1, V2, V3, Opt-1, Opt-2"),
+        (SQUARE, replace(GOOD, dtype="float16"), H200, r"float32 and float64, not float16"),
+        (SQUARE, replace(GOOD, t1=96), H200, r"t1 = 96: V3 is compiled for t1 in 64, 128, 256"),
+        (SQUARE, replace(GOOD, t2=3), H200, r"t2 = 3: V3 is compiled for t2 in 2, 4, 8, 16"),
+        (SQUARE, replace(GOOD, t3=5), H200, r"t3 = 5: "),
+        (SQUARE, replace(GOOD, tcf=2), H200, r"tcf = 2: V3 is compiled for tcf in 1$"),
+        (SQUARE, Config("V0", "float64", 128, 2), H200, r"t2 = 2: V0 is compiled for t2 in 1$"),
+        (SQUARE, Config("V2", "float64", 64, 2, 4), H200, r"t1 = 64: V2 is compiled for t1 in 128$"),
+        (SQUARE, Config("Opt-1", "float64", 128, 2, 8), H200, r"t2 = 2: Opt-1"),
+        (SQUARE, GOOD, replace(H200, max_threads_per_block=64), r"more than the 64 threads"),
+        (SQUARE, GOOD, replace(H200, shared_bytes_per_block=16383), r"takes 16384 bytes of shared memory, .* 16383"),
+        (SQUARE, replace(GOOD, t3=32), H200, r"registers a thread, and a block of 128 threads has 255"),
+        (SQUARE, GOOD, replace(H200, registers_per_sm=16384), r"has 128 for each"),
+        (replace(SQUARE, dtype="float32"), GOOD, H200, r"multiplies float64, the operands are float32"),
+        (replace(SQUARE, order="C"), GOOD, H200, r"A is not column-major"),
+        (replace(SQUARE, m=2**31 * 128), GOOD, H200, r"more than 2147483647 blocks"),
+    ],
+)
+def test_every_reason(problem, config, device, reason):
+    assert why_not(SQUARE, GOOD, H200) is None
+    found = why_not(problem, config, device)
+    assert found is not None
+    with pytest.raises(NotSuitable, match=reason):
+        raise NotSuitable(found)
+    assert not is_valid(problem, config, device)
+
+
+@pytest.mark.parametrize("device", KNOWN.values(), ids=lambda device: device.name)
+def test_choices_are_of_every_variant_and_type_and_distinct(device):
+    configs = choices(device)
+    assert {(config.variant, config.dtype) for config in configs} == {(v, d) for v in VARIANTS for d in BYTES}
+    assert len({config.name for config in configs}) == len(configs)
+    assert choices(device, variant="V3", dtype="float32") == tuple(
+        config for config in configs if (config.variant, config.dtype) == ("V3", "float32")
+    )
+
+
+@given(st.integers(0, 10**8), st.integers(0, 10**5), st.integers(0, 64), st.sampled_from(sorted(BYTES)))
+def test_published_parameters_can_be_chosen_and_the_launch_covers_every_row_once(m, k, n, dtype):
+    problem = Problem(m, k, n, dtype)
+    for variant in VARIANTS:
+        config = published(problem, variant)
+        assert is_valid(problem, config, H200)
+        grid = launch(problem, config)
+        assert grid.block == config.t1
+        assert (
+            grid.grid * grid.block * config.tcf >= m > (grid.grid - 1) * grid.block * config.tcf or m == grid.grid == 0
+        )
+
+
+def test_published_parameters_are_the_papers():
+    def of(variant, m, n, dtype):
+        config = published(Problem(m, m, n, dtype), variant)
+        return config.t1, config.t2, config.t3, config.tcf
+
+    assert of("V3", 30720, 16, "float32") == (128, 16, 32, 1)
+    assert of("V3", 10240, 8, "float64") == (128, 8, 16, 1)
+    assert of("V3", 20480, 2, "float64") == (128, 2, 12, 1)
+    assert [of("Opt-1", 10**e, 16, "float32")[3] for e in (4, 5, 6, 7)] == [1, 1, 2, 8]
+    assert [of("Opt-2", 10**e, 16, "float64")[3] for e in (4, 5, 6, 7)] == [1, 1, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "family"),
+    [
+        (10**6, 8, 8, TSM2L),
+        (10**6, 16, 16, TSM2L),
+        (20480, 20480, 2, TSM2R),
+        (4096, 4096, 4096, ()),  # not skinny
+        (16, 16, 16, ()),  # not tall
+        (10, 10**6, 4, ()),
+    ],
+)
+@pytest.mark.parametrize("dtype", sorted(BYTES))
+def test_the_shape_decides(m, k, n, family, dtype):
+    other_card = replace(H200, name="a card that nobody has measured")
+    configs = tune.choose(Problem(m, k, n, dtype), other_card)
+    assert {config.variant for config in configs} <= set(family)
+    assert bool(configs) == bool(family)
+    assert all(is_valid(Problem(m, k, n, dtype), config, H200) for config in configs)
+    assert tune.choose(Problem(m, k, n, dtype, order="C"), other_card) == ()
+
+
+def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster():
+    assert tune.choose(SQUARE, H200)
+    assert tune.choose(SQUARE, replace(H200, name="NVIDIA H200")) == ()
+
+
+@given(st.integers(1, 10**6), st.integers(65, 10**5), st.integers(1, 64), st.sampled_from(sorted(BYTES)))
+def test_the_models_parameters_are_rounded_to_a_kernel_that_exists(m, k, n, dtype):
+    problem = Problem(m, k, n, dtype)
+    for device in (H200, known("V100"), known("M40")):
+        config = tune.modelled(problem, device)
+        assert config.variant == "V3"
+        assert is_valid(problem, config, device)
+
+
+def test_profiling_without_a_gpu_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    for profile in (tune.profile_t1, tune.profile_tcf):
+        with pytest.raises(NotSuitable, match="CuPy"):
+            profile(SQUARE)
+    with pytest.raises(ValueError, match="V3 has no tcf: choose from Opt-1, Opt-2"):
+        tune.profile_tcf(SQUARE, config=GOOD)
+    assert all(t1 % 32 == 0 for t1 in T1)
