@@ -1,5 +1,5 @@
 # Every target does its own set-up: the first call makes .venv and installs what the target needs, later calls
-# find the stamp files and go straight to work. Needed beforehand: Python 3.11 or newer, and make.
+# find the stamp files and go straight to work. Needed beforehand: Python 3.11 or newer, make, and g++ for the tests.
 #     make test PYTHON=/opt/python3.12/bin/python3      chooses the interpreter
 #     make test ARGS="-k weights -x"                    hands arguments on to the command
 

@@ -1,12 +1,16 @@
-"""The only stopwatch, and the list of products that are timed."""
+"""The only stopwatch, its statistics, and the list of products that are timed on a CPU.
+
+Calls on a GPU are timed by `benchmarks.gpu_timing`, which takes its statistics from here.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +81,75 @@ def paired(calls: Mapping[str, Call], pairs: int) -> dict[str, list[float]]:
 def overhead(seconds: Mapping[str, list[float]], name: str, base: str) -> float:
     """Median over the rounds of `name` / `base` - 1: a slow phase of the machine slows both of a pair."""
     return statistics.median(x / y for x, y in zip(seconds[name], seconds[base], strict=True)) - 1
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What repeated times of one call say; all in the unit of the times.
+
+    Attributes
+    ----------
+    median, lower_quartile, upper_quartile : float
+        The spread is between the quartiles.
+    low, high : float
+        A confidence interval of the median.
+    coverage : float
+        The probability with which that interval holds the true median: at least what was asked for, except where there
+        are too few times for it (below 6 for 95 %).
+    count : int
+        How many times there are.
+    """
+
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    low: float
+    high: float
+    coverage: float
+    count: int
+
+
+def summary(times: Sequence[float], confidence: float = 0.95) -> Summary:
+    """Median, quartiles, and a confidence interval of the median that assumes no distribution.
+
+    Parameters
+    ----------
+    times : sequence of float, at least one
+    confidence : float
+        Between 0 and 1.
+
+    Raises
+    ------
+    ValueError
+        Without times, or if one is not finite.
+
+    Notes
+    -----
+    Of n independent times the i-th smallest and the i-th largest enclose the median with probability
+    1 - 2 P(Bin(n, 1/2) < i), whatever their distribution: the interval takes the largest i that suffices. H. A. David
+    and H. N. Nagaraja, Order Statistics, 3rd edition, 2003, section 7.1.
+
+    Examples
+    --------
+    >>> summary([3.0, 1.0, 2.0, 5.0, 4.0, 7.0, 6.0]).median
+    4.0
+    """
+    ordered = sorted(times)
+    count = len(ordered)
+    if not count or not all(map(math.isfinite, ordered)):
+        raise ValueError(f"a summary needs finite times, at least one; there are {list(times)!r}: measure again")
+    rank, outside = 1, 2.0 * 0.5**count
+    while rank < (count + 1) // 2:
+        wider = outside + 2.0 * math.comb(count, rank) * 0.5**count
+        if 1 - wider < confidence:
+            break
+        rank, outside = rank + 1, wider
+    if count == 1:
+        lower = upper = ordered[0]
+    else:
+        lower, _, upper = statistics.quantiles(ordered, n=4, method="inclusive")
+    median = statistics.median(ordered)
+    return Summary(median, lower, upper, ordered[rank - 1], ordered[-rank], max(0.0, 1 - outside), count)
 
 
 def machine() -> dict[str, str]:

@@ -26,15 +26,19 @@ typedef long long Index;
 
 INLINE Index smaller(Index x, Index y) { return x < y ? x : y; }
 
-// a = A(row, first : first + T3), zero from column `end` on. The common case has no comparison an element.
+// a = A(row, first : first + T3), zero from column `end` on. All threads of a block go the same way: the common case has
+// no comparison an element, nor has that of nothing left to load.
 INLINE void load_A(REAL (&a)[T3], const REAL* __restrict__ A, Index lda, Index row, Index first, Index end) {
   const REAL* at = A + row + first * lda;
   if (first + T3 <= end) {
 #pragma unroll
     for (int i = 0; i < T3; i++, at += lda) a[i] = *at;
-  } else {
+  } else if (first < end) {
 #pragma unroll
     for (int i = 0; i < T3; i++, at += lda) a[i] = first + i < end ? *at : REAL(0);
+  } else {
+#pragma unroll
+    for (int i = 0; i < T3; i++) a[i] = REAL(0);
   }
 }
 
@@ -50,8 +54,9 @@ INLINE void store_tile(REAL* currB, const REAL (&b)[T2]) {
   for (int q = 0; q < T2; q++) currB[q * T1 + threadIdx.x] = b[q];
 }
 
-// Elements of A that are multiplied without a question in between: they divide T3 and T1.
-#define GROUP (T3 % 16 == 0 ? 16 : T3 % 8 == 0 ? 8 : T3 % 4 == 0 ? 4 : 1)
+// Elements of A that are multiplied without a question in between: they divide T3 and T1. Longer is faster, but where k
+// is less than T3 = 32, as in TSM2L with the paper's parameters, the rest of a group is multiplied for nothing.
+#define GROUP (T3 == 16 ? 16 : T3 % 8 == 0 ? 8 : T3 % 4 == 0 ? 4 : 1)
 // Above so many multiplications in a row the groups become a loop: they would take the compiler a second and more.
 #define GROUPS_UNROLLED (T3 * T2 > 256 ? 1 : T3 / GROUP)
 

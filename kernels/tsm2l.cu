@@ -83,6 +83,7 @@ INLINE void opt2(ARGUMENTS) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(T1, 1) ENTRY(ARGUMENTS) {
+// 256 threads a multiprocessor leave each of them the most registers that there are, 255.
+extern "C" __global__ void __launch_bounds__(T1, 256 / T1) ENTRY(ARGUMENTS) {
   VARIANT(m, k, n, alpha, A, lda, B, rsb, csb, beta, C, rsc, csc);
 }

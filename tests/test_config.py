@@ -115,6 +115,7 @@ def test_the_shape_decides(m, k, n, family, dtype):
     assert bool(configs) == bool(family)
     assert all(is_valid(Problem(m, k, n, dtype), config, H200) for config in configs)
     assert tune.choose(Problem(m, k, n, dtype, order="C"), other_card) == ()
+    assert tune.choose(Problem(m, k, n, "float16"), other_card) == ()
 
 
 def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster():

@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from abft_tsm2.core import model
-from abft_tsm2.core.config import PAPER_T1, T1, T2, T3, TCF, TSM2L, Config, Problem, choices, is_valid, published
+from abft_tsm2.core.config import BYTES, PAPER_T1, T1, T2, T3, TCF, TSM2L, Config, Problem, choices, is_valid, published
 from abft_tsm2.core.device import Device, query
 from abft_tsm2.core.launch import run
 from abft_tsm2.errors import NotSuitable
 
 COLUMNS = 64  # more columns of B than that are no longer few: the vendor's product is made for them
-ROWS = 64  # with no more rows of B than that a thread of TSM2R has little to do
-# Where cuBLAS was measured to be ahead of the paper's kernels: card, family (benchmarks/results/tsm2r.csv).
+ROWS = 16  # with no more rows of B than that a thread of TSM2R has too little to do
+BLOCKS = 8  # of TSM2L on a multiprocessor, before a thread gets more rows of C
+# Where cuBLAS was measured to be ahead of the paper's kernels: card, family (benchmarks/results/tsm2.csv).
 VENDOR_AHEAD = frozenset({("NVIDIA H200", "tsm2r")})
 
 
@@ -42,9 +43,9 @@ def choose(problem: Problem, device: Device) -> tuple[Config, ...]:
     it was measured to be ahead, the vendor library is the better choice.
     """
     m, k, n = problem.m, problem.k, problem.n
-    if n > COLUMNS or m < 4 * min(k, n):
+    if problem.dtype not in BYTES or n > COLUMNS or m < 4 * min(k, n):
         return ()
-    candidates = (streaming(problem), published(problem, "Opt-1")) if k <= ROWS else (published(problem, "V3"),)
+    candidates = (streaming(problem, device),) if k <= ROWS else (published(problem, "V3"),)
     return tuple(
         config
         for config in candidates
@@ -63,12 +64,18 @@ def modelled(problem: Problem, device: Device) -> Config:
     return min(kernels, key=lambda c: (c.t3 < asked.t3, abs(c.t2 - asked.t2), abs(c.t3 - asked.t3)))
 
 
-def streaming(problem: Problem) -> Config:
-    """Opt-1 with a row of A in one load: t3 the first that k fits into, t2 the first that n fits into, tcf = 1."""
-    t2 = next((t2 for t2 in T2 if t2 >= max(4, problem.n)), T2[-1])
+def streaming(problem: Problem, device: Device) -> Config:
+    """Opt-2 that loads a row of A at once, in a thread as many rows as leave every multiprocessor enough blocks.
+
+    t2 is the first that n fits into, t3 the first that k fits into. So chosen it was the fastest of both variants on an
+    H200 for k = n = 8 and 16, or within some per cent of it (benchmarks/results/tsm2.csv).
+    """
     widths = T3["tsm2l", problem.dtype]
+    t2 = next((t2 for t2 in T2 if t2 >= max(4, problem.n)), T2[-1])
     t3 = next((t3 for t3 in widths if t3 >= problem.k), widths[-1])
-    return Config("Opt-1", problem.dtype, 128, t2, t3, 1)
+    enough = BLOCKS * device.multiprocessors * PAPER_T1
+    tcf = max((tcf for tcf in TCF if tcf <= 8 and problem.m >= tcf * enough), default=1)
+    return Config("Opt-2", problem.dtype, PAPER_T1, t2, t3, tcf)
 
 
 def profile_t1(problem: Problem, *, config: Config | None = None, repeats: int = 10) -> Mapping[int, float]:

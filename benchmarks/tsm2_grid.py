@@ -1,0 +1,229 @@
+"""What is measured of the tall-skinny kernels: the paper's grid, and what a row of the result says.
+
+C. Rivera, J. Chen et al., TSM2X, Journal of Parallel and Distributed Computing 151, 2021, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.core.config import TCF, TSM2L, TSM2R, Config, Problem, choices, published
+from abft_tsm2.core.device import Device
+from benchmarks import tables
+from benchmarks.ceilings import Measured
+from benchmarks.contenders import CUPY
+from benchmarks.gpu_products import Errors
+from benchmarks.gpu_timing import Times
+from benchmarks.timing import summary
+
+Key = tuple[str, str, int, int, int]
+"""Suite, type, m, k, n."""
+
+SUITES = ("tsm2r", "tsm2l", "rectangular", "tcf", "small_k")
+PUBLISHED = "reference_tsm2x_h200"
+BAR = 1.10  # of V3 over the published code, on the card on which that was timed
+COLUMNS = (
+    *("suite", "dtype", "m", "k", "n", "contender", "config", "t1", "t2", "t3", "tcf", "layout"),
+    *("how", "copies", "batch", "samples", "hidden"),
+    *("ms", "ms_lower_quartile", "ms_upper_quartile", "ms_low", "ms_high"),
+    *("gbs", "ceiling", "ceiling_gbs", "share_of_ceiling", "gflops"),
+    *("best_cublas", "best_cublas_ms", "speedup", "cupy_ms", "speedup_cupy", "gain"),
+    *("published_ms", "ratio_to_published"),
+    *("norm_error_over_bound", "worst_element_over_bound", "elements_outside"),
+    *("normal_norm_error_over_bound", "normal_worst_element_over_bound", "normal_elements_outside"),
+    *("note", "error", "sm_mhz"),
+)
+"""Of a row, before those of `gpu_timing.environment`. Times in milliseconds, rates in 10^9 a second; `low` and `high`
+enclose the median with 95 % confidence; `hidden` is the share of samples in which the host was ahead of the card."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One product of the grid: A is m x k, B is k x n."""
+
+    suite: str
+    m: int
+    k: int
+    n: int
+    dtype: str
+    default: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.suite} {self.dtype} {self.m}x{self.k}x{self.n}"
+
+    @property
+    def key(self) -> Key:
+        return self.suite, self.dtype, self.m, self.k, self.n
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.m, self.k, self.n, self.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """The least that has to move: A and B read once, C written once."""
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def ceiling(self) -> str:
+        """A product that writes about as much as it reads is held against a copy, any other against reading."""
+        return "copy" if self.k <= 4 * self.n else "read"
+
+    @property
+    def group(self) -> tuple[str, int, int, str]:
+        """Cells with the same A, which are measured together."""
+        return self.suite, self.m, self.k, self.dtype
+
+
+def grid() -> list[Cell]:
+    """All cells; those with `default` are the subset for every day."""
+    cells = []
+    for dtype in ("float32", "float64"):
+        for m in (10240, 20480, 30720, 40960):
+            for n in (2, 4, 8, 16, 64):  # 64 columns are where an H200 becomes compute-bound
+                default = (m < 40960 and n <= 16) or (m, n) in {(20480, 64), (40960, 16)}
+                cells.append(Cell("tsm2r", m, m, n, dtype, default))
+        for m in (10**4, 10**5, 10**6, 10**7):
+            cells += [Cell("tsm2l", m, n, n, dtype) for n in (8, 16)]
+        cells.append(Cell("tcf", 10**7, 16, 16, dtype))
+        # The paper has these two in float64 only.
+        double = dtype == "float64"
+        cells += [Cell("rectangular", 15360, 15360 // share, 16, dtype, double) for share in (1, 2, 4, 8)]
+        cells += [Cell("small_k", 15360, 2**power, 16, dtype, double) for power in range(11)]
+    return sorted(cells, key=lambda cell: SUITES.index(cell.suite))
+
+
+def kernels(cell: Cell) -> dict[str, Config]:
+    """Which of our kernels are timed on a cell: variants with the published parameters, and the sweep of tcf."""
+    if cell.suite == "tcf":
+        chosen = {variant: published(cell.problem, variant) for variant in TSM2L}
+        return {f"{name} tcf {tcf}": replace(config, tcf=tcf) for name, config in chosen.items() for tcf in TCF}
+    variants = {"tsm2r": TSM2R, "tsm2l": TSM2L, "rectangular": ("V3",), "small_k": ("V3", *TSM2L)}[cell.suite]
+    return {variant: published(cell.problem, variant) for variant in variants}
+
+
+def sweep(cell: Cell, device: Device) -> dict[str, list[Config]]:
+    """Configurations of TSM2L, around the published one, of which the fastest is found before the timing."""
+    if cell.suite != "tsm2l":
+        return {}
+
+    def near(config: Config) -> bool:
+        t2 = published(cell.problem, config.variant).t2
+        return t2 <= 2 * config.t2 <= 2 * t2 and config.t3 <= max(8, cell.k) and config.tcf <= 8
+
+    found = {v: [c for c in choices(device, variant=v, dtype=cell.dtype) if near(c)] for v in TSM2L}
+    return {variant: configs for variant, configs in found.items() if configs}
+
+
+def published_ms() -> dict[Key, float]:
+    """Milliseconds of the paper's published code on an H200; TSM2L with operands outside of the cache."""
+    return {key({**row, "suite": row["kind"]}): float(row["kernel_ms"]) for row in tables.read(PUBLISHED)}
+
+
+# ---- rows ---------------------------------------------------------------------------------------------------------
+
+
+def key(row: Mapping[str, Any]) -> Key:
+    """Which cell a row belongs to."""
+    return row["suite"], row["dtype"], int(row["m"]), int(row["k"]), int(row["n"])
+
+
+def empty_row(cell: Cell, contender: str) -> dict[str, Any]:
+    """A row that says which product and who; all else is empty."""
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+    row.update(suite=cell.suite, dtype=cell.dtype, m=cell.m, k=cell.k, n=cell.n, contender=contender)
+    return row
+
+
+def timed(cell: Cell, times: Times, ceilings: Measured) -> dict[str, Any]:
+    """The columns that follow from the times."""
+    how = {"how": "graph" if times.graph else "queued", "batch": times.batch, "note": times.note}
+    if times.error or not times.seconds:
+        return {**how, "error": times.error or "no samples before the time limit"}
+    found, count, peak = summary(times.seconds), len(times.seconds), ceilings.of(cell.ceiling)
+    gbs = 1e-9 * cell.bytes / found.median
+    return {
+        **how,
+        "samples": count,
+        "hidden": _short(times.hidden / count),
+        "ms": _short(1e3 * found.median),
+        "ms_lower_quartile": _short(1e3 * found.lower_quartile),
+        "ms_upper_quartile": _short(1e3 * found.upper_quartile),
+        "ms_low": _short(1e3 * found.low),
+        "ms_high": _short(1e3 * found.high),
+        "gbs": _short(gbs),
+        "ceiling": cell.ceiling,
+        "ceiling_gbs": _short(peak),
+        "share_of_ceiling": _short(gbs / peak),
+        "gflops": _short(2e-9 * cell.m * cell.k * cell.n / found.median),
+    }
+
+
+def judged(found: Errors, prefix: str = "") -> dict[str, Any]:
+    """The columns that say how far the product was from the reference."""
+    return {
+        f"{prefix}norm_error_over_bound": _short(found.norm),
+        f"{prefix}worst_element_over_bound": _short(found.worst),
+        f"{prefix}elements_outside": found.outside,
+    }
+
+
+def worse(one: Errors, other: Errors) -> Errors:
+    """The larger of each; NaN is the largest."""
+
+    def larger(x: float, y: float) -> float:
+        return x if x != x or x >= y else y
+
+    return Errors(larger(one.norm, other.norm), larger(one.worst, other.worst), max(one.outside, other.outside))
+
+
+def compare(rows: Sequence[dict[str, Any]], published: Mapping[Key, float]) -> None:
+    """Fill in, for the rows of one cell, what relates one contender to another."""
+    good = [row for row in rows if row["ms"] != "" and not row["error"]]
+    vendors = [row for row in good if not row["config"]]
+    best = min(vendors, key=lambda row: float(row["ms"]), default=None)
+    cupy = next((row for row in vendors if row["contender"] == CUPY), None)
+    before: dict[str, Any] | None = None
+    for row in good:
+        if best is not None:
+            row.update(best_cublas=best["contender"], best_cublas_ms=best["ms"])
+            row["speedup"] = _short(best["ms"] / row["ms"])
+        if cupy is not None:
+            row.update(cupy_ms=cupy["ms"], speedup_cupy=_short(cupy["ms"] / row["ms"]))
+        if row["suite"] == "tsm2r" and row["contender"] in TSM2R:
+            rung = TSM2R.index(row["contender"])
+            if before is not None and rung and before["contender"] == TSM2R[rung - 1]:
+                row["gain"] = _short(before["ms"] / row["ms"])
+            before = row
+        theirs = published.get(key(row))
+        if theirs is not None and row["contender"] in ("V3", *TSM2L):
+            row.update(published_ms=theirs, ratio_to_published=_short(row["ms"] / theirs))
+
+
+def verdict(rows: Iterable[Mapping[str, Any]], published: Mapping[Key, float]) -> list[str]:
+    """What speaks against the run, in words; nothing if all was measured, correct and within the bar."""
+    rows = list(rows)
+    faults = [f"{_name(row)}: {row['error']}" for row in rows if row["error"]]
+    v3 = [row for row in rows if row["suite"] == "tsm2r" and row["contender"] == "V3"]
+    for row in v3:
+        if not row["error"] and key(row) in published:
+            ratio = row["ratio_to_published"]
+            if not (ratio != "" and ratio <= BAR):
+                faults.append(f"{_name(row)}: {ratio or 'no'} times the published code's time, the bar is {BAR}")
+    return faults
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['suite']} {row['dtype']} {row['m']}x{row['k']}x{row['n']} {row['contender']}"
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,224 @@
+"""A GPU made of NumPy and two clocks: what `benchmarks` needs of CuPy, so that the benchmarks run where no card is.
+
+Time is simulated: a launch costs the host `launch_seconds` and occupies the card for as long as the test says, events
+take the card's time, and waiting moves the host's clock. Captured launches run when their graph is replayed and not
+before. cuBLAS works on raw pointers with leading dimensions, as the real one does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+Work = Callable[[], Any]
+
+
+class Array(np.ndarray):
+    """An array whose address is where CuPy has it."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class Card:
+    """The clocks in seconds, and what was launched.
+
+    Attributes
+    ----------
+    host, free : float
+        Now, on the host; when the card will have done all that is queued.
+    launch_seconds, gemm_seconds : float
+        What a launch costs the host; how long cuBLAS takes.
+    """
+
+    def __init__(self) -> None:
+        self.host, self.free = 0.0, 0.0
+        self.launch_seconds, self.gemm_seconds = 1e-5, 2e-3
+        self.recording: list[tuple[Work, float]] | None = None
+        self.lost = False
+        self.capturable = True
+        self.memory = 1 << 30
+
+    def launch(self, work: Work, seconds: float) -> None:
+        """Queue work that takes the card so long."""
+        self.host += self.launch_seconds
+        if self.recording is not None:
+            self.recording.append((work, seconds))
+            return
+        work()
+        self.free = max(self.free, self.host) + seconds
+
+    def modules(self) -> dict[str, ModuleType]:
+        """What to put into `sys.modules`."""
+        cublas = _module("cupy_backends.cuda.libs.cublas", **_cublas(self))
+        libs = _module("cupy_backends.cuda.libs", cublas=cublas)
+        cuda = _module("cupy_backends.cuda", libs=libs)
+        found = [_cupy(self), _module("cupy_backends", cuda=cuda), cuda, libs, cublas]
+        return {module.__name__: module for module in found}
+
+
+def _module(name: str, **contents: Any) -> ModuleType:
+    module = ModuleType(name)
+    module.__dict__.update(contents)
+    return module
+
+
+def _cupy(card: Card) -> ModuleType:
+    module = _module("cupy", __version__="0.fake")
+    for name in ("float32", "float64", "uint32", "rint", "isfinite", "linalg"):
+        setattr(module, name, getattr(np, name))
+    for name in ("empty", "empty_like", "zeros", "full", "asarray"):
+        setattr(module, name, _maker(getattr(np, name)))
+
+    def matmul(a: Any, b: Any, out: Any) -> None:
+        card.launch(lambda: np.matmul(a, b, out=out), card.gemm_seconds)
+
+    def total(x: Any, out: Any) -> None:
+        card.launch(lambda: None, x.nbytes / 4e12)
+
+    module.matmul, module.sum, module.asnumpy = matmul, total, np.asarray
+    module.random = SimpleNamespace(default_rng=np.random.default_rng)
+    module.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
+    module.RawKernel = lambda code, name: _raw_kernel(card, name)
+    module.cuda = _cuda(card)
+    return module
+
+
+def _maker(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
+    return lambda *arguments, **named: make(*arguments, **named).view(Array)
+
+
+def _raw_kernel(card: Card, name: str) -> Callable[..., None]:
+    def call(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+        seconds = 1e-9 * int(arguments[0]) if name == "spin" else 16 * int(arguments[1]) / 4e12
+        card.launch(lambda: None, seconds)
+
+    return call
+
+
+def _cuda(card: Card) -> Any:
+    class Device:
+        def __init__(self, index: int | None = None) -> None:
+            self.id = 0
+            self.attributes = {"L2CacheSize": 1 << 16, "MultiProcessorCount": 2}
+
+        def synchronize(self) -> None:
+            if card.lost:
+                raise RuntimeError("an illegal memory access was encountered")
+            card.host = max(card.host, card.free)
+
+        def __enter__(self) -> Device:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    class Event:
+        time = 0.0
+
+        def record(self, stream: Any = None) -> None:
+            self.time = max(card.free, card.host)
+
+        @property
+        def done(self) -> bool:
+            return card.host >= self.time
+
+        def synchronize(self) -> None:
+            card.host = max(card.host, self.time)
+
+    class Stream:
+        ptr = 1
+
+        def __init__(self, non_blocking: bool = False) -> None:
+            pass
+
+        def __enter__(self) -> Stream:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            card.host = max(card.host, card.free)
+
+        def begin_capture(self) -> None:
+            card.recording = []
+
+        def end_capture(self) -> Any:
+            recorded, card.recording = card.recording or [], None
+            if not card.capturable:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return SimpleNamespace(launch=lambda stream: _replay(card, recorded), upload=lambda stream: None)
+
+    runtime = SimpleNamespace(
+        memcpyDeviceToDevice=3,
+        memcpyAsync=lambda to, of, size, kind, stream: card.launch(lambda: None, 2 * size / 4e12),
+        memGetInfo=lambda: (card.memory, 1 << 40),
+        getDeviceProperties=lambda index: {"name": b"Fake card"},
+        driverGetVersion=lambda: 13000,
+        runtimeGetVersion=lambda: 13020,
+    )
+    return SimpleNamespace(
+        Device=Device,
+        Event=Event,
+        Stream=Stream,
+        runtime=runtime,
+        device=SimpleNamespace(get_cublas_handle=lambda: 1),
+        get_current_stream=Stream,
+        get_elapsed_time=lambda start, end: 1e3 * (end.time - start.time),
+    )
+
+
+def _replay(card: Card, recorded: list[tuple[Work, float]]) -> None:
+    for work, _ in recorded:
+        work()
+    card.host += card.launch_seconds
+    card.free = max(card.free, card.host) + sum(seconds for _, seconds in recorded)
+
+
+def _cublas(card: Card) -> dict[str, Any]:
+    def matrix(pointer: int, dtype: Any, rows: int, columns: int, stride: int) -> np.ndarray:
+        if stride < rows:
+            raise ValueError(f"CUBLAS_STATUS_INVALID_VALUE: leading dimension {stride} of {rows} rows")
+        kind = ctypes.c_double if dtype is np.float64 else ctypes.c_float
+        flat = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), (stride * (columns - 1) + rows,))
+        steps = (flat.itemsize, stride * flat.itemsize)
+        return np.lib.stride_tricks.as_strided(flat, (rows, columns), steps)
+
+    def scalars(dtype: Any, alpha: int, beta: int) -> tuple[float, float]:
+        return tuple(float(matrix(pointer, dtype, 1, 1, 1)[0, 0]) for pointer in (alpha, beta))
+
+    def gemm(dtype: Any) -> Callable[..., None]:
+        def call(_, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]
+            if scalars(dtype, alpha, beta) != (1, 0):
+                raise ValueError("not a plain product")
+            A = matrix(a, dtype, k, m, lda).T if ta else matrix(a, dtype, m, k, lda)
+            B = matrix(b, dtype, n, k, ldb).T if tb else matrix(b, dtype, k, n, ldb)
+            C = matrix(c, dtype, m, n, ldc)
+            card.launch(lambda: np.copyto(C, A @ B), card.gemm_seconds)
+
+        return call
+
+    def gemv(dtype: Any) -> Callable[..., None]:
+        def call(_, ta, m, n, alpha, a, lda, x, stride_x, beta, y, stride_y):  # type: ignore[no-untyped-def]
+            if (ta, stride_x, stride_y, scalars(dtype, alpha, beta)) != (0, 1, 1, (1, 0)):
+                raise ValueError("not a plain product")
+            A, X, Y = matrix(a, dtype, m, n, lda), matrix(x, dtype, n, 1, n), matrix(y, dtype, m, 1, m)
+            card.launch(lambda: np.copyto(Y, A @ X), card.gemm_seconds)
+
+        return call
+
+    return {
+        "CUBLAS_OP_N": 0,
+        "CUBLAS_OP_T": 1,
+        "getVersion": lambda handle: 130100,
+        "sgemm": gemm(np.float32),
+        "dgemm": gemm(np.float64),
+        "sgemv": gemv(np.float32),
+        "dgemv": gemv(np.float64),
+    }
