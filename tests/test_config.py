@@ -119,8 +119,13 @@ def test_the_shape_decides(m, k, n, family, dtype):
 
 
 def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster():
-    assert tune.choose(SQUARE, H200)
-    assert tune.choose(SQUARE, replace(H200, name="NVIDIA H200")) == ()
+    card = replace(H200, name="NVIDIA H200")
+    assert tune.choose(SQUARE, replace(card, name="a card that nobody has measured"))
+    assert tune.choose(SQUARE, card) == ()
+    large = Problem(40960, 40960, 4, "float32")
+    assert tune.choose(large, card) == (published(large, "V3"),)
+    for other in (replace(large, n=8), replace(large, m=40959), replace(large, dtype="float64")):
+        assert tune.choose(other, card) == ()
 
 
 @given(st.integers(1, 10**6), st.integers(65, 10**5), st.integers(1, 64), st.sampled_from(sorted(BYTES)))

@@ -14,7 +14,7 @@ import pytest
 import abft_tsm2
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-TABLES = ("overhead", "clean", "faults", "bits", "tightness", "storage")
+TABLES = ("overhead", "clean", "faults", "bits", "tightness", "storage", "tsm2r", "tsm2l", "ladder")
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(abft_tsm2.__path__, "abft_tsm2.")

@@ -10,7 +10,7 @@ from typing import Any
 
 from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.core.compiler import kernel
-from abft_tsm2.core.config import Config, Problem, launch, why_not
+from abft_tsm2.core.config import Config, Launch, Problem, launch, why_not
 from abft_tsm2.core.device import Device, query
 from abft_tsm2.errors import NotSuitable
 
@@ -58,16 +58,20 @@ def run(config: Config, device: Device, A: Array, B: Array, C: Array, alpha: flo
         With the reason why the configuration cannot serve these operands.
     KernelCompileError
     """
-    problem = problem_of(A, B)
-    reason = why_not(problem, config, device)
-    if reason is not None:
-        raise NotSuitable(reason)
+    shape = _launch(problem_of(A, B), config, device)
     if any(stride % C.itemsize for stride in C.strides):
         raise NotSuitable(f"strides of out, {C.strides} bytes, are not multiples of {C.itemsize}-byte elements")
     if C.size == 0:
         return
-    shape = launch(problem, config)
     kernel(config)((shape.grid,), (shape.block,), _arguments(A, B, C, alpha, beta))
+
+
+@functools.lru_cache(4096)  # the predicate takes as long as the launch
+def _launch(problem: Problem, config: Config, device: Device) -> Launch:
+    reason = why_not(problem, config, device)
+    if reason is not None:
+        raise NotSuitable(reason)
+    return launch(problem, config)
 
 
 def _arguments(A: Array, B: Array, C: Array, alpha: float, beta: float) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ Parameters" and "Proposed Optimizations").
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,11 +21,16 @@ from abft_tsm2.errors import NotSuitable
 
 COLUMNS = 64  # more columns of B than that are no longer few: the vendor's product is made for them
 ROWS = 16  # with no more rows of B than that a thread of TSM2R has too little to do
-BLOCKS = 8  # of TSM2L on a multiprocessor, before a thread gets more rows of C
-# Where cuBLAS was measured to be ahead of the paper's kernels: card, family (benchmarks/results/tsm2.csv).
-VENDOR_AHEAD = frozenset({("NVIDIA H200", "tsm2r")})
+BLOCKS = 2  # of TSM2L on a multiprocessor, before a thread gets more rows of C
+# Cards on which cuBLAS was measured to be ahead of V3, but for products of at least so many rows with at most so many
+# columns (benchmarks/results/tsm2.csv).
+V3_AHEAD = {
+    ("NVIDIA H200", "float32"): (40960, 4),
+    ("NVIDIA H200", "float64"): (math.inf, 0),
+}
 
 
+@functools.lru_cache(4096)
 def choose(problem: Problem, device: Device) -> tuple[Config, ...]:
     """The configurations to try for a problem, best first; none where the vendor library is the better choice.
 
@@ -45,12 +52,14 @@ def choose(problem: Problem, device: Device) -> tuple[Config, ...]:
     m, k, n = problem.m, problem.k, problem.n
     if problem.dtype not in BYTES or n > COLUMNS or m < 4 * min(k, n):
         return ()
-    candidates = (streaming(problem, device),) if k <= ROWS else (published(problem, "V3"),)
-    return tuple(
-        config
-        for config in candidates
-        if (device.name, config.family) not in VENDOR_AHEAD and is_valid(problem, config, device)
-    )
+    if k <= ROWS:
+        config = streaming(problem, device)
+    else:
+        rows, columns = V3_AHEAD.get((device.name, problem.dtype), (0, n))
+        if m < rows or n > columns:
+            return ()
+        config = published(problem, "V3")
+    return (config,) if is_valid(problem, config, device) else ()
 
 
 def modelled(problem: Problem, device: Device) -> Config:
