@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import abft_tsm2 as ft
-from abft_tsm2.core import tune
+from abft_tsm2.core import compiler, tune
 from abft_tsm2.core.compiler import kernel, precompile
 from abft_tsm2.core.config import TSM2L, TSM2R, VARIANTS, Config, Problem, launch, published
 from abft_tsm2.core.device import query
@@ -141,6 +142,35 @@ def test_what_a_kernel_cannot_serve_is_refused_with_the_reason(cp: Any) -> None:
         ft.tsm2r(a, cp.asnumpy(b))
     with pytest.raises(ValueError, match="out shares memory"):
         ft.tsm2r(a, b, out=a[:, :5])
+
+
+def test_the_operands_own_device_does_the_work(cp: Any) -> None:
+    last = cp.cuda.runtime.getDeviceCount() - 1  # with one GPU it is the current one
+    with cp.cuda.Device(last):
+        a, b = operands_of(cp, 700, 300, 3)
+    with cp.cuda.Device(0):
+        for c in (ft.tsm2r(a, b), ft.tall_skinny_matmul(a, b), ft.tsm2l(a[:, :8], b[:8])):
+            assert c.device.id == last
+        assert cp.cuda.runtime.getDevice() == 0
+        assert not outside(cp, ft.tsm2r(a, b), a, b)
+        if last:
+            with pytest.raises(ValueError, match=r"A lies on .*1.*, B on .*0.*: move one of them"):
+                ft.tsm2r(a, cp.asarray(cp.asnumpy(b)))
+
+
+def test_a_kernel_that_does_not_compile_says_where(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = compiler.source(Config("V3", "float32", 64, 2, 4)).replace("store_tile(currB, nextB);", "store_tile();", 1)
+    monkeypatch.setattr(compiler, "source", lambda config: broken)
+    monkeypatch.setattr(compiler, "_kernels", {})
+    with pytest.raises(ft.KernelCompileError, match=r"(?s)t1=64, t2=2, t3=4.*prefetch\.cuh\(\d+\): error"):
+        kernel(Config("V3", "float32", 64, 2, 4))
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(cp: Any) -> None:
+    program = "import cupy, abft_tsm2 as ft; print(ft.tsm2r(cupy.ones((5, 1)), cupy.ones((1, 2))).sum())"
+    nowhere = {**os.environ, "CUPY_CACHE_DIR": "/proc/self/fdinfo", "CUPY_CACHE_IN_MEMORY": "0"}
+    done = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["10.0"], done.stderr
 
 
 def test_kernels_run_on_the_callers_stream(cp: Any) -> None:
