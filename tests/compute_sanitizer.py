@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from abft_tsm2.core import compiler
 from abft_tsm2.core.config import VARIANTS, Config, Problem, launch
-from abft_tsm2.core.launch import _arguments
+from abft_tsm2.core.launch import arguments
 
 SHAPES = ((1, 1, 1), (129, 33, 3), (64, 65, 5), (200, 7, 2))
 PLANTS: dict[str, tuple[str, str]] = {
@@ -43,7 +43,7 @@ def run(text: Callable[[Config], str]) -> int:
             B, C = cupy.ones((k, n), config.dtype), cupy.zeros((m, n), config.dtype)
             for beta in (0.0, 1.0):
                 shape = launch(Problem(m, k, n, config.dtype), config)
-                kernel((shape.grid,), (shape.block,), _arguments(A, B, C, 1.0, beta))
+                kernel((shape.grid,), (shape.block,), arguments(A, B, C, 1.0, beta))
                 count += 1
     cupy.cuda.Device().synchronize()
     return count

@@ -63,7 +63,7 @@ def run(config: Config, device: Device, A: Array, B: Array, C: Array, alpha: flo
         raise NotSuitable(f"strides of out, {C.strides} bytes, are not multiples of {C.itemsize}-byte elements")
     if C.size == 0:
         return
-    kernel(config)((shape.grid,), (shape.block,), _arguments(A, B, C, alpha, beta))
+    kernel(config)((shape.grid,), (shape.block,), arguments(A, B, C, alpha, beta))
 
 
 @functools.lru_cache(4096)  # the predicate takes as long as the launch
@@ -74,7 +74,8 @@ def _launch(problem: Problem, config: Config, device: Device) -> Launch:
     return launch(problem, config)
 
 
-def _arguments(A: Array, B: Array, C: Array, alpha: float, beta: float) -> tuple[Any, ...]:
+def arguments(A: Array, B: Array, C: Array, alpha: float, beta: float) -> tuple[Any, ...]:
+    """What the kernels take: sizes, factors, and each matrix with its strides in elements (kernels/tile.cuh)."""
     import numpy as np
 
     (m, k), n, size = A.shape, B.shape[1], A.itemsize
