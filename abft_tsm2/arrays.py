@@ -93,8 +93,17 @@ def is_numpy(x: Array) -> bool:
     return isinstance(x, np.ndarray)
 
 
+def _library(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
 def is_cupy(x: Array) -> bool:
-    return type(x).__module__.partition(".")[0] == "cupy"
+    return _library(type(x)) == "cupy"
+
+
+def is_writable(x: Array) -> bool:
+    """Whether the elements of `x` may be changed; only NumPy has arrays that say no."""
+    return bool(getattr(getattr(x, "flags", None), "writeable", True))
 
 
 @functools.cache
@@ -108,7 +117,7 @@ def _namespace_of(kind: type) -> Namespace:
     """array_api_compat's namespace of an array type, or None for a type that brings its own."""
     if issubclass(kind, np.ndarray):
         return _compatible("numpy")
-    return _compatible("cupy") if kind.__module__.partition(".")[0] == "cupy" else None
+    return _compatible("cupy") if _library(kind) == "cupy" else None
 
 
 def namespace(*arrays: Array) -> Namespace:
@@ -152,7 +161,7 @@ def as_operand(x: Any, name: str) -> Array:
     """
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array and its mask would be ignored: pass {name}.filled(value)")
-    library = type(x).__module__.partition(".")[0]
+    library = _library(type(x))
     if library == "cupy" or (hasattr(x, "__array_namespace__") and not isinstance(x, np.ndarray)):
         pass
     elif library in ("scipy", "torch", "jax", "pandas", "tensorflow"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, Array, as_operand, dtype_name, is_numpy, namespace, overlap
+from abft_tsm2.arrays import FLOATS, Array, as_operand, dtype_name, is_numpy, is_writable, namespace, overlap
 from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
 from abft_tsm2.checksum.encode import Encoded
 
@@ -163,7 +163,8 @@ def problem_of(
         if not hasattr(out, "dtype"):
             raise TypeError(f"out is a {type(out).__name__}: it must be an array, to be written into")
         given = out
-        _writable(out)
+        if not is_writable(out):
+            raise ValueError("out is read-only")
         for x, name in ((a, "a"), (b, "b")):
             if overlap(out, x):
                 raise ValueError(f"out shares memory with {name}: the product would overwrite its own operand")
@@ -255,9 +256,3 @@ def _result_dtype(xp: Any, promoted: Any, out_dtype: Any, existing: Any) -> Any:
 
 def is_numpy_namespace(xp: Any) -> bool:
     return str(xp.__name__).endswith("numpy")
-
-
-def _writable(out: Array) -> None:
-    flags = getattr(out, "flags", None)
-    if flags is not None and not getattr(flags, "writeable", True):
-        raise ValueError("out is read-only")

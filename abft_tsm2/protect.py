@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, namespace
+from abft_tsm2.arrays import Array, is_writable, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.checksum.carry import Carried, carry
 from abft_tsm2.checksum.decide import Decision, decide
@@ -212,7 +212,7 @@ class Product:
         if found.corruptions:
             array = encoded.array
             where = "restored bit for bit in your array"
-            if not encoded.repair or not getattr(getattr(array, "flags", None), "writeable", True):
+            if not encoded.repair or not is_writable(array):
                 array = namespace(array).asarray(array, copy=True)
                 where = "restored bit for bit in a copy; your array still holds the fault: call E.correct()"
             if self.write:

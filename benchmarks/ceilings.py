@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 
+from abft_tsm2.core.device import Ceilings
 from benchmarks.gpu_timing import Call, Stopwatch, environment
 
 BYTES = 4 << 30  # of a buffer: 70 times the largest level-2 cache of today
@@ -35,19 +35,7 @@ extern "C" __global__ void __launch_bounds__(512) read_only(const uint4* __restr
 """
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Rates in 10^9 bytes/s; of a copy, bytes read and bytes written both count."""
-
-    read_gbs: float
-    copy_gbs: float
-
-    def of(self, name: str) -> float:
-        """The ceiling called ``"read"`` or ``"copy"``."""
-        return {"read": self.read_gbs, "copy": self.copy_gbs}[name]
-
-
-def measure(watch: Stopwatch) -> Measured:
+def measure(watch: Stopwatch) -> Ceilings:
     """Both ceilings of the current device: of reading the better of two kernels, medians of what `watch` samples."""
     import cupy
 
@@ -78,7 +66,7 @@ def measure(watch: Stopwatch) -> Measured:
     if failed:
         raise RuntimeError(f"the ceilings could not be measured, and no share can be given without them: {failed}")
     gbs = {name: 1e-9 * moved[name] / statistics.median(taken.seconds) for name, taken in times.items()}
-    return Measured(max(gbs["read"], gbs["sum"]), gbs["copy"])
+    return Ceilings(max(gbs["read"], gbs["sum"]), gbs["copy"])
 
 
 def main(arguments: list[str] | None = None) -> int:

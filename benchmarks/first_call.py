@@ -17,16 +17,16 @@ import sys
 import tempfile
 import time
 
-from abft_tsm2.core.config import BYTES, TSM2L, VARIANTS, Config, Problem, published
+from abft_tsm2.core.config import BYTES, VARIANTS, Config, published
 from benchmarks import tables
+from benchmarks.load_efficiency import problem
 
 REPEATS = 3
 
 
 def configurations() -> list[Config]:
     """The largest kernel of every variant and type."""
-    large = {variant: (10**6, 16) if variant in TSM2L else (10240, 10240) for variant in VARIANTS}
-    return [published(Problem(*large[variant], 16, dtype), variant) for variant in VARIANTS for dtype in BYTES]
+    return [published(problem(variant, dtype), variant) for variant in VARIANTS for dtype in BYTES]
 
 
 def child(number: int) -> None:

@@ -65,7 +65,7 @@ def multiply(variant: str, dtype: str) -> None:
 
 def command(variant: str, dtype: str, profiler: str = "ncu") -> list[str]:
     """The profiler's command line. The clocks stay as they are: they are the machine's, not ours."""
-    family = "tsm2l" if variant in TSM2L else "tsm2r"
+    family = published(problem(variant, dtype), variant).family
     asked = ["--metrics", ",".join(METRICS.values()), "--kernel-name", f"regex:^{family}_", "--launch-count", "1"]
     form = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--target-processes", "all"]
     child = [sys.executable, "-m", "benchmarks.load_efficiency", "--child", variant, dtype]

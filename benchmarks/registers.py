@@ -29,16 +29,22 @@ PRINTED = (
 )
 
 
-def resources(config: Config, architecture: str) -> tuple[int, int]:
-    """Registers of a thread, and bytes of them that are stored to memory for want of more."""
+def compiled(text: str, architecture: str) -> tuple[bytes, str]:
+    """Machine code, and what the assembler says about registers and spills; the options are those of CuPy."""
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
     options = ProgramOptions(std="c++17", arch=architecture, ftz=True, ptxas_options="-v")
-    Program(source(config), "c++", options).compile("cubin", logs=log)
-    used, spilled = (re.search(p, log.getvalue()) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
+    code = Program(text, "c++", options).compile("cubin", logs=log).code
+    return code, log.getvalue()
+
+
+def resources(config: Config, architecture: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes of them that are stored to memory for want of more."""
+    log = compiled(source(config), architecture)[1]
+    used, spilled = (re.search(p, log) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
     if used is None or spilled is None:
-        raise ValueError(f"the assembler did not say what {config.name} takes:\n{log.getvalue()}")
+        raise ValueError(f"the assembler did not say what {config.name} takes:\n{log}")
     return int(used[1]), int(spilled[1])
 
 

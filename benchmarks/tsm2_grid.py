@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.core.config import TCF, TSM2L, TSM2R, Config, Problem, choices, published
-from abft_tsm2.core.device import Device
+from abft_tsm2.core.device import Ceilings, Device
 from benchmarks import tables
-from benchmarks.ceilings import Measured
 from benchmarks.contenders import CUPY
 from benchmarks.gpu_products import Errors
 from benchmarks.gpu_timing import Times
@@ -143,17 +142,17 @@ def empty_row(cell: Cell, contender: str) -> dict[str, Any]:
     return row
 
 
-def timed(cell: Cell, times: Times, ceilings: Measured) -> dict[str, Any]:
+def timed(cell: Cell, times: Times, ceilings: Ceilings) -> dict[str, Any]:
     """The columns that follow from the times."""
     how = {"how": "graph" if times.graph else "queued", "batch": times.batch, "note": times.note}
     if times.error or not times.seconds:
         return {**how, "error": times.error or "no samples before the time limit"}
-    found, count, peak = summary(times.seconds), len(times.seconds), ceilings.of(cell.ceiling)
+    found, peak = summary(times.seconds), ceilings.of(cell.ceiling)
     gbs = 1e-9 * cell.bytes / found.median
     return {
         **how,
-        "samples": count,
-        "hidden": _short(times.hidden / count),
+        "samples": found.count,
+        "hidden": _short(times.hidden / found.count),
         "ms": _short(1e3 * found.median),
         "ms_lower_quartile": _short(1e3 * found.lower_quartile),
         "ms_upper_quartile": _short(1e3 * found.upper_quartile),

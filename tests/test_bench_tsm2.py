@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from abft_tsm2.core.config import TSM2L, Config, is_valid, why_not
-from abft_tsm2.core.device import known
+from abft_tsm2.core.device import Ceilings, known
 from abft_tsm2.errors import NotSuitable
 from benchmarks import bench_tsm2, contenders, gpu_products, gpu_timing, tables, tsm2_grid
-from benchmarks.ceilings import Measured
 from benchmarks.gpu_products import errors, reference, require
 from benchmarks.gpu_timing import Times
 from benchmarks.sheet import Sheet
@@ -27,7 +26,7 @@ from tests.fake_card import Card
 from tests.oracles import exact_product
 
 H200 = known("H200")
-CEILINGS = Measured(read_gbs=4600, copy_gbs=4300)
+CEILINGS = Ceilings(read_gbs=4600, copy_gbs=4300)
 
 # ---- the grid -----------------------------------------------------------------------------------------------------
 

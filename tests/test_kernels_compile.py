@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 
 import pytest
-from cuda.core import Program, ProgramOptions
 
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import T2, Config, choices, is_valid
 from abft_tsm2.core.device import KNOWN, known
+from benchmarks.registers import ARCHITECTURES, compiled
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 CONFIGS = sorted({config for device in KNOWN.values() for config in choices(device)}, key=lambda config: config.name)
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-
-
-def compiled(text: str, architecture: str) -> tuple[bytes, str]:
-    """Machine code, and what the assembler says about registers and spills; the options are those of CuPy."""
-    log = io.StringIO()
-    options = ProgramOptions(std="c++17", arch=architecture, ftz=True, ptxas_options="-v")
-    code = Program(text, "c++", options).compile("cubin", logs=log).code
-    return code, log.getvalue()
 
 
 def spilled(log: str) -> int:

@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from abft_tsm2.arrays import FLOATS, Array, bit_pattern, dtype_name, is_column_major, namespace, to_host
+from abft_tsm2.arrays import FLOATS, Array, bit_pattern, dtype_name, is_column_major, is_writable, namespace, to_host
 from abft_tsm2.errors import AbftError
 
 _Words = npt.NDArray[np.uint64]
@@ -214,7 +214,7 @@ def restore(X: Array, corruptions: Sequence[Corruption]) -> None:
         if not (0 <= c.row < m and 0 <= c.column < n):
             raise ValueError(f"element ({c.row}, {c.column}) is outside the {m} x {n} matrix: diagnose it")
     patterns = bit_pattern(X)
-    if not getattr(patterns.flags, "writeable", True):  # CuPy has no read-only arrays
+    if not is_writable(patterns):
         raise ValueError("the matrix is read-only: restore a copy of it instead")
     xp = namespace(patterns)
     at = xp.asarray([c.row for c in corruptions]), xp.asarray([c.column for c in corruptions])

@@ -38,7 +38,7 @@ def source(config: Config) -> str:
         "T2": config.t2,
         "T3": config.t3,
         "TCF": config.tcf,
-        "VARIANT": config.variant.lower().replace("-", ""),
+        "VARIANT": config.function,
         "ENTRY": config.name,
     }
     head = "".join(f"#define {name} {value}\n" for name, value in constants.items())

@@ -89,10 +89,14 @@ class Config:
         return "tsm2l" if self.variant in TSM2L else "tsm2r"
 
     @property
+    def function(self) -> str:
+        """Name of the variant in that file."""
+        return self.variant.lower().replace("-", "")
+
+    @property
     def name(self) -> str:
         """Name of the compiled kernel."""
-        variant = self.variant.lower().replace("-", "")
-        return f"{self.family}_{variant}_{self.dtype}_t1_{self.t1}_t2_{self.t2}_t3_{self.t3}_tcf_{self.tcf}"
+        return f"{self.family}_{self.function}_{self.dtype}_t1_{self.t1}_t2_{self.t2}_t3_{self.t3}_tcf_{self.tcf}"
 
     @property
     def shared_bytes(self) -> int:
@@ -212,6 +216,11 @@ def launch(problem: Problem, config: Config) -> Launch:
     return Launch(-(-problem.m // (config.t1 * config.tcf)), config.t1, config.shared_bytes)
 
 
+def fitting(values: tuple[int, ...], needed: int) -> int:
+    """The first of ascending values that is no less than `needed`, or the last."""
+    return next((value for value in values if value >= needed), values[-1])
+
+
 def published(problem: Problem, variant: str) -> Config:
     """The parameters that the paper found on a V100, by exhaustive search (section 4.2.3, Tables 3 and 4).
 
@@ -219,17 +228,17 @@ def published(problem: Problem, variant: str) -> Config:
     1, 1, 1, 4 in float64 for m = 1e4, 1e5, 1e6, 1e7. The text switches t3 at m = 10240, the published program at 20480:
     here the program's value stands, because its times are the ones to compare with.
     """
-    t2 = next((t2 for t2 in T2 if t2 >= problem.n), T2[-1])
+    t2 = fitting(T2[1:] if variant in TSM2L else T2, problem.n)
     t3 = 32 if problem.dtype == "float32" else 16 if problem.m < 20480 else 12
     if variant == "V0":
-        return Config(variant, problem.dtype, 128)
+        return Config(variant, problem.dtype, PAPER_T1)
     if variant == "V1":
-        return Config(variant, problem.dtype, 128, t2)
+        return Config(variant, problem.dtype, PAPER_T1, t2)
     if variant not in TSM2L:
-        return Config(variant, problem.dtype, 128, t2, t3)
+        return Config(variant, problem.dtype, PAPER_T1, t2, t3)
     large = problem.m >= 10**7
     if problem.dtype == "float32":
         tcf = 8 if large else 2 if problem.m >= 10**6 else 1
     else:
         tcf = 4 if large else 1
-    return Config(variant, problem.dtype, 128, max(4, t2), t3, tcf)
+    return Config(variant, problem.dtype, PAPER_T1, t2, t3, tcf)

@@ -95,6 +95,10 @@ class Ceilings:
     read_gbs: float
     copy_gbs: float
 
+    def of(self, name: str) -> float:
+        """The ceiling called ``"read"`` or ``"copy"``."""
+        return {"read": self.read_gbs, "copy": self.copy_gbs}[name]
+
 
 KIB, MIB = 1024, 1024 * 1024
 

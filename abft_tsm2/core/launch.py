@@ -39,7 +39,17 @@ def problem_of(A: Array, B: Array) -> Problem:
     return Problem(m, k, n, names[0], order)
 
 
-def run(config: Config, device: Device, A: Array, B: Array, C: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
+def run(
+    config: Config,
+    device: Device,
+    A: Array,
+    B: Array,
+    C: Array,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    *,
+    problem: Problem | None = None,
+) -> None:
     """``C = alpha A B + beta C`` by one kernel.
 
     Parameters
@@ -51,6 +61,8 @@ def run(config: Config, device: Device, A: Array, B: Array, C: Array, alpha: flo
     B : (k, n) CuPy array, any strides
     C : (m, n) CuPy array, any strides
         Written; shares no memory with A and B.
+    problem : Problem, optional
+        `problem_of` A and B, where the caller has it already.
 
     Raises
     ------
@@ -58,7 +70,7 @@ def run(config: Config, device: Device, A: Array, B: Array, C: Array, alpha: flo
         With the reason why the configuration cannot serve these operands.
     KernelCompileError
     """
-    shape = _launch(problem_of(A, B), config, device)
+    shape = _launch(problem or problem_of(A, B), config, device)
     if any(stride % C.itemsize for stride in C.strides):
         raise NotSuitable(f"strides of out, {C.strides} bytes, are not multiples of {C.itemsize}-byte elements")
     if C.size == 0:

@@ -7,16 +7,14 @@ kernel serves or the library is faster; on any other array library it is the lib
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 
-from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, is_cupy, namespace, overlap
+from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, is_cupy, is_writable, namespace, overlap
 from abft_tsm2.core.config import TSM2L, TSM2R, Config, Problem, published
 from abft_tsm2.core.launch import device_of, problem_of, run
 from abft_tsm2.core.multiply import multiply
 from abft_tsm2.core.tune import choose
 from abft_tsm2.errors import NotSuitable
-
-Choice = Callable[[Problem], tuple[Config, ...]]
 
 
 def tall_skinny_matmul(A: Array, B: Array, *, out: Array | None = None, alpha: float = 1.0, beta: float = 0.0) -> Array:
@@ -59,7 +57,8 @@ def tall_skinny_matmul(A: Array, B: Array, *, out: Array | None = None, alpha: f
     >>> tall_skinny_matmul(np.eye(3), np.ones((3, 1))).ravel()
     array([1., 1., 1.])
     """
-    return _product(A, B, out, alpha, beta, None)
+    A, B = _checked(A, B, out, beta)
+    return (_by_shape if is_cupy(A) else _library_product)(A, B, out, alpha, beta)
 
 
 def tsm2r(
@@ -112,7 +111,7 @@ def tsm2r(
     >>> tsm2r(np.eye(3), np.ones((3, 2)), alpha=2.0)[0]
     array([2., 2.])
     """
-    return _product(A, B, out, alpha, beta, *_asked(variant, "V3", TSM2R, config))
+    return _by_name(A, B, out, alpha, beta, variant, config, TSM2R, "V3")
 
 
 def tsm2l(
@@ -162,68 +161,74 @@ def tsm2l(
     >>> tsm2l(np.ones((1000, 2)), np.eye(2)).shape
     (1000, 2)
     """
-    return _product(A, B, out, alpha, beta, *_asked(variant, "Opt-1", TSM2L, config))
+    return _by_name(A, B, out, alpha, beta, variant, config, TSM2L, "Opt-1")
 
 
-def _asked(
-    variant: str | None, default: str, family: tuple[str, ...], config: Config | None
-) -> tuple[Choice, str | None]:
-    """How to find the configuration, and the name of what was asked for, None for the default."""
-    if config is not None:
-        if variant not in (None, config.variant):
-            raise ValueError(f"variant={variant!r}, but the configuration is {config.name}: leave one of them out")
-        variant = config.variant
-    name = variant or default
-    if name not in family:
-        raise ValueError(f"there is no variant {name!r} here: choose from {', '.join(family)}")
-    return lambda problem: (config or published(problem, name),), config.name if config else variant
-
-
-def _product(
+def _by_name(
     A: Array,
     B: Array,
     out: Array | None,
     alpha: float,
     beta: float,
-    choice: Choice | None,
-    required: str | None = None,
+    variant: str | None,
+    config: Config | None,
+    family: tuple[str, ...],
+    default: str,
 ) -> Array:
+    """The product by the kernel that was asked for; away from CuPy the library's, unless one was asked for by name."""
+    if config is not None and variant not in (None, config.variant):
+        raise ValueError(f"variant={variant!r}, but the configuration is {config.name}: leave one of them out")
+    name = config.variant if config is not None else variant or default
+    if name not in family:
+        raise ValueError(f"there is no variant {name!r} here: choose from {', '.join(family)}")
+    A, B = _checked(A, B, out, beta)
+    if is_cupy(A):
+        with A.device:
+            problem = problem_of(A, B)
+            return _launched(config or published(problem, name), problem, A, B, out, alpha, beta)
+    if variant is None and config is None:
+        return _library_product(A, B, out, alpha, beta)
+    raise NotSuitable(
+        f"{config.name if config is not None else name} is a CUDA kernel, and A is a "
+        f"{type(A).__module__}.{type(A).__name__}: it needs a GPU, CuPy (abft_tsm2[cu13]) and CuPy arrays "
+        "(cupy.asarray(A)); without a variant the array library multiplies"
+    )
+
+
+def _by_shape(A: Array, B: Array, out: Array | None, alpha: float, beta: float) -> Array:
+    """The product by the first of the chosen kernels that serves, of CuPy arrays; else the vendor library's."""
+    with A.device:
+        try:
+            problem = problem_of(A, B)
+        except NotSuitable:
+            return _library_product(A, B, out, alpha, beta)
+        for config in choose(problem, device_of(A.device.id)):
+            with contextlib.suppress(NotSuitable):
+                return _launched(config, problem, A, B, out, alpha, beta)
+        return _library_product(A, B, out, alpha, beta)
+
+
+def _launched(
+    config: Config, problem: Problem, A: Array, B: Array, out: Array | None, alpha: float, beta: float
+) -> Array:
+    C = out if out is not None else namespace(A).empty((problem.m, problem.n), dtype=A.dtype)
+    run(config, device_of(A.device.id), A, B, C, alpha, beta, problem=problem)
+    return C
+
+
+def _checked(A: Array, B: Array, out: Array | None, beta: float) -> tuple[Array, Array]:
+    """A and B as arrays; they and `out` fit together."""
     A, B = as_operand(A, "A"), as_operand(B, "B")
     if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
         raise ValueError(f"A {tuple(A.shape)} and B {tuple(B.shape)} are not (m, k) and (k, n) matrices")
-    xp = namespace(A, B)
+    namespace(A, B)  # one library
     if out is None and beta != 0:
         raise ValueError(f"beta = {beta} multiplies what `out` holds: pass out=")
     if A.device != B.device:
         raise ValueError(f"A lies on {A.device}, B on {B.device}: move one of them")
     if out is not None:
         _check_out(out, A, B)
-    if not is_cupy(A):
-        if required is not None:
-            raise NotSuitable(
-                f"{required} is a CUDA kernel, and A is a {type(A).__module__}.{type(A).__name__}: it needs "
-                "a GPU, CuPy (abft_tsm2[cu13]) and CuPy arrays (cupy.asarray(A)); without a variant the array library "
-                "multiplies"
-            )
-        return _library_product(A, B, out, alpha, beta)
-    with A.device:
-        device = device_of(A.device.id)
-        if choice is None:
-            try:
-                configs = choose(problem_of(A, B), device)
-            except NotSuitable:
-                return _library_product(A, B, out, alpha, beta)
-        else:
-            configs = choice(problem_of(A, B))
-        C = xp.empty((A.shape[0], B.shape[1]), dtype=A.dtype) if out is None and configs else out
-        for config in configs:
-            try:
-                run(config, device, A, B, C, alpha, beta)
-                return C
-            except NotSuitable:
-                if choice is not None:  # asked for by name: no other will do
-                    raise
-        return _library_product(A, B, out, alpha, beta)
+    return A, B
 
 
 def _library_product(A: Array, B: Array, out: Array | None, alpha: float, beta: float) -> Array:
@@ -246,7 +251,7 @@ def _check_out(out: Array, A: Array, B: Array) -> None:
         )
     if out.device != A.device:
         raise ValueError(f"out lies on {out.device}, A on {A.device}: move one of them")
-    if not getattr(getattr(out, "flags", None), "writeable", True):
+    if not is_writable(out):
         raise ValueError("out is read-only: pass an array that may be written")
     strides = getattr(out, "strides", ())
     if 0 not in shape and any(stride == 0 and size > 1 for stride, size in zip(strides, shape, strict=False)):

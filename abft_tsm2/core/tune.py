@@ -14,7 +14,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from abft_tsm2.core import model
-from abft_tsm2.core.config import BYTES, PAPER_T1, T1, T2, T3, TCF, TSM2L, Config, Problem, choices, is_valid, published
+from abft_tsm2.core.config import (
+    BYTES,
+    PAPER_T1,
+    T1,
+    T2,
+    T3,
+    TCF,
+    TSM2L,
+    Config,
+    Problem,
+    choices,
+    fitting,
+    is_valid,
+    published,
+)
 from abft_tsm2.core.device import Device, query
 from abft_tsm2.core.launch import run
 from abft_tsm2.errors import NotSuitable
@@ -79,9 +93,7 @@ def streaming(problem: Problem, device: Device) -> Config:
     t2 is the first that n fits into, t3 the first that k fits into. So chosen it was the fastest of both variants on an
     H200 for k = n = 8 and 16, or within some per cent of it (benchmarks/results/tsm2.csv).
     """
-    widths = T3["tsm2l", problem.dtype]
-    t2 = next((t2 for t2 in T2 if t2 >= max(4, problem.n)), T2[-1])
-    t3 = next((t3 for t3 in widths if t3 >= problem.k), widths[-1])
+    t2, t3 = fitting(T2[1:], problem.n), fitting(T3["tsm2l", problem.dtype], problem.k)
     enough = BLOCKS * device.multiprocessors * PAPER_T1
     tcf = max((tcf for tcf in TCF if tcf <= 8 and problem.m >= tcf * enough), default=1)
     return Config("Opt-2", problem.dtype, PAPER_T1, t2, t3, tcf)

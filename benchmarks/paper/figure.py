@@ -17,6 +17,8 @@ from benchmarks import tables
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 Cells = Sequence[tuple[str, Mapping[str, tables.Row]]]
 Series = Mapping[str, Sequence[float | None]]
+RELATIVE = {"speedup": "speedup over the best cuBLAS", "share_of_ceiling": "share of the copy rate"}
+"""Columns of TSM2L's figures, and what they are called."""
 _COLOURS = ("#1f4e79", "#c8590b", "#7f9f3f", "#8064a2", "#4bacc6", "#7f7f7f")
 
 
@@ -79,6 +81,20 @@ def panels(rows: int, columns: int) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
     return pyplot.subplots(rows, columns, figsize=(2.9 * columns + 0.6, 2.3 * rows + 0.9), squeeze=False)
+
+
+def by_type_and_width(
+    all_cells: Cells, series: Callable[[Sequence[Mapping[str, tables.Row]]], Series], unit: str
+) -> tuple[Any, Any]:
+    """A panel for each type and n, bars by m."""
+    dtypes, widths = distinct(all_cells, "dtype"), distinct(all_cells, "n")
+    figure, axes = panels(len(dtypes), len(widths))
+    for row, dtype in zip(axes, dtypes, strict=True):
+        for axis, n in zip(row, widths, strict=True):
+            shown = [cell for _, cell in subset(all_cells, dtype=dtype, n=n)]
+            labels = [one(cell)["m"] for cell in shown]
+            bars(axis, labels, series(shown), title=f"{dtype}, n = {n}", unit=unit, line=1)
+    return figure, axes
 
 
 def bars(axis: Any, labels: Sequence[str], series: Series, *, title: str, unit: str, line: float | None = None) -> None:

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from benchmarks.paper import figure
 
-TITLES = {"speedup": "speedup over the best cuBLAS", "share_of_ceiling": "share of the copy rate"}
-
 
 def draw(source: Path | None, target: Path) -> None:
     cells = figure.cells("tsm2l", source)
     dtypes, widths = figure.distinct(cells, "dtype"), figure.distinct(cells, "n")
-    picture, axes = figure.panels(len(TITLES), len(dtypes) * len(widths))
+    picture, axes = figure.panels(len(figure.RELATIVE), len(dtypes) * len(widths))
     kinds = [(dtype, n) for dtype in dtypes for n in widths]
-    for row, (column, unit) in zip(axes, TITLES.items(), strict=True):
+    for row, (column, unit) in zip(axes, figure.RELATIVE.items(), strict=True):
         for axis, (dtype, n) in zip(row, kinds, strict=True):
             shown = [cell for _, cell in figure.subset(cells, dtype=dtype, n=n)]
             series = {

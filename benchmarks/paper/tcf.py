@@ -10,15 +10,13 @@ from pathlib import Path
 
 from benchmarks.paper import figure
 
-TITLES = {"speedup": "speedup over the best cuBLAS", "share_of_ceiling": "share of the copy rate"}
-
 
 def draw(source: Path | None, target: Path) -> None:
     cells = figure.cells("tcf", source)
-    picture, axes = figure.panels(len(cells), len(TITLES))
+    picture, axes = figure.panels(len(cells), len(figure.RELATIVE))
     for row, (_, cell) in zip(axes, cells, strict=True):
         factors = sorted({int(entry["tcf"]) for entry in cell.values() if entry["config"]})
-        for axis, (column, unit) in zip(row, TITLES.items(), strict=True):
+        for axis, (column, unit) in zip(row, figure.RELATIVE.items(), strict=True):
             series = {
                 variant: [figure.value(cell, f"{variant} tcf {factor}", column) for factor in factors]
                 for variant in ("Opt-1", "Opt-2")
