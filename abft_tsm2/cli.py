@@ -1,4 +1,4 @@
-"""The commands ``abft-tsm2 info | gemm | verify | demo``: options, messages and exit codes.
+"""The commands ``abft-tsm2 info | gemm | verify | tune | demo``: options, messages and exit codes.
 
 A is read, multiplied and checked in row panels, so that the operands may be larger than the memory.
 """
@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import json
 import logging
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +23,10 @@ import click
 import numpy as np
 
 import abft_tsm2
-from abft_tsm2 import matrixio
+from abft_tsm2 import matrixio, tuning
+from abft_tsm2.core.contest import WrongProduct
 from abft_tsm2.errors import SilentDataCorruptionError
+from abft_tsm2.facts import collected
 from abft_tsm2.matrixio import Matrix, MatrixFileError
 from abft_tsm2.report import Check, Report, Status
 
@@ -168,13 +167,13 @@ def verify(
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(as_json: bool) -> int:
-    """Print versions, devices and configuration.
+    """Print versions, devices and configuration, and what decides which kernel multiplies on a GPU.
 
     \b
     Example:
       abft-tsm2 info --json
     """
-    facts = _facts()
+    facts = collected()
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return OK
@@ -182,6 +181,38 @@ def info(as_json: bool) -> int:
         click.echo(f"{section}:")
         for key, value in entries.items():
             click.echo(f"  {key:<18} {'not installed' if value is None else value}")
+    return OK
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.option("--quick", is_flag=True, help="The commonest shapes only: under a minute.")
+@click.option("--output", metavar="FILE", help="Write there; products do not look there.")
+@click.option("--reset", is_flag=True, help="Delete what was measured here, and measure nothing.")
+@_quiet
+@_verbose
+def tune(quick: bool, output: str | None, reset: bool, quiet: bool) -> int:
+    """Measure which kernel, or the vendor library, multiplies tall and skinny matrices fastest on this GPU.
+
+    What is chosen without it is kept unless something else is more than 3 % faster, and every product is checked.
+    The file in the cache directory (ABFT_TSM2_CACHE_DIR) holds for this card and its driver; products in new
+    processes follow it. Nothing else measures. Takes some minutes; interrupted, it keeps what it has.
+
+    \b
+    Example:
+      abft-tsm2 tune --quick
+    """
+    if reset and (quick or output):
+        raise click.UsageError("--reset deletes, and goes with neither --quick nor --output")
+    if reset:
+        outcome = tuning.reset()
+        if not quiet:
+            click.echo(outcome)
+        return OK
+    try:
+        tuning.run(quick=quick, output=output, quiet=quiet)
+    except WrongProduct as error:
+        say(f"Error: {error}")
+        return CORRUPTED
     return OK
 
 
@@ -344,49 +375,6 @@ def _conclude(report: Report, quiet: bool, outcome: str, advice: str) -> int:
     elif code == UNVERIFIABLE:
         say(f"Warning: {Status.UNVERIFIABLE.value}: {first}{more}; {outcome}")
     return code
-
-
-def _facts() -> dict[str, dict[str, Any]]:
-    found = {dist.name.replace("_", "-"): dist.version for dist in metadata.distributions()}
-    cupy = next((version for name, version in found.items() if name.startswith("cupy")), None)
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    packages = ("numpy", "scipy", "array-api-compat", "click", "ml-dtypes", "scikit-learn", "pillow")
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return {
-        "versions": {
-            "abft_tsm2": abft_tsm2.__version__,
-            "python": platform.python_version(),
-            **{name: found.get(name) for name in packages},
-            "cupy": cupy,
-            "blas": f"{blas['name']} {blas['version']}",
-        },
-        "devices": {
-            "system": platform.platform(),
-            "cpu": f"{platform.machine()}, {os.cpu_count()} logical cores",
-            "memory": f"{matrixio.physical_memory() / 1e9:.1f} GB",
-            **_gpus(),
-        },
-        "configuration": {
-            **{f"on {status}": action for status, action in abft_tsm2.geterr().items()},
-            "panel": f"{PANEL_MB:g} MB",
-            "mapped from": f"{matrixio.MAP_BYTES / 2**20:g} MB",
-            **{name: os.environ[name] for name in threads if name in os.environ},
-        },
-    }
-
-
-def _gpus() -> dict[str, str]:
-    try:
-        cupy = importlib.import_module("cupy")
-    except ImportError:
-        return {"gpu": "none (CuPy is not installed)"}
-    if not cupy.is_available():
-        return {"gpu": "none (CuPy finds no CUDA device)"}
-    found = {}
-    for number in range(cupy.cuda.runtime.getDeviceCount()):
-        properties = cupy.cuda.runtime.getDeviceProperties(number)
-        found[f"gpu {number}"] = f"{properties['name'].decode()}, {properties['totalGlobalMem'] / 1e9:.1f} GB"
-    return found
 
 
 def say(line: str) -> None:

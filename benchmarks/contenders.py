@@ -19,6 +19,10 @@ from abft_tsm2.core.compiler import kernel as compiled
 from abft_tsm2.core.config import Config
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.launch import run
+from abft_tsm2.core.plan import problem_of
+from abft_tsm2.core.stream import Stream
+from abft_tsm2.core.tsm2 import tall_skinny_matmul
+from abft_tsm2.core.tune import choose
 from benchmarks.gpu_products import Operands
 from benchmarks.gpu_timing import Call, graph, torch_graph
 
@@ -41,7 +45,9 @@ class Contender:
     layout : str
         Which of A, B and C are column-major ("F") and row-major ("C"), in this order.
     config : Config, optional
-        Of one of our kernels; None is the vendor's library.
+        Of one of the paper's kernels.
+    chosen : str
+        What `tall_skinny_matmul` takes; empty for any other contender.
     """
 
     name: str
@@ -49,6 +55,7 @@ class Contender:
     outputs: list[Array]
     layout: str
     config: Config | None = None
+    chosen: str = ""
     keep: list[Any] = field(default_factory=list, repr=False)  # what the call points to and Python must not free
 
     def poison(self) -> None:
@@ -60,13 +67,22 @@ class Contender:
 def kernel(
     name: str, config: Config, device: Device, operands: Operands, n: int, outputs: list[Array] | None = None
 ) -> Contender:
-    """One of our kernels, column-major throughout as in the paper; `outputs` may be shared where nobody judges them."""
+    """One of the paper's kernels, column-major throughout; `outputs` may be shared where nobody judges them."""
     B, C = operands.B(n, "F"), _outputs(operands, n, "F") if outputs is None else outputs
 
     def call(i: int) -> None:
         run(config, device, operands.columns[i], B, C[i])
 
     return Contender(name, Call(call, operands.copies, capture=graph), C, "FFF", config)
+
+
+def function(device: Device, operands: Operands, n: int) -> Contender:
+    """`tall_skinny_matmul`, column-major throughout."""
+    B, C = operands.B(n, "F"), _outputs(operands, n, "F")
+    choice = choose(problem_of(operands.columns[0], B, C[0]), device)
+    chosen = choice.configs[0].name if choice.configs else "cuBLAS"
+    call = Call(lambda i: tall_skinny_matmul(operands.columns[i], B, out=C[i]), operands.copies, capture=graph)
+    return Contender("tall_skinny_matmul", call, C, "FFF", chosen=chosen)
 
 
 def vendor(*, gemv: bool, torch: bool) -> dict[str, Callable[[Operands, int], Contender]]:
@@ -160,14 +176,14 @@ def _outputs(operands: Operands, n: int, order: str) -> list[Array]:
     return [cupy.empty((operands.m, n), dtype=operands.dtype, order=order) for _ in range(operands.copies)]
 
 
-def precompile(configs: Sequence[Config], threads: int = 8) -> float:
+def precompile(configs: Sequence[Config | Stream], threads: int = 8) -> float:
     """Compile our kernels side by side; returns the seconds. One that fails shows again where it is timed."""
     import cupy
 
     device = cupy.cuda.Device().id
     begun = time.perf_counter()
 
-    def compile_one(config: Config) -> None:
+    def compile_one(config: Config | Stream) -> None:
         with cupy.cuda.Device(device):
             compiled(config)
 

@@ -3,7 +3,8 @@
     python -m benchmarks.tables README.md              rewrite its tables
     python -m benchmarks.tables --check README.md      exit code 1 if they differ from the CSVs
 
-A table stands between the markers `<!-- table:NAME -->` and `<!-- /table -->`; NAME is one of `TABLES`.
+A table stands between the markers `<!-- table:NAME -->` and `<!-- /table -->`; NAME is one of `TABLES`,
+here or in `benchmarks.stream_tables`.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ def overhead() -> str:
     body = [
         (
             f"{row['dtype']} {row['m']} x {row['k']} x {row['n']}",
-            _number(row["plain_ms"]),
-            _percent(row["overhead"]),
-            _percent(row["bar"]),
-            _percent(row["overhead_encoded"]),
-            _percent(row["bar_encoded"]),
-            _percent(row["overhead_trusted"]),
-            _number(row["encode_ms"]),
-            _number(row["verify_ms"]),
+            number(row["plain_ms"]),
+            percent(row["overhead"]),
+            percent(row["bar"]),
+            percent(row["overhead_encoded"]),
+            percent(row["bar_encoded"]),
+            percent(row["overhead_trusted"]),
+            number(row["encode_ms"]),
+            number(row["verify_ms"]),
         )
         for row in rows
     ]
@@ -195,28 +196,28 @@ def tsm2r() -> str:
     body = []
     for label, cell in latest("tsm2r"):
         v3 = cell.get("V3", {})
-        related = [_ratio(v3.get(key, "")) for key in ("speedup", "speedup_cupy")]
-        code = _cell(v3, "published_ms"), _ratio(v3.get("ratio_to_published", ""))
-        share = _percent(v3.get("share_of_ceiling") or "nan")
+        related = [ratio(v3.get(key, "")) for key in ("speedup", "speedup_cupy")]
+        code = _cell(v3, "published_ms"), ratio(v3.get("ratio_to_published", ""))
+        share = percent(v3.get("share_of_ceiling") or "nan")
         body.append((label, *_vendor(v3), _cell(v3, "ms"), share, *related, *code))
     return markdown(head, body) + _footer("tsm2r", "read")
 
 
 def tsm2l() -> str:
-    """TSM2L with the published parameters, as tall_skinny_matmul chooses, and the best; beside cuBLAS and CuPy."""
+    """TSM2L with the published parameters, what tall_skinny_matmul takes, and the paper's best; beside cuBLAS, CuPy."""
     head = (
         *("A @ B", "best cuBLAS, ms", "which", "CuPy @, ms", "Opt-1, ms", "Opt-2, ms"),
         *("chosen, ms", "best, ms", "t2, t3, tcf", "of a copy", "x cuBLAS", "published code, ms"),
     )
     body = []
     for label, cell in latest("tsm2l"):
-        ours = [row for row in cell.values() if row["config"] and row["ms"]]
+        ours = [row for row in cell.values() if row["t1"] and row["ms"]]
         best = min(ours, key=lambda row: float(row["ms"]), default={})
         known = cell.get("Opt-1", {})
         times = [_cell(cell.get(name, {}), "ms") for name in ("Opt-1", "Opt-2", "tall_skinny_matmul")]
         variant = "Opt-1" if "opt1" in best.get("config", "") else "Opt-2"
         which = f"{variant}: {best['t2']}, {best['t3']}, {best['tcf']}" if best else ""
-        shares = _percent(best.get("share_of_ceiling") or "nan"), _ratio(best.get("speedup", ""))
+        shares = percent(best.get("share_of_ceiling") or "nan"), ratio(best.get("speedup", ""))
         body.append((label, *_vendor(best), *times, _cell(best, "ms"), which, *shares, _cell(known, "published_ms")))
     return markdown(head, body) + _footer("tsm2l", "copy")
 
@@ -228,7 +229,7 @@ def ladder() -> str:
         (
             label,
             _cell(cell.get("V0", {}), "ms"),
-            *(_ratio(cell.get(variant, {}).get("gain", "")) for variant in ("V1", "V2", "V3")),
+            *(ratio(cell.get(variant, {}).get("gain", "")) for variant in ("V1", "V2", "V3")),
             _cell(cell.get("V3", {}), "ms"),
         )
         for label, cell in latest("tsm2r")
@@ -243,7 +244,7 @@ def tcf() -> str:
         ours = [row for row in cell.values() if row["config"]]
         for value in sorted({int(row["tcf"]) for row in ours}):
             pair = [cell.get(f"{variant} tcf {value}", {}) for variant in ("Opt-1", "Opt-2")]
-            numbers = [text for row in pair for text in (_cell(row, "ms"), _ratio(row.get("speedup", "")))]
+            numbers = [text for row in pair for text in (_cell(row, "ms"), ratio(row.get("speedup", "")))]
             body.append((label, str(value), *numbers))
     return markdown(("A @ B", "tcf", "Opt-1, ms", "x cuBLAS", "Opt-2, ms", "x cuBLAS"), body) + _footer("tcf", "copy")
 
@@ -282,11 +283,12 @@ def _vendor(row: Mapping[str, str]) -> tuple[str, str, str]:
 def _cell(row: Mapping[str, str], key: str) -> str:
     """A number, or why there is none."""
     if row.get(key):
-        return _number(row[key])
+        return number(row[key])
     return "failed" if row.get("error") else "not suitable" if row.get("note") else ""
 
 
-def _ratio(text: str) -> str:
+def ratio(text: str) -> str:
+    """Two digits behind the point; nothing for an empty text."""
     return f"{float(text):.2f}" if text else ""
 
 
@@ -318,12 +320,15 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 def fill(text: str) -> str:
     """The text with every table between markers made anew."""
+    from benchmarks import stream_tables  # which takes its helpers from here
+
+    known = {**TABLES, **stream_tables.TABLES}
 
     def table(match: re.Match[str]) -> str:
         name = match["name"]
-        if name not in TABLES:
-            raise ValueError(f"there is no table {name!r}: choose from {', '.join(TABLES)}")
-        return f"{match[1]}{TABLES[name]()}{match[3]}"
+        if name not in known:
+            raise ValueError(f"there is no table {name!r}: choose from {', '.join(known)}")
+        return f"{match[1]}{known[name]()}{match[3]}"
 
     return _TABLE.sub(table, text)
 
@@ -336,11 +341,13 @@ def _groups(rows: Iterable[Row], *keys: str) -> list[tuple[Any, list[Row]]]:
     return list(groups.items())
 
 
-def _number(text: str) -> str:
+def number(text: str) -> str:
+    """Three digits, or all before the point."""
     return f"{float(text):.3g}" if float(text) < 1000 else f"{float(text):.0f}"
 
 
-def _percent(text: str) -> str:
+def percent(text: str) -> str:
+    """A share; nothing for NaN."""
     return "" if text == "nan" else f"{float(text):.1%}"
 
 

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.core.config import TCF, TSM2L, TSM2R, Config, Problem, choices, published
-from abft_tsm2.core.device import Ceilings, Device
+from abft_tsm2.core.device import Device
 from benchmarks import tables
 from benchmarks.contenders import CUPY
-from benchmarks.gpu_products import Errors
-from benchmarks.gpu_timing import Times
-from benchmarks.timing import summary
+from benchmarks.rows import ERRORS, TIMES, short
 
 Key = tuple[str, str, int, int, int]
 """Suite, type, m, k, n."""
@@ -27,17 +25,13 @@ PUBLISHED = "reference_tsm2x_h200"
 BAR = 1.10  # of V3 over the published code, on the card on which that was timed
 COLUMNS = (
     *("suite", "dtype", "m", "k", "n", "contender", "config", "t1", "t2", "t3", "tcf", "layout"),
-    *("how", "copies", "batch", "samples", "hidden"),
-    *("ms", "ms_lower_quartile", "ms_upper_quartile", "ms_low", "ms_high"),
-    *("gbs", "ceiling", "ceiling_gbs", "share_of_ceiling", "gflops"),
+    *TIMES,
     *("best_cublas", "best_cublas_ms", "speedup", "cupy_ms", "speedup_cupy", "gain"),
     *("published_ms", "ratio_to_published"),
-    *("norm_error_over_bound", "worst_element_over_bound", "elements_outside"),
-    *("normal_norm_error_over_bound", "normal_worst_element_over_bound", "normal_elements_outside"),
+    *ERRORS,
     *("note", "error", "sm_mhz"),
 )
-"""Of a row, before those of `gpu_timing.environment`. Times in milliseconds, rates in 10^9 a second; `low` and `high`
-enclose the median with 95 % confidence; `hidden` is the share of samples in which the host was ahead of the card."""
+"""Of a row, before those of `gpu_timing.environment`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +60,10 @@ class Cell:
     def bytes(self) -> int:
         """The least that has to move: A and B read once, C written once."""
         return (self.m * self.k + self.k * self.n + self.m * self.n) * self.itemsize
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.k * self.n
 
     @property
     def itemsize(self) -> int:
@@ -142,48 +140,6 @@ def empty_row(cell: Cell, contender: str) -> dict[str, Any]:
     return row
 
 
-def timed(cell: Cell, times: Times, ceilings: Ceilings) -> dict[str, Any]:
-    """The columns that follow from the times."""
-    how = {"how": "graph" if times.graph else "queued", "batch": times.batch, "note": times.note}
-    if times.error or not times.seconds:
-        return {**how, "error": times.error or "no samples before the time limit"}
-    found, peak = summary(times.seconds), ceilings.of(cell.ceiling)
-    gbs = 1e-9 * cell.bytes / found.median
-    return {
-        **how,
-        "samples": found.count,
-        "hidden": _short(times.hidden / found.count),
-        "ms": _short(1e3 * found.median),
-        "ms_lower_quartile": _short(1e3 * found.lower_quartile),
-        "ms_upper_quartile": _short(1e3 * found.upper_quartile),
-        "ms_low": _short(1e3 * found.low),
-        "ms_high": _short(1e3 * found.high),
-        "gbs": _short(gbs),
-        "ceiling": cell.ceiling,
-        "ceiling_gbs": _short(peak),
-        "share_of_ceiling": _short(gbs / peak),
-        "gflops": _short(2e-9 * cell.m * cell.k * cell.n / found.median),
-    }
-
-
-def judged(found: Errors, prefix: str = "") -> dict[str, Any]:
-    """The columns that say how far the product was from the reference."""
-    return {
-        f"{prefix}norm_error_over_bound": _short(found.norm),
-        f"{prefix}worst_element_over_bound": _short(found.worst),
-        f"{prefix}elements_outside": found.outside,
-    }
-
-
-def worse(one: Errors, other: Errors) -> Errors:
-    """The larger of each; NaN is the largest."""
-
-    def larger(x: float, y: float) -> float:
-        return x if x != x or x >= y else y
-
-    return Errors(larger(one.norm, other.norm), larger(one.worst, other.worst), max(one.outside, other.outside))
-
-
 def compare(rows: Sequence[dict[str, Any]], published: Mapping[Key, float]) -> None:
     """Fill in, for the rows of one cell, what relates one contender to another."""
     good = [row for row in rows if row["ms"] != "" and not row["error"]]
@@ -194,17 +150,17 @@ def compare(rows: Sequence[dict[str, Any]], published: Mapping[Key, float]) -> N
     for row in good:
         if best is not None:
             row.update(best_cublas=best["contender"], best_cublas_ms=best["ms"])
-            row["speedup"] = _short(best["ms"] / row["ms"])
+            row["speedup"] = short(best["ms"] / row["ms"])
         if cupy is not None:
-            row.update(cupy_ms=cupy["ms"], speedup_cupy=_short(cupy["ms"] / row["ms"]))
+            row.update(cupy_ms=cupy["ms"], speedup_cupy=short(cupy["ms"] / row["ms"]))
         if row["suite"] == "tsm2r" and row["contender"] in TSM2R:
             rung = TSM2R.index(row["contender"])
             if before is not None and rung and before["contender"] == TSM2R[rung - 1]:
-                row["gain"] = _short(before["ms"] / row["ms"])
+                row["gain"] = short(before["ms"] / row["ms"])
             before = row
         theirs = published.get(key(row))
         if theirs is not None and row["contender"] in ("V3", *TSM2L):
-            row.update(published_ms=theirs, ratio_to_published=_short(row["ms"] / theirs))
+            row.update(published_ms=theirs, ratio_to_published=short(row["ms"] / theirs))
 
 
 def verdict(rows: Iterable[Mapping[str, Any]], published: Mapping[Key, float]) -> list[str]:
@@ -222,7 +178,3 @@ def verdict(rows: Iterable[Mapping[str, Any]], published: Mapping[Key, float]) -
 
 def _name(row: Mapping[str, Any]) -> str:
     return f"{row['suite']} {row['dtype']} {row['m']}x{row['k']}x{row['n']} {row['contender']}"
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")

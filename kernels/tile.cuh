@@ -14,17 +14,12 @@
 //              there works on the last one and stores nothing, so that all threads meet at every barrier.
 // Indices      64 bits: m k may exceed 2^32.
 #pragma once
-
-typedef long long Index;
-
-#define INLINE __device__ __forceinline__
+#include "index.cuh"
 
 // What every kernel takes.
 #define ARGUMENTS                                                                                             \
   Index m, Index k, Index n, REAL alpha, const REAL *__restrict__ A, Index lda, const REAL *__restrict__ B,   \
       Index rsb, Index csb, REAL beta, REAL *C, Index rsc, Index csc
-
-INLINE Index smaller(Index x, Index y) { return x < y ? x : y; }
 
 // a = A(row, first : first + T3), zero from column `end` on. All threads of a block go the same way: the common case has
 // no comparison an element, nor has that of nothing left to load.

@@ -1,22 +1,32 @@
 """A small set of cases in arrays of exact size: what tests/test_kernels_on_gpu.py runs under compute-sanitizer.
 
-compute-sanitizer --tool memcheck python -m tests.compute_sanitizer [--plant reads-past-the-end | no-barrier]
+compute-sanitizer --tool memcheck python -m tests.compute_sanitizer [--plant NAME, of those in PLANTS]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
 
 from abft_tsm2.core import compiler
+from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.config import VARIANTS, Config, Problem, launch
 from abft_tsm2.core.launch import arguments
+from abft_tsm2.core.stream import Grid, Shape, Stream, workspace
 
 SHAPES = ((1, 1, 1), (129, 33, 3), (64, 65, 5), (200, 7, 2))
+STREAM_SHAPES = ((1, 1, 1), (130, 33, 4), (261, 70, 3), (65, 700, 4))
 PLANTS: dict[str, tuple[str, str]] = {
     "reads-past-the-end": ("smaller(row, m - 1)", "row + 4096"),
     "no-barrier": ("__syncthreads();", ""),
+    "every-tile-is-whole": ("* (32 * V * TCF) <= m", "* (32 * V * TCF) <= m + 32 * V * TCF"),
+    "any-b-is-aligned": ("reinterpret_cast<unsigned long long>(B) % 16 == 0", "true"),
+    "writes-past-the-parts": ("(split * COUNT + i) * T1", "((split + 1) * COUNT + i) * T1"),
 }
+"""What memcheck has to find, and racecheck "no-barrier": what is replaced in the kernels, by what."""
 
 
 def configurations() -> list[Config]:
@@ -30,11 +40,22 @@ def configurations() -> list[Config]:
     return made
 
 
-def run(text: Callable[[Config], str]) -> int:
+def streams() -> Iterator[Stream]:
+    """Both forms, with several stages of B; wide loads and narrow ones; a conversion of A."""
+    for form in ("columns", "rows"):
+        for types, width in (
+            (("float32",) * 4, 16),
+            (("float32",) * 4, 4),
+            (("float64",) * 4, 8),
+            (("float16", "float16", "float32", "float32"), 16),
+        ):
+            yield Stream(form, *types, width, 4, Shape(64, 2, 1, 1, 1))
+
+
+def of_the_paper(text: Callable[[Kernel], str]) -> int:
     """The number of launches."""
     import cupy
 
-    cupy.cuda.set_allocator(None)  # the pool's blocks are larger than the arrays: it would hide an access past the end
     count = 0
     for config in configurations():
         kernel = cupy.RawModule(code=text(config), options=compiler.OPTIONS).get_function(config.name)
@@ -45,6 +66,40 @@ def run(text: Callable[[Config], str]) -> int:
                 shape = launch(Problem(m, k, n, config.dtype), config)
                 kernel((shape.grid,), (shape.block,), arguments(A, B, C, 1.0, beta))
                 count += 1
+    return count
+
+
+def of_today(text: Callable[[Kernel], str]) -> int:
+    """The number of launches: with k whole, and in parts of a step; with B at a multiple of 16 bytes, and not."""
+    import cupy
+
+    count = 0
+    for config in streams():
+        kernel = cupy.RawModule(code=text(config), options=compiler.OPTIONS).get_function(config.name)
+        real = np.dtype(config.sums).type
+        for m, k, n in STREAM_SHAPES:
+            line, lines = (m, k) if config.form == "columns" else (k, m)
+            lda = -(-line // config.vector) * config.vector
+            A = cupy.ones((lines - 1) * lda + line, config.dtype)  # up to the last element, and no further
+            total = -(-k // config.step)
+            for steps, shift in ((total, 0), (1, 1)):
+                B, C = cupy.ones(k * n + shift, config.weights)[shift:], cupy.zeros((m, n), config.out)
+                shape = Grid(-(-m // config.tile), -(-total // steps), steps * config.step, 1)
+                nbytes, tickets = workspace(config, shape)
+                scratch = cupy.empty(nbytes, cupy.uint8), cupy.zeros(tickets, cupy.uint32)
+                values: list[Any] = [m, k, n, real(1), A, lda, 0, B, n, 1, 0, real(shift), C, n, 1, 0, shape.slice]
+                args = (np.int64(x) if isinstance(x, int) else x for x in (*values, *scratch))
+                kernel((shape.tiles, shape.parts), (config.shape.t1,), tuple(args))
+                count += 1
+    return count
+
+
+def run(text: Callable[[Kernel], str]) -> int:
+    """The number of launches."""
+    import cupy
+
+    cupy.cuda.set_allocator(None)  # the pool's blocks are larger than the arrays: it would hide an access past the end
+    count = of_the_paper(text) + of_today(text)
     cupy.cuda.Device().synchronize()
     return count
 

@@ -1,13 +1,17 @@
-"""What every test runs under: BLAS threads, Hypothesis' settings."""
+"""What every test runs under: BLAS threads, no measured choices, Hypothesis' settings."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One process a core already: more BLAS threads only wait for one another. Read by NumPy's first import.
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
+
+# What somebody has measured on this machine decides nothing here.
+os.environ["ABFT_TSM2_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "abft_tsm2-tests-measure-nothing")
 
 from hypothesis import settings
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 Work = Callable[[], Any]
@@ -70,13 +71,16 @@ def _module(name: str, **contents: Any) -> ModuleType:
 
 def _cupy(card: Card) -> ModuleType:
     module = _module("cupy", __version__="0.fake")
-    for name in ("float32", "float64", "uint32", "rint", "isfinite", "linalg"):
+    for name in ("float32", "float64", "uint16", "uint32", "rint", "isfinite", "linalg"):
         setattr(module, name, getattr(np, name))
     for name in ("empty", "empty_like", "zeros", "full", "asarray"):
         setattr(module, name, _maker(getattr(np, name)))
 
-    def matmul(a: Any, b: Any, out: Any) -> None:
-        card.launch(lambda: np.matmul(a, b, out=out), card.gemm_seconds)
+    def matmul(a: Any, b: Any, out: Any = None) -> Any:
+        if out is None:
+            out = module.empty((*a.shape[:-1], b.shape[-1]), dtype=np.result_type(a, b))
+        card.launch(lambda: np.copyto(out, np.matmul(a, b), casting="same_kind"), card.gemm_seconds)
+        return out
 
     def total(x: Any, out: Any) -> None:
         card.launch(lambda: None, x.nbytes / 4e12)
@@ -181,34 +185,70 @@ def _replay(card: Card, recorded: list[tuple[Work, float]]) -> None:
     card.free = max(card.free, card.host) + sum(seconds for _, seconds in recorded)
 
 
+_REALS = {0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16}  # cudaDataType_t
+_COMPUTE = 68  # CUBLAS_COMPUTE_32F
+
+
 def _cublas(card: Card) -> dict[str, Any]:
     def matrix(pointer: int, dtype: Any, rows: int, columns: int, stride: int) -> np.ndarray:
         if stride < rows:
             raise ValueError(f"CUBLAS_STATUS_INVALID_VALUE: leading dimension {stride} of {rows} rows")
-        kind = ctypes.c_double if dtype is np.float64 else ctypes.c_float
-        flat = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), (stride * (columns - 1) + rows,))
-        steps = (flat.itemsize, stride * flat.itemsize)
-        return np.lib.stride_tricks.as_strided(flat, (rows, columns), steps)
+        size, count = np.dtype(dtype).itemsize, stride * (columns - 1) + rows
+        flat = np.frombuffer((ctypes.c_char * (size * count)).from_address(pointer), dtype)
+        return np.lib.stride_tricks.as_strided(flat, (rows, columns), (size, stride * size))
 
-    def scalars(dtype: Any, alpha: int, beta: int) -> tuple[float, float]:
-        return tuple(float(matrix(pointer, dtype, 1, 1, 1)[0, 0]) for pointer in (alpha, beta))
+    def plain(dtype: Any, alpha: int, beta: int) -> None:
+        if tuple(float(matrix(pointer, dtype, 1, 1, 1)[0, 0]) for pointer in (alpha, beta)) != (1, 0):
+            raise ValueError("not a plain product")
+
+    def queue(ops: Any, sizes: Any, sums: Any, a: Any, b: Any, c: Any, scalars: Any, batch: int = 1) -> None:
+        """Products of operands given as pointer, type, leading dimension and step from one to the next."""
+        (ta, tb), (m, n, k) = ops, sizes
+        plain(sums, *scalars)
+
+        def at(x: Any, i: int, rows: int, columns: int) -> np.ndarray:
+            pointer, dtype, stride, step = x
+            return matrix(pointer + i * step * np.dtype(dtype).itemsize, dtype, rows, columns, stride)
+
+        def work() -> None:
+            for i in range(batch):
+                A = at(a, i, k, m).T if ta else at(a, i, m, k)
+                B = at(b, i, n, k).T if tb else at(b, i, k, n)
+                np.copyto(at(c, i, m, n), A.astype(sums) @ B.astype(sums), casting="same_kind")
+
+        for x, rows in ((a, k if ta else m), (b, n if tb else k), (c, m)):
+            at(x, 0, rows, 1)  # the leading dimensions are looked at when the call is made
+        card.launch(work, card.gemm_seconds)
 
     def gemm(dtype: Any) -> Callable[..., None]:
         def call(_, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]
-            if scalars(dtype, alpha, beta) != (1, 0):
-                raise ValueError("not a plain product")
-            A = matrix(a, dtype, k, m, lda).T if ta else matrix(a, dtype, m, k, lda)
-            B = matrix(b, dtype, n, k, ldb).T if tb else matrix(b, dtype, k, n, ldb)
-            C = matrix(c, dtype, m, n, ldc)
-            card.launch(lambda: np.copyto(C, A @ B), card.gemm_seconds)
+            operands = [(x, dtype, stride, 0) for x, stride in ((a, lda), (b, ldb), (c, ldc))]
+            queue((ta, tb), (m, n, k), dtype, *operands, (alpha, beta))
 
         return call
 
+    def batched(dtype: Any) -> Callable[..., None]:
+        def call(_, ta, tb, m, n, k, alpha, a, lda, sa, b, ldb, sb, beta, c, ldc, sc, batch):  # type: ignore[no-untyped-def]
+            operands = [(a, dtype, lda, sa), (b, dtype, ldb, sb), (c, dtype, ldc, sc)]
+            queue((ta, tb), (m, n, k), dtype, *operands, (alpha, beta), batch)
+
+        return call
+
+    def gemm_ex(_, ta, tb, m, n, k, alpha, a, of_a, lda, b, of_b, ldb, beta, c, of_c, ldc, compute, algorithm):  # type: ignore[no-untyped-def]
+        if compute != _COMPUTE:
+            raise ValueError(f"CUBLAS_STATUS_NOT_SUPPORTED: compute type {compute}")
+        operands = [(x, _REALS[of], stride, 0) for x, of, stride in ((a, of_a, lda), (b, of_b, ldb), (c, of_c, ldc))]
+        queue((ta, tb), (m, n, k), np.float32, *operands, (alpha, beta))
+
     def gemv(dtype: Any) -> Callable[..., None]:
         def call(_, ta, m, n, alpha, a, lda, x, stride_x, beta, y, stride_y):  # type: ignore[no-untyped-def]
-            if (ta, stride_x, stride_y, scalars(dtype, alpha, beta)) != (0, 1, 1, (1, 0)):
+            plain(dtype, alpha, beta)
+            if (stride_x, stride_y) != (1, 1):
                 raise ValueError("not a plain product")
-            A, X, Y = matrix(a, dtype, m, n, lda), matrix(x, dtype, n, 1, n), matrix(y, dtype, m, 1, m)
+            A = matrix(a, dtype, m, n, lda)
+            A = A.T if ta else A
+            rows, columns = A.shape
+            X, Y = matrix(x, dtype, columns, 1, columns), matrix(y, dtype, rows, 1, rows)
             card.launch(lambda: np.copyto(Y, A @ X), card.gemm_seconds)
 
         return call
@@ -219,6 +259,9 @@ def _cublas(card: Card) -> dict[str, Any]:
         "getVersion": lambda handle: 130100,
         "sgemm": gemm(np.float32),
         "dgemm": gemm(np.float64),
+        "sgemmStridedBatched": batched(np.float32),
+        "dgemmStridedBatched": batched(np.float64),
+        "gemmEx": gemm_ex,
         "sgemv": gemv(np.float32),
         "dgemv": gemv(np.float64),
     }

@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from abft_tsm2.core.compiler import Kernel, source
 from abft_tsm2.core.config import Config, Problem, published
 from tests.oracles import rows_outside
 
@@ -111,6 +112,15 @@ def cases(config: Config) -> list[Case]:
     return [case(shape) for shape in shapes(config) * 2]
 
 
+def planted(name: str, config: Kernel, old: str, occurrence: int, new: str) -> tuple[str, str]:
+    """A name, and the kernel's text under this name with a fault in place of one occurrence of `old`."""
+    parts = source(config).split(old)
+    assert len(parts) > occurrence + 1, f"{name}: the kernel has not {occurrence + 1} of {old!r}"
+    text = old.join(parts[: occurrence + 1]) + new + old.join(parts[occurrence + 1 :])
+    assert text != source(config)
+    return name, text.replace(config.name, name)
+
+
 def _configs() -> Iterator[Config]:
     """The published parameters of every variant, and small odd ones that meet many edges in small problems."""
     for dtype in DTYPES:
@@ -136,36 +146,35 @@ CONFIGS: Sequence[Config] = tuple(dict.fromkeys(_configs()))
 
 @dataclass(frozen=True)
 class Placed:
-    """A matrix in a buffer: where its elements lie, in elements.
+    """A matrix, or a stack of them, in a buffer: where its elements lie, in elements.
 
     Attributes
     ----------
     memory : 1-D ndarray
-        The matrix and `GUARD` elements on either side.
+        The matrix and at least `GUARD` elements on either side.
     offset : int
-        Of element (0, 0).
-    shape, strides : pairs of int
+        Of the first element.
+    shape, strides : tuples of int
     """
 
     memory: np.ndarray
     offset: int
-    shape: tuple[int, int]
-    strides: tuple[int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
     @classmethod
-    def empty(cls, shape: tuple[int, int], dtype: str, order: str, extra: int = 0) -> Placed:
+    def empty(cls, shape: tuple[int, int], dtype: Any, order: str, extra: int = 0) -> Placed:
         """All NaN, the surroundings too; a line of the matrix is `extra` elements longer in memory."""
-        rows, columns = shape
-        strides = {
-            "C": (columns + extra, 1),
-            "F": (1, rows + extra),
-            "strided": (2 * columns + 1 + extra, 2),
-            "reversed": (-(columns + extra), -1),
-        }[order]
+        return cls.strided(shape, dtype, strides_of(shape, order, extra))
+
+    @classmethod
+    def strided(cls, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], shift: int = 0) -> Placed:
+        """All NaN, the surroundings too; where no stride is negative, the first element lies `shift` elements from a
+        multiple of 16 bytes."""
         reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size]
         low, high = sum(min(step, 0) for step in reach), sum(max(step, 0) for step in reach)
-        memory = np.full(high - low + 1 + 2 * GUARD, np.nan, dtype)
-        return cls(memory, GUARD - low, shape, strides)
+        memory = np.full(high - low + 1 + shift + 2 * GUARD, np.nan, dtype)
+        return cls(memory, GUARD + shift - low, shape, strides)
 
     def matrix(self, memory: Any = None) -> Any:
         """The matrix as a view of `memory`: this one's, or a copy of it, of NumPy or CuPy."""
@@ -183,6 +192,36 @@ class Placed:
         outside = np.ones(memory.shape, bool)
         np.ndarray(self.shape, bool, outside, self.offset, self.strides)[...] = False
         return memory.view(f"u{memory.itemsize}")[outside]
+
+    def written_around(self, memory: np.ndarray) -> list[str]:
+        """What is wrong with the surroundings: nothing, if `memory`, this one's copy, still has them bit by bit."""
+        changed = self.surroundings(memory) != self.surroundings(self.memory)
+        return [f"{np.count_nonzero(changed)} element(s) around C were written"] if changed.any() else []
+
+
+def strides_of(shape: tuple[int, int], order: str, extra: int = 0) -> tuple[int, int]:
+    """In elements, of a matrix of an order of `ORDERS`, a line of which is `extra` elements longer in memory."""
+    rows, columns = shape
+    return {
+        "C": (columns + extra, 1),
+        "F": (1, rows + extra),
+        "strided": (2 * columns + 1 + extra, 2),
+        "reversed": (-(columns + extra), -1),
+    }[order]
+
+
+def wrong_elements(c: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> list[str]:
+    """What is wrong with C, element by element: nothing, if each is finite and within its bound of the exact one."""
+    with np.errstate(invalid="ignore", over="ignore"):  # whatever a faulty kernel has left
+        error = abs(c.astype(exact.dtype) - exact)
+        ok = (error <= bound) & np.isfinite(bound)
+    if ok.all():
+        return []
+    at = tuple(int(i) for i in np.argwhere(~ok)[0])
+    return [
+        f"{np.count_nonzero(~ok)} of {ok.size} elements are wrong, the first C{list(at)} = {c[at]}, "
+        f"not {exact[at]} (off by {error[at]:.3g}, rounding explains {bound[at]:.3g})"
+    ]
 
 
 @dataclass(frozen=True)
@@ -237,25 +276,14 @@ def faults(operands: Operands, memory: np.ndarray, *, flushes: bool = False) -> 
     combination of the columns, which shares no code with the first two.
     """
     case = operands.case
-    found = []
-    changed = operands.c.surroundings(memory) != operands.c.surroundings(operands.c.memory)
-    if changed.any():
-        found.append(f"{np.count_nonzero(changed)} element(s) around C were written")
+    found = operands.c.written_around(memory)
     a, b, before, c = operands.a.matrix(), operands.b.matrix(), operands.c.matrix(), operands.c.matrix(memory)
     exact, magnitude, reference = _exact(case, a, b, before)
     u, tiny = _limits(case.dtype, flushes)
     with np.errstate(invalid="ignore", over="ignore"):  # whatever a faulty kernel has left
         factor = case.k if (case.alpha, case.beta) == (1, 0) else case.k + 3
-        bound = factor * u * magnitude + factor * tiny + reference
-        error = abs(c.astype(exact.dtype) - exact)
-        ok = (error <= bound) & np.isfinite(bound)
-        if not ok.all():
-            i, j = np.argwhere(~ok)[0]
-            found.append(
-                f"{np.count_nonzero(~ok)} of {ok.size} elements are wrong, the first C[{i}, {j}] = {c[i, j]}, "
-                f"not {exact[i, j]} (off by {error[i, j]:.3g}, rounding explains {bound[i, j]:.3g})"
-            )
-        error_norm, norm = _norm(error), _norm(magnitude)
+        found += wrong_elements(c, exact, factor * u * magnitude + factor * tiny + reference)
+        error_norm, norm = _norm(c.astype(exact.dtype) - exact), _norm(magnitude)
         limit = 4 * np.sqrt(max(case.k, 1)) * u * norm + _norm(factor * tiny + reference)
         if not (error_norm <= limit and np.isfinite(limit)):
             found.append(f"the error is {error_norm:.3g} in norm, at most {limit:.3g} is rounding")

@@ -17,11 +17,13 @@ import pytest
 from abft_tsm2.core.config import TSM2L, Config, is_valid, why_not
 from abft_tsm2.core.device import Ceilings, known
 from abft_tsm2.errors import NotSuitable
-from benchmarks import bench_tsm2, contenders, gpu_products, gpu_timing, tables, tsm2_grid
-from benchmarks.gpu_products import errors, reference, require
+from benchmarks import bench_tsm2, campaign, contenders, gpu_products, gpu_timing, tables, tsm2_grid
+from benchmarks.gpu_products import errors, reference, require, worse
 from benchmarks.gpu_timing import Times
+from benchmarks.paper_suites import PaperCampaign
+from benchmarks.rows import timed
 from benchmarks.sheet import Sheet
-from benchmarks.tsm2_grid import COLUMNS, Cell, compare, empty_row, grid, kernels, key, published_ms, sweep, timed
+from benchmarks.tsm2_grid import COLUMNS, Cell, compare, empty_row, grid, kernels, key, published_ms, sweep
 from tests.fake_card import Card
 from tests.oracles import exact_product
 
@@ -186,7 +188,7 @@ def test_what_is_missing_or_wrong_is_a_fault() -> None:
 def test_a_nan_is_the_worst() -> None:
     good, bad = gpu_products.Errors(0.5, 0.5, 0), gpu_products.Errors(float("nan"), 0.1, 2)
     for pair in ((good, bad), (bad, good)):
-        found = tsm2_grid.worse(*pair)
+        found = worse(*pair)
         assert np.isnan(found.norm)
         assert (found.worst, found.outside, found.ok) == (0.5, 2, False)
 
@@ -231,10 +233,15 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
     for name in ("perf_counter", "monotonic"):
         monkeypatch.setattr(gpu_timing.time, name, lambda: card.host)
+
+    def function(A: Any, B: Any, *, out: Any) -> None:
+        card.launch(lambda: np.copyto(out, A @ B), 5e-4)
+
     monkeypatch.setattr(contenders, "run", run)
+    monkeypatch.setattr(contenders, "tall_skinny_matmul", function)
     monkeypatch.setattr(contenders, "compiled", lambda config: None)
-    monkeypatch.setattr(bench_tsm2, "query", lambda: H200)
-    monkeypatch.setattr(bench_tsm2.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(campaign, "query", lambda: H200)
+    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
     monkeypatch.setattr(tsm2_grid, "grid", lambda: list(SMALL))
     monkeypatch.setattr("benchmarks.ceilings.BYTES", 1 << 20)
     return card
@@ -242,7 +249,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
 def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[tables.Row]]:
     path = tmp_path / "tsm2.csv"
-    code = bench_tsm2.main(["--no-torch", "--output", str(path), *arguments])
+    code = bench_tsm2.main(["--paper", "--no-torch", "--output", str(path), *arguments])
     return code, tables.read("tsm2", path)
 
 
@@ -258,13 +265,16 @@ def test_a_run_times_and_judges_every_contender(card: Card, tmp_path: Path) -> N
             assert row["ms"] == ""
             continue
         launches = int(row["n"]) if row["contender"] == contenders.GEMV else 1
-        assert float(row["ms"]) == pytest.approx(1.0 if row["config"] else 2.0 * launches, rel=1e-3)
+        expected = 1.0 if row["t1"] else 0.5 if row["config"] else 2.0 * launches
+        assert float(row["ms"]) == pytest.approx(expected, rel=1e-3)
         for column in ("norm_error_over_bound", "worst_element_over_bound"):
             assert 0 <= float(row[column]) <= 1
             assert 0 <= float(row[f"normal_{column}"]) <= 1
     names = {row["contender"] for row in rows if row["suite"] == "tsm2r"}
     assert names == {"V0", "V1", "V2", "V3", *contenders.LAYOUTS, contenders.GEMV, contenders.CUPY}
-    assert {"Opt-1", "Opt-1 swept", "Opt-2 swept"} <= {row["contender"] for row in rows if row["suite"] == "tsm2l"}
+    tall = {row["contender"]: row for row in rows if row["suite"] == "tsm2l"}
+    assert {"Opt-1", "Opt-1 swept", "Opt-2 swept"} <= set(tall)
+    assert tall["tall_skinny_matmul"]["speedup"] == "4.0"
 
 
 @pytest.mark.parametrize("fault", ["one element", "not written", "raises", "only in the end"])
@@ -291,14 +301,14 @@ def test_a_wrong_kernel_is_found(card: Card, tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_interrupt_keeps_what_was_measured(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = bench_tsm2.Bench.group
+    group = PaperCampaign.group
 
     def stops(self: Any, cells: Any) -> None:
         if cells[0].suite == "tcf":
             raise KeyboardInterrupt
         group(self, cells)
 
-    monkeypatch.setattr(bench_tsm2.Bench, "group", stops)
+    monkeypatch.setattr(PaperCampaign, "group", stops)
     code, rows = bench(tmp_path)
     assert code == 130
     assert {row["suite"] for row in rows} == {"tsm2r", "tsm2l"}
@@ -310,7 +320,7 @@ def test_time_and_memory_limits_leave_cells_out(
     code, rows = bench(tmp_path, "--limit-seconds", "1")
     assert (code, rows) == (0, [])
     assert "8 cells left out after the time limit" in capsys.readouterr().out
-    monkeypatch.setattr(bench_tsm2.Bench, "_bytes", lambda self, cells: card.memory + 1)
+    monkeypatch.setattr(PaperCampaign, "bytes", lambda self, cells: card.memory + 1)
     code, rows = bench(tmp_path, "--only", "small_k")
     assert code == 0
     assert [row["note"].partition(":")[0] for row in rows] == ["not measured"]

@@ -25,7 +25,14 @@ FIGURES = ("speedup", "bandwidth", "tall", "rectangular", "small_k", "tcf", "lad
 
 # ---- command lines ------------------------------------------------------------------------------------------------
 
-SCRIPTS = ("bench_tsm2", "ceilings", "load_efficiency", "tables", *(f"paper.{name}" for name in FIGURES))
+SCRIPTS = (
+    "bench_tsm2",
+    "ceilings",
+    "load_efficiency",
+    "stream_figure",
+    "tables",
+    *(f"paper.{name}" for name in FIGURES),
+)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -37,9 +44,12 @@ def test_help(name: str, capsys: Any) -> None:
 
 
 def test_the_list_needs_no_gpu(capsys: Any) -> None:
-    assert bench_tsm2.main(["--list", "--only", "tsm2r float64 30720"]) == 0
+    assert bench_tsm2.main(["--list", "--paper", "--only", "tsm2r float64 30720"]) == 0
     assert capsys.readouterr().out.split("\n")[0] == "tsm2r float64 30720x30720x2"
     assert bench_tsm2.main(["--only", "nothing of the kind"]) == 2
+    capsys.readouterr()
+    assert bench_tsm2.main(["--list", "--suite", "both", "--suite", "host"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"both", "host"}
 
 
 def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from abft_tsm2 import facts
+from abft_tsm2.core.device import known
 from abft_tsm2.report import Report, Status
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -389,11 +392,13 @@ def test_info_names_the_gpus(capsys: pytest.CaptureFixture[str], monkeypatch: py
     runtime = SimpleNamespace(
         getDeviceCount=lambda: 2,
         getDeviceProperties=lambda number: {"name": b"GPU " + b"AB"[number : number + 1], "totalGlobalMem": 8e9},
+        driverGetVersion=lambda: 13020,
     )
+    monkeypatch.setattr(facts, "query", lambda number: replace(known("H200"), name="GPU " + "AB"[number]))
     cupy = SimpleNamespace(is_available=lambda: True, cuda=SimpleNamespace(runtime=runtime))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     devices = json.loads(in_process(capsys, "info", "--json")[1])["devices"]
-    assert (devices["gpu 0"], devices["gpu 1"]) == ("GPU A, 8.0 GB", "GPU B, 8.0 GB")
+    assert (devices["gpu 0"], devices["gpu 1"]) == ("GPU A, 8.0 GB, driver 13.2", "GPU B, 8.0 GB, driver 13.2")
     monkeypatch.setattr(cupy, "is_available", lambda: False)
     assert "no CUDA device" in in_process(capsys, "info")[1]
     monkeypatch.setitem(sys.modules, "cupy", None)

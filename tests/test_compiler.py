@@ -14,9 +14,11 @@ import pytest
 
 from abft_tsm2.core import compiler
 from abft_tsm2.core.config import Config
+from abft_tsm2.core.stream import Shape, Stream
 from abft_tsm2.errors import KernelCompileError
 
 CONFIG = Config("Opt-2", "float64", 128, 16, 12, 4)
+STREAM = Stream("rows", "float16", "float16", "float32", "float32", 16, 4, Shape(128, 4, 1, 2, 3))
 
 
 class CompileException(Exception):
@@ -70,7 +72,23 @@ def test_the_text_is_complete() -> None:
     assert text.count("INLINE void load_A") == 1  # tile.cuh is included twice
 
 
-def test_line_directives_lead_to_the_line_of_the_file() -> None:
+def test_the_text_of_a_kernel_for_todays_gpus_is_complete() -> None:
+    text = compiler.source(STREAM)
+    assert "#include" not in text
+    types = {"A_TYPE": "float16", "B_TYPE": "float16", "ACC": "float", "C_TYPE": "float"}
+    sizes = {"WIDTH": 16, "T1": 128, "T2": 4, "T3": 1, "TCF": 4, "PAIRS": 2, "BLOCKS": 3}
+    for name, value in {**types, **sizes, "ENTRY": STREAM.name}.items():
+        assert f"#define {name} {value}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (CONFIG, {"index.cuh", "tile.cuh", "prefetch.cuh", "tsm2l.cu"}),
+        (STREAM, {"index.cuh", "wide.cuh", "split.cuh", "tsm2r_rows.cu"}),
+    ],
+)
+def test_line_directives_lead_to_the_line_of_the_file(config: compiler.Kernel, expected: set[str]) -> None:
     """Every line of the text that has words is the line of the file that the last #line says it is."""
     from importlib import resources
 
@@ -78,7 +96,7 @@ def test_line_directives_lead_to_the_line_of_the_file() -> None:
         p.name: p.read_text().splitlines() for p in resources.files("abft_tsm2.kernels").iterdir() if ".cu" in p.name
     }
     file, number, seen = "", 0, set()
-    for line in compiler.source(CONFIG).splitlines():
+    for line in compiler.source(config).splitlines():
         directive = re.fullmatch(r'#line (\d+) "([\w.]+)"', line)
         if directive:
             number, file = int(directive[1]), directive[2]
@@ -87,7 +105,7 @@ def test_line_directives_lead_to_the_line_of_the_file() -> None:
             assert files[file][number - 1] == line
             seen.add(file)
         number += 1
-    assert seen == {"tile.cuh", "prefetch.cuh", "tsm2l.cu"}
+    assert seen == expected
 
 
 def test_every_constant_changes_the_text() -> None:

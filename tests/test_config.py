@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abft_tsm2.core import tune
+from abft_tsm2.core import measured, stream, tune
 from abft_tsm2.core.config import (
     BYTES,
     T1,
-    TSM2L,
-    TSM2R,
     VARIANTS,
     Config,
     Problem,
@@ -96,36 +94,72 @@ def test_published_parameters_are_the_papers():
     assert [of("Opt-2", 10**e, 16, "float64")[3] for e in (4, 5, 6, 7)] == [1, 1, 1, 4]
 
 
+NOBODYS = replace(H200, name="a card that nobody has measured")
+MEASURED = replace(H200, name="NVIDIA H200")
+
+
 @pytest.mark.parametrize(
-    ("m", "k", "n", "family"),
+    ("m", "k", "n", "form"),
     [
-        (10**6, 8, 8, TSM2L),
-        (10**6, 16, 16, TSM2L),
-        (20480, 20480, 2, TSM2R),
-        (4096, 4096, 4096, ()),  # not skinny
-        (16, 16, 16, ()),  # not tall
-        (10, 10**6, 4, ()),
+        (10**6, 8, 8, "small"),
+        (10**6, 16, 16, "small"),
+        (20480, 20480, 2, "columns"),
+        (20480, 300, 1, "columns"),
+        (10, 10**6, 4, "columns"),
+        (10**5, 200, 4, "columns"),  # k is short, and m makes up for it
+        (16, 200, 1, None),  # nothing to do for most of the card
+        (4096, 4096, 4096, None),  # not skinny
+        (20480, 20480, 33, None),
     ],
 )
 @pytest.mark.parametrize("dtype", sorted(BYTES))
-def test_the_shape_decides(m, k, n, family, dtype):
-    other_card = replace(H200, name="a card that nobody has measured")
-    configs = tune.choose(Problem(m, k, n, dtype), other_card)
-    assert {config.variant for config in configs} <= set(family)
-    assert bool(configs) == bool(family)
-    assert all(is_valid(Problem(m, k, n, dtype), config, H200) for config in configs)
-    assert tune.choose(Problem(m, k, n, dtype, order="C"), other_card) == ()
-    assert tune.choose(Problem(m, k, n, "float16"), other_card) == ()
+@pytest.mark.parametrize("card", [NOBODYS, MEASURED], ids=lambda card: card.name)
+def test_the_shape_decides(m, k, n, form, dtype, card):
+    problem = Problem(m, k, n, dtype)
+    choice = tune.shipped(problem, card)
+    assert [config.form for config in choice.configs[:1]] == ([form] if form else [])
+    assert choice.source == ("table" if card is MEASURED else "model")
+    assert all(stream.why_not(problem, config, card) is None for config in choice.configs)
+    rows = tune.shipped(replace(problem, order="C"), card).configs
+    assert [config.form for config in rows[:1]] == ([form.replace("columns", "rows")] if form else [])
+    strided = tune.shipped(replace(problem, order="A", width=BYTES[dtype]), card).configs
+    assert [config.form for config in strided] == (["small"] if form == "small" else [])
 
 
-def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster():
-    card = replace(H200, name="NVIDIA H200")
-    assert tune.choose(SQUARE, replace(card, name="a card that nobody has measured"))
-    assert tune.choose(SQUARE, card) == ()
-    large = Problem(40960, 40960, 4, "float32")
-    assert tune.choose(large, card) == (published(large, "V3"),)
-    for other in (replace(large, n=8), replace(large, m=40959), replace(large, dtype="float64")):
-        assert tune.choose(other, card) == ()
+def test_without_a_measurement_what_ships_decides(monkeypatch, tmp_path):
+    monkeypatch.setenv(measured.VARIABLE, str(tmp_path))
+    tune.choose.cache_clear()
+    for problem in (SQUARE, replace(SQUARE, n=2), replace(SQUARE, n=2, order="C"), Problem(5, 5, 5, "float32")):
+        assert tune.choose(problem, NOBODYS) == tune.shipped(problem, NOBODYS)
+        assert tune.choose(problem, NOBODYS).source == "model"
+    tune.choose.cache_clear()
+
+
+def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster(monkeypatch):
+    monkeypatch.setattr(
+        tune, "_TABLE", {MEASURED.name: {("C", "float64", "float64"): 4, ("C", "float32", "float32"): 8}}
+    )
+    few = replace(SQUARE, n=4, order="C")
+    assert tune.shipped(few, MEASURED).configs
+    assert tune.shipped(replace(few, n=5), MEASURED).configs == ()
+    assert tune.shipped(replace(few, n=5), NOBODYS).configs
+    assert tune.shipped(replace(few, dtype="float32", weights="float32", out="float32", n=8), MEASURED).configs
+    # What cuBLAS has no call for is ours, however many columns.
+    assert tune.shipped(replace(few, dtype="float32", weights="float32", n=8), MEASURED).configs
+    assert tune.shipped(replace(few, out_order="A", n=8), MEASURED).configs
+
+
+def test_the_model_keeps_to_what_the_memory_leaves_time_for():
+    slow = replace(NOBODYS, peak_gflops_float64=NOBODYS.peak_gbs)  # an operation for each byte
+    one = Problem(20480, 20480, 1, "float64")
+    for device, ours in (
+        (NOBODYS, True),
+        (slow, True),
+        (replace(slow, peak_gflops_float64=NOBODYS.peak_gbs / 2), False),
+    ):
+        assert bool(tune.shipped(one, device).configs) is ours
+    assert tune.shipped(replace(one, n=4), NOBODYS).configs
+    assert not tune.shipped(replace(one, n=4), slow).configs
 
 
 @given(st.integers(1, 10**6), st.integers(65, 10**5), st.integers(1, 64), st.sampled_from(sorted(BYTES)))

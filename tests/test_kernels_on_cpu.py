@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import VARIANTS, Config, launch
 from tests.cuda_on_cpu import ORDERS, KernelFault, Library, build
-from tests.kernel_cases import CONFIGS, DTYPES, SCALARS, Case, Operands, cases, faults
+from tests.kernel_cases import CONFIGS, DTYPES, SCALARS, Case, Operands, cases, faults, planted
 from tests.kernel_cases import ORDERS as LAYOUTS
 from tests.oracles import elements_outside
 
@@ -95,15 +95,6 @@ ADDRESSES = {
     "columns_of_b_v1": (V1, "smaller(p + q, n - 1)", 0, "(p + q)"),
     "rows_of_c": (OPT2, "row < m && p + q < n && beta", 0, "p + q < n && beta"),
 }
-
-
-def planted(name: str, config: Config, old: str, occurrence: int, new: str) -> tuple[str, str]:
-    """The kernel's text with one change, under another name."""
-    parts = source(config).split(old)
-    assert len(parts) > occurrence + 1, f"{name}: the kernel has not {occurrence + 1} of {old!r}"
-    text = old.join(parts[: occurrence + 1]) + new + old.join(parts[occurrence + 1 :])
-    assert text != source(config)
-    return name, text.replace(config.name, name)
 
 
 @pytest.fixture(scope="session")

@@ -24,11 +24,21 @@ LAYERS = [
         "core.config",
         "core.model",
         "core.compiler",
+        "core.shapes",
+        "core.stream",
+        "core.workspace",
+        "core.vendor",
+        "core.plan",
         "core.launch",
         "core.multiply",
+        "core.measured",
         "core.tune",
+        "core.contest",
         "core.tsm2",
         "core.passes",
+        "core.generated",
+        "core.both_config",
+        "core.encode_both",
     ],
     [
         "checksum.weights",
@@ -42,7 +52,7 @@ LAYERS = [
         "checksum.decide",
     ],
     ["operands", "protect", "gemm"],
-    ["matrixio", "demo", "cli", "__main__"],
+    ["matrixio", "tuning", "facts", "demo", "cli", "__main__"],
 ]
 MODULES = [name for layer in LAYERS for name in layer]
 RANK = {name: rank for rank, name in enumerate(MODULES)}

@@ -13,36 +13,43 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from importlib import resources
-from typing import Any
+from typing import Any, Protocol
 
-from abft_tsm2.core.config import Config
 from abft_tsm2.errors import KernelCompileError
 
 OPTIONS = ("-std=c++17",)
-_TYPES = {"float32": "float", "float64": "double"}
 _INCLUDE = re.compile(r'#include "(?P<name>[\w.]+)"\n')
 _ONCE = "#pragma once\n"
 
-_kernels: dict[tuple[Config, int], Any] = {}
-_locks: dict[tuple[Config, int], threading.Lock] = {}
+
+class Kernel(Hashable, Protocol):
+    """What a compiled kernel is described by: a frozen configuration."""
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel, different for each configuration."""
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+
+    @property
+    def macros(self) -> Mapping[str, str | int]:
+        """The constants that the file asks for."""
+
+
+_kernels: dict[tuple[Kernel, int], Any] = {}
+_locks: dict[tuple[Kernel, int], threading.Lock] = {}
 _guard = threading.Lock()
 
 
-def source(config: Config) -> str:
+def source(config: Kernel) -> str:
     """The complete CUDA C++ text of one kernel."""
-    constants = {
-        "REAL": _TYPES[config.dtype],
-        "T1": config.t1,
-        "T2": config.t2,
-        "T3": config.t3,
-        "TCF": config.tcf,
-        "VARIANT": config.function,
-        "ENTRY": config.name,
-    }
+    constants = {**config.macros, "ENTRY": config.name}
     head = "".join(f"#define {name} {value}\n" for name, value in constants.items())
-    return head + _inlined(f"{config.family}.cu")
+    return head + _inlined(config.file)
 
 
 @functools.cache
@@ -65,7 +72,7 @@ def _inlined(name: str) -> str:
     return expand(name)
 
 
-def kernel(config: Config) -> Any:
+def kernel(config: Kernel) -> Any:
     """The compiled kernel, to be called as ``kernel(grid, block, arguments)`` on the current device and stream.
 
     Compiled at the first use, or loaded from CuPy's cache on disk (``CUPY_CACHE_DIR``); where that cannot be written,
@@ -90,7 +97,7 @@ def kernel(config: Config) -> Any:
     return found
 
 
-def precompile(configs: Iterable[Config]) -> int:
+def precompile(configs: Iterable[Kernel]) -> int:
     """Compile kernels for the current device ahead of their first use; returns how many.
 
     Raises
@@ -105,7 +112,7 @@ def precompile(configs: Iterable[Config]) -> int:
     return count
 
 
-def _compiled(config: Config) -> Any:
+def _compiled(config: Kernel) -> Any:
     import cupy
 
     text = source(config)
@@ -114,7 +121,7 @@ def _compiled(config: Config) -> Any:
         try:
             module.compile()
         except OSError:  # the cache on disk: read-only, or full
-            cubin, _ = cupy.cuda.compiler.compile_using_nvrtc(text, OPTIONS, filename=f"{config.family}.cu")
+            cubin, _ = cupy.cuda.compiler.compile_using_nvrtc(text, OPTIONS, filename=config.file)
             module = cupy.cuda.function.Module()
             module.load(cubin)
         return module.get_function(config.name)

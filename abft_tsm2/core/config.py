@@ -17,6 +17,7 @@ TSM2R = ("V0", "V1", "V2", "V3")
 TSM2L = ("Opt-1", "Opt-2")
 VARIANTS = (*TSM2R, *TSM2L)
 BYTES = {"float32": 4, "float64": 8}
+C_TYPES = {"float32": "float", "float64": "double", "float16": "float16", "bfloat16": "bfloat16"}  # in kernels/
 
 # What a kernel is compiled for. t1 is a number of threads, at least two warps, so that one can hide the other; t2
 # serves 1 to 16 columns of C in one reading of A; t3 elements of A a thread are in flight; the paper saw no gain from
@@ -45,9 +46,19 @@ class Problem:
     m, k, n : int
         A is m x k, B is k x n.
     dtype : str
-        ``"float32"`` or ``"float64"``, of A, B and C.
+        Of A.
     order : str
         Of A: ``"F"`` where columns are contiguous (any leading dimension), ``"C"`` where rows are, ``"A"`` for neither.
+    weights, out : str
+        Types of B and of C; that of A unless given.
+    batch : int
+        Products of this shape.
+    width : int
+        The bytes, at most 16, of which A's address and strides are multiples.
+    out_order : str
+        Of C, as `order`.
+    small : pair of pairs of int
+        How TSM2L takes A, and C: order and bytes of a load or store, as `abft_tsm2.core.stream.Stream` has them.
     """
 
     m: int
@@ -55,6 +66,25 @@ class Problem:
     n: int
     dtype: str
     order: str = "F"
+    weights: str = ""
+    out: str = ""
+    batch: int = 1
+    width: int = 16
+    out_order: str = "C"
+    small: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.small:
+            a, c = (0 if order == "F" else 1 for order in (self.order, self.out_order))
+            object.__setattr__(self, "small", ((a, self.width), (c, 16)))
+        for name in ("weights", "out"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, self.dtype)
+
+    @property
+    def sums(self) -> str:
+        """The type in which products are added: float64 where one of the operands is, else float32."""
+        return "float64" if "float64" in (self.dtype, self.weights, self.out) else "float32"
 
 
 @dataclass(frozen=True)
@@ -97,6 +127,17 @@ class Config:
     def name(self) -> str:
         """Name of the compiled kernel."""
         return f"{self.family}_{self.function}_{self.dtype}_t1_{self.t1}_t2_{self.t2}_t3_{self.t3}_tcf_{self.tcf}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds the variant."""
+        return f"{self.family}.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        sizes = {"T1": self.t1, "T2": self.t2, "T3": self.t3, "TCF": self.tcf}
+        return {"REAL": C_TYPES[self.dtype], **sizes, "VARIANT": self.function}
 
     @property
     def shared_bytes(self) -> int:
@@ -188,8 +229,11 @@ a block has {device.shared_bytes_per_block}"
         yield f"its tiles take {config.registers} registers a thread, and a block of {t1} threads has {limit} for each"
     if problem is None:
         return
-    if problem.dtype != config.dtype:
-        yield f"the kernel multiplies {config.dtype}, the operands are {problem.dtype}"
+    types = {problem.dtype, problem.weights, problem.out}
+    if types != {config.dtype}:
+        yield f"the kernel multiplies {config.dtype}, the operands are {' and '.join(sorted(types))}"
+    if problem.batch != 1:
+        yield f"{variant} multiplies one pair of matrices, not {problem.batch}"
     if problem.order != "F":
         yield f"A is not column-major: {variant} reads it column by column, a row a thread"
     if launch(problem, config).grid > _GRID:

@@ -1,4 +1,4 @@
-"""Arrays in, kernel arguments out: what a CuPy array must be for a kernel, and the launch itself.
+"""Arrays in, kernel arguments out, for the paper's kernels: what a CuPy array must be, and the launch itself.
 
 Everything here runs on the device that is current and on its current stream, and allocates nothing.
 """
@@ -12,6 +12,7 @@ from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.core.compiler import kernel
 from abft_tsm2.core.config import Config, Launch, Problem, launch, why_not
 from abft_tsm2.core.device import Device, query
+from abft_tsm2.core.plan import problem_of
 from abft_tsm2.errors import NotSuitable
 
 
@@ -19,24 +20,6 @@ from abft_tsm2.errors import NotSuitable
 def device_of(index: int) -> Device:
     """The GPU of that number."""
     return query(index)
-
-
-def problem_of(A: Array, B: Array) -> Problem:
-    """The problem that two matrices pose.
-
-    Raises
-    ------
-    NotSuitable
-        If no kernel reads them as they are: their types differ, or their strides are not multiples of an element.
-    """
-    names = (dtype_name(A.dtype), dtype_name(B.dtype))
-    if names[0] != names[1]:
-        raise NotSuitable(f"A is {names[0]} and B {names[1]}: the kernels multiply operands of one type")
-    (m, k), n, size = A.shape, B.shape[1], A.itemsize
-    if any(stride % size for x in (A, B) for stride in x.strides):
-        raise NotSuitable(f"strides of {A.strides} and {B.strides} bytes are not multiples of {size}-byte elements")
-    order = "F" if m <= 1 or A.strides[0] == size else "C" if A.strides[1] == size else "A"
-    return Problem(m, k, n, names[0], order)
 
 
 def run(
@@ -62,7 +45,7 @@ def run(
     C : (m, n) CuPy array, any strides
         Written; shares no memory with A and B.
     problem : Problem, optional
-        `problem_of` A and B, where the caller has it already.
+        `problem_of` A, B and C, where the caller has it already.
 
     Raises
     ------
@@ -70,9 +53,7 @@ def run(
         With the reason why the configuration cannot serve these operands.
     KernelCompileError
     """
-    shape = _launch(problem or problem_of(A, B), config, device)
-    if any(stride % C.itemsize for stride in C.strides):
-        raise NotSuitable(f"strides of out, {C.strides} bytes, are not multiples of {C.itemsize}-byte elements")
+    shape = _launch(problem or problem_of(A, B, C), config, device)
     if C.size == 0:
         return
     kernel(config)((shape.grid,), (shape.block,), arguments(A, B, C, alpha, beta))

@@ -21,15 +21,15 @@ def multiply(A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: 
     A : (m, k) array
     B : (k, n) array
     out : (m, n) array
-        Written; shares no memory with the others.
+        Written; shares no memory with the others. Its type is that of the sums, at least as wide as A's and B's.
     C0 : (m, n) array, optional
         Read only where ``beta != 0``.
     """
-    if float_type(A).bits < 32 and float_type(B).bits < 32:
+    if float_type(A).bits < 32 and float_type(B).bits < 32 and float_type(out).bits <= 32:
         _multiply_halves(A, B, out, C0, alpha, beta)
         return
-    if A.dtype != B.dtype:
-        _multiply_mixed(A, B, out)
+    if A.dtype != out.dtype or B.dtype != out.dtype:
+        _multiply_widened(A, B, out)
     elif is_numpy(out) or is_cupy(out):
         namespace(out).matmul(A, B, out=out)
     else:  # the standard's matmul has no `out`
@@ -41,16 +41,15 @@ def multiply(A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: 
             out[at, :] += beta * C0[at, :]
 
 
-def _multiply_mixed(A: Array, B: Array, out: Array) -> None:
-    """out = A B, the narrower operand widened block by block: the library would widen all of it at once."""
+def _multiply_widened(A: Array, B: Array, out: Array) -> None:
+    """out(i:j, p:q) = A(i:j, :) B(:, p:q) in the type of out, the narrower operands widened block by block: the library
+    would widen all of them at once."""
     xp = namespace(out)
     k = A.shape[1]
-    if float_type(A).bits < float_type(B).bits:
-        for at in _parts(out.shape[0], k):  # C(i:j, :) = A(i:j, :) B
-            out[at, :] = xp.matmul(xp.astype(A[at, :], out.dtype), B)
-    else:
-        for at in _parts(out.shape[1], k):  # C(:, p:q) = A B(:, p:q)
-            out[:, at] = xp.matmul(A, xp.astype(B[:, at], out.dtype))
+    for columns in _parts(B.shape[1], k) if B.dtype != out.dtype else (slice(None),):
+        right = xp.astype(B[:, columns], out.dtype, copy=False)
+        for rows in _parts(A.shape[0], k) if A.dtype != out.dtype else (slice(None),):
+            out[rows, columns] = xp.matmul(xp.astype(A[rows, :], out.dtype, copy=False), right)
 
 
 def _multiply_halves(A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float) -> None:

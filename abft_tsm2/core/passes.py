@@ -26,6 +26,7 @@ from abft_tsm2.arrays import (
     float_type,
     from_host,
     is_column_major,
+    is_cupy,
     is_numpy,
     namespace,
 )
@@ -56,7 +57,7 @@ def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
     -------
     Y : (p, r) array of float64
     """
-    if float_type(X).bits == 64:
+    if float_type(X).bits == 64 or is_cupy(X):  # kernels widen as they read
         with np.errstate(all="ignore"):  # overflow shows in the verdict
             return tall_skinny_matmul(X, W)
     if not is_numpy(X):

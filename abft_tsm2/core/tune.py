@@ -1,52 +1,61 @@
 """Which kernel, and with which parameters: by the shape, and by what was measured.
 
-`choose` decides without measuring anything. `modelled` takes t2 and t3 from the paper's model; `profile_t1` and
-`profile_tcf` measure the two parameters that the model leaves to profiling (C. Rivera et al., TSM2X, 2021, "Deciding
-Parameters" and "Proposed Optimizations").
+`choose` decides without measuring anything, `shipped` without what was measured on this card. `modelled` takes t2 and
+t3 from the paper's model; `profile_t1` and `profile_tcf` measure the two parameters that the model leaves to profiling
+(C. Rivera et al., TSM2X, 2021, "Deciding Parameters" and "Proposed Optimizations").
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from abft_tsm2.core import model
-from abft_tsm2.core.config import (
-    BYTES,
-    PAPER_T1,
-    T1,
-    T2,
-    T3,
-    TCF,
-    TSM2L,
-    Config,
-    Problem,
-    choices,
-    fitting,
-    is_valid,
-    published,
-)
+from abft_tsm2.core import measured, model, stream, vendor
+from abft_tsm2.core.config import PAPER_T1, T1, TCF, TSM2L, Config, Problem, choices, is_valid, published
 from abft_tsm2.core.device import Device, query
 from abft_tsm2.core.launch import run
+from abft_tsm2.core.stream import SIZES, SMALL, Stream, candidates
 from abft_tsm2.errors import NotSuitable
 
-COLUMNS = 64  # more columns of B than that are no longer few: the vendor's product is made for them
-ROWS = 16  # with no more rows of B than that a thread of TSM2R has too little to do
-BLOCKS = 2  # of TSM2L on a multiprocessor, before a thread gets more rows of C
-# Cards on which cuBLAS was measured to be ahead of V3, but for products of at least so many rows with at most so many
-# columns (benchmarks/results/tsm2.csv).
-V3_AHEAD = {
-    ("NVIDIA H200", "float32"): (40960, 4),
-    ("NVIDIA H200", "float64"): (math.inf, 0),
+DEEP = 256  # elements of k below which a block of TSM2R has no time to get going, and m has to make up for it
+# Cards on which own kernels and cuBLAS were measured side by side: the most columns with which the own ones are ahead,
+# by order of A, types of A and of the sums (benchmarks/results/stream.csv).
+_TABLE: Mapping[str, Mapping[tuple[str, str, str], int]] = {
+    "NVIDIA H200": {
+        ("F", "float32", "float32"): 16,
+        ("F", "float64", "float64"): 16,
+        ("F", "float16", "float32"): 4,
+        ("F", "bfloat16", "float32"): 4,
+        ("C", "float32", "float32"): 16,
+        ("C", "float64", "float64"): 16,
+        ("C", "float16", "float32"): 16,
+        ("C", "bfloat16", "float32"): 16,
+    }
 }
+BUSY = 0.45  # of the arithmetic peak, while reading at the peak of the memory: up to there a product streams
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What multiplies.
+
+    Attributes
+    ----------
+    configs : tuple of Stream
+        Kernels to try, best first; where none serves, the vendor library.
+    source : str
+        What decided: ``"measured"`` (``abft-tsm2 tune``), ``"table"`` (shipped for this card) or ``"model"``.
+    """
+
+    configs: tuple[Stream, ...]
+    source: str
 
 
 @functools.lru_cache(4096)
-def choose(problem: Problem, device: Device) -> tuple[Config, ...]:
-    """The configurations to try for a problem, best first; none where the vendor library is the better choice.
+def choose(problem: Problem, device: Device) -> Choice:
+    """Which kernels to try for a problem; none where the vendor library is the better choice.
 
     Parameters
     ----------
@@ -55,25 +64,57 @@ def choose(problem: Problem, device: Device) -> tuple[Config, ...]:
 
     Returns
     -------
-    configs : tuple of Config
-        Each of them can serve the problem.
+    choice : Choice
 
     Notes
     -----
-    By shape: m much larger than k and n, both few, is TSM2L's case; few columns of B is TSM2R's. Elsewhere, and where
-    it was measured to be ahead, the vendor library is the better choice.
+    Nothing is measured here. What `abft-tsm2 tune` found on this card comes first (`abft_tsm2.core.measured.kernels`
+    says which problems it speaks for), then what is `shipped`. Raises nothing. No host synchronisation.
     """
-    m, k, n = problem.m, problem.k, problem.n
-    if problem.dtype not in BYTES or n > COLUMNS or m < 4 * min(k, n):
-        return ()
-    if k <= ROWS:
-        config = streaming(problem, device)
-    else:
-        rows, columns = V3_AHEAD.get((device.name, problem.dtype), (0, n))
-        if m < rows or n > columns:
-            return ()
-        config = published(problem, "V3")
-    return (config,) if is_valid(problem, config, device) else ()
+    configs = measured.kernels(problem, device)
+    return shipped(problem, device) if configs is None else Choice(configs, "measured")
+
+
+def shipped(problem: Problem, device: Device) -> Choice:
+    """What `choose` says of a card on which nothing was measured: by the table that ships, else by the model.
+
+    In the model a kernel is memory-bound as long as its multiply-adds, at the peak bandwidth, keep the arithmetic units
+    busy for less than `BUSY` of the time.
+    """
+    configs = tuple(c for c in candidates(problem) if stream.why_not(problem, c, device) is None)
+    configs = tuple(c for c in configs if c.form == "small" or (problem.k >= DEEP or problem.m >= 64 * problem.k))
+    table = _TABLE.get(device.name)
+    if not configs or not vendor.serves(problem):  # nobody else has such a product in one call
+        return Choice(configs, "table" if table else "model")
+    config = configs[0]
+    if table is not None:
+        columns = SMALL if config.form == "small" else table.get((problem.order, problem.dtype, problem.sums), 0)
+        return Choice(configs if problem.n <= columns else (), "table")
+    work = 2 * problem.n * device.peak_gbs / SIZES[problem.dtype]  # flops a second while A streams by
+    if config.form == "small":
+        work *= problem.k / (problem.k + problem.n)
+    return Choice(configs if work <= BUSY * device.peak_gflops(problem.sums) else (), "model")
+
+
+def described(device: Device) -> str:
+    """What decides on a card, in words."""
+    there = measured.found(device.name)
+    rule = f"table shipped for {device.name}"
+    if device.name not in _TABLE:
+        rule = "model: no measurement of this card; run abft-tsm2 tune"
+    if there.ignored:
+        return f"{rule} ({there.path} is ignored: {there.ignored})"
+    if there.measurements is None:
+        return rule
+    kept = there.measurements
+    cases = f"measured on {kept.date} with driver {kept.driver}, {len(kept.entries)} cases, {there.path}"
+    return f"{cases}; elsewhere the {rule.partition(':')[0]}"
+
+
+def forget() -> None:
+    """Choose anew: the file of this card has changed."""
+    measured.forget()
+    choose.cache_clear()
 
 
 def modelled(problem: Problem, device: Device) -> Config:
@@ -85,18 +126,6 @@ def modelled(problem: Problem, device: Device) -> Config:
     asked = model.optimise(problem, device, model.WELL_POSED)
     kernels = [c for c in choices(device, variant="V3", dtype=problem.dtype) if c.t1 == PAPER_T1]
     return min(kernels, key=lambda c: (c.t3 < asked.t3, abs(c.t2 - asked.t2), abs(c.t3 - asked.t3)))
-
-
-def streaming(problem: Problem, device: Device) -> Config:
-    """Opt-2 that loads a row of A at once, in a thread as many rows as leave every multiprocessor enough blocks.
-
-    t2 is the first that n fits into, t3 the first that k fits into. So chosen it was the fastest of both variants on an
-    H200 for k = n = 8 and 16, or within some per cent of it (benchmarks/results/tsm2.csv).
-    """
-    t2, t3 = fitting(T2[1:], problem.n), fitting(T3["tsm2l", problem.dtype], problem.k)
-    enough = BLOCKS * device.multiprocessors * PAPER_T1
-    tcf = max((tcf for tcf in TCF if tcf <= 8 and problem.m >= tcf * enough), default=1)
-    return Config("Opt-2", problem.dtype, PAPER_T1, t2, t3, tcf)
 
 
 def profile_t1(problem: Problem, *, config: Config | None = None, repeats: int = 10) -> Mapping[int, float]:

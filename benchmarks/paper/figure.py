@@ -1,7 +1,7 @@
 """What the figures of this folder share: the rows they show, bars side by side, and a file that is always the same.
 
 Each script beside this one makes one figure of the paper for the card of results/tsm2.csv, which
-`python -m benchmarks.bench_tsm2` writes; they need matplotlib and no GPU.
+`python -m benchmarks.bench_tsm2 --paper` writes; they need matplotlib and no GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Cells = Sequence[tuple[str, Mapping[str, tables.Row]]]
 Series = Mapping[str, Sequence[float | None]]
 RELATIVE = {"speedup": "speedup over the best cuBLAS", "share_of_ceiling": "share of the copy rate"}
 """Columns of TSM2L's figures, and what they are called."""
-_COLOURS = ("#1f4e79", "#c8590b", "#7f9f3f", "#8064a2", "#4bacc6", "#7f7f7f")
+COLOURS = ("#1f4e79", "#c8590b", "#7f9f3f", "#8064a2", "#4bacc6", "#7f7f7f")
 
 
 def cells(suite: str, path: Path | None) -> list[tuple[str, dict[str, tables.Row]]]:
@@ -35,7 +35,9 @@ def cells(suite: str, path: Path | None) -> list[tuple[str, dict[str, tables.Row
     ]
     found = [(label, cell) for label, cell in timed if cell]
     if not found:
-        raise ValueError(f"there are no times of {suite!r}: run python -m benchmarks.bench_tsm2 --only {suite}")
+        raise ValueError(
+            f"there are no times of {suite!r}: run python -m benchmarks.bench_tsm2 --paper --suite {suite}"
+        )
     return found
 
 
@@ -56,8 +58,8 @@ def best_vendor(cell: Mapping[str, tables.Row], column: str) -> float | None:
 
 
 def best_kernel(cell: Mapping[str, tables.Row], column: str) -> float | None:
-    """A number of the fastest kernel of ours."""
-    ours = [row for row in cell.values() if row["config"]]
+    """A number of the fastest of the paper's kernels."""
+    ours = [row for row in cell.values() if row["t1"]]
     return float(min(ours, key=lambda row: float(row["ms"]))[column] or "nan") if ours else None
 
 
@@ -102,7 +104,7 @@ def bars(axis: Any, labels: Sequence[str], series: Series, *, title: str, unit: 
     width = 0.8 / max(1, len(series))
     for number, (name, heights) in enumerate(series.items()):
         at = [(place + (number - (len(series) - 1) / 2) * width, x) for place, x in enumerate(heights) if x is not None]
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         axis.bar([x for x, _ in at], [height for _, height in at], width, label=name, color=colour)
     if line is not None:
         axis.axhline(line, color="black", linewidth=0.8)
@@ -127,10 +129,17 @@ def finish(figure: Any, axes: Any, title: str, row: Mapping[str, str], path: Pat
     print(path)
 
 
-def run(name: str, text: str | None, draw: Callable[[Path | None, Path], None], arguments: list[str] | None) -> int:
-    """The command line of every script of this folder."""
+def run(
+    name: str,
+    text: str | None,
+    draw: Callable[[Path | None, Path], None],
+    arguments: list[str] | None,
+    *,
+    results: str = "tsm2.csv",
+) -> int:
+    """The command line of every script that draws one figure of one file of results."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", type=Path, metavar="CSV", help="default: results/tsm2.csv")
+    parser.add_argument("--input", type=Path, metavar="CSV", help=f"default: results/{results}")
     parser.add_argument(
         "--output", type=Path, default=FIGURES / f"{name}.svg", metavar="FILE", help=".svg or .png; %(default)s"
     )

@@ -47,6 +47,7 @@ struct dim3 {
 CUDA_ON_CPU_VECTOR_2(float2, float)
 CUDA_ON_CPU_VECTOR_2(double2, double)
 CUDA_ON_CPU_VECTOR_2(int2, int)
+CUDA_ON_CPU_VECTOR_2(uint2, unsigned)
 CUDA_ON_CPU_VECTOR_4(float4, float)
 CUDA_ON_CPU_VECTOR_4(int4, int)
 CUDA_ON_CPU_VECTOR_4(uint4, unsigned)
@@ -318,9 +319,25 @@ T atomicAdd(T* at, T value) {
   return before;
 }
 
+// Counts up to `most`, then starts again from 0.
+inline unsigned atomicInc(unsigned* at, unsigned most) {
+  ::cuda_on_cpu::note_atomic(at, sizeof(*at));
+  const unsigned before = *at;
+  *at = before >= most ? 0 : before + 1;
+  return before;
+}
+
 template <class T>
 T __ldg(const T* at) {
   return *at;
+}
+template <class T>
+T __ldcg(const T* at) {
+  return *at;
+}
+template <class T>
+void __stcg(T* at, T value) {
+  *at = value;
 }
 template <class T>
 T __ldcs(const T* at) {

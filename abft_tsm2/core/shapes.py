@@ -1,0 +1,111 @@
+"""The table that ships: in which shape each kernel of `abft_tsm2.core.stream` was fastest on an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is tuned of a kernel.
+
+    Attributes
+    ----------
+    t1 : int
+        Threads of a block.
+    tcf : int
+        Rows of A of a warp ("rows") or of a thread ("staged"), tiles of 16 of them ("tensor"), vectors of rows of a
+        thread ("columns"), or how often a thread has rows ("small").
+    t3 : int
+        Vectors of a row, or columns of A, that a thread loads at a time; vectors of a row in a stage ("staged").
+    pairs : int
+        B is fetched for 2 pairs such steps at a time; 0 for a single one ("rows"). Stages under way ("staged").
+    blocks : int
+        Of a multiprocessor: bounds the registers of a thread.
+    """
+
+    t1: int
+    tcf: int
+    t3: int
+    pairs: int
+    blocks: int
+
+
+# The fastest of some hundred shapes at m = k = 10240 and 20480 on an H200, by form, type of A, type of the sums, and
+# the largest t2 that it serves; the last one serves any. float16 stands for bfloat16 too.
+BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
+    ("columns", "float32", "float32"): {
+        2: Shape(128, 1, 4, 2, 3),
+        4: Shape(128, 1, 4, 4, 4),
+        8: Shape(128, 1, 8, 1, 3),
+        16: Shape(128, 1, 8, 2, 3),
+        32: Shape(128, 1, 2, 1, 2),
+    },
+    ("columns", "float64", "float64"): {
+        2: Shape(128, 1, 4, 2, 3),
+        4: Shape(128, 1, 8, 1, 2),
+        8: Shape(128, 1, 8, 1, 3),
+        16: Shape(128, 1, 4, 1, 3),
+        32: Shape(128, 1, 2, 1, 2),
+    },
+    ("columns", "float32", "float64"): {
+        2: Shape(128, 1, 4, 2, 4),
+        4: Shape(128, 1, 8, 1, 3),
+        8: Shape(128, 1, 4, 1, 3),
+        16: Shape(128, 1, 2, 1, 2),
+    },
+    ("columns", "float16", "float32"): {
+        4: Shape(128, 1, 4, 2, 3),
+        8: Shape(128, 1, 4, 1, 3),
+        16: Shape(128, 1, 1, 1, 2),
+    },
+    ("columns", "float16", "float64"): {
+        2: Shape(128, 1, 4, 2, 3),
+        4: Shape(128, 1, 4, 1, 2),
+        8: Shape(128, 1, 2, 1, 2),
+    },
+    ("rows", "float32", "float32"): {
+        2: Shape(128, 4, 1, 4, 6),
+        4: Shape(128, 8, 1, 2, 3),
+        8: Shape(128, 8, 1, 2, 3),
+        16: Shape(128, 8, 1, 1, 2),
+        32: Shape(128, 4, 1, 0, 2),
+    },
+    ("rows", "float64", "float64"): {
+        2: Shape(128, 4, 1, 2, 3),
+        4: Shape(128, 8, 1, 2, 3),
+        8: Shape(128, 4, 2, 1, 3),
+        16: Shape(128, 4, 1, 1, 2),
+        32: Shape(128, 2, 1, 0, 2),
+    },
+    ("rows", "float32", "float64"): {
+        2: Shape(128, 8, 1, 2, 3),
+        4: Shape(128, 4, 2, 0, 4),
+        8: Shape(128, 4, 1, 1, 2),
+        16: Shape(128, 2, 1, 0, 2),
+    },
+    ("rows", "float16", "float32"): {
+        4: Shape(128, 4, 2, 1, 4),
+        8: Shape(128, 4, 1, 1, 3),
+        16: Shape(128, 2, 1, 0, 2),
+    },
+    ("rows", "float16", "float64"): {
+        2: Shape(128, 4, 1, 1, 3),
+        4: Shape(128, 4, 1, 1, 2),
+        8: Shape(128, 2, 1, 0, 2),
+    },
+}
+# The same of the tensor cores, by order and type of A.
+TENSOR: Mapping[tuple[str, str], Mapping[int, Shape]] = {
+    ("F", "float64"): {8: Shape(128, 1, 1, 2, 4), 16: Shape(128, 2, 1, 1, 4), 32: Shape(128, 2, 1, 2, 2)},
+    ("C", "float64"): {8: Shape(128, 1, 2, 2, 3), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 1, 1, 2, 3)},
+    ("C", "float16"): {8: Shape(128, 1, 4, 2, 3), 16: Shape(128, 1, 3, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
+}
+# Of A's rows through shared memory, where there are many columns, by type of A.
+STAGED: Mapping[str, Mapping[int, Shape]] = {"float32": {16: Shape(64, 2, 8, 2, 5), 32: Shape(64, 2, 4, 2, 5)}}
+
+
+def shape_of(shapes: Mapping[int, Shape], t2: int) -> Shape:
+    """The shape for t2 columns: that of the next larger number in the table, or of the largest."""
+    return shapes[next((columns for columns in shapes if columns >= t2), max(shapes))]

@@ -1,0 +1,359 @@
+"""The kernels for today's GPUs: which there are, with which constants, and how they are launched.
+
+They read A once, at the rate of the memory: 16 bytes a load, several loads of a thread under way, k divided among so
+many blocks that every multiprocessor is busy, the parts added in a fixed order. `form` says how: "columns" and "rows",
+by how A lies, "staged", rows that go through shared memory, and "tensor", on tensor cores, are TSM2R
+(kernels/tsm2r_columns.cu and so on); "small" is TSM2L with few rows of B (kernels/tsm2l_stream.cu). The constants keep
+the paper's names where they mean what the paper's do (C. Rivera et al., TSM2X, 2021).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from abft_tsm2.core.config import C_TYPES, Problem, fitting
+from abft_tsm2.core.device import Device
+from abft_tsm2.core.shapes import BEST, STAGED, TENSOR, Shape, shape_of
+
+FORMS = ("columns", "rows", "staged", "tensor", "small")
+SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # t2 of TSM2R; a product with fewer columns takes the next larger one
+SMALL = 32  # rows and columns of B with which TSM2L keeps all of B at hand
+_SHARED = 48 * 1024  # static shared memory of a block
+_FEW = 4  # columns, which need no tensor cores
+_SUMS = 512  # bytes of a vector of A with all its columns of C: more do not fit the registers
+_GRID = 65535  # blocks along y and z
+_PARTS = 64  # of k at most: the block that comes last adds them
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One kernel: a form, the types of its operands, how wide it loads, and its shape.
+
+    Attributes
+    ----------
+    form : str
+        One of `FORMS`.
+    dtype, weights, sums, out : str
+        Types of A, of B, of products and sums, and of C.
+    width : int
+        Bytes of A in one load: 16, or what its address and strides are multiples of.
+    t2 : int
+        Columns of C.
+    shape : Shape
+    order : int
+        Of A: 0 where columns are contiguous, 1 where rows are ("tensor"), and where they have no gap ("small"); 2 for
+        rows with gaps and for any strides ("small").
+    k : int
+        Rows of B ("small"); else 0.
+    out_order, out_width : int
+        Of C, as `order` and `width` ("small"); else 0.
+    """
+
+    form: str
+    dtype: str
+    weights: str
+    sums: str
+    out: str
+    width: int
+    t2: int
+    shape: Shape
+    order: int = 0
+    k: int = 0
+    out_order: int = 0
+    out_width: int = 0
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds the form."""
+        return "tsm2l_stream.cu" if self.form == "small" else f"tsm2r_{self.form}.cu"
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        types = "_".join(f"{letter}{_short(getattr(self, field))}" for letter, field in _TYPES.items())
+        shape = self.shape
+        tail = f"_order_{self.order}" if self.form in ("tensor", "small") else ""
+        if self.form == "small":
+            tail += f"_k_{self.k}_c_{self.out_order}_w{self.out_width}"
+        return (
+            f"{self.form}_{types}_w{self.width}_t1_{shape.t1}_t2_{self.t2}_t3_{shape.t3}_tcf_{shape.tcf}"
+            f"_p{shape.pairs}_b{shape.blocks}{tail}"
+        )
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        shape = self.shape
+        types = {name: C_TYPES[getattr(self, field)] for name, field in _MACROS.items()}
+        sizes = {"WIDTH": self.width, "T1": shape.t1, "T2": self.t2, "TCF": shape.tcf, "BLOCKS": shape.blocks}
+        if self.form == "small":
+            orders = {"A_ORDER": self.order, "C_ORDER": self.out_order, "C_WIDTH": self.out_width}
+            return {**types, **sizes, "T3": self.k, **orders}
+        steps = {"T3": shape.t3, "PAIRS": shape.pairs}
+        if self.form == "tensor":
+            return {**types, **sizes, **steps, "ORDER": self.order, "SIZE": SIZES[self.dtype]}
+        return {**types, **sizes, **steps}
+
+    @property
+    def vector(self) -> int:
+        """Elements of A in one load."""
+        return self.width // SIZES[self.dtype]
+
+    @property
+    def run(self) -> int:
+        """Rows of a thread that lie side by side ("small")."""
+        if self.order == 0:
+            return self.vector
+        return self.out_width // SIZES[self.out] if self.out_order == 0 else 1
+
+    @property
+    def tile(self) -> int:
+        """Rows of C of a block."""
+        shape, warps = self.shape, self.shape.t1 // 32
+        if self.form == "small":
+            return shape.tcf * shape.t1 * self.run
+        rows = {"rows": warps, "staged": shape.t1, "columns": 32 * self.vector, "tensor": 16 * warps}
+        return shape.tcf * rows[self.form]
+
+    @property
+    def step(self) -> int:
+        """Elements of k that a block multiplies at a time: slices of k are multiples of it."""
+        if self.form in ("columns", "staged"):
+            return self.shape.t3 * (self.vector if self.form == "staged" else self.shape.t1 // 32)
+        depth = 32 * self.vector if self.form == "rows" else 16 if self.dtype == "float64" else 32
+        return depth * self.shape.t3
+
+    @property
+    def sums_per_thread(self) -> int:
+        """What a thread leaves behind of a part of k, as the kernels count it."""
+        count = self.shape.tcf * self.t2
+        if self.form == "rows":
+            return -(-count // 32)
+        if self.form in ("tensor", "staged"):
+            return count // 2 if self.form == "tensor" else count
+        return -(-count * self.vector // (self.shape.t1 // 32))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: of TSM2R two stages of B, and what the warps exchange; of TSM2L B and the tiles."""
+        if self.form == "small":
+            group = min(self.t2, 4 if self.t2 > 2 else 2)
+            b = self.k * (-(-self.t2 // group) * group) * SIZES[self.sums]
+            tiles = (self.order, SIZES[self.dtype], self.k), (self.out_order, SIZES[self.sums], self.t2)
+            return b + self.shape.t1 // 32 * max(self._tile_bytes(*tile) for tile in tiles)
+        size, shape, warps = SIZES[self.sums], self.shape, self.shape.t1 // 32
+        unit, steps = 16 // size, max(1, 2 * shape.pairs)
+        if self.form == "tensor":
+            row = self.t2 if size < 8 else self.t2 + 4 if self.order else self.t2 if self.t2 % 16 == 8 else self.t2 + 8
+            return 2 * self.step * steps * row * SIZES[self.dtype] + 4
+        if self.form == "staged":
+            pitch = (-(-self.t2 // unit) | 1) * 16
+            return shape.pairs * (self.tile * shape.t3 * 16 + self.step * pitch) + 4
+        if self.form == "rows":
+            units = -(-self.vector * self.t2 // unit)
+            return 2 * (32 * shape.t3 * steps) * (units + 1 - units % 2) * 16 + 4
+        return 2 * (self.step * steps) * -(-self.t2 // unit) * 16 + warps * shape.t1 * size + 4
+
+    def _tile_bytes(self, order: int, size: int, columns: int) -> int:
+        """What the rows of a warp take in shared memory, with the gaps that spread them over the banks."""
+        if order == 0:
+            return 16
+        row = self.run * columns * size
+        elements = self.tile // (self.shape.t1 // 32) * columns
+        gaps = 0 if columns * size % 16 else elements // (self.run * columns * (8 // math.gcd(row // 16, 8)))
+        return -(-(elements * size + gaps * 16) // 16) * 16
+
+
+_TYPES = {"a": "dtype", "b": "weights", "s": "sums", "c": "out"}
+_MACROS = {"A_TYPE": "dtype", "B_TYPE": "weights", "ACC": "sums", "C_TYPE": "out"}
+
+
+def _short(dtype: str) -> str:
+    """``float32`` as ``f32``, ``bfloat16`` as ``b16``."""
+    return dtype[0] + dtype[-2:]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Blocks of a launch: `tiles` of rows, `parts` of k of `slice` elements each, `batch` products."""
+
+    tiles: int
+    parts: int
+    slice: int
+    batch: int
+
+
+def candidates(problem: Problem) -> Iterator[Stream]:
+    """The kernels made for a problem, best first; none if there is no form for it."""
+    m, k, n = problem.m, problem.k, problem.n
+    if min(m, k, n) == 0:
+        return
+    types = (problem.dtype, problem.weights, problem.sums, problem.out)
+    if k <= SMALL and n <= SMALL:
+        yield _small(problem)
+    form = {"F": "columns", "C": "rows"}.get(problem.order)
+    if form is None or n > COLUMNS[-1]:
+        return
+    kind = problem.dtype.replace("bfloat16", "float16")
+    if n > _FEW and problem.width == 16 and problem.weights == problem.dtype:
+        t2 = -(-n // 8) * 8
+        shapes = TENSOR.get((problem.order, kind))
+        if shapes is not None and (kind == "float64" or problem.sums == "float32"):
+            yield Stream("tensor", *types, 16, t2, shape_of(shapes, t2), order="FC".index(problem.order))
+    t2, width = fitting(COLUMNS, n), problem.width
+    if form == "rows" and n > 2 * _FEW and width == 16 and problem.sums == problem.dtype in STAGED:
+        yield Stream("staged", *types, 16, t2, shape_of(STAGED[kind], t2))
+    size, wide = SIZES[problem.dtype], SIZES[problem.sums]
+    while width > size and width // size * t2 * wide > _SUMS:
+        width //= 2
+    shape = _for_width(shape_of(BEST[form, kind, problem.sums], t2), form, problem, width // size * t2 * wide)
+    config = Stream(form, *types, width, t2, shape)
+    while config.shared_bytes > _SHARED and form == "rows" and shape.pairs + shape.t3 > 1:
+        shape = replace(shape, pairs=shape.pairs // 2) if shape.pairs else replace(shape, t3=shape.t3 // 2)
+        config = replace(config, shape=shape)
+    yield config
+
+
+def _small(problem: Problem) -> Stream:
+    """TSM2L: rows of a thread that make up 128 bytes of A and of C, and as many blocks as the registers leave room."""
+    k, n = problem.k, problem.n
+    (order, width), (out_order, out_width) = problem.small
+    size, wide = SIZES[problem.dtype], SIZES[problem.sums]
+    if order == 0 and size < wide and k > 8:
+        width = min(width, 8)
+    run = width // size if order == 0 else out_width // SIZES[problem.out] if out_order == 0 else 1
+    row = run * k * size
+    reach = max(row, run * n * wide) if order else row
+    tcf = next(tcf for tcf in (8, 4, 2, 1) if tcf * reach <= 128 or tcf == 1)
+    if order == 0:
+        tcf = min(tcf, 4 if size == wide and width == 16 else 1)
+    elif tcf == 1 and reach == 128 and width == 16:
+        tcf = 2
+    held = tcf * row // 4  # registers of A
+    held += max(0, tcf * run * min(n, 4) * wide // 4 - 16)  # of the sums beyond some
+    most = (16, 5), (64 if size == wide else 48, 4), (80, 3)
+    blocks = next((blocks for registers, blocks in most if held <= registers), 2)
+    if order and size == 8 and blocks == 4:
+        blocks = 3
+    if n > _FEW * 4 or order != out_order or order == 2:  # strides of their own, or sums that wait, take registers too
+        blocks = min(blocks, 3 if order == out_order < 2 else 2)
+    types = (problem.dtype, problem.weights, problem.sums, problem.out)
+    shape = Shape(64, tcf, 1, 1, 2 * blocks)
+    config = Stream("small", *types, width, n, shape, order, k, out_order, out_width)
+    while config.shared_bytes > _SHARED:  # rows that go through shared memory: fewer of them
+        if config.shape.tcf > 1:
+            config = replace(config, shape=replace(shape, tcf=config.shape.tcf // 2))
+        elif order == 0 and config.width > size:
+            config = replace(config, width=config.width // 2)
+        elif config.out_width > SIZES[problem.out]:
+            config = replace(config, out_width=config.out_width // 2)
+        else:
+            break
+    return config
+
+
+def _for_width(shape: Shape, form: str, problem: Problem, sums_bytes: int) -> Shape:
+    """Narrower loads, and more of them, as long as the sums fit the registers."""
+    factor = min(4, 16 // problem.width)
+    if factor == 1:
+        return shape
+    if form == "rows":
+        return replace(shape, t3=min(4, shape.t3 * factor), blocks=max(1, shape.blocks - 1))
+    return replace(shape, tcf=shape.tcf * max(1, min(factor, _SUMS // sums_bytes)))
+
+
+def why_not(problem: Problem | None, config: Stream, device: Device) -> str | None:
+    """Why `config` cannot serve `problem` on `device`; None if it can. See `abft_tsm2.core.config.why_not`."""
+    return next(_objections(problem, config, device), None)
+
+
+def _objections(problem: Problem | None, config: Stream, device: Device) -> Iterator[str]:
+    if config.form not in FORMS:
+        yield f"there is no form {config.form!r}: choose from {', '.join(FORMS)}"
+        return
+    if config.form == "tensor":
+        if config.t2 % 8 or not 0 < config.t2 <= COLUMNS[-1]:
+            yield f"t2 = {config.t2}: the tensor cores take 8, 16, 24 or 32 columns"
+        if config.weights != config.dtype or (
+            config.dtype != "float64" and (config.order, config.sums) != (1, "float32")
+        ):
+            yield "the tensor cores multiply float64 by float64, and 16-bit rows by columns of the same type in float32"
+        if device.compute_capability < (8, 0):
+            yield f"compute capability {device.compute_capability} has no such tensor cores: 8.0 has"
+    elif config.form == "staged" and config.width != 16:
+        yield f"loads of {config.width} bytes: rows go through shared memory by 16"
+    elif config.form != "small" and config.t2 not in COLUMNS:
+        yield f"t2 = {config.t2}: {config.form} is compiled for t2 in {', '.join(map(str, COLUMNS))}"
+    if config.shared_bytes > min(_SHARED, device.shared_bytes_per_block):
+        yield f"a block takes {config.shared_bytes} bytes of shared memory, and has {_SHARED}"
+    if problem is None:
+        return
+    if problem.batch > _GRID:
+        yield f"{problem.batch} products are more than the {_GRID} of one launch"
+    types = (config.dtype, config.weights, config.sums, config.out)
+    if types != (problem.dtype, problem.weights, problem.sums, problem.out):
+        yield f"the kernel's types of A, B, sums and C are {types}, the problem's are others: {problem}"
+    if config.form == "small":
+        yield from _small_objections(problem, config)
+        return
+    if config.width > problem.width:
+        yield f"loads of {config.width} bytes, but A lies at multiples of {problem.width}"
+    if problem.n > config.t2:
+        yield f"n = {problem.n} is more than the {config.t2} columns of the kernel"
+    order = {"columns": "F", "rows": "C", "staged": "C"}.get(config.form, "FC"[config.order])
+    if problem.order != order:
+        yield f"{config.form} reads A of order {order}, and this one is {problem.order}"
+
+
+def _small_objections(problem: Problem, config: Stream) -> Iterator[str]:
+    if (config.k, config.t2) != (problem.k, problem.n):
+        yield f"the kernel is made for k = {config.k}, n = {config.t2}, not {problem.k} and {problem.n}"
+    for name, (order, width), (has, most) in (
+        ("A", (config.order, config.width), problem.small[0]),
+        ("C", (config.out_order, config.out_width), problem.small[1]),
+    ):
+        if order != has or width > most:
+            yield f"{name} is of order {has} at multiples of {most} bytes, the kernel takes {order} and {width}"
+
+
+# Of the cost of a part of k: what it takes to begin and to end, in steps; the share of the slots that saturates the
+# memory; and how much longer than the mean the slowest block takes.
+_OVERHEAD, _SATURATED, _STRAGGLER = 1.5, 0.6, 0.1
+
+
+@functools.lru_cache(4096)
+def grid(problem: Problem, config: Stream, device: Device) -> Grid:
+    """How a product is divided among blocks.
+
+    Blocks that run at the same time share the bandwidth. So a last wave that fills the slots of the multiprocessors in
+    part takes so much less, down to the share that saturates the memory: the division is the cheapest by
+
+        cost = (full waves + max(0.6, rest)) (steps + 1.5) + 0.1 steps
+
+    with `steps` of a part, of which a block has one. More parts are more even; fewer have less to add at the end.
+    """
+    tiles = -(-problem.m // config.tile)
+    if config.form == "small":
+        return Grid(tiles, 1, problem.k, problem.batch)
+    slots = device.multiprocessors * config.shape.blocks
+    total = max(1, -(-problem.k // config.step))
+    best = (float("inf"), total)
+    for parts in range(1, min(_PARTS, total) + 1):
+        steps = -(-total // parts)
+        waves, rest = divmod(tiles * problem.batch * -(-total // steps), slots)
+        cost = (waves + (max(_SATURATED, rest / slots) if rest else 0)) * (steps + _OVERHEAD) + _STRAGGLER * steps
+        best = min(best, (cost, steps))
+    steps = best[1]
+    return Grid(tiles, -(-total // steps), steps * config.step, problem.batch)
+
+
+def workspace(config: Stream, shape: Grid) -> tuple[int, int]:
+    """Bytes of partial sums, and tickets, that a launch takes."""
+    if shape.parts == 1:
+        return 0, 0
+    tiles = shape.tiles * shape.batch
+    return tiles * shape.parts * config.shape.t1 * config.sums_per_thread * SIZES[config.sums], tiles

@@ -1,0 +1,68 @@
+"""What ``abft-tsm2 info`` prints: versions, devices, and what this installation is configured to do."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+import abft_tsm2
+from abft_tsm2 import matrixio
+from abft_tsm2.core import measured
+from abft_tsm2.core.device import query
+from abft_tsm2.core.tune import described
+
+_PACKAGES = ("numpy", "scipy", "array-api-compat", "click", "ml-dtypes", "scikit-learn", "pillow")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def collected() -> dict[str, dict[str, Any]]:
+    """Sections of names and values; None for a package that is not installed. No host synchronisation."""
+    found = {dist.name.replace("_", "-"): dist.version for dist in metadata.distributions()}
+    cupy = next((version for name, version in found.items() if name.startswith("cupy")), None)
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    gpus, choices = _gpus()
+    return {
+        "versions": {
+            "abft_tsm2": abft_tsm2.__version__,
+            "python": platform.python_version(),
+            **{name: found.get(name) for name in _PACKAGES},
+            "cupy": cupy,
+            "blas": f"{blas['name']} {blas['version']}",
+        },
+        "devices": {
+            "system": platform.platform(),
+            "cpu": f"{platform.machine()}, {os.cpu_count()} logical cores",
+            "memory": f"{matrixio.physical_memory() / 1e9:.1f} GB",
+            **gpus,
+        },
+        "configuration": {
+            **{f"on {status}": action for status, action in abft_tsm2.geterr().items()},
+            "panel": f"{matrixio.PANEL_BYTES / 2**20:g} MB",
+            "mapped from": f"{matrixio.MAP_BYTES / 2**20:g} MB",
+            "cache": str(measured.folder()),
+            **choices,
+            **{name: os.environ[name] for name in _THREADS if name in os.environ},
+        },
+    }
+
+
+def _gpus() -> tuple[dict[str, str], dict[str, str]]:
+    """The cards, and what decides on each of them which kernel multiplies."""
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError:
+        return {"gpu": "none (CuPy is not installed)"}, {}
+    if not cupy.is_available():
+        return {"gpu": "none (CuPy finds no CUDA device)"}, {}
+    gpus, choices = {}, {}
+    for number in range(cupy.cuda.runtime.getDeviceCount()):
+        properties = cupy.cuda.runtime.getDeviceProperties(number)
+        name, memory = properties["name"].decode(), properties["totalGlobalMem"]
+        gpus[f"gpu {number}"] = f"{name}, {memory / 1e9:.1f} GB, driver {measured.driver()}"
+        choices[f"choice on gpu {number}"] = described(query(number))
+    return gpus, choices

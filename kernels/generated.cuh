@@ -1,0 +1,55 @@
+// Weights of a checksum, one column of them for each sum: read from memory, or made where they are used.
+//
+// Given as a macro, in front of this text: ACC, float or double.
+#pragma once
+#include "index.cuh"
+
+typedef unsigned long long Bits;
+
+enum Kind { READ, ONES, RAMP, BALANCED };
+
+// sign (1 + h / 128), h = 0..64, sign and h from a hash of index and column: the finalizer of SplitMix64 (G. L. Steele,
+// D. Lea, C. H. Flood, Fast splittable pseudorandom number generators, OOPSLA 2014). Eight significant bits: exact in
+// every type.
+INLINE ACC balanced(Bits seed, Index i, int q) {
+  Bits z = seed + (Bits(i) + (Bits(q) << 48)) * 0x9E3779B97F4A7C15ull;
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+  z ^= z >> 31;
+  const int h = int((z & 0x7fffffffu) * 65 >> 31);
+  const ACC size = ACC(128 + h) / ACC(128);
+  return z >> 63 ? -size : size;
+}
+
+// ((i + 1) / n)^q, as products of (i + 1) (1 / n): in float64 and rounded once.
+INLINE ACC ramp(Index n, Index i, int q) {
+  const double step = double(i + 1) * (1.0 / double(n));
+  double x = 1;
+  for (int c = 0; c < q; c++) x *= step;
+  return ACC(x);
+}
+
+template <Kind KIND>
+struct Weights {
+  const ACC* at;       // element (i, q) is at[i rs + q cs], where it is read
+  Index rs, cs;
+  Index n, r;          // weights in a column, and columns
+  Bits seed;
+  const ACC* squares;  // weight of the square of element i: squares[i ss], where it is given; else that of the element,
+  Index ss;            // in the first column, squared
+  bool given;
+
+  // Weight q of element i; zero outside.
+  INLINE ACC operator()(Index i, int q) const {
+    if (i >= n || q >= r) return ACC(0);
+    if (KIND == READ) return at[i * rs + q * cs];
+    if (KIND == BALANCED) return balanced(seed, i, q);
+    return KIND == RAMP ? ramp(n, i, q) : ACC(1);
+  }
+
+  // Weight of its square.
+  INLINE ACC square(Index i) const {
+    const ACC w = KIND != READ && !given ? (*this)(i, 0) : i < n ? *(given ? squares + i * ss : at + i * rs) : ACC(0);
+    return given ? w : w * w;
+  }
+};

@@ -1,0 +1,127 @@
+// Tiles of 16-bit elements for the tensor cores, A row-major: what a thread loads of A and of B, and the product.
+//
+// The tensor cores multiply 16 rows by 8 columns, 16 elements of k at a time. Threads come in groups of four, which have 8
+// elements of k each; products are exact, sums are float32 and not rounded to nearest.
+#pragma once
+#include "split.cuh"
+
+constexpr int DEPTH = 32;   // of k: what the vectors of a tile reach
+constexpr int VECTORS = 2;  // of a tile, a thread
+constexpr int STAGE = STAGE_OF(DEPTH);
+constexpr int WEIGHTS = STAGE * T2;  // elements of a stage
+
+INLINE int group() { return threadIdx.x % 32 / 4; }   // of four threads: rows of A and C, columns of B
+INLINE int member() { return threadIdx.x % 4; }
+
+// Where row j of B lies in shared memory: the rows that the four threads of a group read at the same time side by side.
+INLINE unsigned place(unsigned j) { return (j / DEPTH * DEPTH + j % 8 * 4 + j % DEPTH / 8) * T2; }
+
+// weights = B(first : first + STAGE, 0 : T2), zero outside of B. `B` is B(first, 0), of which `left` rows are there.
+INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n, bool dense) {
+  constexpr int ACROSS = power_of_two(T2);
+  const int rows = int(smaller(left, STAGE));
+  if (dense) {
+#pragma unroll 2
+    for (unsigned i = threadIdx.x * 8; i < STAGE * T2; i += T1 * 8) {
+      const unsigned at = place(i / T2) + i % T2;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+      copy<16>(&weights[at], B + i, int(i) < rows * T2);
+#else
+      for (int e = 0; e < 8; e++) weights[at + e] = int(i) < rows * T2 ? B[i + e] : B_TYPE{0};
+#endif
+    }
+    return;
+  }
+  const bool columns = rsb == 1;
+#pragma unroll 4
+  for (unsigned i = threadIdx.x; i < STAGE * ACROSS; i += T1) {
+    const unsigned j = columns ? i % STAGE : i / ACROSS, q = columns ? i / STAGE : i % ACROSS;
+    if (q < T2) weights[place(j) + q] = int(j) < rows && q < n ? B[j * rsb + q * csb] : B_TYPE{0};
+  }
+}
+
+INLINE A_TYPE of_pair(unsigned pair, int i) {
+  A_TYPE x;
+  const unsigned short bits = static_cast<unsigned short>(pair >> 16 * i);
+  memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
+// The same of pairs of 16-bit elements.
+INLINE void multiply_tile_plain(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                unsigned b1) {
+  const unsigned a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+#pragma unroll
+  for (int t = 0; t < 4; t++) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const unsigned low = __shfl_sync(~0u, a[2 * i], group() * 4 + t);
+      const unsigned high = __shfl_sync(~0u, a[2 * i + 1], group() * 4 + t);
+#pragma unroll
+      for (int q = 0; q < 2; q++) {
+        const unsigned x = __shfl_sync(~0u, b[i], (2 * member() + q) * 4 + t);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          c[q] += float(widened(of_pair(low, e))) * float(widened(of_pair(x, e)));
+          c[2 + q] += float(widened(of_pair(high, e))) * float(widened(of_pair(x, e)));
+        }
+      }
+    }
+  }
+}
+
+INLINE void multiply_tile(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define MMA_16(type)                                                                                                  \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "    \
+      "{%0, %1, %2, %3};"                                                                                             \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+  if constexpr (same<A_TYPE, bfloat16>)
+    MMA_16("bf16");
+  else
+    MMA_16("f16");
+#else
+  multiply_tile_plain(c, a0, a1, a2, a3, b0, b1);
+#endif
+}
+
+// b = elements 8 member + 2 i and 8 member + 2 i + 1 of 32 rows of B, from row `first` on, in column `column` + group.
+INLINE void load_pairs(unsigned (&b)[4], B_TYPE* weights, int first, int column) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  // Thread r + 8 i names the r-th of 8 rows that make up b[i].
+  const int r = threadIdx.x % 8, i = threadIdx.x % 32 / 8;
+  const unsigned at = __cvta_generic_to_shared(&weights[place(first + r / 2 * 8 + 2 * i + r % 2) + column]);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+               : "r"(at)
+               : "memory");
+#else
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const B_TYPE low = weights[place(first + member() * 8 + 2 * i) + column + group()];
+    const B_TYPE high = weights[place(first + member() * 8 + 2 * i + 1) + column + group()];
+    b[i] = low.bits | unsigned(high.bits) << 16;
+  }
+#endif
+}
+
+// sum += a B(j : j + STEP, :), B in shared memory from element `first` of k on.
+INLINE void multiply(ACC (&sum)[TCF][T2 / 8][4], const Vector (&a)[TCF][T3][VECTORS], B_TYPE* weights, int first) {
+#pragma unroll
+  for (int t = 0; t < T3; t++) {
+#pragma unroll
+    for (int p = 0; p < T2 / 8; p++) {
+      unsigned b[4];
+      load_pairs(b, weights, first + t * DEPTH, p * 8);
+#pragma unroll
+      for (int c = 0; c < TCF; c++) {
+        uint4 low, high;
+        memcpy(&low, &a[c][t][0], 16);
+        memcpy(&high, &a[c][t][1], 16);
+        multiply_tile(sum[c][p], low.x, high.x, low.y, high.y, b[0], b[1]);
+        multiply_tile(sum[c][p], low.z, high.z, low.w, high.w, b[2], b[3]);
+      }
+    }
+  }
+}

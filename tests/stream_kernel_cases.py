@@ -1,0 +1,283 @@
+"""Problems for kernels/tsm2r_columns.cu and tsm2r_rows.cu, their data in memory, and the judge of what they made.
+
+Why this grid
+-------------
+*Configurations* (`CONFIGS`) are the kernels' paths: both forms; every combination of types that a product can have;
+loads of 16, 8, 4 and 2 bytes; every t2, those among them whose columns of B are no multiple of 16 bytes, and so many
+sums of a thread that they are exchanged in several rounds; one and several vectors of a thread, and rows of a warp, and
+a number of them that is no power of two; two warps, and four.
+
+*Shapes* (`shapes`) are where these have their edges: m one below, at and one above a tile, within a vector, and several
+tiles; k one below, at and one above a step, a stage of B and several stages, and shorter than a vector; n = 1, t2 - 1
+and t2. k is one part, or in parts of one to three steps, the last of which is not full; some parts have nothing at all.
+
+*Memory.* Where 16 bytes are loaded, address and strides of A are multiples of 16; where fewer are, odd multiples of so
+many. B is dense (which is copied 16 bytes at a time), the same at another address, row-major, column-major, of strides
+that are unit in neither direction, or negative; so is C but for the first two. There are stacks of three products, with
+one B for each or for all. NaN surrounds all matrices; what surrounds C has to be what it was, bit by bit.
+
+alpha, beta and data vary together with these, in cycles of lengths without a common factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.core.config import Problem
+from abft_tsm2.core.stream import Grid, Shape, Stream, workspace
+from tests.cases import DTYPES, finfo
+from tests.kernel_cases import ALPHA_BETA, DATA, Placed, strides_of, wrong_elements
+
+TYPES = {dtype.name: dtype for dtype in DTYPES}
+B_ORDERS = ("dense", "C", "F", "shifted", "strided", "reversed")
+C_ORDERS = ("C", "F", "strided", "reversed")
+FORMS = {"columns": "F", "rows": "C"}  # and the order of A
+GAP = 5  # elements between the matrices of a stack
+
+
+def _configs() -> Iterator[Stream]:
+    """Types of A, B, sums and C; width, t2; and t1, tcf, t3, pairs, which both forms take."""
+    single, double = "float32", "float64"
+    for form in FORMS:
+        plans = [
+            (single, single, single, single, 16, 4, (64, 1, 2, 1)),
+            (single, single, single, single, 8, 3, (64, 2, 1, 2)),
+            (single, single, single, single, 4, 1, (64, 3, 2, 1)),
+            (single, single, single, single, 16, 12, (128, 1, 1, 1)),
+            (single, single, single, single, 16, 16, (64, 2, 1, 1)),
+            (single, single, single, single, 4, 32, (64, 2, 1, 1)),
+            (double, double, double, double, 16, 4, (64, 2, 2, 1)),
+            (double, double, double, double, 8, 3, (64, 3, 1, 1)),
+            (double, double, double, double, 16, 1, (64, 4, 1, 4)),
+            (double, double, double, double, 8, 24, (64, 1, 1, 1)),
+            (single, single, double, double, 16, 2, (64, 2, 1, 2)),
+            (single, single, double, double, 4, 6, (64, 1, 2, 1)),
+            (single, double, double, double, 16, 4, (64, 1, 1, 1)),
+            (single, double, double, double, 8, 3, (64, 2, 1, 1)),
+            (double, single, double, double, 8, 2, (64, 1, 2, 1)),
+        ]
+        if form == "rows":  # pairs = 0: B is fetched for a step at a time
+            plans += [
+                (single, single, single, single, 16, 4, (64, 2, 1, 0)),
+                (double, double, double, double, 8, 6, (64, 1, 2, 0)),
+            ]
+        for half in ("float16", "bfloat16"):
+            plans += [
+                (half, half, single, single, 16, 4, (64, 1, 1, 2)),
+                (half, half, single, single, 4, 8, (64, 2, 1, 1)),
+                (half, single, single, single, 8, 2, (64, 1, 2, 1)),
+                (half, half, single, half, 2, 3, (64, 3, 1, 1)),
+                (half, half, double, double, 16, 2, (64, 1, 1, 1)),
+            ]
+        for *types, width, t2, shape in plans:
+            if types[0] in TYPES:
+                yield Stream(form, *types, width, t2, Shape(*shape, 1))
+
+
+CONFIGS: Sequence[Stream] = tuple(_configs())
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: C = alpha A B + beta C, for each of `batch` products.
+
+    A line of A is `extra` vectors longer in memory than it has to be. A part of k has so many `steps`, 0 standing for
+    all; `idle` parts lie beyond the end of k. `shared` is one B for all products.
+    """
+
+    config: Stream
+    m: int
+    k: int
+    n: int
+    steps: int = 0
+    idle: int = 0
+    extra: int = 0
+    b_order: str = "C"
+    c_order: str = "C"
+    batch: int = 1
+    shared: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    data: str = "uniform"
+
+    @property
+    def problem(self) -> Problem:
+        config = self.config
+        types = {"weights": config.weights, "out": config.out}
+        sizes = (self.m, self.k, self.n)
+        return Problem(*sizes, config.dtype, FORMS[config.form], **types, batch=self.batch, width=config.width)
+
+    @property
+    def grid(self) -> Grid:
+        config = self.config
+        total = -(-self.k // config.step)
+        steps = self.steps or total
+        return Grid(-(-self.m // config.tile), -(-total // steps) + self.idle, steps * config.step, self.batch)
+
+    def __str__(self) -> str:
+        parts = f"{self.steps} steps, {self.idle} idle" if self.steps else "whole"
+        layout = f"+{self.extra} B-{self.b_order} C-{self.c_order} batch={self.batch}{' shared' * self.shared}"
+        scalars = f"alpha={self.alpha} beta={self.beta} {self.data}"
+        return f"{self.config.name} {self.m}x{self.k}x{self.n} {parts} {layout} {scalars}"
+
+
+def stage_of(config: Stream) -> int:
+    """Elements of k for which a kernel fetches B at a time."""
+    return config.step * max(1, 2 * config.shape.pairs)
+
+
+def shapes(config: Stream) -> list[tuple[int, int, int]]:
+    """The (m, k, n) at which a kernel of these constants has its edges."""
+    tile, step, stage, t2, vector = config.tile, config.step, stage_of(config), config.t2, config.vector
+    return [
+        (1, 1, 1),
+        (tile - 1, step - 1, max(1, t2 - 1)),
+        (tile, step, t2),
+        (tile + 1, step + 1, t2),
+        (tile // 2 + 1, stage - 1, t2),
+        (2 * tile, stage, t2),
+        (tile + vector // 2 + 1, stage + 1, 1),
+        (2 * tile + 3, 2 * stage + step // 2 + 1, t2),
+        (tile, 3 * stage + step - 1, t2),
+        (2 * tile, stage + 2 * step, t2),
+        (tile + 2, 3 * step + max(1, vector - 1), max(1, t2 - 1)),
+        (5, max(1, vector - 1), t2),
+        (3 * tile - 1, 4 * stage, t2),
+    ]
+
+
+def cases(config: Stream) -> list[Case]:
+    """Every shape of a configuration twice, with parts, layouts, scalars and data in turn."""
+    start = CONFIGS.index(config) if config in CONFIGS else 0
+
+    def case(i: int, shape: tuple[int, int, int]) -> Case:
+        turn = 7 * start + i
+        alpha, beta = (float(x) for x in ALPHA_BETA[turn % len(ALPHA_BETA)])
+        steps = (0, 1, 2, 3)[turn % 4]
+        parts = (steps, (0, 1, 0, 2, 0)[turn % 5] if steps else 0)
+        layout = (turn % 3, B_ORDERS[turn % 6], C_ORDERS[turn // 3 % 4])
+        batch = (3 if turn % 7 == 4 else 1, turn % 4 < 2)
+        return Case(config, *shape, *parts, *layout, *batch, alpha, beta, DATA[turn % 3])
+
+    return [case(i, shape) for i, shape in enumerate(shapes(config) * 2)]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A, B and C of a case in memory, and C as it was: NaN where beta is 0."""
+
+    case: Case
+    a: Placed
+    b: Placed
+    c: Placed
+
+    @classmethod
+    def of(cls, case: Case, seed: int = 0) -> Operands:
+        rng = np.random.default_rng(seed)
+        draw = rng.random if case.data == "uniform" else rng.standard_normal
+        config, batch = case.config, case.batch
+        strides, shift = _strides_of_a(case)
+        a = Placed.strided((batch, case.m, case.k), TYPES[config.dtype], strides, shift)
+        b = _stack((case.k, case.n), TYPES[config.weights], case.b_order, 2, batch, shared=case.shared)
+        c = _stack((case.m, case.n), TYPES[config.out], case.c_order, 1, batch)
+        for placed in (a, b, c) if case.beta != 0 else (a, b):
+            placed.matrix()[...] = draw(placed.shape)
+        return cls(case, a, b, c)
+
+    def arguments(self, a: Any, b: Any, c: Any, partial: Any, tickets: Any) -> tuple[Any, ...]:
+        """A kernel's arguments; the five stand for what it takes pointers to."""
+        case, real = self.case, np.dtype(self.case.config.sums).type
+        (bsa, *sa), (bsb, *sb), (bsc, *sc) = (placed.strides for placed in (self.a, self.b, self.c))
+        lda = max(sa)  # the other one is 1
+        sizes = (case.m, case.k, case.n)
+        factors = real(case.alpha), real(case.beta)
+        return (
+            *sizes,
+            factors[0],
+            a,
+            lda,
+            bsa,
+            b,
+            *sb,
+            bsb,
+            factors[1],
+            c,
+            *sc,
+            bsc,
+            case.grid.slice,
+            partial,
+            tickets,
+        )
+
+    def scratch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Memory for partial sums, of the exact size and all NaN, and tickets."""
+        size, tickets = workspace(self.case.config, self.case.grid)
+        sums = np.dtype(self.case.config.sums)
+        return np.full(size // sums.itemsize, np.nan, sums), np.zeros(tickets, np.uint32)
+
+
+def _strides_of_a(case: Case) -> tuple[tuple[int, int, int], int]:
+    """Of products, rows and columns; and how far the first element is from a multiple of 16 bytes."""
+    config = case.config
+    vector, narrow = config.vector, config.width < 16
+    line, lines = (case.m, case.k) if config.form == "columns" else (case.k, case.m)
+    vectors = -(-line // vector) + case.extra
+    lda = (vectors + (narrow and vectors % 2 == 0)) * vector
+    apart = (lines * lda // vector + 1) * vector
+    return ((apart, 1, lda) if config.form == "columns" else (apart, lda, 1)), vector if narrow else 0
+
+
+def _stack(shape: tuple[int, int], dtype: Any, order: str, extra: int, batch: int, *, shared: bool = False) -> Placed:
+    dense = order in ("dense", "shifted")
+    strides = strides_of(shape, "C") if dense else strides_of(shape, order, extra)
+    span = 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
+    apart = 0 if shared else -(-span // 8) * 8 + 8 if dense else span + GAP  # dense ones begin at multiples of 16 bytes
+    return Placed.strided((batch, *shape), dtype, (apart, *strides), int(order == "shifted"))
+
+
+def faults(operands: Operands, memory: np.ndarray, tickets: np.ndarray, *, flushes: bool = False) -> list[str]:
+    """What is wrong; nothing, if C is a correctly computed alpha A B + beta C and all else is as it was.
+
+    Parameters
+    ----------
+    operands : Operands
+        As they were before the kernel ran.
+    memory, tickets : 1-D ndarrays
+        The buffer of C, and the tickets, afterwards.
+    flushes : bool
+        Whether the kernel takes subnormal float32 numbers for zero, as kernels compiled through CuPy do.
+
+    Notes
+    -----
+    Element by element ``|C - exact| <= f u M + f tiny`` as in `tests.kernel_cases.faults`, of the type of the sums,
+    and a rounding to the type of C where it is another one.
+    """
+    case, config = operands.case, operands.case.config
+    found = operands.c.written_around(memory)
+    if tickets.any():
+        found.append(f"{np.count_nonzero(tickets)} ticket(s) are not 0 again")
+    wide = np.float64 if config.sums == "float32" else np.longdouble
+    a, b, before, c = (
+        _widened(x, wide)
+        for x in (operands.a.matrix(), operands.b.matrix(), operands.c.matrix(), operands.c.matrix(memory))
+    )
+    exact, magnitude = case.alpha * (a @ b), abs(case.alpha) * (abs(a) @ abs(b))
+    if case.beta != 0:
+        exact, magnitude = exact + case.beta * before, magnitude + abs(case.beta * before)
+    limits = np.finfo(config.sums)
+    tiny = limits.smallest_normal if flushes and config.sums == "float32" else limits.smallest_subnormal
+    factor = case.k if (case.alpha, case.beta) == (1, 0) else case.k + 3
+    bound = factor * (float(limits.eps) / 2 * magnitude + float(tiny))
+    bound += (case.k + 3) * np.finfo(wide).eps / 2 * magnitude
+    if config.out != config.sums:
+        stored = finfo(TYPES[config.out])
+        bound += float(stored.eps) / 2 * (abs(exact) + bound) + float(stored.smallest_subnormal)
+    return found + wrong_elements(c, exact, bound)
+
+
+def _widened(x: np.ndarray, wide: Any) -> np.ndarray:
+    return x.astype(np.float32).astype(wide) if x.itemsize == 2 else x.astype(wide)

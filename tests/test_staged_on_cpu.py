@@ -1,0 +1,263 @@
+"""kernels/tsm2r_staged.cu, run on the CPU (tests/cuda_on_cpu) and judged element by element.
+
+And the tests tested: faults planted into the kernel's own text are caught. What no test here can see, since blocks run
+one after the other and copies to shared memory are done at once: `arrived`, `committed`, and `__threadfence`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abft_tsm2.core.compiler import source
+from abft_tsm2.core.stream import Shape, Stream
+from tests.cuda_on_cpu import ORDERS, KernelFault, Library, build
+from tests.kernel_cases import SCALARS, planted
+from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, Case, Operands, cases, faults
+
+
+class Staged(Stream):
+    """One kernel of tsm2r_staged.cu: a block of it has t1 tcf rows, and t3 vectors of each at a time."""
+
+    @property
+    def tile(self) -> int:
+        return self.shape.t1 * self.shape.tcf
+
+    @property
+    def step(self) -> int:
+        return self.shape.t3 * self.vector
+
+    @property
+    def sums_per_thread(self) -> int:
+        return self.shape.tcf * self.t2
+
+
+def staged(types: str, t2: int, *shape: int) -> Staged:
+    """`types` of A, B, sums and C, a letter each; `shape` is t1, tcf, t3 and pairs."""
+    names = {"s": "float32", "d": "float64", "h": "float16", "b": "bfloat16"}
+    a, b, sums, c = (names[letter] for letter in types)
+    return Staged("staged", a, b, sums, c, 16, t2, Shape(*shape, 1))
+
+
+# Every number of vectors in a stage, so every way in which they change places; rings of 2, 3 and 4 stages; rows of B
+# that fill units of 16 bytes and such that do not, and fewer columns than the power of two by which threads are
+# divided; every combination of types that a product can have.
+RING, WIDE, ODD = staged("ssss", 16, 32, 2, 4, 3), staged("ssss", 12, 64, 2, 4, 2), staged("dddd", 9, 64, 1, 2, 3)
+HALVES = staged("hhss", 16, 32, 1, 1, 2)
+CONFIGS = [
+    *(RING, WIDE, ODD, HALVES),
+    staged("ssss", 9, 64, 1, 8, 3),
+    staged("ssss", 32, 32, 1, 2, 4),
+    staged("ssss", 8, 64, 1, 8, 2),
+    staged("ssdd", 10, 32, 1, 4, 2),
+    staged("sddd", 8, 32, 3, 2, 2),
+    staged("dddd", 16, 64, 2, 4, 2),
+    staged("dsdd", 24, 32, 1, 2, 3),
+    staged("hsss", 12, 32, 1, 2, 2),
+    staged("bbsb", 7, 32, 2, 2, 2),
+    staged("bbdd", 16, 64, 1, 1, 4),
+]
+SYNC = "__syncthreads();"
+RACE, UNSET = "race: ", "uninitialised shared memory: "
+WRONG = "elements are wrong"
+OUTSIDE = "global memory overrun|around C were written|elements are wrong"
+# name: (kernel, what is replaced, which occurrence, by what, what is then said)
+PLANTED = {
+    "stage_used_too_early": (RING, SYNC, 2, "", RACE + "|" + UNSET),
+    "barrier_for_some": (WIDE, SYNC, 2, f"if (threadIdx.x < 32) {SYNC}", f"divergent barriers|{RACE}|{UNSET}"),
+    "stage_filled_too_early": (RING, "(s + PAIRS - 1) % PAIRS", 0, "(s + PAIRS) % PAIRS", f"{RACE}|{UNSET}|{WRONG}"),
+    "ring_without_a_stage": (RING, "s = 1 - PAIRS;", 0, "s = 2 - PAIRS;", UNSET + "|" + WRONG),
+    "one_stage_of_rows": (RING, "tile + s % PAIRS * VECTORS", 0, "tile", WRONG),
+    "one_stage_of_b": (RING, "weights + s % PAIRS * WEIGHTS", 0, "weights", WRONG),
+    "whole_stages_only": (RING, "(left + DEPTH - 1) / DEPTH", 0, "left / DEPTH", WRONG),
+    "rows_that_do_not_go_on": (RING, "A += DEPTH;", 0, "", WRONG),
+    "b_that_does_not_go_on": (RING, "B += DEPTH * rsb;", 0, "", WRONG),
+    "without_end": (RING, "left -= DEPTH;", 0, "", WRONG),
+    "elements_of_rows": (RING, "left > 0 ? int(smaller(left, V)) : 0", 0, "V", WRONG),
+    "vectors_of_rows": (RING, "A, apart, follow, left - offset", 0, "A, apart, follow, left", WRONG),
+    "no_zeros": (HALVES, "memset(&a, 0, WIDTH);", 0, "", WRONG),
+    "rows_of_a_block": (RING, "if (i < follow) at += apart;", 0, "", WRONG),
+    "rows_apart": (WIDE, "apart = COPIED * lda", 0, "apart = lda", WRONG),
+    "places_written": (RING, "place(threadIdx.x / T3, threadIdx.x % T3)", 0, "threadIdx.x", WRONG),
+    "places_read": (RING, "place(threadIdx.x, u)", 0, "(threadIdx.x * T3 + u)", WRONG),
+    "places_of_other_rows": (WIDE, "/ 8 % T3", 0, "/ 8", f"out of bounds|{RACE}|{WRONG}"),
+    "rows_of_b": (ODD, "int(j) < rows && q < n", 0, "q < n", WRONG),
+    "rows_of_dense_b": (RING, "int(i) < rows * T2", 0, "true", WRONG),
+    "neighbours_of_b": (WIDE, "if (q < T2) COPY", 0, "COPY", f"{RACE}|{WRONG}|out of bounds"),
+    "order_of_b": (WIDE, "rsb == 1 ? i / DEPTH : i % ACROSS", 0, "i % ACROSS", f"{RACE}|{UNSET}|{WRONG}"),
+    "any_b_is_dense": (RING, "csb == 1 && rsb == T2", 0, "csb == 1", WRONG),
+    "no_sums": (ODD, "sum[i] = ACC(0);", 1, ";", WRONG + "|uninitialised register"),
+    "nothing_is_divided": (RING, "begin + slice)", 0, "k)", WRONG),
+    "parts_of_other_rows": (RING, "Index(blockIdx.z) * gridDim.x + blockIdx.x", 0, "blockIdx.z", WRONG + "|ticket"),
+    "rows_of_c": (RING, "r < m && q < n", 0, "q < n", OUTSIDE),
+    "columns_of_c": (RING, "r < m && q < n", 0, "r < m", OUTSIDE),
+    "one_a_for_all": (RING, "blockIdx.z * bsa + ", 0, "", WRONG),
+    "one_b_for_all": (RING, "blockIdx.z * bsb + ", 0, "", WRONG),
+    "one_c_for_all": (RING, "C += blockIdx.z * bsc;", 0, "", OUTSIDE),
+}
+# What is read and then not used: only AddressSanitizer sees it.
+ADDRESSES = {
+    "rows_beyond_m": (RING, "smaller(row + threadIdx.x / T3, m - 1)", 0, "row + threadIdx.x / T3"),
+    "rows_that_follow": (RING, "if (i < follow) at +=", 0, "at +="),
+    "one_row_more": (RING, "(m - 1 - first) / COPIED", 0, "(m - first) / COPIED"),
+    "columns_of_b": (ODD, "int(j) < rows && q < n", 0, "int(j) < rows"),
+}
+
+
+@pytest.fixture(scope="session")
+def cache(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.cache.mkdir("cuda_on_cpu"))
+
+
+@pytest.fixture(scope="session")
+def library(cache: Path) -> Library:
+    return build([(config.name, source(config)) for config in CONFIGS], cache=cache)
+
+
+@pytest.fixture(scope="session")
+def sanitized(cache: Path) -> Iterator[Library]:
+    made = build([(config.name, source(config)) for config in CONFIGS], sanitize=True, cache=cache)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def faulty(cache: Path) -> Library:
+    healthy = [(config.name, source(config)) for config in (RING, WIDE, ODD, HALVES)]
+    return build([*(planted(name, *plan[:4]) for name, plan in PLANTED.items()), *healthy], cache=cache)
+
+
+@pytest.fixture(scope="session")
+def faulty_addresses(cache: Path) -> Iterator[Library]:
+    made = build([planted(name, *plan) for name, plan in ADDRESSES.items()], sanitize=True, cache=cache)
+    yield made
+    made.close()
+
+
+def run(
+    library: Library, operands: Operands, order: str, *, name: str = "", seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The buffer of C, and the tickets, after the kernel has run on a copy of it."""
+    case, grid = operands.case, operands.case.grid
+    memory, (partial, tickets) = operands.c.memory.copy(), operands.scratch()
+    args = operands.arguments(operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory), partial, tickets)
+    blocks = (grid.tiles, grid.parts, grid.batch)
+    library.run(name or case.config.name, blocks, case.config.shape.t1, args, order=order, seed=seed)
+    return memory, tickets
+
+
+def names(config: Stream) -> str:
+    return config.name
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=names)
+def test_every_path_in_every_order(library, config):
+    for case in cases(config):
+        operands = Operands.of(case)
+        results = [run(library, operands, order) for order in ORDERS]
+        assert not faults(operands, *results[0]), str(case)
+        for order, (memory, tickets) in zip(ORDERS, results, strict=True):
+            assert not tickets.any()
+            assert memory.tobytes() == results[0][0].tobytes(), f"{case}: another result in {order} order"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=names)
+def test_every_path_under_address_sanitizer(sanitized, config):
+    for number, case in enumerate(cases(config)):
+        operands = Operands.of(case, 1)
+        assert not faults(operands, *run(sanitized, operands, ORDERS[number % 3])), str(case)
+
+
+@pytest.mark.parametrize("b_order", ["dense", "C", "F"])
+@pytest.mark.parametrize("config", CONFIGS, ids=names)
+def test_what_is_not_finite_stays_in_its_row_and_column(library, config, b_order):
+    m, k, n = config.tile + 3, (config.shape.pairs + 1) * config.step + 1, config.t2
+    operands = Operands.of(Case(config, m, k, n, steps=config.shape.pairs, extra=1, b_order=b_order))
+    a, b = operands.a.matrix()[0], operands.b.matrix()[0]
+    a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
+    c = operands.c.matrix(run(library, operands, "forward")[0])[0]
+    expected = np.ones(c.shape, bool)
+    expected[[1, m - 1]], expected[:, n - 1] = False, False
+    assert (np.isfinite(c) == expected).all()
+
+
+def test_drawn_problems(library):
+    @given(
+        case=st.sampled_from(CONFIGS).flatmap(
+            lambda config: st.builds(
+                Case,
+                config=st.just(config),
+                m=st.integers(1, 3 * config.tile),
+                k=st.integers(1, 10 * config.step),
+                n=st.integers(1, config.t2),
+                steps=st.integers(0, 5),
+                idle=st.integers(0, 2),
+                extra=st.integers(0, 5),
+                b_order=st.sampled_from(B_ORDERS),
+                c_order=st.sampled_from(C_ORDERS),
+                batch=st.integers(1, 3),
+                shared=st.booleans(),
+                alpha=st.sampled_from(SCALARS),
+                beta=st.sampled_from(SCALARS),
+                data=st.sampled_from(["uniform", "normal"]),
+            )
+        ),
+        order=st.sampled_from(ORDERS),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def check(case, order, seed):
+        operands = Operands.of(case, seed)
+        assert not faults(operands, *run(library, operands, order, seed=seed)), str(case)
+
+    check()
+
+
+@pytest.mark.parametrize("t3", [1, 2, 4, 8])
+def test_eight_threads_meet_in_no_bank(t3):
+    """`place`: one for each vector of a tile, in eight different banks of 16 bytes for threads side by side."""
+    expression = re.search(r"place\(unsigned r, unsigned u\) { return (.*); }", source(RING))[1].replace("/", "//")
+    r, u = np.mgrid[:64, :t3]
+    place = eval(expression, {"r": r, "u": u, "T3": t3})
+    assert sorted(place.ravel()) == list(range(64 * t3))
+    for eight in (*place.reshape(-1, 8), *place.T.reshape(-1, 8)):  # as they copy, as they read
+        assert sorted(eight % 8) == list(range(8))
+
+
+# ---- the tests tested ---------------------------------------------------------------------------------------------
+
+
+def what_is_found(library: Library, name: str, config: Stream, order: str) -> str:
+    """The first thing that is wrong with a kernel over all cases."""
+    for case in cases(config):
+        operands = Operands.of(case)
+        try:
+            found = faults(operands, *run(library, operands, order, name=name))
+        except KernelFault as fault:
+            return str(fault)
+        if found:
+            return "; ".join(found)
+    return "nothing"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", PLANTED)
+def test_faults_planted_into_the_kernel_are_caught(faulty, name, order):
+    config, *_, expected = PLANTED[name]
+    assert re.search(expected, what_is_found(faulty, name, config, order))
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_reads_outside_of_the_matrices_are_caught(faulty_addresses, name):
+    found = what_is_found(faulty_addresses, name, ADDRESSES[name][0], "forward")
+    assert re.search(rf"(?s)address error: kernel {name}.*heap-buffer-overflow.*READ of size.*\.cuh?:\d+", found)
+
+
+@pytest.mark.parametrize("config", [RING, WIDE, ODD, HALVES], ids=names)
+def test_the_kernels_without_the_planted_faults_pass(faulty, config):
+    assert {what_is_found(faulty, config.name, config, order) for order in ORDERS} == {"nothing"}

@@ -1,0 +1,372 @@
+"""kernels/tsm2r_columns.cu and tsm2r_rows.cu, run on the CPU (tests/cuda_on_cpu) and judged element by element.
+
+And the tests tested: faults planted into the kernels' own text are caught. What no test here can see, since blocks run
+one after the other and copies to shared memory are done at once: `copies_done`, `__threadfence`, and the barrier before
+a ticket is drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abft_tsm2.core import plan
+from abft_tsm2.core.compiler import source
+from abft_tsm2.core.config import Problem
+from abft_tsm2.core.device import known
+from abft_tsm2.core.stream import Shape, Stream, candidates
+from tests.cuda_on_cpu import ORDERS, KernelFault, Library, build
+from tests.fake_card import Array
+from tests.kernel_cases import SCALARS, planted
+from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, CONFIGS, FORMS, TYPES, Case, Operands, cases, faults
+
+SINGLE, DOUBLE = ("float32",) * 4, ("float64",) * 4
+HALF = ("float16", "float16", "float32", "float32")
+COLUMNS = Stream("columns", *SINGLE, 16, 4, Shape(64, 1, 2, 1, 1))
+WIDE = Stream("columns", *SINGLE, 16, 12, Shape(64, 1, 1, 1, 1))
+THREE = Stream("columns", *DOUBLE, 8, 3, Shape(64, 3, 1, 1, 1))
+ROWS = Stream("rows", *SINGLE, 16, 4, Shape(64, 2, 2, 1, 1))
+STEPS = Stream("rows", *SINGLE, 16, 4, Shape(64, 1, 1, 0, 1))
+ODD = Stream("rows", *DOUBLE, 8, 3, Shape(64, 3, 1, 1, 1))
+HALVES = Stream("rows", *HALF, 16, 4, Shape(64, 1, 1, 2, 1))
+HEALTHY = (COLUMNS, WIDE, THREE, ROWS, STEPS, ODD, HALVES)
+SYNC = "__syncthreads();"
+RACE, UNSET = "race: ", "uninitialised shared memory: "
+WRONG = "elements are wrong"
+OUTSIDE = "global memory overrun|around C were written|elements are wrong"
+IN_COLUMNS = "i < rows && q < n"
+# name: (kernel, what is replaced, which occurrence, by what, what is then said)
+PLANTED = {
+    "ticket_read_too_early": (COLUMNS, SYNC, 1, "", RACE + "|" + UNSET),
+    "columns_b_used_too_early": (COLUMNS, SYNC, 2, "", WRONG),
+    "columns_rest_filled_too_early": (COLUMNS, SYNC, 3, "", WRONG),
+    "columns_rest_used_too_early": (COLUMNS, SYNC, 4, "", WRONG),
+    "columns_exchange_too_early": (WIDE, SYNC, 5, "", RACE),
+    "columns_sums_too_early": (COLUMNS, SYNC, 6, "", RACE + "|" + UNSET),
+    "rows_b_used_too_early": (ROWS, SYNC, 2, "", WRONG),
+    "rows_rest_filled_too_early": (ROWS, SYNC, 3, "", WRONG),
+    "rows_rest_used_too_early": (ROWS, SYNC, 4, "", WRONG),
+    "barrier_for_some": (COLUMNS, SYNC, 2, f"if (warp == 0) {SYNC}", "divergent barriers|" + WRONG),
+    "shuffle_for_some": (ROWS, "over_warp(x);", 0, "lane < 16 ? over_warp(x) : ACC(0);", WRONG),
+    "tickets_stay": (COLUMNS, "atomicInc(tickets + tile, splits - 1)", 0, "atomicAdd(tickets + tile, 1u)", "ticket"),
+    "one_ticket": (ROWS, "atomicInc(tickets + tile,", 0, "atomicInc(tickets,", WRONG + "|ticket"),
+    "last_part": (COLUMNS, "s < splits; s++", 0, "s + 1 < splits; s++", WRONG),
+    "one_part_early": (ROWS, "== splits - 1;", 0, "== splits - 2;", WRONG),
+    "own_part_twice": (ROWS, "sum[i] = ACC(0);", 0, ";", WRONG),
+    "parts_of_all_tiles": (COLUMNS, "partial + tile * splits", 0, "partial + tile", WRONG),
+    "nothing_is_divided": (COLUMNS, "begin + slice)", 0, "k)", WRONG),
+    "slices_of_rows": (ROWS, "begin + slice)", 0, "k)", WRONG),
+    "columns_one_step_more": (COLUMNS, "(end - begin) / COLUMNS)", 0, "(end - begin) / COLUMNS) + 1", OUTSIDE),
+    "rows_one_step_more": (ROWS, "(end - begin) / STEP)", 0, "(end - begin) / STEP) + 1", OUTSIDE),
+    "columns_stage": (COLUMNS, "stage = 1 - stage;", 0, "", WRONG),
+    "rows_stage": (ROWS, "stage = now / STEPS % 2", 0, "stage = 0", WRONG),
+    "rows_stage_of_a_step": (STEPS, "STEPS == 1 ? now < steps :", 0, "STEPS == 1 ? half == 0 :", WRONG),
+    "rows_b_of_a_step_used_too_early": (STEPS, SYNC, 2, "", WRONG),
+    "columns_odd_step": (COLUMNS, "if (s + i + half < steps)", 0, "", WRONG),
+    "rows_odd_step": (ROWS, "if (now < steps)", 0, "", WRONG),
+    "columns_no_prefetch": (COLUMNS, "if (s + i + half + 1 < steps) at +=", 0, "if (s + i + half < 0) at +=", WRONG),
+    "columns_rows_of_b": (THREE, IN_COLUMNS, 0, "q < n", WRONG),
+    "columns_rows_of_dense_b": (COLUMNS, "i < rows * T2", 0, "true", WRONG),
+    "rows_rows_of_b": (ODD, "int(i) < rows && q < n", 0, "q < n", WRONG),
+    "rows_rows_of_b_by_columns": (ODD, "int(j) < rows && q < n", 0, "q < n", WRONG),
+    "rows_rows_of_dense_b": (ROWS, "int(i) < rows * T2", 0, "true", WRONG),
+    "columns_neighbours_of_b": (WIDE, "if (q >= T2) return;", 0, "", "|".join([RACE, WRONG, "overrun"])),
+    "any_b_is_dense": (COLUMNS, "csb == 1 && rsb == T2", 0, "csb == 1", WRONG),
+    "columns_of_a": (COLUMNS, "u < columns ? rows - c * 32 * V : 0", 0, "rows - c * 32 * V", WRONG),
+    "elements_of_a": (ROWS, "if (i < count)", 0, "", WRONG),
+    "no_zeros": (HALVES, "memset(&a, 0, WIDTH);", 0, "", WRONG),
+    "vectors_of_a": (ROWS, "left - t * ACROSS_A", 0, "left", WRONG),
+    "columns_next_warp": (COLUMNS, "(first + warp * T3) * lda", 0, "first * lda", WRONG),
+    "columns_no_sums": (THREE, "sum[c][v][q] = ACC(0);", 0, ";", WRONG + "|uninitialised register"),
+    "rows_no_sums": (ODD, "sum[r][q] = ACC(0);", 0, ";", WRONG),
+    "rows_sums_of_warp": (ODD, "if constexpr (HALF == 0) x[0] +=", 0, "if constexpr (HALF == 0) x[0] =", WRONG),
+    "rows_of_c": (COLUMNS, "r < m && p < n", 0, "p < n", OUTSIDE),
+    "columns_of_c": (COLUMNS, "r < m && p < n", 0, "r < m", OUTSIDE),
+    "rows_of_c_in_rows": (ROWS, "r < m && q < n", 0, "q < n", OUTSIDE),
+    "columns_of_c_in_rows": (ROWS, "r < m && q < n", 0, "r < m", OUTSIDE),
+    "c_is_read": (ROWS, "beta == ACC(0) ? alpha * sum :", 0, "", WRONG),
+    "c_is_not_read": (COLUMNS, "beta * ACC(widened(*at))", 0, "ACC(0)", WRONG),
+    "one_a_for_all": (COLUMNS, "A += blockIdx.z * bsa;", 0, "", WRONG),
+    "one_b_for_all": (ROWS, "blockIdx.z * bsb + ", 0, "", WRONG),
+    "one_c_for_all": (ROWS, "C += blockIdx.z * bsc;", 0, "", OUTSIDE),
+}
+# What is read and then not used: only AddressSanitizer sees it.
+ADDRESSES = {
+    "whole_tiles": (COLUMNS, "* (32 * V * TCF) <= m", 0, "* (32 * V * TCF) <= m + 32 * V * TCF"),
+    "after_the_last_column": (COLUMNS, "if (s + i + half + 1 < steps) at +=", 0, "at +="),
+    "after_the_last_step": (ROWS, "if (now + 1 < steps) A +=", 0, "A +="),
+    "after_the_last_of_single_steps": (STEPS, "if (now + 1 < steps) A +=", 0, "A +="),
+    "rows_beyond_m": (ROWS, "smaller(row, m - 1) * lda", 0, "row * lda"),
+    "rows_of_a_warp": (ROWS, "if (r < rows) at += lda;", 0, "at += lda;"),
+    "rows_of_a_warp_at_the_end": (ROWS, "if (r < rows) at += lda;", 1, "at += lda;"),
+    "columns_of_b": (THREE, IN_COLUMNS, 0, "i < rows"),
+    "columns_of_b_for_rows": (ODD, "int(i) < rows && q < n", 0, "int(i) < rows"),
+    "columns_of_b_by_columns": (ODD, "int(j) < rows && q < n", 0, "int(j) < rows"),
+    "parts": (COLUMNS, "(split * COUNT + i) * T1", 0, "((split + 1) * COUNT + i) * T1"),
+}
+FOUND_BY_ORDER = (  # parts added as they come
+    "parts_as_they_come",
+    ROWS,
+    "for (unsigned s = 0; s < splits; s++)",
+    0,
+    "for (unsigned j = 0, s = split; j < splits; j++, s = (s + 1) % splits)",
+)
+
+
+@pytest.fixture(scope="session")
+def cache(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.cache.mkdir("cuda_on_cpu"))
+
+
+@pytest.fixture(scope="session")
+def library(cache: Path) -> Library:
+    return build([(config.name, source(config)) for config in CONFIGS], cache=cache)
+
+
+@pytest.fixture(scope="session")
+def sanitized(cache: Path) -> Iterator[Library]:
+    made = build([(config.name, source(config)) for config in CONFIGS], sanitize=True, cache=cache)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def faulty(cache: Path) -> Library:
+    plans = [planted(name, *plan[:4]) for name, plan in PLANTED.items()]
+    healthy = [(config.name, source(config)) for config in HEALTHY]
+    return build([*plans, planted(*FOUND_BY_ORDER), *healthy], cache=cache)
+
+
+@pytest.fixture(scope="session")
+def faulty_addresses(cache: Path) -> Iterator[Library]:
+    made = build([planted(name, *plan) for name, plan in ADDRESSES.items()], sanitize=True, cache=cache)
+    yield made
+    made.close()
+
+
+def run(
+    library: Library, operands: Operands, order: str, *, name: str = "", seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The buffer of C, and the tickets, after the kernel has run on a copy of it."""
+    case, grid = operands.case, operands.case.grid
+    memory, (partial, tickets) = operands.c.memory.copy(), operands.scratch()
+    args = operands.arguments(operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory), partial, tickets)
+    blocks = (grid.tiles, grid.parts, grid.batch)
+    library.run(name or case.config.name, blocks, case.config.shape.t1, args, order=order, seed=seed)
+    return memory, tickets
+
+
+def names(config: Stream) -> str:
+    return config.name
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=names)
+def test_every_path_in_every_order(library, config):
+    for case in cases(config):
+        operands = Operands.of(case)
+        results = [run(library, operands, order) for order in ORDERS]
+        assert not faults(operands, *results[0]), str(case)
+        for order, (memory, tickets) in zip(ORDERS, results, strict=True):
+            assert not tickets.any()
+            assert memory.tobytes() == results[0][0].tobytes(), f"{case}: another result in {order} order"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=names)
+def test_every_path_under_address_sanitizer(sanitized, config):
+    for number, case in enumerate(cases(config)):
+        operands = Operands.of(case, 1)
+        assert not faults(operands, *run(sanitized, operands, ORDERS[number % 3])), str(case)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=names)
+def test_what_is_not_finite_stays_in_its_row_and_column(library, config):
+    m, k, n = config.tile + 3, 3 * config.step + 1, config.t2
+    operands = Operands.of(Case(config, m, k, n, steps=2, extra=1))
+    a, b = operands.a.matrix()[0], operands.b.matrix()[0]
+    a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
+    c = operands.c.matrix(run(library, operands, "forward")[0])[0]
+    expected = np.ones(c.shape, bool)
+    expected[[1, m - 1]], expected[:, n - 1] = False, False
+    assert (np.isfinite(c) == expected).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_drawn_problems(library, form):
+    @given(
+        case=st.sampled_from([config for config in CONFIGS if config.form == form]).flatmap(
+            lambda config: st.builds(
+                Case,
+                config=st.just(config),
+                m=st.integers(1, 3 * config.tile),
+                k=st.integers(1, 10 * config.step),
+                n=st.integers(1, config.t2),
+                steps=st.integers(0, 5),
+                idle=st.integers(0, 2),
+                extra=st.integers(0, 5),
+                b_order=st.sampled_from(B_ORDERS),
+                c_order=st.sampled_from(C_ORDERS),
+                batch=st.integers(1, 3),
+                shared=st.booleans(),
+                alpha=st.sampled_from(SCALARS),
+                beta=st.sampled_from(SCALARS),
+                data=st.sampled_from(["uniform", "normal"]),
+            )
+        ),
+        order=st.sampled_from(ORDERS),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def check(case, order, seed):
+        operands = Operands.of(case, seed)
+        assert not faults(operands, *run(library, operands, order, seed=seed)), str(case)
+
+    check()
+
+
+# ---- as the library launches them ---------------------------------------------------------------------------------
+
+TYPES_CHOSEN = {"float32": ("float32", "float32"), "float64": ("float64", "float64"), "float16": ("float16", "float32")}
+CHOSEN = [
+    (order, dtype, n, width)
+    for order, dtype in (("F", "float32"), ("C", "float32"), ("C", "float64"), ("F", "float16"), ("C", "float16"))
+    for n, width in ((2, 16), (3, TYPES[dtype].itemsize))
+]
+
+
+def chosen(order: str, dtype: str, n: int, width: int) -> Stream:
+    """The kernel that the library takes."""
+    weights, out = TYPES_CHOSEN[dtype]
+    return next(c for c in candidates(Problem(99, 99, n, dtype, order, weights, out, width=width)) if c.form in FORMS)
+
+
+@pytest.fixture(scope="session")
+def shipped(cache: Path) -> Library:
+    return build([(config.name, source(config)) for config in (chosen(*plan) for plan in CHOSEN)], cache=cache)
+
+
+@pytest.mark.parametrize("chosen_by", CHOSEN, ids=str)
+def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, chosen_by):
+    """`plan.problem_of`, `stream.candidates`, `grid`, `workspace` and `plan.launched`, with the shapes that ship."""
+    config = chosen(*chosen_by)
+    left: list[np.ndarray] = []
+
+    def kernel(config):
+        def launch(grid, block, arguments):
+            args = [np.zeros(0, np.uint8) if isinstance(x, np.uintp) else x for x in arguments]
+            shipped.run(config.name, grid, block, args, order="random", seed=grid[1])
+
+        return launch
+
+    def scratch(nbytes, tickets):
+        left.append(np.zeros(tickets, np.uint32))
+        return np.full(nbytes, 0xFB, np.uint8), left[-1]
+
+    monkeypatch.setattr(plan, "kernel", kernel)
+    monkeypatch.setattr(plan, "scratch", scratch)
+
+    @given(
+        m=st.integers(1, 2 * config.tile + 5),
+        k=st.integers(1, 5 * config.step),
+        multiprocessors=st.integers(1, 132),
+        batch=st.integers(1, 2),
+        extra=st.integers(0, 3),
+        orders=st.tuples(st.sampled_from(B_ORDERS), st.sampled_from(C_ORDERS)),
+        beta=st.sampled_from(SCALARS),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def check(m, k, multiprocessors, batch, extra, orders, beta, seed):
+        case = Case(config, m, k, chosen_by[2], 0, 0, extra, *orders, batch, False, -0.5, beta, "normal")
+        operands = Operands.of(case, seed)
+        memory = operands.c.memory.copy()
+        A, B, C = (x.view(Array) for x in (operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory)))
+        # A single line lies in any order, and at any multiple: the problem is posed for what the kernel was made for.
+        problem = plan.problem_of(A, B, C)
+        if min(m, k) > 1:
+            assert (problem.order, problem.width, problem.batch) == (chosen_by[0], config.width, batch)
+            assert config in candidates(problem)
+        problem = replace(problem, order=chosen_by[0], width=config.width)
+        device = replace(known("H200"), multiprocessors=multiprocessors)
+        plan.launched(config, problem, device, A, B, C)(A, B, C, -0.5, beta)
+        tickets = left.pop() if left else np.zeros(0)
+        assert not faults(operands, memory, tickets), str(case)
+
+    check()
+
+
+# ---- the tests tested ---------------------------------------------------------------------------------------------
+
+
+def what_is_found(library: Library, name: str, config: Stream, order: str) -> str:
+    """The first thing that is wrong with a kernel over all cases."""
+    for case in cases(config):
+        operands = Operands.of(case)
+        try:
+            found = faults(operands, *run(library, operands, order, name=name))
+        except KernelFault as fault:
+            return str(fault)
+        if found:
+            return "; ".join(found)
+    return "nothing"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", PLANTED)
+def test_faults_planted_into_the_kernels_are_caught(faulty, name, order):
+    config, *_, expected = PLANTED[name]
+    assert re.search(expected, what_is_found(faulty, name, config, order))
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_reads_and_writes_outside_of_the_matrices_are_caught(faulty_addresses, name):
+    found = what_is_found(faulty_addresses, name, ADDRESSES[name][0], "forward")
+    assert re.search(
+        rf"(?s)address error: kernel {name}.*heap-buffer-overflow.*(READ|WRITE) of size.*\.cuh?:\d+", found
+    )
+
+
+@pytest.mark.parametrize("config", HEALTHY, ids=names)
+def test_the_kernels_without_the_planted_faults_pass(faulty, config):
+    assert {what_is_found(faulty, config.name, config, order) for order in ORDERS} == {"nothing"}
+
+
+def test_parts_that_are_added_as_they_come_are_caught(faulty):
+    name, config = FOUND_BY_ORDER[:2]
+    operands = Operands.of(Case(config, 5, 10 * config.step, 4, steps=1, data="normal"))
+    results = {run(faulty, operands, order, name=name)[0].tobytes() for order in ORDERS}
+    assert len(results) > 1
+    assert len({run(faulty, operands, order)[0].tobytes() for order in ORDERS}) == 1
+
+
+@pytest.mark.parametrize("types", [SINGLE, DOUBLE, HALF, ("float16", "float16", "float32", "float16")])
+@pytest.mark.parametrize("wrong", ["nan", "zero", "few units", "neighbour", "guard", "gap", "ticket", "none"])
+def test_the_judge_finds_one_wrong_element(types, wrong):
+    config = Stream("rows", *types, TYPES[types[0]].itemsize, 3, Shape(64, 1, 1, 1, 1))
+    operands = Operands.of(Case(config, 23, 40, 3, steps=1, batch=2, c_order="F", alpha=-0.5, beta=2.0, data="normal"))
+    memory, tickets = operands.c.memory.copy(), operands.scratch()[1]
+    a, b, c = (x.matrix().astype(np.longdouble) for x in (operands.a, operands.b, operands.c))
+    result, exact = operands.c.matrix(memory), -0.5 * (a @ b) + 2 * c
+    result[...] = exact
+    at, size = (1, 11, 1), (0.5 * (abs(a) @ abs(b)) + 2 * abs(c))[1, 11, 1]
+    units = 2 * (43 * np.finfo(config.sums).eps / 2 + (config.out != config.sums) * np.finfo(config.out).eps)
+    values = {"nan": np.nan, "zero": 0, "few units": exact[at] + units * size, "neighbour": exact[1, 11, 2]}
+    if wrong == "guard":
+        memory[3] = 0
+    elif wrong == "gap":
+        memory[operands.c.offset + 23] = 1
+    elif wrong == "ticket":
+        tickets[1] = 1
+    elif wrong != "none":
+        result[at] = values[wrong]
+    found = faults(operands, memory, tickets)
+    if wrong in values:
+        assert len(found) == 1
+        assert re.match(r"1 of 138 elements are wrong, the first C\[1, 11, 1\]", found[0])
+    else:
+        around = ["1 element(s) around C were written"]
+        assert found == {"none": [], "ticket": ["1 ticket(s) are not 0 again"]}.get(wrong, around)
