@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from abft_tsm2.checksum.bounds import detection_limit
     from abft_tsm2.checksum.encode import Encoded, encode
     from abft_tsm2.checksum.weights import weights
-    from abft_tsm2.core.encode_both import Encoding, encode_both
-    from abft_tsm2.core.generated import Generated
+    from abft_tsm2.core.encode_both import encode_both
     from abft_tsm2.core.tsm2 import tall_skinny_matmul, tsm2l, tsm2r
     from abft_tsm2.errors import AbftError, KernelCompileError, NotSuitable, SilentDataCorruptionError
     from abft_tsm2.gemm import protected_gemm, verify_gemm
@@ -38,9 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AbftError",
     "Encoded",
-    "Encoding",
     "Fault",
-    "Generated",
     "KernelCompileError",
     "NotSuitable",
     "Report",
@@ -65,8 +62,7 @@ _NAMES = {
     "abft_tsm2.checksum.bounds": ("detection_limit",),
     "abft_tsm2.checksum.encode": ("Encoded", "encode"),
     "abft_tsm2.checksum.weights": ("weights",),
-    "abft_tsm2.core.encode_both": ("Encoding", "encode_both"),
-    "abft_tsm2.core.generated": ("Generated",),
+    "abft_tsm2.core.encode_both": ("encode_both",),
     "abft_tsm2.core.tsm2": ("tall_skinny_matmul", "tsm2l", "tsm2r"),
     "abft_tsm2.errors": ("AbftError", "KernelCompileError", "NotSuitable", "SilentDataCorruptionError"),
     "abft_tsm2.gemm": ("protected_gemm", "verify_gemm"),

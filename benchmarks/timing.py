@@ -138,9 +138,9 @@ def summary(times: Sequence[float], confidence: float = 0.95) -> Summary:
     count = len(ordered)
     if not count or not all(map(math.isfinite, ordered)):
         raise ValueError(f"a summary needs finite times, at least one; there are {list(times)!r}: measure again")
-    rank, outside = 1, 2.0 * 0.5**count
+    rank, outside = 1, 2 / 2**count  # of integers: they may be larger than any float
     while rank < (count + 1) // 2:
-        wider = outside + 2.0 * math.comb(count, rank) * 0.5**count
+        wider = outside + 2 * math.comb(count, rank) / 2**count
         if 1 - wider < confidence:
             break
         rank, outside = rank + 1, wider

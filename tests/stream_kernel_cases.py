@@ -1,11 +1,15 @@
-"""Problems for kernels/tsm2r_columns.cu and tsm2r_rows.cu, their data in memory, and the judge of what they made.
+"""Problems for kernels/tsm2r_columns.cu, _rows.cu, _staged.cu and _tensor.cu, their data in memory, and the judge of
+what they made.
 
 Why this grid
 -------------
-*Configurations* (`CONFIGS`) are the kernels' paths: both forms; every combination of types that a product can have;
-loads of 16, 8, 4 and 2 bytes; every t2, those among them whose columns of B are no multiple of 16 bytes, and so many
-sums of a thread that they are exchanged in several rounds; one and several vectors of a thread, and rows of a warp, and
-a number of them that is no power of two; two warps, and four.
+*Configurations* are the kernels' paths. Of columns and rows (`CONFIGS`): both forms; every combination of types that a
+product can have; loads of 16, 8, 4 and 2 bytes; every t2, those among them whose columns of B are no multiple of 16
+bytes, and so many sums of a thread that they are exchanged in several rounds; one and several vectors of a thread, and
+rows of a warp, and a number of them that is no power of two; two warps, and four. Of rows that go through shared memory
+(`STAGED`): every number of vectors in a stage, so every way in which they change places; rings of 2, 3 and 4 stages;
+rows of B that fill units of 16 bytes and such that do not. Of tensor cores (`TENSOR`): both orders of float64, both
+16-bit types with results of 32 bits and 16; 8, 16, 24 and 32 columns; one warp and two, of one tile and of two.
 
 *Shapes* (`shapes`) are where these have their edges: m one below, at and one above a tile, within a vector, and several
 tiles; k one below, at and one above a step, a stage of B and several stages, and shorter than a vector; n = 1, t2 - 1
@@ -35,7 +39,7 @@ from tests.kernel_cases import ALPHA_BETA, DATA, Placed, strides_of, wrong_eleme
 TYPES = {dtype.name: dtype for dtype in DTYPES}
 B_ORDERS = ("dense", "C", "F", "shifted", "strided", "reversed")
 C_ORDERS = ("C", "F", "strided", "reversed")
-FORMS = {"columns": "F", "rows": "C"}  # and the order of A
+FORMS = {"columns": "F", "rows": "C"}  # of `CONFIGS`, and the order of A
 GAP = 5  # elements between the matrices of a stack
 
 
@@ -78,7 +82,51 @@ def _configs() -> Iterator[Stream]:
                 yield Stream(form, *types, width, t2, Shape(*shape, 1))
 
 
+def _wide(form: str, *plans: tuple[str, int, tuple[int, int, int, int], int]) -> Iterator[Stream]:
+    """Loads of 16 bytes; types of A, B, sums and C, a letter each; t2; t1, tcf, t3, pairs; and the order of A."""
+    names = {"s": "float32", "d": "float64", "h": "float16", "b": "bfloat16"}
+    for types, t2, shape, order in plans:
+        a, b, sums, c = (names[letter] for letter in types)
+        if a in TYPES:
+            yield Stream(form, a, b, sums, c, 16, t2, Shape(*shape, 1), order)
+
+
 CONFIGS: Sequence[Stream] = tuple(_configs())
+STAGED: Sequence[Stream] = tuple(
+    _wide(
+        "staged",
+        ("ssss", 16, (32, 2, 4, 3), 0),
+        ("ssss", 12, (64, 2, 4, 2), 0),
+        ("dddd", 9, (64, 1, 2, 3), 0),
+        ("hhss", 16, (32, 1, 1, 2), 0),
+        ("ssss", 9, (64, 1, 8, 3), 0),
+        ("ssss", 32, (32, 1, 2, 4), 0),
+        ("ssss", 8, (64, 1, 8, 2), 0),
+        ("ssdd", 10, (32, 1, 4, 2), 0),
+        ("sddd", 8, (32, 3, 2, 2), 0),
+        ("dddd", 16, (64, 2, 4, 2), 0),
+        ("dsdd", 24, (32, 1, 2, 3), 0),
+        ("hsss", 12, (32, 1, 2, 2), 0),
+        ("bbsb", 7, (32, 2, 2, 2), 0),
+        ("bbdd", 16, (64, 1, 1, 4), 0),
+    )
+)
+TENSOR: Sequence[Stream] = tuple(
+    _wide(
+        "tensor",
+        ("dddd", 8, (64, 1, 1, 1), 0),
+        ("dddd", 16, (32, 2, 2, 1), 0),
+        ("dddd", 24, (32, 1, 1, 2), 0),
+        ("dddd", 8, (64, 2, 1, 1), 1),
+        ("dddd", 16, (32, 1, 1, 2), 1),
+        ("dddd", 24, (32, 1, 2, 1), 1),
+        ("hhss", 8, (64, 1, 1, 1), 1),
+        ("hhsh", 16, (32, 2, 1, 2), 1),
+        ("bbss", 24, (32, 1, 2, 1), 1),
+        ("bbsb", 8, (32, 1, 1, 2), 1),
+        ("bbss", 32, (64, 1, 1, 1), 1),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +157,7 @@ class Case:
         config = self.config
         types = {"weights": config.weights, "out": config.out}
         sizes = (self.m, self.k, self.n)
-        return Problem(*sizes, config.dtype, FORMS[config.form], **types, batch=self.batch, width=config.width)
+        return Problem(*sizes, config.dtype, order_of(config), **types, batch=self.batch, width=config.width)
 
     @property
     def grid(self) -> Grid:
@@ -123,6 +171,11 @@ class Case:
         layout = f"+{self.extra} B-{self.b_order} C-{self.c_order} batch={self.batch}{' shared' * self.shared}"
         scalars = f"alpha={self.alpha} beta={self.beta} {self.data}"
         return f"{self.config.name} {self.m}x{self.k}x{self.n} {parts} {layout} {scalars}"
+
+
+def order_of(config: Stream) -> str:
+    """Of A: F where its columns are contiguous, C where its rows are."""
+    return "FC"[config.order] if config.form == "tensor" else FORMS.get(config.form, "C")
 
 
 def stage_of(config: Stream) -> int:
@@ -152,7 +205,8 @@ def shapes(config: Stream) -> list[tuple[int, int, int]]:
 
 def cases(config: Stream) -> list[Case]:
     """Every shape of a configuration twice, with parts, layouts, scalars and data in turn."""
-    start = CONFIGS.index(config) if config in CONFIGS else 0
+    known = (*CONFIGS, *STAGED, *TENSOR)
+    start = known.index(config) if config in known else 0
 
     def case(i: int, shape: tuple[int, int, int]) -> Case:
         turn = 7 * start + i
@@ -224,11 +278,12 @@ def _strides_of_a(case: Case) -> tuple[tuple[int, int, int], int]:
     """Of products, rows and columns; and how far the first element is from a multiple of 16 bytes."""
     config = case.config
     vector, narrow = config.vector, config.width < 16
-    line, lines = (case.m, case.k) if config.form == "columns" else (case.k, case.m)
+    columns = order_of(config) == "F"
+    line, lines = (case.m, case.k) if columns else (case.k, case.m)
     vectors = -(-line // vector) + case.extra
     lda = (vectors + (narrow and vectors % 2 == 0)) * vector
     apart = (lines * lda // vector + 1) * vector
-    return ((apart, 1, lda) if config.form == "columns" else (apart, lda, 1)), vector if narrow else 0
+    return ((apart, 1, lda) if columns else (apart, lda, 1)), vector if narrow else 0
 
 
 def _stack(shape: tuple[int, int], dtype: Any, order: str, extra: int, batch: int, *, shared: bool = False) -> Placed:
@@ -249,7 +304,8 @@ def faults(operands: Operands, memory: np.ndarray, tickets: np.ndarray, *, flush
     memory, tickets : 1-D ndarrays
         The buffer of C, and the tickets, afterwards.
     flushes : bool
-        Whether the kernel takes subnormal float32 numbers for zero, as kernels compiled through CuPy do.
+        Whether the kernel takes subnormal float32 numbers for zero, as kernels compiled through CuPy do, and cuts off
+        sums of 16-bit products, as tensor cores do, instead of rounding them to nearest.
 
     Notes
     -----
@@ -269,8 +325,11 @@ def faults(operands: Operands, memory: np.ndarray, tickets: np.ndarray, *, flush
     if case.beta != 0:
         exact, magnitude = exact + case.beta * before, magnitude + abs(case.beta * before)
     limits = np.finfo(config.sums)
-    tiny = limits.smallest_normal if flushes and config.sums == "float32" else limits.smallest_subnormal
+    single = config.sums == "float32"
+    tiny = limits.smallest_normal if flushes and single else limits.smallest_subnormal
     factor = case.k if (case.alpha, case.beta) == (1, 0) else case.k + 3
+    if flushes and single and config.form == "tensor":
+        factor *= 2
     bound = factor * (float(limits.eps) / 2 * magnitude + float(tiny))
     bound += (case.k + 3) * np.finfo(wide).eps / 2 * magnitude
     if config.out != config.sums:

@@ -16,53 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abft_tsm2.core.compiler import source
-from abft_tsm2.core.stream import Shape, Stream
-from tests.cuda_on_cpu import ORDERS, KernelFault, Library, build
+from abft_tsm2.core.stream import Stream
+from tests.cuda_on_cpu import ORDERS, Library, build
 from tests.kernel_cases import SCALARS, planted
-from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, Case, Operands, cases, faults
+from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, STAGED, Case, Operands, cases, faults
+from tests.stream_runs import on_cpu, what_is_found
 
-
-class Staged(Stream):
-    """One kernel of tsm2r_staged.cu: a block of it has t1 tcf rows, and t3 vectors of each at a time."""
-
-    @property
-    def tile(self) -> int:
-        return self.shape.t1 * self.shape.tcf
-
-    @property
-    def step(self) -> int:
-        return self.shape.t3 * self.vector
-
-    @property
-    def sums_per_thread(self) -> int:
-        return self.shape.tcf * self.t2
-
-
-def staged(types: str, t2: int, *shape: int) -> Staged:
-    """`types` of A, B, sums and C, a letter each; `shape` is t1, tcf, t3 and pairs."""
-    names = {"s": "float32", "d": "float64", "h": "float16", "b": "bfloat16"}
-    a, b, sums, c = (names[letter] for letter in types)
-    return Staged("staged", a, b, sums, c, 16, t2, Shape(*shape, 1))
-
-
-# Every number of vectors in a stage, so every way in which they change places; rings of 2, 3 and 4 stages; rows of B
-# that fill units of 16 bytes and such that do not, and fewer columns than the power of two by which threads are
-# divided; every combination of types that a product can have.
-RING, WIDE, ODD = staged("ssss", 16, 32, 2, 4, 3), staged("ssss", 12, 64, 2, 4, 2), staged("dddd", 9, 64, 1, 2, 3)
-HALVES = staged("hhss", 16, 32, 1, 1, 2)
-CONFIGS = [
-    *(RING, WIDE, ODD, HALVES),
-    staged("ssss", 9, 64, 1, 8, 3),
-    staged("ssss", 32, 32, 1, 2, 4),
-    staged("ssss", 8, 64, 1, 8, 2),
-    staged("ssdd", 10, 32, 1, 4, 2),
-    staged("sddd", 8, 32, 3, 2, 2),
-    staged("dddd", 16, 64, 2, 4, 2),
-    staged("dsdd", 24, 32, 1, 2, 3),
-    staged("hsss", 12, 32, 1, 2, 2),
-    staged("bbsb", 7, 32, 2, 2, 2),
-    staged("bbdd", 16, 64, 1, 1, 4),
-]
+RING, WIDE, ODD, HALVES = STAGED[:4]
 SYNC = "__syncthreads();"
 RACE, UNSET = "race: ", "uninitialised shared memory: "
 WRONG = "elements are wrong"
@@ -117,12 +77,12 @@ def cache(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def library(cache: Path) -> Library:
-    return build([(config.name, source(config)) for config in CONFIGS], cache=cache)
+    return build([(config.name, source(config)) for config in STAGED], cache=cache)
 
 
 @pytest.fixture(scope="session")
 def sanitized(cache: Path) -> Iterator[Library]:
-    made = build([(config.name, source(config)) for config in CONFIGS], sanitize=True, cache=cache)
+    made = build([(config.name, source(config)) for config in STAGED], sanitize=True, cache=cache)
     yield made
     made.close()
 
@@ -140,48 +100,36 @@ def faulty_addresses(cache: Path) -> Iterator[Library]:
     made.close()
 
 
-def run(
-    library: Library, operands: Operands, order: str, *, name: str = "", seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """The buffer of C, and the tickets, after the kernel has run on a copy of it."""
-    case, grid = operands.case, operands.case.grid
-    memory, (partial, tickets) = operands.c.memory.copy(), operands.scratch()
-    args = operands.arguments(operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory), partial, tickets)
-    blocks = (grid.tiles, grid.parts, grid.batch)
-    library.run(name or case.config.name, blocks, case.config.shape.t1, args, order=order, seed=seed)
-    return memory, tickets
-
-
 def names(config: Stream) -> str:
     return config.name
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=names)
+@pytest.mark.parametrize("config", STAGED, ids=names)
 def test_every_path_in_every_order(library, config):
     for case in cases(config):
         operands = Operands.of(case)
-        results = [run(library, operands, order) for order in ORDERS]
+        results = [on_cpu(library, operands, order) for order in ORDERS]
         assert not faults(operands, *results[0]), str(case)
         for order, (memory, tickets) in zip(ORDERS, results, strict=True):
             assert not tickets.any()
             assert memory.tobytes() == results[0][0].tobytes(), f"{case}: another result in {order} order"
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=names)
+@pytest.mark.parametrize("config", STAGED, ids=names)
 def test_every_path_under_address_sanitizer(sanitized, config):
     for number, case in enumerate(cases(config)):
         operands = Operands.of(case, 1)
-        assert not faults(operands, *run(sanitized, operands, ORDERS[number % 3])), str(case)
+        assert not faults(operands, *on_cpu(sanitized, operands, ORDERS[number % 3])), str(case)
 
 
 @pytest.mark.parametrize("b_order", ["dense", "C", "F"])
-@pytest.mark.parametrize("config", CONFIGS, ids=names)
+@pytest.mark.parametrize("config", STAGED, ids=names)
 def test_what_is_not_finite_stays_in_its_row_and_column(library, config, b_order):
     m, k, n = config.tile + 3, (config.shape.pairs + 1) * config.step + 1, config.t2
     operands = Operands.of(Case(config, m, k, n, steps=config.shape.pairs, extra=1, b_order=b_order))
     a, b = operands.a.matrix()[0], operands.b.matrix()[0]
     a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
-    c = operands.c.matrix(run(library, operands, "forward")[0])[0]
+    c = operands.c.matrix(on_cpu(library, operands, "forward")[0])[0]
     expected = np.ones(c.shape, bool)
     expected[[1, m - 1]], expected[:, n - 1] = False, False
     assert (np.isfinite(c) == expected).all()
@@ -189,7 +137,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(library, config, b_order
 
 def test_drawn_problems(library):
     @given(
-        case=st.sampled_from(CONFIGS).flatmap(
+        case=st.sampled_from(STAGED).flatmap(
             lambda config: st.builds(
                 Case,
                 config=st.just(config),
@@ -213,7 +161,7 @@ def test_drawn_problems(library):
     )
     def check(case, order, seed):
         operands = Operands.of(case, seed)
-        assert not faults(operands, *run(library, operands, order, seed=seed)), str(case)
+        assert not faults(operands, *on_cpu(library, operands, order, seed=seed)), str(case)
 
     check()
 
@@ -230,19 +178,6 @@ def test_eight_threads_meet_in_no_bank(t3):
 
 
 # ---- the tests tested ---------------------------------------------------------------------------------------------
-
-
-def what_is_found(library: Library, name: str, config: Stream, order: str) -> str:
-    """The first thing that is wrong with a kernel over all cases."""
-    for case in cases(config):
-        operands = Operands.of(case)
-        try:
-            found = faults(operands, *run(library, operands, order, name=name))
-        except KernelFault as fault:
-            return str(fault)
-        if found:
-            return "; ".join(found)
-    return "nothing"
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -11,11 +11,11 @@ import pytest
 
 import abft_tsm2 as ft
 from abft_tsm2.core import plan
-from abft_tsm2.core.compiler import kernel
 from abft_tsm2.core.launch import device_of
 from abft_tsm2.core.stream import Stream, candidates, grid, why_not
 from tests.oracles import elements_outside
-from tests.stream_kernel_cases import CONFIGS, TYPES, Case, Operands, cases, faults
+from tests.stream_kernel_cases import CONFIGS, STAGED, TENSOR, TYPES, Case, Operands, cases, faults
+from tests.stream_runs import on_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -28,32 +28,19 @@ def cp() -> Any:
     return pytest.importorskip("cupy")
 
 
-def run(cp: Any, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
-    """The buffer of C, and the tickets, after the kernel has run on a copy of it."""
-    case, shape = operands.case, operands.case.grid
-    places = (operands.a, operands.b, operands.c)
-    # As integers, since CuPy does not know all types; for a matrix, the address of its first element.
-    buffers = [cp.asarray(placed.memory.view(f"u{placed.memory.itemsize}")) for placed in places]
-    addresses = [np.uint64(x.data.ptr + placed.offset * x.itemsize) for x, placed in zip(buffers, places, strict=True)]
-    partial, tickets = (cp.asarray(x) for x in operands.scratch())
-    args = (np.int64(x) if isinstance(x, int) else x for x in operands.arguments(*addresses, partial, tickets))
-    kernel(case.config)((shape.tiles, shape.parts, shape.batch), (case.config.shape.t1,), tuple(args))
-    return cp.asnumpy(buffers[2]).view(operands.c.memory.dtype), cp.asnumpy(tickets)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [*CONFIGS, *STAGED, *TENSOR], ids=lambda config: config.name)
 def test_every_path(cp: Any, config: Stream) -> None:
     for case in cases(config):
         operands = Operands.of(case)
-        memory, tickets = run(cp, operands)
+        memory, tickets = on_gpu(cp, operands)
         assert not faults(operands, memory, tickets, flushes=True), str(case)
 
 
-@pytest.mark.parametrize("config", CONFIGS[::6], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [*CONFIGS[::6], *STAGED[::4], *TENSOR[::3]], ids=lambda config: config.name)
 def test_repeats_in_many_parts_are_equal_bit_for_bit(cp: Any, config: Stream) -> None:
     case = Case(config, 6 * config.tile + 3, 60 * config.step + 1, config.t2, steps=1, batch=3, data="normal")
     operands = Operands.of(case)
-    results = {run(cp, operands)[0].tobytes() for _ in range(REPEATS)}
+    results = {on_gpu(cp, operands)[0].tobytes() for _ in range(REPEATS)}
     assert len(results) == 1
     memory = np.frombuffer(results.pop(), operands.c.memory.dtype)
     assert not faults(operands, memory, np.zeros(0), flushes=True)

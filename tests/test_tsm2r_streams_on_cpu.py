@@ -114,9 +114,9 @@ ADDRESSES = {
 FOUND_BY_ORDER = (  # parts added as they come
     "parts_as_they_come",
     ROWS,
-    "for (unsigned s = 0; s < splits; s++)",
+    "__ldcg(parts + i * T1)",
     0,
-    "for (unsigned j = 0, s = split; j < splits; j++, s = (s + 1) % splits)",
+    "__ldcg(parts + (Index((s + split) % splits) - Index(s)) * (COUNT * T1) + i * T1)",
 )
 
 

@@ -32,11 +32,14 @@ def problem_of(A: Array, B: Array, C: Array) -> Problem:
     Raises
     ------
     NotSuitable
-        If strides are not multiples of an element, or the matrices of a stack are not evenly spaced.
+        If the address or the strides of one of them are not multiples of an element.
     """
     for x in (A, B, C):
-        if any(stride % x.itemsize for stride in x.strides):
-            raise NotSuitable(f"strides of {x.strides} bytes are not multiples of {x.itemsize}-byte elements")
+        if x.data.ptr % x.itemsize or any(stride % x.itemsize for stride in x.strides):
+            raise NotSuitable(
+                f"the address {x.data.ptr:#x} or strides of {x.strides} bytes are not multiples of {x.itemsize}-byte "
+                "elements"
+            )
     (m, k), n = A.shape[-2:], B.shape[-1]
     order = vendor.layout(A)
     lines = A.strides[-1] if order == "F" else A.strides[-2]

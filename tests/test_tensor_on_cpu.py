@@ -1,0 +1,352 @@
+"""kernels/tsm2r_tensor.cu, run on the CPU (tests/cuda_on_cpu) and judged element by element.
+
+The tensor cores' instructions have plain twins here; that these do the same, tests/test_tensor_on_gpu.py shows.
+
+And the tests tested: faults planted into the kernel's own text are caught. What no test here can see, since blocks run
+one after the other, copies to shared memory are done at once and sums are rounded to nearest: `copies_done`,
+`__threadfence`, and that each stage of 16-bit elements has sums of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abft_tsm2.core import plan
+from abft_tsm2.core.compiler import source
+from abft_tsm2.core.config import Problem
+from abft_tsm2.core.device import known
+from abft_tsm2.core.stream import Grid, Stream, candidates
+from tests.cuda_on_cpu import ORDERS, Library, build
+from tests.fake_card import Array
+from tests.kernel_cases import SCALARS, planted
+from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, TENSOR, Case, Operands, cases, faults, order_of
+from tests.stream_runs import on_cpu, what_is_found
+
+COLUMNS, TILES, STAGES = TENSOR[:3]  # columns of A are contiguous
+ROWS, LONG, WIDE = TENSOR[3:6]  # rows are
+HALVES, SHORT = TENSOR[6:8]  # rows of 16-bit elements
+KERNEL = 'extern "C" __global__ void'
+SYNC = "__syncthreads();"
+ODD = "if (s + i + half < steps) multiply"
+STEP_ON = "if (s + i + half + 1 < steps) done += step;"
+INSIDE = "int(j) < rows && q < n"
+WHOLE = "* (WARPS * TCF * 16) <= m"
+RACE, UNSET = "race: ", "uninitialised shared memory: "
+WRONG = "elements are wrong"
+OUTSIDE = "global memory overrun|around C were written|elements are wrong"
+# name: (kernel, what is replaced, which occurrence, by what, what is then said). What both headers have is 0 in that of
+# float64, and 1 in the other.
+PLANTED = {
+    "b_used_too_early": (COLUMNS, SYNC, 2, "", f"{RACE}|{UNSET}|{WRONG}"),
+    "rest_filled_too_early": (ROWS, SYNC, 3, "", f"{RACE}|{WRONG}"),
+    "rest_used_too_early": (HALVES, SYNC, 4, "", f"{RACE}|{UNSET}|{WRONG}"),
+    "barrier_for_some": (COLUMNS, SYNC, 2, f"if (threadIdx.x < 32) {SYNC}", f"divergent barriers|{RACE}|{UNSET}"),
+    "parts_of_other_rows": (COLUMNS, "Index(blockIdx.z) * gridDim.x + blockIdx.x", 0, "blockIdx.z", WRONG + "|ticket"),
+    "nothing_is_divided": (COLUMNS, "begin + slice)", 0, "k)", WRONG),
+    "b_from_the_start": (COLUMNS, "bsb + begin * rsb", 0, "bsb", WRONG),
+    "columns_from_the_start": (COLUMNS, "(begin + member()) * lda", 0, "member() * lda", WRONG),
+    "rows_from_the_start": (ROWS, "* lda + begin + member() * V", 0, "* lda + member() * V", WRONG),
+    "same_columns": (COLUMNS, "(begin + member()) * lda", 0, "begin * lda", WRONG),
+    "same_vectors_of_rows": (HALVES, "* lda + begin + member() * V", 0, "* lda + begin", WRONG),
+    "one_stage": (COLUMNS, "stage = 1 - stage;", 0, "", f"{RACE}|{WRONG}"),
+    "stage_filled_too_early": (COLUMNS, "weights + (1 - stage) * WEIGHTS", 0, "weights + stage * WEIGHTS", RACE),
+    "stage_multiplied": (HALVES, "weights + stage * WEIGHTS, (i", 0, "weights, (i", f"{RACE}|{WRONG}"),
+    "steps_of_a_stage": (STAGES, "(i + half) * STEP", 0, "half * STEP", WRONG),
+    "halves_of_a_step": (HALVES, "(i + half) * STEP", 0, "i * STEP", WRONG),
+    "next_stage": (LONG, "(s + 2 * PAIRS) * Index(STEP)", 0, "s * Index(STEP)", WRONG),
+    "odd_step": (COLUMNS, ODD, 0, "multiply", WRONG),
+    "odd_step_of_halves": (HALVES, ODD, 0, "multiply", WRONG),
+    "no_prefetch": (COLUMNS, STEP_ON, 0, "", WRONG),
+    "one_step_more": (ROWS, "/ STEP) : 0", 0, "/ STEP) + 1 : 0", OUTSIDE + "|misaligned or outside"),
+    "rest_from_the_start": (ROWS, "+ Index(steps) * STEP; first", 0, "; first", WRONG),
+    "rest_of_a": (ROWS, "copies_done();\n    done += step;", 0, "copies_done();", WRONG),
+    "rest_of_b": (COLUMNS, "B + (first - begin) * rsb", 0, "B", WRONG),
+    "end_of_rows": (ROWS, "left - j)", 0, "V)", WRONG),
+    "end_of_short_rows": (HALVES, "left - j)", 0, "left)", WRONG),
+    "end_of_columns": (COLUMNS, "j < left ? rows", 0, "true ? rows", WRONG),
+    "tiles_of_columns": (TILES, "+ c * 16)", 0, ")", WRONG),
+    "tiles_of_columns_at_the_end": (TILES, "lda + c * 16,", 0, "lda,", WRONG),
+    "tiles_of_rows": (ROWS, "2 * c + v % 2", 0, "v % 2", WRONG),
+    "tiles_of_rows_at_the_end": (ROWS, "2 * c + v % 2", 1, "v % 2", WRONG),
+    "no_sums": (TILES, "sum[c][p][i] = ACC(0);", 0, ";", WRONG + "|uninitialised register"),
+    "last_stage_is_lost": (HALVES, "if constexpr (SIZE == 2) add(total, sum);", 1, "", WRONG),
+    "stages_count_twice": (HALVES, "clear(sum);\n}", 0, "}", WRONG),
+    "order_of_b": (ROWS, "i / 2 * 8 + 2 * member() + i % 2 :", 0, "4 * i + member() :", WRONG),
+    "order_of_a": (WIDE, "a[c][t][i / 4 * 2 + i % 2]", 0, "a[c][t][i / 4 + i % 2 * 2]", WRONG),
+    "order_of_pairs": (HALVES, "low.z, high.z, low.w, high.w", 0, "low.w, high.w, low.z, high.z", WRONG),
+    "order_in_pairs": (SHORT, "low.bits | unsigned(high.bits)", 0, "high.bits | unsigned(low.bits)", WRONG),
+    "order_of_rows": (SHORT, "low.x, high.x, low.y, high.y", 0, "high.x, low.x, high.y, low.y", WRONG),
+    "depths_of_a_step": (WIDE, "first + t * DEPTH + depth(i)", 0, "first + depth(i)", WRONG),
+    "bands_of_b": (TILES, "ROW + p * 8 + group()", 0, "ROW + group()", WRONG),
+    "place_of_rows": (HALVES, "j % 8 * 4 + j % DEPTH / 8", 0, "j % 8 * 4 + j / 8 % 2", f"{RACE}|{UNSET}|{WRONG}"),
+    "rows_of_b": (COLUMNS, INSIDE, 0, "q < n", WRONG),
+    "rows_of_short_b": (HALVES, INSIDE, 1, "q < n", WRONG),
+    "rows_of_dense_b": (COLUMNS, "int(i) < rows * T2", 0, "true", WRONG),
+    "rows_of_dense_short_b": (HALVES, "int(i) < rows * T2 ?", 0, "true ?", WRONG),
+    "neighbours_of_b": (WIDE, "if (q < T2) COPY", 0, "COPY", f"{RACE}|{WRONG}|out of bounds"),
+    "order_of_copies": (COLUMNS, "columns ? i / STAGE : i % ACROSS", 0, "i % ACROSS", f"{RACE}|{UNSET}|{WRONG}"),
+    "rows_of_c": (COLUMNS, "r < m && q < n", 0, "q < n", OUTSIDE),
+    "columns_of_c": (HALVES, "r < m && q < n", 0, "r < m", OUTSIDE),
+    "tiles_of_c": (TILES, "row + c * 16 + (ORDER", 0, "row + (ORDER", WRONG),
+    "bands_of_c": (WIDE, "p * 8 + 2 * member() + i % 2", 0, "2 * member() + i % 2", WRONG),
+    "one_a_for_all": (COLUMNS, "A += blockIdx.z * bsa;", 0, "", WRONG),
+    "one_b_for_all": (ROWS, "B += blockIdx.z * bsb + ", 0, "B += ", WRONG),
+    "one_c_for_all": (HALVES, "C += blockIdx.z * bsc;", 0, "", OUTSIDE),
+}
+# What is read and then not used: only AddressSanitizer sees it.
+ADDRESSES = {
+    "whole_tiles": (COLUMNS, WHOLE, 0, WHOLE + " + WARPS * TCF * 16"),
+    "rows_beyond_m": (HALVES, "smaller(row + group() + 8 * i, m - 1)", 0, "(row + group() + 8 * i)"),
+    "rows_of_columns": (TILES, "rows - c * 16 - 2 * group()", 0, "2"),
+    "after_the_last_columns": (COLUMNS, STEP_ON, 0, "done += step;"),
+    "after_the_last_vectors": (ROWS, STEP_ON, 0, "done += step;"),
+    "rows_of_next_stage": (COLUMNS, "end - begin - next, n, dense", 0, "end - begin, n, dense"),
+    "columns_of_b": (COLUMNS, INSIDE, 0, "int(j) < rows"),
+    "columns_of_short_b": (HALVES, INSIDE, 1, "int(j) < rows"),
+}
+
+
+@pytest.fixture(scope="session")
+def cache(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.cache.mkdir("cuda_on_cpu"))
+
+
+@pytest.fixture(scope="session")
+def library(cache: Path) -> Library:
+    return build([(config.name, source(config)) for config in TENSOR], cache=cache)
+
+
+@pytest.fixture(scope="session")
+def sanitized(cache: Path) -> Iterator[Library]:
+    made = build([(config.name, source(config)) for config in TENSOR], sanitize=True, cache=cache)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def faulty(cache: Path) -> Library:
+    return build([planted(name, *plan[:4]) for name, plan in PLANTED.items()], cache=cache)
+
+
+@pytest.fixture(scope="session")
+def faulty_addresses(cache: Path) -> Iterator[Library]:
+    made = build([planted(name, *plan) for name, plan in ADDRESSES.items()], sanitize=True, cache=cache)
+    yield made
+    made.close()
+
+
+def names(config: Stream) -> str:
+    return config.name
+
+
+@pytest.mark.parametrize("config", TENSOR, ids=names)
+def test_every_path_in_every_order(library, config):
+    for case in cases(config)[::2]:  # every shape once
+        operands = Operands.of(case)
+        results = [on_cpu(library, operands, order) for order in ORDERS]
+        assert not faults(operands, *results[0]), str(case)
+        for order, (memory, tickets) in zip(ORDERS, results, strict=True):
+            assert not tickets.any()
+            assert memory.tobytes() == results[0][0].tobytes(), f"{case}: another result in {order} order"
+
+
+@pytest.mark.parametrize("config", TENSOR, ids=names)
+def test_every_path_under_address_sanitizer(sanitized, config):
+    for number, case in enumerate(cases(config)[1::2]):
+        operands = Operands.of(case, 1)
+        assert not faults(operands, *on_cpu(sanitized, operands, ORDERS[number % 3])), str(case)
+
+
+@pytest.mark.parametrize("b_order", ["dense", "C", "F"])
+@pytest.mark.parametrize("config", TENSOR, ids=names)
+def test_what_is_not_finite_stays_in_its_row_and_column(library, config, b_order):
+    m, k, n = config.tile + 3, 3 * config.step + 1, config.t2
+    operands = Operands.of(Case(config, m, k, n, steps=2, extra=1, b_order=b_order))
+    a, b = operands.a.matrix()[0], operands.b.matrix()[0]
+    a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
+    c = operands.c.matrix(on_cpu(library, operands, "forward")[0])[0]
+    expected = np.ones(c.shape, bool)
+    expected[[1, m - 1]], expected[:, n - 1] = False, False
+    assert (np.isfinite(c) == expected).all()
+
+
+@dataclass(frozen=True)
+class Sliced(Case):
+    """A part of k has so many vectors, and need not be a multiple of a step."""
+
+    vectors: int = 1
+
+    @property
+    def grid(self) -> Grid:
+        part = self.vectors * self.config.vector
+        return replace(super().grid, parts=-(-self.k // part), slice=part)
+
+
+@pytest.mark.parametrize("b_order", ["dense", "F"])
+@pytest.mark.parametrize("config", TENSOR, ids=names)
+def test_a_part_of_k_is_any_number_of_vectors(library, config, b_order):
+    step = config.step // config.vector
+    for vectors in (1, step - 1, 2 * step + 1):
+        case = Sliced(config, config.tile + 1, 3 * config.step + 1, config.t2, b_order=b_order, vectors=vectors)
+        operands = Operands.of(case)
+        assert not faults(operands, *on_cpu(library, operands, "random")), str(case)
+
+
+def test_drawn_problems(library):
+    @given(
+        case=st.sampled_from(TENSOR).flatmap(
+            lambda config: st.builds(
+                Case,
+                config=st.just(config),
+                m=st.integers(1, 3 * config.tile),
+                k=st.integers(1, 10 * config.step),
+                n=st.integers(1, config.t2),
+                steps=st.integers(0, 5),
+                idle=st.integers(0, 2),
+                extra=st.integers(0, 5),
+                b_order=st.sampled_from(B_ORDERS),
+                c_order=st.sampled_from(C_ORDERS),
+                batch=st.integers(1, 3),
+                shared=st.booleans(),
+                alpha=st.sampled_from(SCALARS),
+                beta=st.sampled_from(SCALARS),
+                data=st.sampled_from(["uniform", "normal"]),
+            )
+        ),
+        order=st.sampled_from(ORDERS),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def check(case, order, seed):
+        operands = Operands.of(case, seed)
+        assert not faults(operands, *on_cpu(library, operands, order, seed=seed)), str(case)
+
+    check()
+
+
+# ---- where B lies in shared memory ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def places(cache: Path) -> Library:
+    """`probe`, with the kernels' own functions: where the threads of a warp read B, and where each row of it lies."""
+    double = "for (int i = 0; i < 4; i++) out[i * 32 + threadIdx.x] = depth(i) * ROW + group();"
+    short = "out[threadIdx.x] = place(threadIdx.x);"
+
+    def probe(config: Stream) -> tuple[str, str]:
+        name, body = f"probe_{config.name}", double if config.dtype == "float64" else short
+        return name, f"{source(config).partition(KERNEL)[0]}{KERNEL} {name}(int* out) {{ {body} }}\n"
+
+    return build([probe(config) for config in TENSOR], cache=cache)
+
+
+@pytest.mark.parametrize("config", [x for x in TENSOR if x.dtype == "float64"], ids=names)
+def test_a_warp_reads_b_evenly_from_the_banks(places, config):
+    """8 bytes a thread: twice from each of the 16 places that shared memory has for them, and none can do better."""
+    at = np.zeros((4, 32), np.int32)
+    places.run(f"probe_{config.name}", 1, 32, [at])
+    assert len(np.unique(at)) == 4 * 32
+    for i in range(4):
+        assert (np.bincount(at[i] % 16, minlength=16) == 2).all()
+
+
+@pytest.mark.parametrize("config", [x for x in TENSOR if x.dtype != "float64"], ids=names)
+def test_rows_that_are_read_together_lie_side_by_side(places, config):
+    """The 8 rows of a matrix that `ldmatrix` reads, 16 bytes of each, from 8 such places."""
+    at = np.zeros(32, np.int32)
+    places.run(f"probe_{config.name}", 1, 32, [at])
+    assert sorted(at // config.t2) == list(range(32))
+    assert (at % config.t2 == 0).all()
+    together = {8: 1, 16: 2, 24: 1, 32: 4}[config.t2]  # of these 8 rows, in one place
+    r = np.arange(8)
+    for i in range(4):
+        rows = at[r // 2 * 8 + 2 * i + r % 2]
+        assert max(np.bincount(rows // 8 % 8)) == together
+
+
+# ---- as the library launches them -----------------------------------------------------------------------------------
+
+CHOSEN = [("F", "float64", 8), ("F", "float64", 13), ("C", "float64", 5), ("C", "float16", 8), ("C", "float16", 32)]
+
+
+def chosen(order: str, dtype: str, n: int) -> Stream:
+    """The kernel on tensor cores that the library takes."""
+    problem = Problem(99, 99, n, dtype, order, dtype, "float32" if dtype == "float16" else dtype, width=16)
+    return next(config for config in candidates(problem) if config.form == "tensor")
+
+
+@pytest.fixture(scope="session")
+def shipped(cache: Path) -> Library:
+    return build([(config.name, source(config)) for config in {chosen(*plan) for plan in CHOSEN}], cache=cache)
+
+
+@pytest.mark.parametrize("chosen_by", CHOSEN, ids=str)
+def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, chosen_by):
+    """`plan.problem_of`, `stream.candidates`, `grid`, `workspace` and `plan.launched`, with the shapes that ship."""
+    config = chosen(*chosen_by)
+    left: list[np.ndarray] = []
+
+    def kernel(config):
+        def launch(grid, block, arguments):
+            args = [np.zeros(0, np.uint8) if isinstance(x, np.uintp) else x for x in arguments]
+            shipped.run(config.name, grid, block, args, order="random", seed=grid[1])
+
+        return launch
+
+    def scratch(nbytes, tickets):
+        left.append(np.zeros(tickets, np.uint32))
+        return np.full(nbytes, 0xFB, np.uint8), left[-1]
+
+    monkeypatch.setattr(plan, "kernel", kernel)
+    monkeypatch.setattr(plan, "scratch", scratch)
+
+    @settings(max_examples=20)
+    @given(
+        m=st.integers(1, 2 * config.tile + 5),
+        k=st.integers(1, 5 * config.step),
+        multiprocessors=st.integers(1, 132),
+        batch=st.integers(1, 2),
+        extra=st.integers(0, 3),
+        orders=st.tuples(st.sampled_from(B_ORDERS), st.sampled_from(C_ORDERS)),
+        beta=st.sampled_from(SCALARS),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def check(m, k, multiprocessors, batch, extra, orders, beta, seed):
+        case = Case(config, m, k, chosen_by[2], 0, 0, extra, *orders, batch, False, -0.5, beta, "normal")
+        operands = Operands.of(case, seed)
+        memory = operands.c.memory.copy()
+        A, B, C = (x.view(Array) for x in (operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory)))
+        # A single line lies in any order, and at any multiple: the problem is posed for what the kernel was made for.
+        problem = plan.problem_of(A, B, C)
+        if min(m, k) > 1:
+            assert (problem.order, problem.width, problem.batch) == (chosen_by[0], 16, batch)
+            assert config in candidates(problem)
+        problem = replace(problem, order=order_of(config), width=16)
+        device = replace(known("H200"), multiprocessors=multiprocessors)
+        plan.launched(config, problem, device, A, B, C)(A, B, C, -0.5, beta)
+        assert not faults(operands, memory, left.pop() if left else np.zeros(0)), str(case)
+
+    check()
+
+
+# ---- the tests tested -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", PLANTED)
+def test_faults_planted_into_the_kernel_are_caught(faulty, name, order):
+    config, *_, expected = PLANTED[name]
+    assert re.search(expected, what_is_found(faulty, name, config, order))
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_reads_outside_of_the_matrices_are_caught(faulty_addresses, name):
+    found = what_is_found(faulty_addresses, name, ADDRESSES[name][0], "forward")
+    assert re.search(rf"(?s)address error: kernel {name}.*heap-buffer-overflow.*READ of size.*\.cuh?:\d+", found)
