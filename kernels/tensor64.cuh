@@ -8,7 +8,7 @@
 constexpr int DEPTH = 16;   // of k: what the vectors of a tile reach
 constexpr int VECTORS = 4;  // of a tile, a thread
 // Rows of B in shared memory lie so far apart that the threads of half a warp meet different banks.
-constexpr int ROW = ORDER ? T2 + 4 : T2 % 16 == 8 ? T2 : T2 + 8;
+constexpr int ROW = ORDER ? T2 + 2 : T2 + 4;
 constexpr int WEIGHTS = STAGE_OF(DEPTH) * ROW;  // elements of a stage
 
 INLINE int group() { return threadIdx.x % 32 / 4; }   // of four threads: rows of A and C, columns of B

@@ -16,7 +16,8 @@
 constexpr int WARPS = T1 / 32;
 constexpr int ACROSS_A = 32 * V;                 // of k: a vector for each thread of a warp
 constexpr int STEP = ACROSS_A * T3;              // of k
-constexpr int STEPS = PAIRS ? 2 * PAIRS : 1;
+constexpr int STEPS = PAIRS ? 2 * PAIRS : 1;     // of a stage of B
+constexpr int LOOPS = PAIRS ? PAIRS : 1;
 constexpr int STAGE = STEP * STEPS;              // of k, for which B is fetched at a time
 // The V rows of B that a thread multiplies by lie together in shared memory, in an odd number of units: so those of
 // different threads begin in different banks.
@@ -151,24 +152,32 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     Vector a[2][T3][TCF];
     fetch(weights, B, rsb, csb, end - begin, n, dense);
     load_rows(a[0], A, lda, rows);
+    int stage = 0;
+    // The stage of B that step `now` begins is there, and the next one on its way.
+    const auto begin_stage = [&](int now) {
+      copies_done();
+      __syncthreads();
+      const Index next = (now + STEPS) * Index(STEP);
+      fetch(weights + (1 - stage) * WEIGHTS, B + next * rsb, rsb, csb, end - begin - next, n, dense);
+    };
 #pragma unroll 1
-    for (int s = 0; s < steps; s += 2) {
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int now = s + half, stage = now / STEPS % 2;
-        if (STEPS == 1 ? now < steps : half == 0 && now % STEPS == 0) {
-          copies_done();
-          __syncthreads();
-          // the next stage of B is on its way while this one is multiplied
-          const Index next = (now + STEPS) * Index(STEP);
-          fetch(weights + (1 - stage) * WEIGHTS, B + next * rsb, rsb, csb, end - begin - next, n, dense);
-        }
+    for (int s = 0; s < steps; s += 2 * LOOPS) {
+      if (PAIRS) begin_stage(s);
+#pragma unroll 1
+      for (int i = 0; i < 2 * LOOPS; i += 2) {
         // sum += A(rows, j : j + V) B(j : j + V, :), while the next elements of A are on their way; after the last step
         // it is loaded once more
-        if (now + 1 < steps) A += STEP;
-        load_rows(a[1 - half], A, lda, rows);
-        if (now < steps) multiply(sum, a[half], weights + stage * WEIGHTS, now % STEPS * STEP);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int now = s + i + half;
+          if (PAIRS == 0 && now < steps) begin_stage(now);
+          if (now + 1 < steps) A += STEP;
+          load_rows(a[1 - half], A, lda, rows);
+          if (now < steps) multiply(sum, a[half], weights + stage * WEIGHTS, PAIRS ? (i + half) * STEP : 0);
+          if (PAIRS == 0) stage = 1 - stage;
+        }
       }
+      if (PAIRS) stage = 1 - stage;
     }
     copies_done();
     A += STEP;

@@ -16,13 +16,15 @@ from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.config import VARIANTS, Config, Problem, launch
 from abft_tsm2.core.launch import arguments
 from abft_tsm2.core.stream import Grid, Shape, Stream, workspace
+from tests.stream_kernel_cases import order_of
 
 SHAPES = ((1, 1, 1), (129, 33, 3), (64, 65, 5), (200, 7, 2))
-STREAM_SHAPES = ((1, 1, 1), (130, 33, 4), (261, 70, 3), (65, 700, 4))
+STREAM_SHAPES = ((1, 1, 1), (130, 33, 0), (261, 70, 3), (65, 700, 0))  # n = 0: all columns that a kernel has
 PLANTS: dict[str, tuple[str, str]] = {
     "reads-past-the-end": ("smaller(row, m - 1)", "row + 4096"),
     "no-barrier": ("__syncthreads();", ""),
     "every-tile-is-whole": ("* (32 * V * TCF) <= m", "* (32 * V * TCF) <= m + 32 * V * TCF"),
+    "fragments-past-the-end": ("smaller(row + group() + 8 * i, m - 1)", "row + group() + 8 * i + 4096"),
     "any-b-is-aligned": ("reinterpret_cast<unsigned long long>(B) % 16 == 0", "true"),
     "writes-past-the-parts": ("(split * COUNT + i) * T1", "((split + 1) * COUNT + i) * T1"),
 }
@@ -41,7 +43,7 @@ def configurations() -> list[Config]:
 
 
 def streams() -> Iterator[Stream]:
-    """Both forms, with several stages of B; wide loads and narrow ones; a conversion of A."""
+    """Every form of TSM2R, with several stages of B; wide loads and narrow ones; a conversion of A."""
     for form in ("columns", "rows"):
         for types, width in (
             (("float32",) * 4, 16),
@@ -50,6 +52,11 @@ def streams() -> Iterator[Stream]:
             (("float16", "float16", "float32", "float32"), 16),
         ):
             yield Stream(form, *types, width, 4, Shape(64, 2, 1, 1, 1))
+    yield Stream("staged", *("float32",) * 4, 16, 12, Shape(64, 2, 4, 2, 1))
+    yield Stream("staged", *("float64",) * 4, 16, 9, Shape(64, 1, 2, 3, 1))
+    for order in (0, 1):
+        yield Stream("tensor", *("float64",) * 4, 16, 16, Shape(64, 2, 1, 1, 1), order)
+    yield Stream("tensor", "float16", "float16", "float32", "float32", 16, 24, Shape(64, 1, 1, 1, 1), 1)
 
 
 def of_the_paper(text: Callable[[Kernel], str]) -> int:
@@ -77,8 +84,8 @@ def of_today(text: Callable[[Kernel], str]) -> int:
     for config in streams():
         kernel = cupy.RawModule(code=text(config), options=compiler.OPTIONS).get_function(config.name)
         real = np.dtype(config.sums).type
-        for m, k, n in STREAM_SHAPES:
-            line, lines = (m, k) if config.form == "columns" else (k, m)
+        for m, k, n in ((m, k, n or config.t2) for m, k, n in STREAM_SHAPES):
+            line, lines = (m, k) if order_of(config) == "F" else (k, m)
             lda = -(-line // config.vector) * config.vector
             A = cupy.ones((lines - 1) * lda + line, config.dtype)  # up to the last element, and no further
             total = -(-k // config.step)

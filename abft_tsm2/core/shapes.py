@@ -66,6 +66,8 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         8: Shape(128, 1, 2, 1, 2),
     },
     ("rows", "float32", "float32"): {
+        2: Shape(128, 8, 1, 1, 3),
+        4: Shape(128, 8, 1, 2, 3),
         8: Shape(128, 8, 1, 1, 3),
         16: Shape(128, 8, 1, 1, 2),
         32: Shape(128, 4, 1, 0, 2),

@@ -148,7 +148,7 @@ class Stream:
         size, shape, warps = SIZES[self.sums], self.shape, self.shape.t1 // 32
         unit, steps = 16 // size, max(1, 2 * shape.pairs)
         if self.form == "tensor":
-            row = self.t2 if size < 8 else self.t2 + 4 if self.order else self.t2 if self.t2 % 16 == 8 else self.t2 + 8
+            row = self.t2 + (0 if size < 8 else 2 if self.order else 4)
             return 2 * self.step * steps * row * SIZES[self.dtype] + 4
         if self.form == "staged":
             pitch = (-(-self.t2 // unit) | 1) * 16
