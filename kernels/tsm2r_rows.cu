@@ -57,6 +57,13 @@ INLINE void fetch(ACC* weights, const B_TYPE* __restrict__ B, Index rsb, Index c
   }
 }
 
+// What was fetched is there for all threads, and the next stage, `weights`, is on its way.
+INLINE void begin_stage(ACC* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n, bool dense) {
+  copies_done();
+  __syncthreads();
+  fetch(weights, B, rsb, csb, left, n, dense);
+}
+
 // a = A(row : row + TCF, j : j + V) for T3 vectors. `at` is A(row, j), which `rows` more follow: where there are fewer
 // than TCF, the last one is read again.
 INLINE void load_rows(Vector (&a)[T3][TCF], const A_TYPE* __restrict__ at, Index lda, int rows) {
@@ -147,22 +154,17 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     for (int q = 0; q < T2; q++) sum[r][q] = ACC(0);
 
   const int rows = int(smaller(TCF, m - row)) - 1;  // that follow the first one
-  const int steps = int((end - begin) / STEP);      // whole ones: these take no comparison a load
+  const Index length = end - begin;
+  const int steps = int(length / STEP);             // whole ones: these take no comparison a load
   if (steps) {
     Vector a[2][T3][TCF];
-    fetch(weights, B, rsb, csb, end - begin, n, dense);
+    fetch(weights, B, rsb, csb, length, n, dense);
     load_rows(a[0], A, lda, rows);
     int stage = 0;
-    // The stage of B that step `now` begins is there, and the next one on its way.
-    const auto begin_stage = [&](int now) {
-      copies_done();
-      __syncthreads();
-      const Index next = (now + STEPS) * Index(STEP);
-      fetch(weights + (1 - stage) * WEIGHTS, B + next * rsb, rsb, csb, end - begin - next, n, dense);
-    };
 #pragma unroll 1
     for (int s = 0; s < steps; s += 2 * LOOPS) {
-      if (PAIRS) begin_stage(s);
+      const Index ahead = (s + STEPS) * Index(STEP);
+      if (PAIRS) begin_stage(weights + (1 - stage) * WEIGHTS, B + ahead * rsb, rsb, csb, length - ahead, n, dense);
 #pragma unroll 1
       for (int i = 0; i < 2 * LOOPS; i += 2) {
         // sum += A(rows, j : j + V) B(j : j + V, :), while the next elements of A are on their way; after the last step
@@ -170,7 +172,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const int now = s + i + half;
-          if (PAIRS == 0 && now < steps) begin_stage(now);
+          if (PAIRS == 0 && now < steps) {
+            const Index next = (now + 1) * Index(STEP);
+            begin_stage(weights + (1 - stage) * WEIGHTS, B + next * rsb, rsb, csb, length - next, n, dense);
+          }
           if (now + 1 < steps) A += STEP;
           load_rows(a[1 - half], A, lda, rows);
           if (now < steps) multiply(sum, a[half], weights + stage * WEIGHTS, PAIRS ? (i + half) * STEP : 0);

@@ -64,7 +64,7 @@ PLANTED = {
     "nothing_is_divided": (COLUMNS, "begin + slice)", 0, "k)", WRONG),
     "slices_of_rows": (ROWS, "begin + slice)", 0, "k)", WRONG),
     "columns_one_step_more": (COLUMNS, "(end - begin) / COLUMNS)", 0, "(end - begin) / COLUMNS) + 1", OUTSIDE),
-    "rows_one_step_more": (ROWS, "(end - begin) / STEP)", 0, "(end - begin) / STEP) + 1", OUTSIDE),
+    "rows_one_step_more": (ROWS, "length / STEP)", 0, "length / STEP) + 1", OUTSIDE),
     "columns_stage": (COLUMNS, "stage = 1 - stage;", 0, "", WRONG),
     "rows_stage": (ROWS, "if (PAIRS) stage = 1 - stage;", 0, "", WRONG),
     "rows_stage_of_a_step": (STEPS, "PAIRS == 0 && now < steps", 0, "PAIRS == 0 && half == 0", WRONG),

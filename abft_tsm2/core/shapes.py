@@ -84,6 +84,7 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         4: Shape(128, 4, 2, 0, 4),
         8: Shape(128, 4, 1, 1, 2),
         16: Shape(128, 2, 1, 0, 2),
+        32: Shape(128, 1, 2, 0, 2),
     },
     ("rows", "float16", "float32"): {
         4: Shape(128, 4, 1, 1, 6),
@@ -93,7 +94,8 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
     ("rows", "float16", "float64"): {
         2: Shape(128, 4, 1, 1, 3),
         4: Shape(128, 4, 1, 1, 2),
-        8: Shape(128, 2, 1, 0, 2),
+        16: Shape(128, 2, 1, 0, 2),
+        32: Shape(128, 1, 2, 0, 2),
     },
 }
 # The same of the tensor cores, by order and type of A.
