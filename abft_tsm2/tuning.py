@@ -15,11 +15,10 @@ import click
 
 from abft_tsm2 import __version__, matrixio
 from abft_tsm2.core import measured, tune
-from abft_tsm2.core.config import Problem
+from abft_tsm2.core.config import SIZES, Problem
 from abft_tsm2.core.contest import Contest, contenders, judged, nbytes
 from abft_tsm2.core.device import Device, query
 from abft_tsm2.core.measured import VENDOR, Entry, Measurements
-from abft_tsm2.core.stream import SIZES
 from abft_tsm2.errors import AbftError, NotSuitable
 
 # Types of A and C; columns that a measurement speaks for end at each of these; and sizes, that it speaks for 4 times

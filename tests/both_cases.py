@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.core.both_config import BYTES, BothConfig, Plan, choose
+from abft_tsm2.core.both_config import BothConfig, Plan, choose
+from abft_tsm2.core.config import SIZES
 from abft_tsm2.core.encode_both import Encoding, Task
 from abft_tsm2.core.generated import Generated
 from tests.cases import DTYPES
@@ -54,7 +55,7 @@ class Case:
     def task(self, seed: int = 0) -> Task:
         """Operands of normal entries."""
         config, rng = self.config, np.random.default_rng([seed, self.m, self.k])
-        vector = config.width // BYTES[config.dtype]
+        vector = config.width // SIZES[config.dtype]
         memory = np.full((self.m + 2, self.k + (self.extra + 2) * vector), np.nan, TYPES[config.dtype])
         A = aligned(memory)[1 : self.m + 1, vector : vector + self.k]
         A[...] = rng.standard_normal(A.shape)
@@ -84,7 +85,7 @@ def aligned(x: np.ndarray) -> np.ndarray:
 
 def cases(config: BothConfig) -> Iterator[Case]:
     """Every shape at which a kernel of these constants has its edges, layouts and weights in turn."""
-    vector, stripe = config.width // BYTES[config.dtype], config.stripe
+    vector, stripe = config.width // SIZES[config.dtype], config.stripe
     shapes = (
         *((1, vector, 1), (2, stripe, 1), (config.t3 + 1, stripe + vector, config.t3), (31, stripe - vector, 31)),
         *((32, stripe, 32), (33, vector, 33), (70, stripe + vector, 33), (97, 3 * vector, 97), (67, stripe, 5)),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from abft_tsm2.core.compiler import kernel
 from abft_tsm2.core.stream import Stream
-from tests.cuda_on_cpu import KernelFault, Library
-from tests.stream_kernel_cases import Operands, cases, faults
+from tests.cuda_on_cpu import ORDERS, KernelFault, Library
+from tests.kernel_cases import SCALARS
+from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, Case, Operands, cases, faults
 
 
 def on_cpu(
@@ -22,6 +26,39 @@ def on_cpu(
     blocks = (grid.tiles, grid.parts, grid.batch)
     library.run(name or case.config.name, blocks, case.config.shape.t1, args, order=order, seed=seed)
     return memory, tickets
+
+
+def check_drawn_problems(library: Library, configs: Sequence[Stream]) -> None:
+    """Problems that Hypothesis draws, for any of the kernels: nothing is wrong with one of them."""
+
+    @given(
+        case=st.sampled_from(configs).flatmap(
+            lambda config: st.builds(
+                Case,
+                config=st.just(config),
+                m=st.integers(1, 3 * config.tile),
+                k=st.integers(1, 10 * config.step),
+                n=st.integers(1, config.t2),
+                steps=st.integers(0, 5),
+                idle=st.integers(0, 2),
+                extra=st.integers(0, 5),
+                b_order=st.sampled_from(B_ORDERS),
+                c_order=st.sampled_from(C_ORDERS),
+                batch=st.integers(1, 3),
+                shared=st.booleans(),
+                alpha=st.sampled_from(SCALARS),
+                beta=st.sampled_from(SCALARS),
+                data=st.sampled_from(["uniform", "normal"]),
+            )
+        ),
+        order=st.sampled_from(ORDERS),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def check(case: Case, order: str, seed: int) -> None:
+        operands = Operands.of(case, seed)
+        assert not faults(operands, *on_cpu(library, operands, order, seed=seed)), str(case)
+
+    check()
 
 
 def what_is_found(library: Library, name: str, config: Stream, order: str) -> str:

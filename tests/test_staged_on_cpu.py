@@ -12,15 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.stream import Stream
 from tests.cuda_on_cpu import ORDERS, Library, build
-from tests.kernel_cases import SCALARS, planted
-from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, STAGED, Case, Operands, cases, faults
-from tests.stream_runs import on_cpu, what_is_found
+from tests.kernel_cases import planted
+from tests.stream_kernel_cases import STAGED, Case, Operands, cases, faults
+from tests.stream_runs import check_drawn_problems, on_cpu, what_is_found
 
 RING, WIDE, ODD, HALVES = STAGED[:4]
 SYNC = "__syncthreads();"
@@ -136,34 +134,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(library, config, b_order
 
 
 def test_drawn_problems(library):
-    @given(
-        case=st.sampled_from(STAGED).flatmap(
-            lambda config: st.builds(
-                Case,
-                config=st.just(config),
-                m=st.integers(1, 3 * config.tile),
-                k=st.integers(1, 10 * config.step),
-                n=st.integers(1, config.t2),
-                steps=st.integers(0, 5),
-                idle=st.integers(0, 2),
-                extra=st.integers(0, 5),
-                b_order=st.sampled_from(B_ORDERS),
-                c_order=st.sampled_from(C_ORDERS),
-                batch=st.integers(1, 3),
-                shared=st.booleans(),
-                alpha=st.sampled_from(SCALARS),
-                beta=st.sampled_from(SCALARS),
-                data=st.sampled_from(["uniform", "normal"]),
-            )
-        ),
-        order=st.sampled_from(ORDERS),
-        seed=st.integers(0, 2**32 - 1),
-    )
-    def check(case, order, seed):
-        operands = Operands.of(case, seed)
-        assert not faults(operands, *on_cpu(library, operands, order, seed=seed)), str(case)
-
-    check()
+    check_drawn_problems(library, STAGED)
 
 
 @pytest.mark.parametrize("t3", [1, 2, 4, 8])

@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 
 from abft_tsm2.core.compiler import source
-from abft_tsm2.core.config import Problem
+from abft_tsm2.core.config import SIZES, Problem
 from abft_tsm2.core.device import known
-from abft_tsm2.core.stream import COLUMNS, SIZES, Shape, Stream, candidates, why_not
+from abft_tsm2.core.stream import COLUMNS, Shape, Stream, candidates, why_not
 from benchmarks.registers import ARCHITECTURES, compiled
 from tests.test_kernels_compile import spilled
 

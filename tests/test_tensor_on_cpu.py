@@ -28,7 +28,7 @@ from tests.cuda_on_cpu import ORDERS, Library, build
 from tests.fake_card import Array
 from tests.kernel_cases import SCALARS, planted
 from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, TENSOR, Case, Operands, cases, faults, order_of
-from tests.stream_runs import on_cpu, what_is_found
+from tests.stream_runs import check_drawn_problems, on_cpu, what_is_found
 
 COLUMNS, TILES, STAGES = TENSOR[:3]  # columns of A are contiguous
 ROWS, LONG, WIDE = TENSOR[3:6]  # rows are
@@ -202,34 +202,7 @@ def test_a_part_of_k_is_any_number_of_vectors(library, config, b_order):
 
 
 def test_drawn_problems(library):
-    @given(
-        case=st.sampled_from(TENSOR).flatmap(
-            lambda config: st.builds(
-                Case,
-                config=st.just(config),
-                m=st.integers(1, 3 * config.tile),
-                k=st.integers(1, 10 * config.step),
-                n=st.integers(1, config.t2),
-                steps=st.integers(0, 5),
-                idle=st.integers(0, 2),
-                extra=st.integers(0, 5),
-                b_order=st.sampled_from(B_ORDERS),
-                c_order=st.sampled_from(C_ORDERS),
-                batch=st.integers(1, 3),
-                shared=st.booleans(),
-                alpha=st.sampled_from(SCALARS),
-                beta=st.sampled_from(SCALARS),
-                data=st.sampled_from(["uniform", "normal"]),
-            )
-        ),
-        order=st.sampled_from(ORDERS),
-        seed=st.integers(0, 2**32 - 1),
-    )
-    def check(case, order, seed):
-        operands = Operands.of(case, seed)
-        assert not faults(operands, *on_cpu(library, operands, order, seed=seed)), str(case)
-
-    check()
+    check_drawn_problems(library, TENSOR)
 
 
 # ---- where B lies in shared memory ----------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import Problem
 from abft_tsm2.core.device import known
 from abft_tsm2.core.stream import Shape, Stream, candidates
-from tests.cuda_on_cpu import ORDERS, KernelFault, Library, build
+from tests.cuda_on_cpu import ORDERS, Library, build
 from tests.fake_card import Array
 from tests.kernel_cases import SCALARS, planted
 from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, CONFIGS, FORMS, TYPES, Case, Operands, cases, faults
+from tests.stream_runs import check_drawn_problems, on_cpu, what_is_found
 
 SINGLE, DOUBLE = ("float32",) * 4, ("float64",) * 4
 HALF = ("float16", "float16", "float32", "float32")
@@ -151,18 +152,6 @@ def faulty_addresses(cache: Path) -> Iterator[Library]:
     made.close()
 
 
-def run(
-    library: Library, operands: Operands, order: str, *, name: str = "", seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """The buffer of C, and the tickets, after the kernel has run on a copy of it."""
-    case, grid = operands.case, operands.case.grid
-    memory, (partial, tickets) = operands.c.memory.copy(), operands.scratch()
-    args = operands.arguments(operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory), partial, tickets)
-    blocks = (grid.tiles, grid.parts, grid.batch)
-    library.run(name or case.config.name, blocks, case.config.shape.t1, args, order=order, seed=seed)
-    return memory, tickets
-
-
 def names(config: Stream) -> str:
     return config.name
 
@@ -171,7 +160,7 @@ def names(config: Stream) -> str:
 def test_every_path_in_every_order(library, config):
     for case in cases(config):
         operands = Operands.of(case)
-        results = [run(library, operands, order) for order in ORDERS]
+        results = [on_cpu(library, operands, order) for order in ORDERS]
         assert not faults(operands, *results[0]), str(case)
         for order, (memory, tickets) in zip(ORDERS, results, strict=True):
             assert not tickets.any()
@@ -182,7 +171,7 @@ def test_every_path_in_every_order(library, config):
 def test_every_path_under_address_sanitizer(sanitized, config):
     for number, case in enumerate(cases(config)):
         operands = Operands.of(case, 1)
-        assert not faults(operands, *run(sanitized, operands, ORDERS[number % 3])), str(case)
+        assert not faults(operands, *on_cpu(sanitized, operands, ORDERS[number % 3])), str(case)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=names)
@@ -191,7 +180,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(library, config):
     operands = Operands.of(Case(config, m, k, n, steps=2, extra=1))
     a, b = operands.a.matrix()[0], operands.b.matrix()[0]
     a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
-    c = operands.c.matrix(run(library, operands, "forward")[0])[0]
+    c = operands.c.matrix(on_cpu(library, operands, "forward")[0])[0]
     expected = np.ones(c.shape, bool)
     expected[[1, m - 1]], expected[:, n - 1] = False, False
     assert (np.isfinite(c) == expected).all()
@@ -199,34 +188,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(library, config):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_drawn_problems(library, form):
-    @given(
-        case=st.sampled_from([config for config in CONFIGS if config.form == form]).flatmap(
-            lambda config: st.builds(
-                Case,
-                config=st.just(config),
-                m=st.integers(1, 3 * config.tile),
-                k=st.integers(1, 10 * config.step),
-                n=st.integers(1, config.t2),
-                steps=st.integers(0, 5),
-                idle=st.integers(0, 2),
-                extra=st.integers(0, 5),
-                b_order=st.sampled_from(B_ORDERS),
-                c_order=st.sampled_from(C_ORDERS),
-                batch=st.integers(1, 3),
-                shared=st.booleans(),
-                alpha=st.sampled_from(SCALARS),
-                beta=st.sampled_from(SCALARS),
-                data=st.sampled_from(["uniform", "normal"]),
-            )
-        ),
-        order=st.sampled_from(ORDERS),
-        seed=st.integers(0, 2**32 - 1),
-    )
-    def check(case, order, seed):
-        operands = Operands.of(case, seed)
-        assert not faults(operands, *run(library, operands, order, seed=seed)), str(case)
-
-    check()
+    check_drawn_problems(library, [config for config in CONFIGS if config.form == form])
 
 
 # ---- as the library launches them ---------------------------------------------------------------------------------
@@ -302,19 +264,6 @@ def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, chose
 # ---- the tests tested ---------------------------------------------------------------------------------------------
 
 
-def what_is_found(library: Library, name: str, config: Stream, order: str) -> str:
-    """The first thing that is wrong with a kernel over all cases."""
-    for case in cases(config):
-        operands = Operands.of(case)
-        try:
-            found = faults(operands, *run(library, operands, order, name=name))
-        except KernelFault as fault:
-            return str(fault)
-        if found:
-            return "; ".join(found)
-    return "nothing"
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", PLANTED)
 def test_faults_planted_into_the_kernels_are_caught(faulty, name, order):
@@ -338,9 +287,9 @@ def test_the_kernels_without_the_planted_faults_pass(faulty, config):
 def test_parts_that_are_added_as_they_come_are_caught(faulty):
     name, config = FOUND_BY_ORDER[:2]
     operands = Operands.of(Case(config, 5, 10 * config.step, 4, steps=1, data="normal"))
-    results = {run(faulty, operands, order, name=name)[0].tobytes() for order in ORDERS}
+    results = {on_cpu(faulty, operands, order, name=name)[0].tobytes() for order in ORDERS}
     assert len(results) > 1
-    assert len({run(faulty, operands, order)[0].tobytes() for order in ORDERS}) == 1
+    assert len({on_cpu(faulty, operands, order)[0].tobytes() for order in ORDERS}) == 1
 
 
 @pytest.mark.parametrize("types", [SINGLE, DOUBLE, HALF, ("float16", "float16", "float32", "float16")])

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from abft_tsm2.core.config import C_TYPES
+from abft_tsm2.core.config import C_TYPES, SIZES
 from abft_tsm2.core.generated import KINDS
 
-BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 SUMS = {"float64": ("float64",), "float32": ("float32", "float64")}  # of A: types of its sums; of the halves as float32
 MOST_COLUMNS = 4  # of weights
 PANEL = 32  # rows whose weights are fetched at a time: kernels/encode_both.cu
@@ -92,12 +91,12 @@ class BothConfig:
     @property
     def stripe(self) -> int:
         """Columns of a block."""
-        return self.t1 * self.tcf * self.width // BYTES[self.dtype]
+        return self.t1 * self.tcf * self.width // SIZES[self.dtype]
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: the weights of two panels, and what each warp has of the sums of their rows."""
-        size = BYTES[self.sums]
+        size = SIZES[self.sums]
         line = -(-self.values * size // 16) * 16
         warps = self.t1 // 32
         return 2 * PANEL * (line + warps * self.values * size + warps * 8 * self.words)
@@ -145,12 +144,12 @@ def why_not(config: BothConfig) -> str | None:
 
 
 def _objections(config: BothConfig) -> Iterator[str]:
-    if config.dtype not in BYTES or config.sums not in sums_of(config.dtype):
+    if config.dtype not in SIZES or config.sums not in sums_of(config.dtype):
         yield f"elements of {config.dtype} are not added in {config.sums}"
         return
     if not 1 <= config.r <= MOST_COLUMNS:
         yield f"r = {config.r}: the kernel takes 1 to {MOST_COLUMNS} columns of weights"
-    if config.width not in (16, 8, 4, 2) or config.width < BYTES[config.dtype]:
+    if config.width not in (16, 8, 4, 2) or config.width < SIZES[config.dtype]:
         yield f"width = {config.width}: loads have 16, 8, 4 or 2 bytes, at least one element"
     for kind in (config.right, config.left):
         if kind not in (_READ, *KINDS):
@@ -178,7 +177,7 @@ def choose(
     left: str = _READ,
 ) -> BothConfig:
     """The configuration for elements of `dtype` that are added in `sums`."""
-    size = BYTES[dtype]
+    size = SIZES[dtype]
     t1, t3, rows, columns, blocks = _TILES[size, sums][min(r, 3) - 1]
     columns = min(columns, 4) if words else columns
     width = min(width, columns * size)
@@ -194,7 +193,7 @@ def choices() -> tuple[BothConfig, ...]:
     """Every configuration that `choose` may return, but for the kinds of weights: all are read."""
     found = (
         choose(dtype, sums, r, width=width, squares=squares, words=words)
-        for dtype, size in BYTES.items()
+        for dtype, size in SIZES.items()
         for sums in sums_of(dtype)
         for r, width in product(range(1, MOST_COLUMNS + 1), (16, 8, 4, 2))
         for squares, words in product((False, True), repeat=2)

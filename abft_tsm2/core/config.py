@@ -17,6 +17,7 @@ TSM2R = ("V0", "V1", "V2", "V3")
 TSM2L = ("Opt-1", "Opt-2")
 VARIANTS = (*TSM2R, *TSM2L)
 BYTES = {"float32": 4, "float64": 8}
+SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # bytes of an element
 C_TYPES = {"float32": "float", "float64": "double", "float16": "float16", "bfloat16": "bfloat16"}  # in kernels/
 
 # What a kernel is compiled for. t1 is a number of threads, at least two warps, so that one can hide the other; t2

@@ -16,11 +16,11 @@ import numpy as np
 
 from abft_tsm2.arrays import FLOATS, Array, bit_pattern, from_host, to_host
 from abft_tsm2.core import vendor
-from abft_tsm2.core.config import Problem
+from abft_tsm2.core.config import SIZES, Problem
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.measured import VENDOR, Entry, alternatives
 from abft_tsm2.core.plan import by_vendor, launched
-from abft_tsm2.core.stream import SIZES, Stream
+from abft_tsm2.core.stream import Stream
 from abft_tsm2.core.tune import shipped
 from abft_tsm2.errors import AbftError, NotSuitable
 

@@ -25,7 +25,6 @@ from abft_tsm2.arrays import (
     namespace,
 )
 from abft_tsm2.core.both_config import (
-    BYTES,
     MOST_COLUMNS,
     AddConfig,
     BothConfig,
@@ -35,6 +34,7 @@ from abft_tsm2.core.both_config import (
     sums_of,
 )
 from abft_tsm2.core.compiler import kernel
+from abft_tsm2.core.config import SIZES
 from abft_tsm2.core.generated import Generated
 from abft_tsm2.core.launch import device_of
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
@@ -241,7 +241,7 @@ def _rows_blockwise(task: Task) -> Encoding:
         p = (W[:, 0] ** 2 if task.p is None else task.p)[None, :]
         q = (V[:, 0] ** 2 if task.q is None else task.q)[:, None]
     budget = _BLOCK_BYTES if is_numpy(A) else _DEVICE_BLOCK_BYTES
-    step = max(1, budget // max(1, k * BYTES[task.sums]))
+    step = max(1, budget // max(1, k * SIZES[task.sums]))
     with np.errstate(all="ignore"):  # NaN, Inf and overflow show in the result
         for lo in range(0, m if k else 0, step):
             at = slice(lo, min(m, lo + step))
@@ -303,7 +303,7 @@ def _sections(config: BothConfig, plan: Plan) -> list[tuple[int, int]]:
 
     A single part needs no memory: it is the result.
     """
-    size = config.values * BYTES[config.sums]
+    size = config.values * SIZES[config.sums]
     counts = [(plan.stripes, plan.m * size), (plan.groups, plan.k * size)]
     counts += [(plan.stripes, plan.m * 8), (plan.groups, plan.k * 8)] if config.words else []
     return [(parts, 0 if parts == 1 else -(-parts * nbytes // 16) * 16) for parts, nbytes in counts]

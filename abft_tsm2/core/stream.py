@@ -14,12 +14,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from abft_tsm2.core.config import C_TYPES, Problem, fitting
+from abft_tsm2.core.config import C_TYPES, SIZES, Problem, fitting
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.shapes import BEST, STAGED, TENSOR, Shape, shape_of
 
 FORMS = ("columns", "rows", "staged", "tensor", "small")
-SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # t2 of TSM2R; a product with fewer columns takes the next larger one
 SMALL = 32  # rows and columns of B with which TSM2L keeps all of B at hand
 _SHARED = 48 * 1024  # static shared memory of a block

@@ -87,15 +87,14 @@ def tall_skinny_matmul(
     >>> tall_skinny_matmul(np.eye(3), np.ones((3, 1))).ravel()
     array([1., 1., 1.])
     """
-    if is_cupy(A) and is_cupy(B):
-        key = _key(A, B, out, dtype)
-        found = _plans.get(key)
-        if found is None:
-            A, B, out_type = _checked(A, B, out, dtype, beta)
-            found = _remember(key, A, B, out, out_type)
-        if (out is not None or beta == 0) and found is not None:
-            return _planned(found, A, B, out, alpha, beta)
-    A, B, out_type = _checked(A, B, out, dtype, beta)
+    on_gpu = is_cupy(A) and is_cupy(B) and (beta == 0 if out is None else is_cupy(out))
+    key = _key(A, B, out, dtype) if on_gpu else None
+    found = _plans.get(key) if key is not None else None
+    if found is None:
+        A, B, out_type = _checked(A, B, out, dtype, beta)
+        found = _remember(key, A, B, out, out_type) if key is not None else None
+    if found is not None:
+        return _planned(found, A, B, out, alpha, beta)
     return _library_product(A, B, out, out_type, alpha, beta)
 
 

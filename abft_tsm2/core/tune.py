@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from abft_tsm2.core import measured, model, stream, vendor
-from abft_tsm2.core.config import PAPER_T1, T1, TCF, TSM2L, Config, Problem, choices, is_valid, published
+from abft_tsm2.core.config import PAPER_T1, SIZES, T1, TCF, TSM2L, Config, Problem, choices, is_valid, published
 from abft_tsm2.core.device import Device, query
 from abft_tsm2.core.launch import run
-from abft_tsm2.core.stream import SIZES, SMALL, Stream, candidates
+from abft_tsm2.core.stream import SMALL, Stream, candidates
 from abft_tsm2.errors import NotSuitable
 
 DEEP = 256  # elements of k below which a block of TSM2R has no time to get going, and m has to make up for it
