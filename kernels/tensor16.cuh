@@ -8,13 +8,46 @@
 constexpr int DEPTH = 32;   // of k: what the vectors of a tile reach
 constexpr int VECTORS = 2;  // of a tile, a thread
 constexpr int STAGE = STAGE_OF(DEPTH);
-constexpr int WEIGHTS = STAGE * T2;  // elements of a stage
+// A B with contiguous columns lies in shared memory as it does in memory, but for gaps that spread them over the banks.
+constexpr int COLUMN = STAGE + 32;
+constexpr int WEIGHTS = COLUMN * T2;  // elements of a stage
 
 INLINE int group() { return threadIdx.x % 32 / 4; }   // of four threads: rows of A and C, columns of B
 INLINE int member() { return threadIdx.x % 4; }
 
-// Where row j of B lies in shared memory: the rows that the four threads of a group read at the same time side by side.
-INLINE unsigned place(unsigned j) { return (j / DEPTH * DEPTH + j % 8 * 4 + j % DEPTH / 8) * T2; }
+// Where element q of row j of B lies in shared memory: the rows that the four threads of a group read at the same time
+// side by side, and of eight such rows the same columns in different banks.
+INLINE unsigned place(unsigned j, unsigned q) {
+  const unsigned at = j % 8 * 4 + j % DEPTH / 8, swap = T2 == 16 ? at / 4 % 2 : T2 == 32 ? at / 2 % 4 : 0;
+  return (j / DEPTH * DEPTH + at) * T2 + (q ^ swap * 8);
+}
+
+// COPY_HALVES begins array[at : at + count] = there ? from[0 : count] : 0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define COPY_HALVES(count, array, at, from, there) copy<2 * (count)>(&array[at], from, there)
+#else
+#define COPY_HALVES(count, array, at, from, there) \
+  for (int e = 0; e < (count); e++) array[(at) + e] = there ? (from)[e] : B_TYPE{0}
+#endif
+
+// weights = B(first : first + STAGE, 0 : N), one copy a row. The columns beyond stay as they are.
+template <int N>
+INLINE void fetch_few(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, int rows) {
+#pragma unroll 1
+  for (int j = threadIdx.x; j < STAGE; j += T1) COPY_HALVES(N, weights, place(j, 0), B + j * rsb, j < rows);
+}
+
+// Zero in all stages, once, for columns that nothing is copied to.
+INLINE void clear_stages(B_TYPE* weights) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < 2 * WEIGHTS; i += T1) weights[i] = B_TYPE{0};
+  __syncthreads();
+}
+
+// Whether rows of B are N elements that can be copied at once.
+INLINE bool is_row(const B_TYPE* B, Index rsb, Index csb, Index n, int N) {
+  return n == N && csb == 1 && rsb % N == 0 && reinterpret_cast<unsigned long long>(B) % (2 * N) == 0;
+}
 
 // weights = B(first : first + STAGE, 0 : T2), zero outside of B. `B` is B(first, 0), of which `left` rows are there.
 INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n, bool dense) {
@@ -22,21 +55,33 @@ INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Inde
   const int rows = int(smaller(left, STAGE));
   if (dense) {
 #pragma unroll 2
-    for (unsigned i = threadIdx.x * 8; i < STAGE * T2; i += T1 * 8) {
-      const unsigned at = place(i / T2) + i % T2;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-      copy<16>(&weights[at], B + i, int(i) < rows * T2);
-#else
-      for (int e = 0; e < 8; e++) weights[at + e] = int(i) < rows * T2 ? B[i + e] : B_TYPE{0};
-#endif
-    }
+    for (unsigned i = threadIdx.x * 8; i < STAGE * T2; i += T1 * 8)
+      COPY_HALVES(8, weights, place(i / T2, i % T2), B + i, int(i) < rows * T2);
+    return;
+  }
+  if (is_row(B, rsb, csb, n, 4)) {
+    fetch_few<4>(weights, B, rsb, rows);
+    return;
+  }
+  if (is_row(B, rsb, csb, n, 2)) {
+    fetch_few<2>(weights, B, rsb, rows);
     return;
   }
   const bool columns = rsb == 1;
-#pragma unroll 4
+#pragma unroll 1
   for (unsigned i = threadIdx.x; i < STAGE * ACROSS; i += T1) {
     const unsigned j = columns ? i % STAGE : i / ACROSS, q = columns ? i / STAGE : i % ACROSS;
-    if (q < T2) weights[place(j) + q] = int(j) < rows && q < n ? B[j * rsb + q * csb] : B_TYPE{0};
+    if (q < T2) weights[place(j, q)] = int(j) < rows && q < n ? B[j * rsb + q * csb] : B_TYPE{0};
+  }
+}
+
+// The same of columns of B, zero also in a unit that B ends in.
+INLINE void fetch_turned(B_TYPE* weights, const B_TYPE* __restrict__ B, Index csb, Index left, Index n) {
+  const int rows = int(smaller(left, STAGE));
+#pragma unroll 4
+  for (int i = threadIdx.x * 8; i < STAGE * T2; i += T1 * 8) {
+    const int q = i / STAGE, j = i % STAGE;
+    COPY_HALVES(8, weights, q * COLUMN + j, B + j + q * csb, j + 8 <= rows && q < n);
   }
 }
 
@@ -87,11 +132,18 @@ INLINE void multiply_tile(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, 
 }
 
 // b = elements 8 member + 2 i and 8 member + 2 i + 1 of 32 rows of B, from row `first` on, in column `column` + group.
-INLINE void load_pairs(unsigned (&b)[4], B_TYPE* weights, int first, int column) {
+template <bool COLUMNS_OF_B>
+INLINE void load_b(unsigned (&b)[4], B_TYPE* weights, int first, int column) {
+  if constexpr (COLUMNS_OF_B) {
+    const Vector eight =
+        *reinterpret_cast<const Vector*>(&weights[(column + group()) * COLUMN + first + 8 * member()]);
+    memcpy(b, &eight, 16);
+    return;
+  }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   // Thread r + 8 i names the r-th of 8 rows that make up b[i].
   const int r = threadIdx.x % 8, i = threadIdx.x % 32 / 8;
-  const unsigned at = __cvta_generic_to_shared(&weights[place(first + r / 2 * 8 + 2 * i + r % 2) + column]);
+  const unsigned at = __cvta_generic_to_shared(&weights[place(first + r / 2 * 8 + 2 * i + r % 2, column)]);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                : "r"(at)
@@ -99,21 +151,22 @@ INLINE void load_pairs(unsigned (&b)[4], B_TYPE* weights, int first, int column)
 #else
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const B_TYPE low = weights[place(first + member() * 8 + 2 * i) + column + group()];
-    const B_TYPE high = weights[place(first + member() * 8 + 2 * i + 1) + column + group()];
+    const B_TYPE low = weights[place(first + member() * 8 + 2 * i, column + group())];
+    const B_TYPE high = weights[place(first + member() * 8 + 2 * i + 1, column + group())];
     b[i] = low.bits | unsigned(high.bits) << 16;
   }
 #endif
 }
 
 // sum += a B(j : j + STEP, :), B in shared memory from element `first` of k on.
+template <bool COLUMNS_OF_B>
 INLINE void multiply(ACC (&sum)[TCF][T2 / 8][4], const Vector (&a)[TCF][T3][VECTORS], B_TYPE* weights, int first) {
 #pragma unroll
   for (int t = 0; t < T3; t++) {
 #pragma unroll
     for (int p = 0; p < T2 / 8; p++) {
       unsigned b[4];
-      load_pairs(b, weights, first + t * DEPTH, p * 8);
+      load_b<COLUMNS_OF_B>(b, weights, first + t * DEPTH, p * 8);
 #pragma unroll
       for (int c = 0; c < TCF; c++) {
         uint4 low, high;

@@ -9,7 +9,10 @@ constexpr int DEPTH = 16;   // of k: what the vectors of a tile reach
 constexpr int VECTORS = 4;  // of a tile, a thread
 // Rows of B in shared memory lie so far apart that the threads of half a warp meet different banks.
 constexpr int ROW = ORDER ? T2 + 2 : T2 + 4;
-constexpr int WEIGHTS = STAGE_OF(DEPTH) * ROW;  // elements of a stage
+constexpr int STAGE = STAGE_OF(DEPTH);
+// A B with contiguous columns lies in shared memory as it does in memory, but for gaps to the same end.
+constexpr int COLUMN = STAGE + (ORDER ? 8 : 4);
+constexpr int WEIGHTS = STAGE * ROW > T2 * COLUMN ? STAGE * ROW : T2 * COLUMN;  // elements of a stage
 
 INLINE int group() { return threadIdx.x % 32 / 4; }   // of four threads: rows of A and C, columns of B
 INLINE int member() { return threadIdx.x % 4; }
@@ -19,7 +22,7 @@ INLINE int depth(int i) { return ORDER ? i / 2 * 8 + 2 * member() + i % 2 : 4 * 
 
 // weights = B(first : first + STAGE, 0 : T2), zero outside of B. `B` is B(first, 0), of which `left` rows are there.
 INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n, bool dense) {
-  constexpr int STAGE = STAGE_OF(DEPTH), ACROSS = power_of_two(T2);
+  constexpr int ACROSS = power_of_two(T2);
   const int rows = int(smaller(left, STAGE));
   if (dense) {
 #pragma unroll 2
@@ -27,11 +30,28 @@ INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Inde
       COPY_UNIT(weights, i / T2 * ROW + i % T2, B + i, int(i) < rows * T2);
     return;
   }
-  const bool columns = rsb == 1;
+  if (rsb == 1) {
+#pragma unroll 1
+    for (int q = patch_column(); q < T2; q += 4) {
+#pragma unroll 4
+      for (int j = patch_row(); j < STAGE; j += T1 / 4) COPY(weights, j * ROW + q, B + j + q * csb, j < rows && q < n);
+    }
+    return;
+  }
 #pragma unroll 4
   for (unsigned i = threadIdx.x; i < STAGE * ACROSS; i += T1) {
-    const unsigned j = columns ? i % STAGE : i / ACROSS, q = columns ? i / STAGE : i % ACROSS;
+    const unsigned j = i / ACROSS, q = i % ACROSS;
     if (q < T2) COPY(weights, j * ROW + q, B + j * rsb + q * csb, int(j) < rows && q < n);
+  }
+}
+
+// The same of columns of B, zero also in a unit that B ends in.
+INLINE void fetch_turned(B_TYPE* weights, const B_TYPE* __restrict__ B, Index csb, Index left, Index n) {
+  const int rows = int(smaller(left, STAGE));
+#pragma unroll 4
+  for (int i = threadIdx.x * UNIT; i < STAGE * T2; i += T1 * UNIT) {
+    const int q = i / STAGE, j = i % STAGE;
+    COPY_UNIT(weights, q * COLUMN + j, B + j + q * csb, j + UNIT <= rows && q < n);
   }
 }
 
@@ -75,15 +95,33 @@ INLINE void multiply_tile(double (&c)[4], const double (&a)[8], const double (&b
 #endif
 }
 
+// b = the numbers of this thread in 16 rows of B, from row `first` on, in column `column` + group.
+template <bool COLUMNS_OF_B>
+INLINE void load_b(double (&b)[4], B_TYPE* weights, int first, int column) {
+  if constexpr (COLUMNS_OF_B && ORDER == 1) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const Unit two = *reinterpret_cast<const Unit*>(&weights[(column + group()) * COLUMN + first + depth(i)]);
+      b[i] = two.x[0];
+      b[i + 1] = two.x[1];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      b[i] = COLUMNS_OF_B ? weights[(column + group()) * COLUMN + first + depth(i)]
+                    : weights[(first + depth(i)) * ROW + column + group()];
+  }
+}
+
 // sum += a B(j : j + STEP, :), B in shared memory from element `first` of k on.
+template <bool COLUMNS_OF_B>
 INLINE void multiply(ACC (&sum)[TCF][T2 / 8][4], const Vector (&a)[TCF][T3][VECTORS], B_TYPE* weights, int first) {
 #pragma unroll
   for (int t = 0; t < T3; t++) {
 #pragma unroll
     for (int p = 0; p < T2 / 8; p++) {
       double b[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) b[i] = weights[(first + t * DEPTH + depth(i)) * ROW + p * 8 + group()];
+      load_b<COLUMNS_OF_B>(b, weights, first + t * DEPTH, p * 8);
 #pragma unroll
       for (int c = 0; c < TCF; c++) {
         double x[8];

@@ -7,7 +7,8 @@
 // Launch   (ceil(m / (32 V TCF)), slices, products) blocks of T1 threads
 // Macros   those of wide.cuh; T1 threads; T2 columns of C; T3 columns of A that a warp loads at a time; TCF vectors of
 //          a thread in a column; PAIRS times 2 T3 columns of A a warp, for which B is fetched at once; BLOCKS of a
-//          multiprocessor; ENTRY the name of the kernel
+//          multiprocessor; TURNED 1 where B's columns are contiguous and begin at multiples of 16 bytes, and are read
+//          so; ENTRY the name of the kernel
 // Storage  A(i, j) = A[i + j lda], columns begin at multiples of WIDTH; B(i, j) = B[i rsb + j csb]; C(i, j) = C[i rsc +
 //          j csc]; product b lies b times bsa, bsb, bsc further on
 // Edges    m, k, n arbitrary; nothing outside of the matrices is read. `slice` is what a block has of k.
@@ -16,26 +17,75 @@
 constexpr int WARPS = T1 / 32;
 constexpr int COLUMNS = WARPS * T3;         // of A: a step of all warps
 constexpr int STAGE = COLUMNS * 2 * PAIRS;  // columns of A for which B is fetched at a time
-constexpr int LINE = rounded_up(T2, UNIT);  // of a row of B in shared memory
+constexpr int READ = rounded_up(T2, UNIT);  // of a row of B in shared memory
+constexpr int QUADS = (T2 + 3) / 4;         // from two on, rows lie an odd number of 4 elements apart
+constexpr int LINE = QUADS < 2 ? READ : (QUADS + 1 - QUADS % 2) * 4;
 constexpr int ACROSS = power_of_two(T2);    // threads that fetch a row of B
 constexpr int SUMS = TCF * V * T2;          // of a thread, before the warps' are added
 constexpr int ROUNDS = (SUMS + WARPS - 1) / WARPS;
+constexpr bool CONVERTS = !same<B_TYPE, ACC>;
+// Units that a thread copies of the columns of a stage, and how many at a time: before compute capability 9.0 the
+// registers hold no addresses of more.
+constexpr int UNITS = (STAGE * T2 + T1 * UNIT - 1) / (T1 * UNIT);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define UNITS_AT_ONCE 1
+#else
+#define UNITS_AT_ONCE 2
+#endif
+static_assert(!TURNED || (!CONVERTS && T3 % UNIT == 0), "columns of B are read in units");
+constexpr int HELD = CONVERTS ? (STAGE * ACROSS + T1 - 1) / T1 : 1;  // elements of B that a thread holds meanwhile
 
-// weights = B(first : first + STAGE, 0 : T2), zero outside of B. `B` is B(first, 0), of which `left` rows are there.
-INLINE void fetch(ACC* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n, bool dense) {
-  const int rows = int(smaller(left, STAGE));
-  if constexpr (T2 % UNIT == 0 && same<B_TYPE, ACC>) {
+// weights = B(first : first + STAGE, 0 : T2), zero outside of B, as soon as put() and copies_done() are through: until
+// then what has to be converted is `held`. `B` is B(first, 0), of which `left` rows are there.
+INLINE void fetch(ACC* weights, B_TYPE (&held)[HELD], const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left,
+                  Index n, bool dense) {
+  const int rows = int(smaller(left, STAGE)), q = threadIdx.x % ACROSS, j = threadIdx.x / ACROSS;
+  if constexpr (CONVERTS) {
+    B += j * rsb + q * csb;
+#pragma unroll
+    for (int i = 0; i < HELD; i++, B += T1 / ACROSS * rsb)
+      held[i] = i * (T1 / ACROSS) + j < rows && q < n ? *B : B_TYPE{0};
+    return;
+  }
+  if constexpr (T2 % UNIT == 0) {
     if (dense) {
 #pragma unroll 2
-      for (int i = threadIdx.x * UNIT; i < STAGE * T2; i += T1 * UNIT) COPY_UNIT(weights, i, B + i, i < rows * T2);
+      for (int i = threadIdx.x * UNIT; i < STAGE * T2; i += T1 * UNIT)
+        COPY_UNIT(weights, i / T2 * LINE + i % T2, B + i, i < rows * T2);
       return;
     }
   }
-  const int q = threadIdx.x % ACROSS, j = threadIdx.x / ACROSS;
+  if (T2 > 3 && rsb == 1) {
+#pragma unroll 1
+    for (int p = patch_column(); p < T2; p += 4) {
+#pragma unroll 4
+      for (int i = patch_row(); i < STAGE; i += T1 / 4) COPY(weights, i * LINE + p, B + i + p * csb, i < rows && p < n);
+    }
+    return;
+  }
   if (q >= T2) return;
   B += j * rsb + q * csb;
 #pragma unroll 4
   for (int i = j; i < STAGE; i += T1 / ACROSS, B += T1 / ACROSS * rsb) COPY(weights, i * LINE + q, B, i < rows && q < n);
+}
+
+// The same of columns of B, each from weights[q STAGE] on; zero also in a unit that B ends in.
+INLINE void fetch_turned(ACC* weights, const B_TYPE* __restrict__ B, Index csb, Index left, Index n) {
+  const int rows = int(smaller(left, STAGE)) - UNIT;
+#pragma unroll UNITS_AT_ONCE
+  for (int u = 0; u < UNITS; u++) {
+    const int i = (u * T1 + threadIdx.x) * UNIT, q = i / STAGE, j = i % STAGE;
+    if (i < STAGE * T2) COPY_UNIT(weights, i, B + j + q * csb, j <= rows && q < n);
+  }
+}
+
+// weights = what fetch() left to be converted.
+INLINE void put(ACC* weights, const B_TYPE (&held)[HELD]) {
+  const int q = threadIdx.x % ACROSS, j = threadIdx.x / ACROSS;
+  if (!CONVERTS || q >= T2) return;
+#pragma unroll
+  for (int i = 0; i < HELD; i++)
+    if (const int row = i * (T1 / ACROSS) + j; row < STAGE) weights[row * LINE + q] = ACC(widened(held[i]));
 }
 
 // a = A(row : row + V, j : j + T3) for each of the TCF rows of this thread. `at` is A(row, j).
@@ -60,9 +110,9 @@ INLINE void load_columns(Vector (&a)[TCF][T3], const A_TYPE* __restrict__ at, In
 INLINE void multiply(ACC (&sum)[TCF][V][T2], const Vector (&a)[TCF][T3], ACC* weights, int first) {
 #pragma unroll
   for (int u = 0; u < T3; u++) {
-    ACC b[LINE];
+    ACC b[READ];
 #pragma unroll
-    for (int q = 0; q < LINE; q += UNIT) {
+    for (int q = 0; q < READ; q += UNIT) {
       const Unit unit = *reinterpret_cast<const Unit*>(&weights[(first + u) * LINE + q]);
 #pragma unroll
       for (int i = 0; i < UNIT; i++) b[q + i] = unit.x[i];
@@ -75,6 +125,23 @@ INLINE void multiply(ACC (&sum)[TCF][V][T2], const Vector (&a)[TCF][T3], ACC* we
 #pragma unroll
         for (int q = 0; q < T2; q++) sum[c][v][q] += x * b[q];
       }
+    }
+  }
+}
+
+// The same of columns of B.
+INLINE void multiply_turned(ACC (&sum)[TCF][V][T2], const Vector (&a)[TCF][T3], ACC* weights, int first) {
+#pragma unroll
+  for (int q = 0; q < T2; q++) {
+#pragma unroll
+    for (int u = 0; u < T3; u += UNIT) {
+      const Unit b = *reinterpret_cast<const Unit*>(&weights[q * STAGE + first + u]);
+#pragma unroll
+      for (int i = 0; i < UNIT; i++)
+#pragma unroll
+        for (int c = 0; c < TCF; c++)
+#pragma unroll
+          for (int v = 0; v < V; v++) sum[c][v][q] += ACC(widened(a[c][(u + i) % T3].x[v])) * b.x[i];
     }
   }
 }
@@ -101,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
 #pragma unroll
       for (int q = 0; q < T2; q++) sum[c][v][q] = ACC(0);
 
+  B_TYPE held[HELD];
   // Steps of all columns and, in all rows of the tile, whole vectors: these take no comparison a load.
   const bool whole = (Index(blockIdx.x) + 1) * (32 * V * TCF) <= m;
   const int steps = whole ? int((end - begin) / COLUMNS) : 0;
@@ -108,8 +176,12 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     Vector a[2][TCF][T3];
     const A_TYPE* at = A + row + (begin + warp * T3) * lda;
     B = from + begin * rsb;
-    fetch(weights, B, rsb, csb, end - begin, n, dense);
+    if constexpr (TURNED)
+      fetch_turned(weights, B, csb, end - begin, n);
+    else
+      fetch(weights, held, B, rsb, csb, end - begin, n, dense);
     load_columns(a[0], at, lda);
+    put(weights, held);
     int stage = 0;
 #pragma unroll 1
     for (int s = 0; s < steps; s += 2 * PAIRS) {
@@ -117,7 +189,12 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       __syncthreads();
       // the next stage of B is on its way while this one is multiplied
       B += STAGE * rsb;
-      fetch(weights + (1 - stage) * STAGE * LINE, B, rsb, csb, end - begin - Index(s) * COLUMNS - STAGE, n, dense);
+      const int next = (1 - stage) * STAGE * LINE;
+      const Index left = end - begin - Index(s) * COLUMNS - STAGE;
+      if constexpr (TURNED)
+        fetch_turned(weights + next, B, csb, left, n);
+      else
+        fetch(weights + next, held, B, rsb, csb, left, n, dense);
 #pragma unroll 1
       for (int i = 0; i < 2 * PAIRS; i += 2) {
         // sum += A(rows, j : j + T3) B(j : j + T3, :), while the columns of the next step are on their way; after the
@@ -126,10 +203,16 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
         for (int half = 0; half < 2; half++) {
           if (s + i + half + 1 < steps) at += COLUMNS * lda;
           load_columns(a[1 - half], at, lda);
-          if (s + i + half < steps)
-            multiply(sum, a[half], weights + stage * STAGE * LINE, (i + half) * COLUMNS + warp * T3);
+          if (s + i + half < steps) {
+            const int first = (i + half) * COLUMNS + warp * T3;
+            if constexpr (TURNED)
+              multiply_turned(sum, a[half], weights + stage * STAGE * LINE, first);
+            else
+              multiply(sum, a[half], weights + stage * STAGE * LINE, first);
+          }
         }
       }
+      put(weights + next, held);
       stage = 1 - stage;
     }
     copies_done();
@@ -138,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   for (Index first = begin + Index(steps) * COLUMNS; first < end; first += COLUMNS) {
     Vector a[TCF][T3];
     __syncthreads();
-    fetch(weights, from + first * rsb, rsb, csb, end - first, n, dense);
+    fetch(weights, held, from + first * rsb, rsb, csb, end - first, n, dense);
+    put(weights, held);
     copies_done();
     __syncthreads();
     load_columns(a, A + row + (first + warp * T3) * lda, lda, m - row, end - first - warp * T3);

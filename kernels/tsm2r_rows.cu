@@ -25,14 +25,51 @@ constexpr int UNITS = (V * T2 + UNIT - 1) / UNIT;
 constexpr int PITCH = (UNITS + 1 - UNITS % 2) * UNIT;
 constexpr int WEIGHTS = STAGE / V * PITCH;       // elements of a stage
 constexpr int ACROSS = power_of_two(T2);         // threads that fetch a row of B
+// Elements of B that a thread holds until they are converted, in groups that make a unit: none where there are many.
+constexpr int GROUPS_OF_B = (STAGE * ACROSS + T1 * UNIT - 1) / (T1 * UNIT);
+constexpr bool HOLDS = sizeof(B_TYPE) == 2 && GROUPS_OF_B <= 4;
+constexpr int HELD = HOLDS ? GROUPS_OF_B : 1;
 constexpr int SUMS = TCF * T2;                   // of a thread, before those of the warp are added
 constexpr int GROUP = SUMS > 32 ? 32 : power_of_two(SUMS);  // sums that are exchanged at a time
 constexpr int GROUPS = (SUMS + GROUP - 1) / GROUP;
 
-// weights = B(first : first + STAGE, 0 : T2), zero outside of B. `B` is B(first, 0), of which `left` rows are there.
-// Threads follow the order of B.
-INLINE void fetch(ACC* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n, bool dense) {
+struct __align__(UNIT * sizeof(B_TYPE)) Group {
+  B_TYPE x[UNIT];
+};
+
+// Which element of a stage, counted along B, is number v of the i-th group of this thread.
+INLINE unsigned element(int i, int v, bool dense) {
+  return dense ? (i * T1 + threadIdx.x) * UNIT + v : (i * UNIT + v) * T1 + threadIdx.x;
+}
+
+// weights = B(first : first + STAGE, 0 : T2), zero outside of B, as soon as put() and copies_done() are through: until
+// then what has to be converted is `held`. `B` is B(first, 0), of which `left` rows are there. Threads follow the order
+// of B.
+INLINE void fetch(ACC* weights, Group (&held)[HELD], const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left,
+                  Index n, bool dense) {
   const int rows = int(smaller(left, STAGE));
+  if constexpr (HOLDS) {
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+      if (dense) {
+        const int at = int(element(i, 0, true));
+        if (at + UNIT <= rows * T2) {
+          held[i] = *reinterpret_cast<const Group*>(B + at);
+        } else {
+#pragma unroll
+          for (int v = 0; v < UNIT; v++) held[i].x[v] = at + v < rows * T2 ? B[at + v] : B_TYPE{0};
+        }
+      } else {
+#pragma unroll
+        for (int v = 0; v < UNIT; v++) {
+          const unsigned at = element(i, v, false);
+          const unsigned j = rsb == 1 ? at % STAGE : at / ACROSS, q = rsb == 1 ? at / STAGE : at % ACROSS;
+          held[i].x[v] = int(j) < rows && q < n ? B[j * rsb + q * csb] : B_TYPE{0};
+        }
+      }
+    }
+    return;
+  }
   if constexpr (V * T2 % UNIT == 0 && same<B_TYPE, ACC>) {
     if (dense && (T2 % UNIT == 0 || left >= STAGE)) {
 #pragma unroll 2
@@ -57,11 +94,34 @@ INLINE void fetch(ACC* weights, const B_TYPE* __restrict__ B, Index rsb, Index c
   }
 }
 
+// weights = what fetch() left to be converted.
+INLINE void put(ACC* weights, const Group (&held)[HELD], Index rsb, bool dense) {
+  if (!HOLDS) return;
+#pragma unroll
+  for (int i = 0; i < HELD; i++) {
+    Unit unit;
+#pragma unroll
+    for (int v = 0; v < UNIT; v++) unit.x[v] = ACC(widened(held[i].x[v]));
+    if (dense) {
+      const unsigned at = element(i, 0, true);
+      if (at < STAGE * T2) *reinterpret_cast<Unit*>(&weights[at / (V * T2) * PITCH + at % (V * T2)]) = unit;
+    } else {
+#pragma unroll
+      for (int v = 0; v < UNIT; v++) {
+        const unsigned at = element(i, v, false);
+        const unsigned j = rsb == 1 ? at % STAGE : at / ACROSS, q = rsb == 1 ? at / STAGE : at % ACROSS;
+        if (j < STAGE && q < T2) weights[j / V * PITCH + j % V * T2 + q] = unit.x[v];
+      }
+    }
+  }
+}
+
 // What was fetched is there for all threads, and the next stage, `weights`, is on its way.
-INLINE void begin_stage(ACC* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n, bool dense) {
+INLINE void begin_stage(ACC* weights, Group (&held)[HELD], const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left,
+                        Index n, bool dense) {
   copies_done();
   __syncthreads();
-  fetch(weights, B, rsb, csb, left, n, dense);
+  fetch(weights, held, B, rsb, csb, left, n, dense);
 }
 
 // a = A(row : row + TCF, j : j + V) for T3 vectors. `at` is A(row, j), which `rows` more follow: where there are fewer
@@ -144,7 +204,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const Index begin = smaller(k, blockIdx.y * slice), end = smaller(k, begin + slice);
   A += blockIdx.z * bsa + smaller(row, m - 1) * lda + begin + lane * V;
   B += blockIdx.z * bsb + begin * rsb;
-  const bool dense = is_dense(B, rsb, csb, n);
+  const bool dense = V * T2 % UNIT == 0 && is_dense(B, rsb, csb, n);
+  Group held[HELD];
   C += blockIdx.z * bsc;
 
   ACC sum[TCF][T2];
@@ -158,13 +219,14 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const int steps = int(length / STEP);             // whole ones: these take no comparison a load
   if (steps) {
     Vector a[2][T3][TCF];
-    fetch(weights, B, rsb, csb, length, n, dense);
+    fetch(weights, held, B, rsb, csb, length, n, dense);
     load_rows(a[0], A, lda, rows);
+    put(weights, held, rsb, dense);
     int stage = 0;
 #pragma unroll 1
     for (int s = 0; s < steps; s += 2 * LOOPS) {
       const Index ahead = (s + STEPS) * Index(STEP);
-      if (PAIRS) begin_stage(weights + (1 - stage) * WEIGHTS, B + ahead * rsb, rsb, csb, length - ahead, n, dense);
+      if (PAIRS) begin_stage(weights + (1 - stage) * WEIGHTS, held, B + ahead * rsb, rsb, csb, length - ahead, n, dense);
 #pragma unroll 1
       for (int i = 0; i < 2 * LOOPS; i += 2) {
         // sum += A(rows, j : j + V) B(j : j + V, :), while the next elements of A are on their way; after the last step
@@ -174,15 +236,21 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           const int now = s + i + half;
           if (PAIRS == 0 && now < steps) {
             const Index next = (now + 1) * Index(STEP);
-            begin_stage(weights + (1 - stage) * WEIGHTS, B + next * rsb, rsb, csb, length - next, n, dense);
+            begin_stage(weights + (1 - stage) * WEIGHTS, held, B + next * rsb, rsb, csb, length - next, n, dense);
           }
           if (now + 1 < steps) A += STEP;
           load_rows(a[1 - half], A, lda, rows);
           if (now < steps) multiply(sum, a[half], weights + stage * WEIGHTS, PAIRS ? (i + half) * STEP : 0);
-          if (PAIRS == 0) stage = 1 - stage;
+          if (PAIRS == 0) {
+            if (now < steps) put(weights + (1 - stage) * WEIGHTS, held, rsb, dense);
+            stage = 1 - stage;
+          }
         }
       }
-      if (PAIRS) stage = 1 - stage;
+      if (PAIRS) {
+        put(weights + (1 - stage) * WEIGHTS, held, rsb, dense);
+        stage = 1 - stage;
+      }
     }
     copies_done();
     A += STEP;
@@ -190,7 +258,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   if (const Index first = begin + Index(steps) * STEP; first < end) {
     Vector a[T3][TCF];
     __syncthreads();
-    fetch(weights, B + Index(steps) * STEP * rsb, rsb, csb, end - first, n, dense);
+    fetch(weights, held, B + Index(steps) * STEP * rsb, rsb, csb, end - first, n, dense);
+    put(weights, held, rsb, dense);
     copies_done();
     __syncthreads();
     load_rows(a, A, lda, rows, end - first - lane * V);

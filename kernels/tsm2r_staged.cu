@@ -7,7 +7,7 @@
 // whole; those of slices of k meet in memory (split.cuh), always in the same order.
 //
 // Launch   (ceil(m / (T1 TCF)), slices, products) blocks of T1 threads
-// Macros   those of wide.cuh, WIDTH 16; T1 threads, a multiple of 8 T3 and of 32; T2 columns of C; T3 vectors of a row
+// Macros   those of wide.cuh, WIDTH 16; T1 threads, a multiple of 32; T2 columns of C; T3 vectors of a row
 //          in a stage: 1, 2, 4 or 8; TCF rows of a thread; PAIRS stages of the ring, 2 or more; BLOCKS of a
 //          multiprocessor; ENTRY the name of the kernel
 // Storage  A(i, j) = A[i lda + j], rows begin at multiples of WIDTH; B(i, j) = B[i rsb + j csb]; C(i, j) = C[i rsc +
@@ -16,7 +16,7 @@
 //          T3 V. Rows beyond m are others once more; elements beyond k, and columns beyond n, are zero.
 #include "split.cuh"
 
-static_assert(WIDTH == 16 && PAIRS > 1 && T3 <= 8 && (T3 & (T3 - 1)) == 0 && T1 % (8 * T3) == 0);
+static_assert(WIDTH == 16 && PAIRS > 1 && T3 <= 8 && (T3 & (T3 - 1)) == 0 && T1 % 32 == 0);
 
 constexpr int ROWS = T1 * TCF;
 constexpr int DEPTH = T3 * V;       // of k: a stage
@@ -32,19 +32,18 @@ constexpr int SUMS = TCF * T2;            // of a thread
 // Vectors of a row whose multiplications the compiler may mix: some hundred of them hide what the loads take.
 constexpr int MIXED = T3 * V * SUMS <= 1024 ? T3 : V * SUMS <= 512 ? 2 : 1;
 
-// COPY_VECTOR begins tile[at] = the first `count` elements from `from` on, zero beyond; committed() ends a group of
-// copies, and arrived() waits for all groups of this thread but the PAIRS - 2 last ones.
+// COPY_VECTOR begins tile[at] = the vector at `from`; committed() ends a group of copies, and arrived() waits for all groups of this thread but the PAIRS - 2 last ones.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-INLINE void copy_vector(Vector* to, const A_TYPE* from, int count) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(count * int(sizeof(A_TYPE)))
+INLINE void copy_vector(Vector* to, const A_TYPE* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+               "l"(from)
                : "memory");
 }
-#define COPY_VECTOR(tile, at, from, count) copy_vector(&tile[at], from, count)
+#define COPY_VECTOR(tile, at, from) copy_vector(&tile[at], from)
 INLINE void committed() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 INLINE void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(PAIRS - 2) : "memory"); }
 #else
-#define COPY_VECTOR(tile, at, from, count) tile[at] = load(from, count)
+#define COPY_VECTOR(tile, at, from) tile[at] = load(from)
 INLINE void committed() {}
 INLINE void arrived() {}
 #endif
@@ -57,11 +56,20 @@ INLINE unsigned place(unsigned r, unsigned u) { return r * T3 + (u ^ r * T3 / 8 
 // copies, which `follow` more do, `apart` elements from one another; `left` elements are there from `at` on.
 INLINE void fetch_rows(Vector* tile, const A_TYPE* __restrict__ at, Index apart, int follow, Index left) {
   const unsigned first = place(threadIdx.x / T3, threadIdx.x % T3);
-  const int count = left > 0 ? int(smaller(left, V)) : 0;
+  // tile[place(r + i COPIED, u)] = A(r + i COPIED, j : j + V): a sum without a carry
+#define PLACE (first + i * T1) ^ (i * (T1 / 8) % T3)
+  if (left >= V) {
 #pragma unroll
-  for (int i = 0; i < COPIES; i++) {
-    COPY_VECTOR(tile, first + i * T1, at, count);
-    if (i < follow) at += apart;
+    for (int i = 0; i < COPIES; i++) {
+      COPY_VECTOR(tile, PLACE, at);
+      if (i < follow) at += apart;
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < COPIES; i++) {
+      tile[PLACE] = load(at, left);
+      if (i < follow) at += apart;
+    }
   }
 }
 
@@ -79,9 +87,18 @@ INLINE void fetch(ACC* weights, const B_TYPE* __restrict__ B, Index rsb, Index c
       return;
     }
   }
+  if (rsb == 1) {
+#pragma unroll 1
+    for (int q = patch_column(); q < T2; q += 4) {
+#pragma unroll 2
+      for (int j = patch_row(); j < DEPTH; j += T1 / 4)
+        COPY(weights, j * PITCH + q, B + j + q * csb, j < rows && q < n);
+    }
+    return;
+  }
 #pragma unroll 4
   for (unsigned i = threadIdx.x; i < DEPTH * ACROSS; i += T1) {
-    const unsigned j = rsb == 1 ? i % DEPTH : i / ACROSS, q = rsb == 1 ? i / DEPTH : i % ACROSS;
+    const unsigned j = i / ACROSS, q = i % ACROSS;
     if (q < T2) COPY(weights, j * PITCH + q, B + j * rsb + q * csb, int(j) < rows && q < n);
   }
 }

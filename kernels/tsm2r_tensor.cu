@@ -11,7 +11,8 @@
 // Launch   (ceil(m / (TCF T1 / 2)), slices, products) blocks of T1 threads
 // Macros   those of wide.cuh, WIDTH = 16; SIZE bytes of an element of A; ORDER 0 where the columns of A are contiguous (float64), 1 where the rows are; T1
 //          threads; T2 columns of C, a multiple of 8; T3 times DEPTH elements of k are loaded at a time; TCF tiles of a
-//          warp; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of a multiprocessor; ENTRY the name
+//          warp; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of a multiprocessor; TURNED 1 where B's columns are
+//          contiguous and begin at multiples of 16 bytes, and are read so; ENTRY the name of the kernel
 // Storage  A(i, j) = A[i + j lda] or A[i lda + j], the contiguous lines begin at multiples of 16 bytes; B(i, j) = B[i rsb +
 //          j csb], of the type of A; C(i, j) = C[i rsc + j csc]; product b lies b times bsa, bsb, bsc further on
 // Edges    m, k, n arbitrary; nothing outside of the matrices is read. `slice` is what a block has of k, a multiple of V.
@@ -76,6 +77,14 @@ INLINE void load_tiles(Vector (&a)[TCF][T3][VECTORS], const A_TYPE* const (&line
   }
 }
 
+INLINE void fetch_stage(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n,
+                        bool dense) {
+  if constexpr (TURNED)
+    fetch_turned(weights, B, csb, left, n);
+  else
+    fetch(weights, B, rsb, csb, left, n, dense);
+}
+
 INLINE void clear(ACC (&sum)[TCF][BANDS][4]) {
 #pragma unroll
   for (int c = 0; c < TCF; c++)
@@ -107,6 +116,9 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   B += blockIdx.z * bsb + begin * rsb;
   C += blockIdx.z * bsc;
   const bool dense = is_dense(B, rsb, csb, n);
+#if SIZE == 2
+  if (is_row(B, rsb, csb, n, 2) || is_row(B, rsb, csb, n, 4)) clear_stages(weights);
+#endif
   const A_TYPE* lines[LINES];
   find_lines(lines, A, lda, row, m, begin);
 
@@ -121,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   Index done = 0;
   if (steps) {
     Vector tiles[2][TCF][T3][VECTORS];
-    fetch(weights, B, rsb, csb, end - begin, n, dense);
+    fetch_stage(weights, B, rsb, csb, end - begin, n, dense);
     load_tiles(tiles[0], lines, lda, done);
     int stage = 0;
 #pragma unroll 1
@@ -130,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       __syncthreads();
       // the next stage of B is on its way while this one is multiplied
       const Index next = (s + 2 * PAIRS) * Index(STEP);
-      fetch(weights + (1 - stage) * WEIGHTS, B + next * rsb, rsb, csb, end - begin - next, n, dense);
+      fetch_stage(weights + (1 - stage) * WEIGHTS, B + next * rsb, rsb, csb, end - begin - next, n, dense);
 #pragma unroll 1
       for (int i = 0; i < 2 * PAIRS; i += 2) {
         // sum += A(rows, j : j + STEP) B(j : j + STEP, :), while the next elements of A are on their way; after the last
@@ -139,7 +151,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
         for (int half = 0; half < 2; half++) {
           if (s + i + half + 1 < steps) done += step;
           load_tiles(tiles[1 - half], lines, lda, done);
-          if (s + i + half < steps) multiply(sum, tiles[half], weights + stage * WEIGHTS, (i + half) * STEP);
+          if (s + i + half < steps)
+            multiply<TURNED>(sum, tiles[half], weights + stage * WEIGHTS, (i + half) * STEP);
         }
       }
       stage = 1 - stage;
@@ -156,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     copies_done();
     __syncthreads();
     load_tiles(tiles, lines, lda, done, m - row, end - first);
-    multiply(sum, tiles, weights, 0);
+    multiply<false>(sum, tiles, weights, 0);
   }
 
   if constexpr (SIZE == 2) add(total, sum);

@@ -169,6 +169,12 @@ INLINE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 INLINE void copies_done() {}
 #endif
 
+// How a warp copies a B with contiguous columns: PATCH rows of 4 columns at a time. So it reads whole sectors of memory,
+// 32 bytes, and writes to different banks where rows lie an odd number of 4 elements apart. A block copies T1 / 4 rows.
+constexpr int PATCH = 32 / int(sizeof(ACC));
+INLINE int patch_row() { return threadIdx.x / (4 * PATCH) * PATCH + threadIdx.x % PATCH; }
+INLINE int patch_column() { return threadIdx.x / PATCH % 4; }
+
 // Whether the rows of B, T2 elements each, follow one another without a gap, from a multiple of 16 bytes on.
 INLINE bool is_dense(const B_TYPE* B, Index rsb, Index csb, Index n) {
   return csb == 1 && rsb == T2 && n == T2 && reinterpret_cast<unsigned long long>(B) % 16 == 0;

@@ -43,20 +43,25 @@ def configurations() -> list[Config]:
 
 
 def streams() -> Iterator[Stream]:
-    """Every form of TSM2R, with several stages of B; wide loads and narrow ones; a conversion of A."""
+    """Every form of TSM2R, with several stages of B; wide loads and narrow ones; conversions; B along its columns."""
+    half = ("float16", "float16", "float32", "float32")
     for form in ("columns", "rows"):
         for types, width in (
             (("float32",) * 4, 16),
             (("float32",) * 4, 4),
             (("float64",) * 4, 8),
-            (("float16", "float16", "float32", "float32"), 16),
+            (half, 16),
         ):
             yield Stream(form, *types, width, 4, Shape(64, 2, 1, 1, 1))
+    yield Stream("rows", *half, 16, 2, Shape(64, 2, 1, 1, 1))
+    yield Stream("columns", *("float32",) * 4, 16, 12, Shape(64, 2, 4, 1, 1), turned=True)
     yield Stream("staged", *("float32",) * 4, 16, 12, Shape(64, 2, 4, 2, 1))
+    yield Stream("staged", *("float32",) * 4, 16, 16, Shape(32, 2, 8, 2, 1))
     yield Stream("staged", *("float64",) * 4, 16, 9, Shape(64, 1, 2, 3, 1))
-    for order in (0, 1):
-        yield Stream("tensor", *("float64",) * 4, 16, 16, Shape(64, 2, 1, 1, 1), order)
-    yield Stream("tensor", "float16", "float16", "float32", "float32", 16, 24, Shape(64, 1, 1, 1, 1), 1)
+    for turned in (False, True):
+        for order in (0, 1):
+            yield Stream("tensor", *("float64",) * 4, 16, 16, Shape(64, 2, 1, 1, 1), order, turned=turned)
+        yield Stream("tensor", *half, 16, 24, Shape(64, 1, 1, 1, 1), 1, turned=turned)
 
 
 def of_the_paper(text: Callable[[Kernel], str]) -> int:
@@ -77,7 +82,10 @@ def of_the_paper(text: Callable[[Kernel], str]) -> int:
 
 
 def of_today(text: Callable[[Kernel], str]) -> int:
-    """The number of launches: with k whole, and in parts of a step; with B at a multiple of 16 bytes, and not."""
+    """The number of launches: with k whole, and in parts of a step; with B at a multiple of 16 bytes, and not.
+
+    What reads B along its columns has them at such multiples. B too ends with its last element.
+    """
     import cupy
 
     count = 0
@@ -89,12 +97,16 @@ def of_today(text: Callable[[Kernel], str]) -> int:
             lda = -(-line // config.vector) * config.vector
             A = cupy.ones((lines - 1) * lda + line, config.dtype)  # up to the last element, and no further
             total = -(-k // config.step)
+            rsb, csb = (1, -(-k // 8) * 8) if config.turned else (n, 1)
             for steps, shift in ((total, 0), (1, 1)):
-                B, C = cupy.ones(k * n + shift, config.weights)[shift:], cupy.zeros((m, n), config.out)
+                offset = 0 if config.turned else shift
+                B = cupy.ones(offset + (k - 1) * rsb + (n - 1) * csb + 1, config.weights)[offset:]
+                C = cupy.zeros((m, n), config.out)
                 shape = Grid(-(-m // config.tile), -(-total // steps), steps * config.step, 1)
                 nbytes, tickets = workspace(config, shape)
                 scratch = cupy.empty(nbytes, cupy.uint8), cupy.zeros(tickets, cupy.uint32)
-                values: list[Any] = [m, k, n, real(1), A, lda, 0, B, n, 1, 0, real(shift), C, n, 1, 0, shape.slice]
+                b, c = (B, rsb, csb, 0), (C, n, 1, 0)
+                values: list[Any] = [m, k, n, real(1), A, lda, 0, *b, real(shift), *c, shape.slice]
                 args = (np.int64(x) if isinstance(x, int) else x for x in (*values, *scratch))
                 kernel((shape.tiles, shape.parts), (config.shape.t1,), tuple(args))
                 count += 1

@@ -9,16 +9,20 @@ bytes, and so many sums of a thread that they are exchanged in several rounds; o
 rows of a warp, and a number of them that is no power of two; two warps, and four. Of rows that go through shared memory
 (`STAGED`): every number of vectors in a stage, so every way in which they change places; rings of 2, 3 and 4 stages;
 rows of B that fill units of 16 bytes and such that do not. Of tensor cores (`TENSOR`): both orders of float64, both
-16-bit types with results of 32 bits and 16; 8, 16, 24 and 32 columns; one warp and two, of one tile and of two.
+16-bit types with results of 32 bits and 16; 8, 16, 24 and 32 columns; one warp and two, of one tile and of two. Of both
+forms that may read B along its columns, some that do.
 
 *Shapes* (`shapes`) are where these have their edges: m one below, at and one above a tile, within a vector, and several
 tiles; k one below, at and one above a step, a stage of B and several stages, and shorter than a vector; n = 1, t2 - 1
-and t2. k is one part, or in parts of one to three steps, the last of which is not full; some parts have nothing at all.
+and t2, and the 2 and 4 that tensor cores copy at once. k is one part, or in parts of one to three steps, the last of
+which is not full; some parts have nothing at all.
 
 *Memory.* Where 16 bytes are loaded, address and strides of A are multiples of 16; where fewer are, odd multiples of so
-many. B is dense (which is copied 16 bytes at a time), the same at another address, row-major, column-major, of strides
-that are unit in neither direction, or negative; so is C but for the first two. There are stacks of three products, with
-one B for each or for all. NaN surrounds all matrices; what surrounds C has to be what it was, bit by bit.
+many. B is dense (which is copied 16 bytes at a time), the same at another address, of rows with as many elements
+between them ("spaced"), row-major, column-major, the same with columns that begin at multiples of 16 bytes ("turned":
+all that a kernel that reads along them gets), of strides that are unit in neither direction, or negative; C is one of
+the plain ones. There are stacks of three products, with one B for each or for all. NaN surrounds all matrices; what
+surrounds C has to be what it was, bit by bit.
 
 alpha, beta and data vary together with these, in cycles of lengths without a common factor.
 """
@@ -26,18 +30,18 @@ alpha, beta and data vary together with these, in cycles of lengths without a co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from abft_tsm2.core.config import Problem
 from abft_tsm2.core.stream import Grid, Shape, Stream, workspace
 from tests.cases import DTYPES, finfo
 from tests.kernel_cases import ALPHA_BETA, DATA, Placed, strides_of, wrong_elements
 
 TYPES = {dtype.name: dtype for dtype in DTYPES}
-B_ORDERS = ("dense", "C", "F", "shifted", "strided", "reversed")
+B_ORDERS = ("dense", "C", "F", "turned", "shifted", "strided", "reversed", "spaced")
 C_ORDERS = ("C", "F", "strided", "reversed")
 FORMS = {"columns": "F", "rows": "C"}  # of `CONFIGS`, and the order of A
 GAP = 5  # elements between the matrices of a stack
@@ -64,10 +68,19 @@ def _configs() -> Iterator[Stream]:
             (single, double, double, double, 8, 3, (64, 2, 1, 1)),
             (double, single, double, double, 8, 2, (64, 1, 2, 1)),
         ]
-        if form == "rows":  # pairs = 0: B is fetched for a step at a time
+        if form == "rows":  # pairs = 0: B is fetched for a step at a time; 16-bit B of few columns waits in registers
             plans += [
                 (single, single, single, single, 16, 4, (64, 2, 1, 0)),
                 (double, double, double, double, 8, 6, (64, 1, 2, 0)),
+                ("float16", "float16", single, single, 16, 2, (64, 2, 1, 1)),
+                ("float16", "float16", single, single, 8, 1, (128, 1, 1, 1)),
+                ("float16", "float16", single, "float16", 4, 3, (64, 1, 1, 1)),
+                ("bfloat16", "bfloat16", single, single, 16, 4, (64, 1, 1, 0)),
+            ]
+        else:  # several of them a thread
+            plans += [
+                ("float16", "float16", single, single, 16, 4, (64, 1, 4, 2)),
+                ("bfloat16", "bfloat16", single, "bfloat16", 8, 6, (64, 2, 2, 2)),
             ]
         for half in ("float16", "bfloat16"):
             plans += [
@@ -80,15 +93,24 @@ def _configs() -> Iterator[Stream]:
         for *types, width, t2, shape in plans:
             if types[0] in TYPES:
                 yield Stream(form, *types, width, t2, Shape(*shape, 1))
+    for *types, width, t2, shape in (
+        (single, single, single, single, 16, 4, (64, 1, 4, 1)),
+        (single, single, single, single, 4, 12, (64, 1, 4, 2)),
+        (single, single, single, single, 16, 16, (128, 1, 8, 1)),
+        (double, double, double, double, 16, 8, (64, 1, 2, 1)),
+        (double, double, double, double, 8, 3, (64, 2, 4, 1)),
+        ("float16", single, single, single, 8, 6, (64, 1, 4, 1)),
+    ):
+        yield Stream("columns", *types, width, t2, Shape(*shape, 1), turned=True)
 
 
-def _wide(form: str, *plans: tuple[str, int, tuple[int, int, int, int], int]) -> Iterator[Stream]:
+def _wide(form: str, *plans: tuple[str, int, tuple[int, int, int, int], int], turned: bool = False) -> Iterator[Stream]:
     """Loads of 16 bytes; types of A, B, sums and C, a letter each; t2; t1, tcf, t3, pairs; and the order of A."""
     names = {"s": "float32", "d": "float64", "h": "float16", "b": "bfloat16"}
     for types, t2, shape, order in plans:
         a, b, sums, c = (names[letter] for letter in types)
         if a in TYPES:
-            yield Stream(form, a, b, sums, c, 16, t2, Shape(*shape, 1), order)
+            yield Stream(form, a, b, sums, c, 16, t2, Shape(*shape, 1), order, turned=turned)
 
 
 CONFIGS: Sequence[Stream] = tuple(_configs())
@@ -109,10 +131,11 @@ STAGED: Sequence[Stream] = tuple(
         ("hsss", 12, (32, 1, 2, 2), 0),
         ("bbsb", 7, (32, 2, 2, 2), 0),
         ("bbdd", 16, (64, 1, 1, 4), 0),
+        ("ssss", 16, (32, 2, 8, 2), 0),
     )
 )
-TENSOR: Sequence[Stream] = tuple(
-    _wide(
+TENSOR: Sequence[Stream] = (
+    *_wide(
         "tensor",
         ("dddd", 8, (64, 1, 1, 1), 0),
         ("dddd", 16, (32, 2, 2, 1), 0),
@@ -125,7 +148,16 @@ TENSOR: Sequence[Stream] = tuple(
         ("bbss", 24, (32, 1, 2, 1), 1),
         ("bbsb", 8, (32, 1, 1, 2), 1),
         ("bbss", 32, (64, 1, 1, 1), 1),
-    )
+    ),
+    *_wide(
+        "tensor",
+        ("dddd", 8, (64, 1, 1, 1), 0),
+        ("dddd", 24, (32, 2, 2, 1), 0),
+        ("dddd", 16, (64, 1, 1, 2), 1),
+        ("hhsh", 16, (32, 2, 1, 2), 1),
+        ("bbss", 8, (64, 1, 2, 1), 1),
+        turned=True,
+    ),
 )
 
 
@@ -153,13 +185,6 @@ class Case:
     data: str = "uniform"
 
     @property
-    def problem(self) -> Problem:
-        config = self.config
-        types = {"weights": config.weights, "out": config.out}
-        sizes = (self.m, self.k, self.n)
-        return Problem(*sizes, config.dtype, order_of(config), **types, batch=self.batch, width=config.width)
-
-    @property
     def grid(self) -> Grid:
         config = self.config
         total = -(-self.k // config.step)
@@ -176,6 +201,11 @@ class Case:
 def order_of(config: Stream) -> str:
     """Of A: F where its columns are contiguous, C where its rows are."""
     return "FC"[config.order] if config.form == "tensor" else FORMS.get(config.form, "C")
+
+
+def b_orders(config: Stream) -> Sequence[str]:
+    """Those of `B_ORDERS` that a kernel takes."""
+    return ("turned",) if config.turned else B_ORDERS
 
 
 def stage_of(config: Stream) -> int:
@@ -204,8 +234,8 @@ def shapes(config: Stream) -> list[tuple[int, int, int]]:
 
 
 def cases(config: Stream) -> list[Case]:
-    """Every shape of a configuration twice, with parts, layouts, scalars and data in turn."""
-    known = (*CONFIGS, *STAGED, *TENSOR)
+    """Every shape of a configuration twice, with parts, layouts, scalars and data in turn; more with a rest."""
+    known, orders = (*CONFIGS, *STAGED, *TENSOR), b_orders(config)
     start = known.index(config) if config in known else 0
 
     def case(i: int, shape: tuple[int, int, int]) -> Case:
@@ -213,11 +243,16 @@ def cases(config: Stream) -> list[Case]:
         alpha, beta = (float(x) for x in ALPHA_BETA[turn % len(ALPHA_BETA)])
         steps = (0, 1, 2, 3)[turn % 4]
         parts = (steps, (0, 1, 0, 2, 0)[turn % 5] if steps else 0)
-        layout = (turn % 3, B_ORDERS[turn % 6], C_ORDERS[turn // 3 % 4])
+        layout = (turn % 3, orders[(turn + turn // 8) % len(orders)], C_ORDERS[turn // 3 % 4])
         batch = (3 if turn % 7 == 4 else 1, turn % 4 < 2)
         return Case(config, *shape, *parts, *layout, *batch, alpha, beta, DATA[turn % 3])
 
-    return [case(i, shape) for i, shape in enumerate(shapes(config) * 2)]
+    made = [case(i, shape) for i, shape in enumerate(shapes(config) * 2)]
+    more = [(config.t2, orders[0])] * 4  # which is copied at once, with every number of steps
+    if config.form == "tensor" and config.t2 == 8 and config.dtype != "float64" and not config.turned:
+        more += product((2, 4), ("dense", "spaced", "C", "shifted", "strided"))
+    sizes = config.tile + 3, 2 * stage_of(config) + config.step // 2 + 1
+    return made + [replace(case(i, (*sizes, n)), b_order=order, alpha=-0.5) for i, (n, order) in enumerate(more)]
 
 
 @dataclass(frozen=True)
@@ -236,7 +271,7 @@ class Operands:
         config, batch = case.config, case.batch
         strides, shift = _strides_of_a(case)
         a = Placed.strided((batch, case.m, case.k), TYPES[config.dtype], strides, shift)
-        b = _stack((case.k, case.n), TYPES[config.weights], case.b_order, 2, batch, shared=case.shared)
+        b = _stack((case.k, case.n), TYPES[config.weights], case.b_order, 3, batch, shared=case.shared)
         c = _stack((case.m, case.n), TYPES[config.out], case.c_order, 1, batch)
         for placed in (a, b, c) if case.beta != 0 else (a, b):
             placed.matrix()[...] = draw(placed.shape)
@@ -287,10 +322,17 @@ def _strides_of_a(case: Case) -> tuple[tuple[int, int, int], int]:
 
 
 def _stack(shape: tuple[int, int], dtype: Any, order: str, extra: int, batch: int, *, shared: bool = False) -> Placed:
-    dense = order in ("dense", "shifted")
-    strides = strides_of(shape, "C") if dense else strides_of(shape, order, extra)
+    rows, columns = shape
+    unit = 16 // np.dtype(dtype).itemsize
+    aligned = {
+        "dense": (columns, 1),
+        "shifted": (columns, 1),
+        "spaced": (2 * columns, 1),
+        "turned": (1, -(-rows // unit) * unit),
+    }
+    strides = aligned.get(order) or strides_of(shape, order, extra)
     span = 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
-    apart = 0 if shared else -(-span // 8) * 8 + 8 if dense else span + GAP  # dense ones begin at multiples of 16 bytes
+    apart = 0 if shared else -(-span // 8) * 8 + 8 if order in aligned else span + GAP  # 8 elements: 16 bytes and more
     return Placed.strided((batch, *shape), dtype, (apart, *strides), int(order == "shifted"))
 
 

@@ -13,7 +13,7 @@ from abft_tsm2.core.compiler import kernel
 from abft_tsm2.core.stream import Stream
 from tests.cuda_on_cpu import ORDERS, KernelFault, Library
 from tests.kernel_cases import SCALARS
-from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, Case, Operands, cases, faults
+from tests.stream_kernel_cases import C_ORDERS, Case, Operands, b_orders, cases, faults
 
 
 def on_cpu(
@@ -42,7 +42,7 @@ def check_drawn_problems(library: Library, configs: Sequence[Stream]) -> None:
                 steps=st.integers(0, 5),
                 idle=st.integers(0, 2),
                 extra=st.integers(0, 5),
-                b_order=st.sampled_from(B_ORDERS),
+                b_order=st.sampled_from(b_orders(config)),
                 c_order=st.sampled_from(C_ORDERS),
                 batch=st.integers(1, 3),
                 shared=st.booleans(),

@@ -21,6 +21,8 @@ from tests.stream_kernel_cases import STAGED, Case, Operands, cases, faults
 from tests.stream_runs import check_drawn_problems, on_cpu, what_is_found
 
 RING, WIDE, ODD, HALVES = STAGED[:4]
+EIGHTS = STAGED[-1]  # eight vectors of a row, four rows at a time
+HEALTHY = (RING, WIDE, ODD, HALVES, EIGHTS)
 SYNC = "__syncthreads();"
 RACE, UNSET = "race: ", "uninitialised shared memory: "
 WRONG = "elements are wrong"
@@ -37,18 +39,24 @@ PLANTED = {
     "rows_that_do_not_go_on": (RING, "A += DEPTH;", 0, "", WRONG),
     "b_that_does_not_go_on": (RING, "B += DEPTH * rsb;", 0, "", WRONG),
     "without_end": (RING, "left -= DEPTH;", 0, "", WRONG),
-    "elements_of_rows": (RING, "left > 0 ? int(smaller(left, V)) : 0", 0, "V", WRONG),
+    "elements_of_rows": (RING, "load(at, left)", 0, "load(at)", WRONG),
     "vectors_of_rows": (RING, "A, apart, follow, left - offset", 0, "A, apart, follow, left", WRONG),
     "no_zeros": (HALVES, "memset(&a, 0, WIDTH);", 0, "", WRONG),
     "rows_of_a_block": (RING, "if (i < follow) at += apart;", 0, "", WRONG),
+    "rows_of_a_block_at_the_end": (RING, "if (i < follow) at += apart;", 1, "", WRONG),
+    "vectors_are_whole": (RING, "if (left >= V) {", 0, "if (true) {", WRONG),
     "rows_apart": (WIDE, "apart = COPIED * lda", 0, "apart = lda", WRONG),
     "places_written": (RING, "place(threadIdx.x / T3, threadIdx.x % T3)", 0, "threadIdx.x", WRONG),
     "places_read": (RING, "place(threadIdx.x, u)", 0, "(threadIdx.x * T3 + u)", WRONG),
     "places_of_other_rows": (WIDE, "/ 8 % T3", 0, "/ 8", f"out of bounds|{RACE}|{WRONG}"),
+    "places_of_four_rows": (EIGHTS, "^ (i * (T1 / 8) % T3)", 0, "", f"{UNSET}|{RACE}|{WRONG}"),
     "rows_of_b": (ODD, "int(j) < rows && q < n", 0, "q < n", WRONG),
+    "rows_of_b_in_patches": (ODD, " j < rows && q < n", 0, " q < n", WRONG),
     "rows_of_dense_b": (RING, "int(i) < rows * T2", 0, "true", WRONG),
     "neighbours_of_b": (WIDE, "if (q < T2) COPY", 0, "COPY", f"{RACE}|{WRONG}|out of bounds"),
-    "order_of_b": (WIDE, "rsb == 1 ? i / DEPTH : i % ACROSS", 0, "i % ACROSS", f"{RACE}|{UNSET}|{WRONG}"),
+    "columns_of_a_patch": (WIDE, "threadIdx.x / PATCH % 4", 0, "threadIdx.x / PATCH % 2", f"{RACE}|{UNSET}|{WRONG}"),
+    "rows_of_a_patch": (EIGHTS, "j += T1 / 4", 0, "j += T1", f"{UNSET}|{WRONG}"),
+    "order_of_b": (WIDE, "B + j + q * csb", 0, "B + j * csb + q", f"{WRONG}|overrun"),
     "any_b_is_dense": (RING, "csb == 1 && rsb == T2", 0, "csb == 1", WRONG),
     "no_sums": (ODD, "sum[i] = ACC(0);", 1, ";", WRONG + "|uninitialised register"),
     "nothing_is_divided": (RING, "begin + slice)", 0, "k)", WRONG),
@@ -64,7 +72,10 @@ ADDRESSES = {
     "rows_beyond_m": (RING, "smaller(row + threadIdx.x / T3, m - 1)", 0, "row + threadIdx.x / T3"),
     "rows_that_follow": (RING, "if (i < follow) at +=", 0, "at +="),
     "one_row_more": (RING, "(m - 1 - first) / COPIED", 0, "(m - first) / COPIED"),
+    "rows_that_follow_at_the_end": (RING, "if (i < follow) at +=", 1, "at +="),
+    "elements_beyond_rows": (RING, "load(at, left)", 0, "load(at)"),
     "columns_of_b": (ODD, "int(j) < rows && q < n", 0, "int(j) < rows"),
+    "columns_of_b_in_patches": (ODD, " j < rows && q < n", 0, " j < rows"),
 }
 
 
@@ -87,7 +98,7 @@ def sanitized(cache: Path) -> Iterator[Library]:
 
 @pytest.fixture(scope="session")
 def faulty(cache: Path) -> Library:
-    healthy = [(config.name, source(config)) for config in (RING, WIDE, ODD, HALVES)]
+    healthy = [(config.name, source(config)) for config in HEALTHY]
     return build([*(planted(name, *plan[:4]) for name, plan in PLANTED.items()), *healthy], cache=cache)
 
 
@@ -120,7 +131,7 @@ def test_every_path_under_address_sanitizer(sanitized, config):
         assert not faults(operands, *on_cpu(sanitized, operands, ORDERS[number % 3])), str(case)
 
 
-@pytest.mark.parametrize("b_order", ["dense", "C", "F"])
+@pytest.mark.parametrize("b_order", ["dense", "C", "F", "turned"])
 @pytest.mark.parametrize("config", STAGED, ids=names)
 def test_what_is_not_finite_stays_in_its_row_and_column(library, config, b_order):
     m, k, n = config.tile + 3, (config.shape.pairs + 1) * config.step + 1, config.t2
@@ -164,6 +175,6 @@ def test_reads_outside_of_the_matrices_are_caught(faulty_addresses, name):
     assert re.search(rf"(?s)address error: kernel {name}.*heap-buffer-overflow.*READ of size.*\.cuh?:\d+", found)
 
 
-@pytest.mark.parametrize("config", [RING, WIDE, ODD, HALVES], ids=names)
+@pytest.mark.parametrize("config", HEALTHY, ids=names)
 def test_the_kernels_without_the_planted_faults_pass(faulty, config):
     assert {what_is_found(faulty, config.name, config, order) for order in ORDERS} == {"nothing"}

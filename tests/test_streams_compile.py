@@ -7,6 +7,7 @@ types once, with one column.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,9 +44,10 @@ def shipped() -> list[tuple[Stream, str]]:
         for a, c in SHIPPED:
             for width in (width for width in (16, 8, 4, 2) if width >= SIZES[a]):
                 largest = {}
-                for n in COLUMNS:
-                    for config in chosen(Problem(10_000, 10_000, n, a, order, out=c, width=width)):
-                        largest[config.form, config.shape] = config
+                for n, b_order in itertools.product(COLUMNS, "CF"):
+                    problem = Problem(10_000, 10_000, n, a, order, out=c, width=width, b_order=b_order)
+                    for config in chosen(problem):
+                        largest[config.form, config.shape, config.turned] = config
                 for turn, config in enumerate(largest.values()):
                     made += [(config, x) for x in (ARCHITECTURES if width == 16 else ARCHITECTURES[turn % 2 :: 2])]
     return made
@@ -68,7 +70,7 @@ def test_every_kernel_compiles_without_spills(config: Stream, architecture: str)
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
     assert spilled(log) == 0, log
-    if config.form in ("columns", "rows"):
+    if config.form in ("columns", "rows", "tensor", "staged"):
         assert re.findall(r"(\d+) bytes smem", log) == [str(config.shared_bytes)]
 
 
@@ -78,6 +80,9 @@ def test_every_form_type_and_width_is_among_them() -> None:
         sums = Problem(1, 1, 1, a, out=c).sums
         assert {width for *key, width in found if key == [form, a, sums]} == {w for w in (16, 8, 4, 2) if w >= SIZES[a]}
     assert {config.t2 for config, _ in shipped()} >= {2, 4, 8, 16, 32}
+    turned = {(config.form, config.dtype, config.order) for config, _ in shipped() if config.turned}
+    columns = {("columns", dtype, 0) for dtype in (SINGLE, DOUBLE)}
+    assert turned == columns | {("tensor", DOUBLE, 0), ("tensor", DOUBLE, 1), ("tensor", HALF, 1)}
 
 
 def test_spills_are_seen() -> None:

@@ -14,7 +14,7 @@ from abft_tsm2.core import plan
 from abft_tsm2.core.launch import device_of
 from abft_tsm2.core.stream import Stream, candidates, grid, why_not
 from tests.oracles import elements_outside
-from tests.stream_kernel_cases import CONFIGS, STAGED, TENSOR, TYPES, Case, Operands, cases, faults
+from tests.stream_kernel_cases import CONFIGS, STAGED, TENSOR, TYPES, Case, Operands, b_orders, cases, faults
 from tests.stream_runs import on_gpu
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +38,8 @@ def test_every_path(cp: Any, config: Stream) -> None:
 
 @pytest.mark.parametrize("config", [*CONFIGS[::6], *STAGED[::4], *TENSOR[::3]], ids=lambda config: config.name)
 def test_repeats_in_many_parts_are_equal_bit_for_bit(cp: Any, config: Stream) -> None:
-    case = Case(config, 6 * config.tile + 3, 60 * config.step + 1, config.t2, steps=1, batch=3, data="normal")
+    sizes, b_order = (6 * config.tile + 3, 60 * config.step + 1, config.t2), b_orders(config)[0]
+    case = Case(config, *sizes, steps=1, b_order=b_order, batch=3, data="normal")
     operands = Operands.of(case)
     results = {on_gpu(cp, operands)[0].tobytes() for _ in range(REPEATS)}
     assert len(results) == 1

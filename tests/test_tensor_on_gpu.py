@@ -17,17 +17,20 @@ from abft_tsm2.core.launch import device_of
 from abft_tsm2.core.stream import Stream, candidates
 from tests.cases import finfo
 from tests.oracles import elements_outside
-from tests.stream_kernel_cases import TENSOR, TYPES, Case, Operands, cases, faults, order_of
+from tests.stream_kernel_cases import TENSOR, TYPES, Case, Operands, b_orders, cases, faults, order_of
 from tests.stream_runs import on_gpu
 
 pytestmark = pytest.mark.gpu
 
 REPEATS = 10
-DOUBLE = TENSOR[1:4:2]  # order 0 and 1, several tiles of a warp
-SHORT = TENSOR[7:9]  # float16, bfloat16
+DOUBLE = (*TENSOR[1:4:2], *TENSOR[12:14])  # order 0 and 1, several tiles of a warp; both with B along its columns
+SHORT = (*TENSOR[7:9], *TENSOR[14:16])  # float16, bfloat16; both with B along its columns
 # After which the plain twins of what the tensor cores and their copies do are to be found, in the text of a kernel.
 PRODUCTS = {"float64": "INLINE void multiply_tile(double", "float32": "INLINE void multiply_tile(float"}
-PAIRS, COPIES = "INLINE void load_pairs(", ("constexpr bool same<X, X> = true;", "INLINE unsigned place(unsigned j)")
+PAIRS, COPIES = (
+    "INLINE void load_b(unsigned",
+    ("constexpr bool same<X, X> = true;", "INLINE unsigned place(unsigned j,"),
+)
 NEWEST, ANY = ">= 900", ">= "
 
 
@@ -55,7 +58,7 @@ def compiled(cp: Any, config: Stream, text: str) -> Any:
 def several_parts(config: Stream) -> Operands:
     """Several tiles and parts of k, with rests."""
     sizes = (3 * config.tile + 5, 9 * config.step + 3, config.t2)
-    return Operands.of(Case(config, *sizes, steps=4, extra=1, b_order="dense", batch=2, data="normal"))
+    return Operands.of(Case(config, *sizes, steps=4, extra=1, b_order=b_orders(config)[0], batch=2, data="normal"))
 
 
 @pytest.mark.parametrize("of", [ANY, NEWEST], ids=["plain", "of compute capability 8.0"])
@@ -142,7 +145,8 @@ def test_every_path_as_the_library_launches_it(cp: Any, config: Stream) -> None:
         buffer = cp.asarray(operands.c.memory)
         A, B, C = (*(x.matrix(cp.asarray(x.memory)) for x in (operands.a, operands.b)), operands.c.matrix(buffer))
         # A single line lies in any order, and at any multiple: the problem is posed for what the kernel was made for.
-        problem = replace(plan.problem_of(A, B, C), order=order_of(config), width=16)
+        problem = plan.problem_of(A, B, C)
+        problem = replace(problem, order=order_of(config), width=16, b_order="F" if config.turned else problem.b_order)
         plan.launched(config, problem, device_of(A.device.id), A, B, C)(A, B, C, case.alpha, case.beta)
         assert not faults(operands, cp.asnumpy(buffer), np.zeros(0), flushes=True), str(case)
 

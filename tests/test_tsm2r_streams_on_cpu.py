@@ -25,7 +25,7 @@ from abft_tsm2.core.stream import Shape, Stream, candidates
 from tests.cuda_on_cpu import ORDERS, Library, build
 from tests.fake_card import Array
 from tests.kernel_cases import SCALARS, planted
-from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, CONFIGS, FORMS, TYPES, Case, Operands, cases, faults
+from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, CONFIGS, FORMS, TYPES, Case, Operands, b_orders, cases, faults
 from tests.stream_runs import check_drawn_problems, on_cpu, what_is_found
 
 SINGLE, DOUBLE = ("float32",) * 4, ("float64",) * 4
@@ -37,12 +37,30 @@ ROWS = Stream("rows", *SINGLE, 16, 4, Shape(64, 2, 2, 1, 1))
 STEPS = Stream("rows", *SINGLE, 16, 4, Shape(64, 1, 1, 0, 1))
 ODD = Stream("rows", *DOUBLE, 8, 3, Shape(64, 3, 1, 1, 1))
 HALVES = Stream("rows", *HALF, 16, 4, Shape(64, 1, 1, 2, 1))
-HEALTHY = (COLUMNS, WIDE, THREE, ROWS, STEPS, ODD, HALVES)
+PADDED = Stream("columns", *SINGLE, 16, 8, Shape(64, 1, 1, 1, 1))  # gaps between rows of B
+TURNED = Stream("columns", *SINGLE, 16, 12, Shape(64, 1, 4, 1, 1), turned=True)
+CONVERTING = Stream("columns", *HALF, 16, 4, Shape(64, 1, 4, 2, 1))
+SHORT = Stream("columns", *HALF, 4, 3, Shape(64, 3, 1, 1, 1))  # fewer elements of B than threads
+HELD = Stream("rows", *HALF, 16, 2, Shape(64, 1, 1, 1, 1))  # 16-bit elements of B in registers
+HELD_STEPS = Stream("rows", *HALF, 16, 4, Shape(64, 1, 1, 0, 1))
+HELD_ODD = Stream("rows", *HALF, 4, 3, Shape(64, 1, 1, 1, 1))
+HELD_ONE = Stream("rows", *HALF, 8, 1, Shape(128, 1, 1, 1, 1))
+HEALTHY = (
+    *(COLUMNS, WIDE, THREE, ROWS, STEPS, ODD, HALVES, PADDED, TURNED),
+    *(CONVERTING, SHORT, HELD, HELD_STEPS, HELD_ODD, HELD_ONE),
+)
 SYNC = "__syncthreads();"
 RACE, UNSET = "race: ", "uninitialised shared memory: "
 WRONG = "elements are wrong"
 OUTSIDE = "global memory overrun|around C were written|elements are wrong"
 IN_COLUMNS = "i < rows && q < n"
+IN_ROWS = "int(j) < rows && q < n"  # 0 where B is held in registers, 1 where it is copied
+PUT = "put(weights, held);"
+PUT_ROWS = "put(weights, held, rsb, dense);"
+LOADED, LOADED_ROWS = "\n    load_columns(a[0], at, lda);\n    ", "\n    load_rows(a[0], A, lda, rows);\n    "
+FIRST = "fetch(weights, held, B, rsb, csb, end - begin, n, dense);"
+FIRST_ROWS = "fetch(weights, held, B, rsb, csb, length, n, dense);"
+REST = "fetch(weights, held, from + first * rsb, rsb, csb, end - first, n, dense);"
 # name: (kernel, what is replaced, which occurrence, by what, what is then said)
 PLANTED = {
     "ticket_read_too_early": (COLUMNS, SYNC, 1, "", RACE + "|" + UNSET),
@@ -67,18 +85,59 @@ PLANTED = {
     "columns_one_step_more": (COLUMNS, "(end - begin) / COLUMNS)", 0, "(end - begin) / COLUMNS) + 1", OUTSIDE),
     "rows_one_step_more": (ROWS, "length / STEP)", 0, "length / STEP) + 1", OUTSIDE),
     "columns_stage": (COLUMNS, "stage = 1 - stage;", 0, "", WRONG),
-    "rows_stage": (ROWS, "if (PAIRS) stage = 1 - stage;", 0, "", WRONG),
+    "rows_stage": (ROWS, "stage = 1 - stage;", 1, "", WRONG),
     "rows_stage_of_a_step": (STEPS, "PAIRS == 0 && now < steps", 0, "PAIRS == 0 && half == 0", WRONG),
     "rows_b_of_a_step_used_too_early": (STEPS, SYNC, 2, "", WRONG),
     "columns_odd_step": (COLUMNS, "if (s + i + half < steps)", 0, "", WRONG),
-    "rows_odd_step": (ROWS, "if (now < steps)", 0, "", WRONG),
+    "rows_odd_step": (ROWS, "if (now < steps) multiply", 0, "multiply", WRONG),
     "columns_no_prefetch": (COLUMNS, "if (s + i + half + 1 < steps) at +=", 0, "if (s + i + half < 0) at +=", WRONG),
     "columns_rows_of_b": (THREE, IN_COLUMNS, 0, "q < n", WRONG),
     "columns_rows_of_dense_b": (COLUMNS, "i < rows * T2", 0, "true", WRONG),
     "rows_rows_of_b": (ODD, "int(i) < rows && q < n", 0, "q < n", WRONG),
-    "rows_rows_of_b_by_columns": (ODD, "int(j) < rows && q < n", 0, "q < n", WRONG),
+    "rows_rows_of_b_by_columns": (ODD, IN_ROWS, 1, "q < n", WRONG),
     "rows_rows_of_dense_b": (ROWS, "int(i) < rows * T2", 0, "true", WRONG),
     "columns_neighbours_of_b": (WIDE, "if (q >= T2) return;", 0, "", "|".join([RACE, WRONG, "overrun"])),
+    "columns_rows_without_gaps": (PADDED, "i / T2 * LINE + i % T2", 0, "i", f"{UNSET}|{WRONG}"),
+    "columns_rows_of_b_in_patches": (WIDE, "i < rows && p < n", 0, "p < n", WRONG),
+    "columns_of_a_patch": (WIDE, "threadIdx.x / PATCH % 4", 0, "threadIdx.x / PATCH % 2", f"{RACE}|{UNSET}|{WRONG}"),
+    "rows_of_a_patch": (WIDE, "threadIdx.x / (4 * PATCH) * PATCH", 0, "0", f"{RACE}|{UNSET}|{WRONG}"),
+    "columns_put_too_early": (CONVERTING, FIRST + LOADED + PUT, 0, PUT + FIRST + LOADED, WRONG),
+    "columns_rest_put_too_early": (CONVERTING, f"{REST}\n    {PUT}", 0, PUT + REST, WRONG),
+    "columns_first_not_put": (CONVERTING, PUT, 0, "", f"{UNSET}|{WRONG}"),
+    "columns_rest_not_put": (CONVERTING, PUT, 1, "", f"{UNSET}|{WRONG}"),
+    "columns_next_not_put": (CONVERTING, "put(weights + next, held);", 0, "", f"{UNSET}|{WRONG}"),
+    "columns_put_into_use": (
+        CONVERTING,
+        "put(weights + next,",
+        0,
+        "put(weights + stage * STAGE * LINE,",
+        f"{RACE}|{WRONG}",
+    ),
+    "columns_put_unasked": (CONVERTING, SYNC, 3, "", f"{RACE}|{WRONG}"),
+    "columns_held_beyond_b": (CONVERTING, "+ j < rows && q < n ?", 0, "+ j < STAGE && q < n ?", WRONG),
+    "columns_put_beyond_a_stage": (SHORT, "row < STAGE)", 0, "true)", f"{RACE}|{WRONG}|overrun"),
+    "columns_held_by_others": (CONVERTING, "i * (T1 / ACROSS) + j; row", 0, "i + j; row", f"{RACE}|{UNSET}|{WRONG}"),
+    "turned_columns_apart": (TURNED, "weights[q * STAGE + first + u]", 0, "weights[q * COLUMNS + first + u]", WRONG),
+    "turned_elements_of_a": (TURNED, "a[c][(u + i) % T3]", 0, "a[c][u]", WRONG),
+    "turned_rest": (TURNED, "multiply(sum, a, weights,", 0, "multiply_turned(sum, a, weights,", f"{UNSET}|{WRONG}"),
+    "turned_columns_of_b": (TURNED, "B + j + q * csb", 0, "B + j", WRONG),
+    "rows_put_too_early": (HELD, FIRST_ROWS + LOADED_ROWS + PUT_ROWS, 0, PUT_ROWS + FIRST_ROWS + LOADED_ROWS, WRONG),
+    "rows_first_not_put": (HELD, PUT_ROWS, 0, "", f"{UNSET}|{WRONG}"),
+    "rows_rest_not_put": (HELD, PUT_ROWS, 1, "", f"{UNSET}|{WRONG}"),
+    "rows_put_into_one_stage": (
+        HELD,
+        "put(weights + (1 - stage) * WEIGHTS, held",
+        1,
+        "put(weights, held",
+        f"{RACE}|{UNSET}|{WRONG}",
+    ),
+    "rows_put_into_use": (HELD_STEPS, "put(weights + (1 - stage)", 0, "put(weights + stage", f"{RACE}|{UNSET}|{WRONG}"),
+    "rows_held_beyond_b": (HELD, IN_ROWS, 0, "q < n", WRONG),
+    "rows_held_beyond_dense_b": (HELD, "at + v < rows * T2 ? B[at + v] : B_TYPE{0}", 0, "B[at + v]", WRONG),
+    "rows_group_that_b_ends_in": (HELD, "at + UNIT <= rows * T2", 0, "at < rows * T2", WRONG),
+    "rows_put_beyond_a_row": (HELD_ODD, "j < STAGE && q < T2", 0, "j < STAGE", f"{RACE}|{WRONG}"),
+    "rows_put_beyond_a_stage": (HELD_ONE, "j < STAGE && q < T2", 0, "q < T2", f"{RACE}|{WRONG}|overrun"),
+    "rows_dense_put_beyond_a_stage": (HELD_ONE, "if (at < STAGE * T2)", 0, "", f"{RACE}|{WRONG}|overrun"),
     "any_b_is_dense": (COLUMNS, "csb == 1 && rsb == T2", 0, "csb == 1", WRONG),
     "columns_of_a": (COLUMNS, "u < columns ? rows - c * 32 * V : 0", 0, "rows - c * 32 * V", WRONG),
     "elements_of_a": (ROWS, "if (i < count)", 0, "", WRONG),
@@ -109,7 +168,14 @@ ADDRESSES = {
     "rows_of_a_warp_at_the_end": (ROWS, "if (r < rows) at += lda;", 1, "at += lda;"),
     "columns_of_b": (THREE, IN_COLUMNS, 0, "i < rows"),
     "columns_of_b_for_rows": (ODD, "int(i) < rows && q < n", 0, "int(i) < rows"),
-    "columns_of_b_by_columns": (ODD, "int(j) < rows && q < n", 0, "int(j) < rows"),
+    "columns_of_b_by_columns": (ODD, IN_ROWS, 1, "int(j) < rows"),
+    "columns_of_b_in_patches": (WIDE, "i < rows && p < n", 0, "i < rows"),
+    "columns_of_b_to_convert": (CONVERTING, "+ j < rows && q < n ?", 0, "+ j < rows ?"),
+    "columns_of_turned_b": (TURNED, "j <= rows && q < n", 0, "j <= rows"),
+    "rows_of_turned_b": (TURNED, "j <= rows && q < n", 0, "q < n"),
+    "unit_that_turned_b_ends_in": (TURNED, "smaller(left, STAGE)) - UNIT", 0, "smaller(left, STAGE)) - 1"),
+    "columns_of_held_b": (HELD, IN_ROWS, 0, "int(j) < rows"),
+    "group_that_held_b_ends_in": (HELD, "at + UNIT <= rows * T2", 0, "at < rows * T2"),
     "parts": (COLUMNS, "(split * COUNT + i) * T1", 0, "((split + 1) * COUNT + i) * T1"),
 }
 FOUND_BY_ORDER = (  # parts added as they come
@@ -177,7 +243,7 @@ def test_every_path_under_address_sanitizer(sanitized, config):
 @pytest.mark.parametrize("config", CONFIGS, ids=names)
 def test_what_is_not_finite_stays_in_its_row_and_column(library, config):
     m, k, n = config.tile + 3, 3 * config.step + 1, config.t2
-    operands = Operands.of(Case(config, m, k, n, steps=2, extra=1))
+    operands = Operands.of(Case(config, m, k, n, steps=2, extra=1, b_order=b_orders(config)[0]))
     a, b = operands.a.matrix()[0], operands.b.matrix()[0]
     a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
     c = operands.c.matrix(on_cpu(library, operands, "forward")[0])[0]
@@ -201,15 +267,17 @@ CHOSEN = [
 ]
 
 
-def chosen(order: str, dtype: str, n: int, width: int) -> Stream:
+def chosen(order: str, dtype: str, n: int, width: int, b_order: str = "C") -> Stream:
     """The kernel that the library takes."""
     weights, out = TYPES_CHOSEN[dtype]
-    return next(c for c in candidates(Problem(99, 99, n, dtype, order, weights, out, width=width)) if c.form in FORMS)
+    problem = Problem(99, 99, n, dtype, order, weights, out, width=width, b_order=b_order)
+    return next(config for config in candidates(problem) if config.form in FORMS)
 
 
 @pytest.fixture(scope="session")
 def shipped(cache: Path) -> Library:
-    return build([(config.name, source(config)) for config in (chosen(*plan) for plan in CHOSEN)], cache=cache)
+    configs = {chosen(*plan, b_order) for plan in CHOSEN for b_order in "CF"}
+    return build([(config.name, source(config)) for config in sorted(configs, key=names)], cache=cache)
 
 
 @pytest.mark.parametrize("chosen_by", CHOSEN, ids=str)
@@ -249,12 +317,13 @@ def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, chose
         A, B, C = (x.view(Array) for x in (operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory)))
         # A single line lies in any order, and at any multiple: the problem is posed for what the kernel was made for.
         problem = plan.problem_of(A, B, C)
+        launched = chosen(*chosen_by, problem.b_order)  # which may read B along its columns
         if min(m, k) > 1:
             assert (problem.order, problem.width, problem.batch) == (chosen_by[0], config.width, batch)
-            assert config in candidates(problem)
+            assert launched in candidates(problem)
         problem = replace(problem, order=chosen_by[0], width=config.width)
         device = replace(known("H200"), multiprocessors=multiprocessors)
-        plan.launched(config, problem, device, A, B, C)(A, B, C, -0.5, beta)
+        plan.launched(launched, problem, device, A, B, C)(A, B, C, -0.5, beta)
         tickets = left.pop() if left else np.zeros(0)
         assert not faults(operands, memory, tickets), str(case)
 

@@ -58,6 +58,8 @@ class Problem:
         The bytes, at most 16, of which A's address and strides are multiples.
     out_order : str
         Of C, as `order`.
+    b_order : str
+        ``"F"`` where the columns of B are contiguous and begin at multiples of 16 bytes, else ``"C"``.
     small : pair of pairs of int
         How TSM2L takes A, and C: order and bytes of a load or store, as `abft_tsm2.core.stream.Stream` has them.
     """
@@ -72,6 +74,7 @@ class Problem:
     batch: int = 1
     width: int = 16
     out_order: str = "C"
+    b_order: str = "C"
     small: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:

@@ -90,7 +90,8 @@ def operands(problem: Problem) -> tuple[Array, Array, Array]:
         A = A.reshape(*stack, problem.m, problem.k)
     else:
         A = A.reshape(*stack, problem.k, problem.m).swapaxes(-1, -2)
-    B = _filled(problem.k * problem.n, problem.weights, _B_STEPS).reshape(problem.k, problem.n)
+    B = _filled(problem.k * problem.n, problem.weights, _B_STEPS)
+    B = B.reshape(problem.n, problem.k).T if problem.b_order == "F" else B.reshape(problem.k, problem.n)
     return A, B, cupy.empty((*stack, problem.m, problem.n), dtype=_dtype(problem.out))
 
 

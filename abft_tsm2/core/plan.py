@@ -57,8 +57,16 @@ def problem_of(A: Array, B: Array, C: Array) -> Problem:
         batch=C.shape[0] if C.ndim == 3 else 1,
         width=width,
         out_order=vendor.layout(C),
+        b_order="F" if _is_turned(B) else "C",
         small=(_small(A), _small(C)),
     )
+
+
+def _is_turned(B: Array) -> bool:
+    """Whether the columns of B are contiguous, more than one, and begin at multiples of 16 bytes."""
+    down, along = B.strides[-2:]
+    step = B.strides[0] if B.ndim == 3 and B.shape[0] > 1 else 0
+    return B.shape[-1] > 1 and down == B.itemsize and not any(x % 16 for x in (B.data.ptr, along, step))
 
 
 def _small(x: Array) -> tuple[int, int]:

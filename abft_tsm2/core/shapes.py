@@ -36,27 +36,30 @@ class Shape:
 # the largest t2 that it serves; the last one serves any. float16 stands for bfloat16 too.
 BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
     ("columns", "float32", "float32"): {
-        2: Shape(128, 1, 4, 2, 4),
-        4: Shape(256, 2, 2, 2, 3),
-        8: Shape(128, 1, 2, 2, 6),
+        1: Shape(128, 2, 4, 2, 2),
+        2: Shape(128, 1, 2, 1, 4),
+        4: Shape(128, 1, 4, 1, 6),
+        8: Shape(128, 1, 8, 1, 4),
         16: Shape(128, 1, 8, 2, 3),
         32: Shape(128, 1, 2, 1, 2),
     },
     ("columns", "float64", "float64"): {
+        1: Shape(128, 4, 2, 1, 2),
         2: Shape(128, 1, 4, 2, 3),
-        4: Shape(128, 1, 8, 1, 2),
+        4: Shape(128, 1, 8, 2, 3),
         8: Shape(128, 1, 8, 1, 3),
         16: Shape(128, 1, 4, 1, 3),
         32: Shape(128, 1, 2, 1, 2),
     },
     ("columns", "float32", "float64"): {
-        2: Shape(128, 1, 4, 2, 3),
-        4: Shape(128, 1, 8, 1, 3),
+        1: Shape(128, 1, 8, 1, 4),
+        2: Shape(128, 1, 4, 1, 4),
+        4: Shape(128, 1, 8, 2, 3),
         8: Shape(128, 1, 4, 1, 3),
         16: Shape(128, 1, 2, 1, 2),
     },
     ("columns", "float16", "float32"): {
-        4: Shape(128, 1, 4, 2, 2),
+        4: Shape(128, 1, 4, 1, 2),
         8: Shape(128, 1, 4, 1, 3),
         16: Shape(128, 1, 1, 1, 2),
     },
@@ -66,13 +69,14 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         8: Shape(128, 1, 2, 1, 2),
     },
     ("rows", "float32", "float32"): {
-        2: Shape(128, 8, 1, 1, 3),
-        4: Shape(128, 8, 1, 2, 3),
+        1: Shape(128, 2, 4, 2, 2),
+        2: Shape(128, 4, 4, 1, 3),
         8: Shape(128, 8, 1, 1, 3),
         16: Shape(128, 8, 1, 1, 2),
         32: Shape(128, 4, 1, 0, 2),
     },
     ("rows", "float64", "float64"): {
+        1: Shape(128, 8, 1, 1, 4),
         2: Shape(128, 4, 1, 2, 2),
         4: Shape(128, 8, 1, 2, 3),
         8: Shape(128, 4, 2, 1, 3),
@@ -87,7 +91,8 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         32: Shape(128, 1, 2, 0, 2),
     },
     ("rows", "float16", "float32"): {
-        4: Shape(128, 4, 1, 1, 6),
+        2: Shape(128, 8, 1, 1, 4),
+        4: Shape(128, 4, 1, 1, 5),
         8: Shape(128, 4, 1, 1, 3),
         16: Shape(128, 2, 1, 0, 2),
     },
@@ -98,14 +103,16 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         32: Shape(128, 1, 2, 0, 2),
     },
 }
-# The same of the tensor cores, by order and type of A.
-TENSOR: Mapping[tuple[str, str], Mapping[int, Shape]] = {
-    ("F", "float64"): {8: Shape(128, 1, 1, 1, 3), 16: Shape(128, 2, 1, 1, 4), 32: Shape(128, 2, 1, 2, 2)},
-    ("C", "float64"): {8: Shape(128, 1, 2, 2, 3), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 1, 1, 2, 3)},
-    ("C", "float16"): {8: Shape(128, 1, 4, 2, 3), 16: Shape(128, 1, 3, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
+# The same of the tensor cores, by order and type of A, and by order of B.
+TENSOR: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
+    ("F", "float64", "C"): {8: Shape(128, 1, 2, 2, 5), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 2, 1, 2, 2)},
+    ("F", "float64", "F"): {8: Shape(128, 1, 1, 2, 5), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 2, 1, 2, 2)},
+    ("C", "float64", "C"): {8: Shape(128, 1, 2, 4, 3), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 1, 1, 2, 3)},
+    ("C", "float16", "C"): {8: Shape(128, 1, 4, 1, 5), 16: Shape(128, 1, 4, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
+    ("C", "float16", "F"): {8: Shape(128, 1, 4, 2, 4), 16: Shape(128, 1, 4, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
 }
 # Of A's rows through shared memory, where there are many columns, by type of A.
-STAGED: Mapping[str, Mapping[int, Shape]] = {"float32": {16: Shape(64, 2, 8, 2, 5), 32: Shape(64, 2, 4, 2, 5)}}
+STAGED: Mapping[str, Mapping[int, Shape]] = {"float32": {16: Shape(64, 4, 4, 2, 2), 32: Shape(64, 2, 4, 2, 5)}}
 
 
 def shape_of(shapes: Mapping[int, Shape], t2: int) -> Shape:

@@ -18,11 +18,13 @@ from abft_tsm2.core.config import C_TYPES, SIZES, Problem, fitting
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.shapes import BEST, STAGED, TENSOR, Shape, shape_of
 
+TURNING = ("columns", "tensor")  # forms that may read B along its columns
 FORMS = ("columns", "rows", "staged", "tensor", "small")
 COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # t2 of TSM2R; a product with fewer columns takes the next larger one
 SMALL = 32  # rows and columns of B with which TSM2L keeps all of B at hand
 _SHARED = 48 * 1024  # static shared memory of a block
 _FEW = 4  # columns, which need no tensor cores
+_FEW_ROWS = 2**16  # which leave most of a card idle unless a thread has little to do
 _SUMS = 512  # bytes of a vector of A with all its columns of C: more do not fit the registers
 _GRID = 65535  # blocks along y and z
 _PARTS = 64  # of k at most: the block that comes last adds them
@@ -50,6 +52,8 @@ class Stream:
         Rows of B ("small"); else 0.
     out_order, out_width : int
         Of C, as `order` and `width` ("small"); else 0.
+    turned : bool
+        Whether B is read along its columns, 16 bytes at a time ("columns" and "tensor").
     """
 
     form: str
@@ -64,6 +68,7 @@ class Stream:
     k: int = 0
     out_order: int = 0
     out_width: int = 0
+    turned: bool = False
 
     @property
     def file(self) -> str:
@@ -76,6 +81,7 @@ class Stream:
         types = "_".join(f"{letter}{_short(getattr(self, field))}" for letter, field in _TYPES.items())
         shape = self.shape
         tail = f"_order_{self.order}" if self.form in ("tensor", "small") else ""
+        tail += "_turned" if self.turned else ""
         if self.form == "small":
             tail += f"_k_{self.k}_c_{self.out_order}_w{self.out_width}"
         return (
@@ -93,9 +99,10 @@ class Stream:
             orders = {"A_ORDER": self.order, "C_ORDER": self.out_order, "C_WIDTH": self.out_width}
             return {**types, **sizes, "T3": self.k, **orders}
         steps = {"T3": shape.t3, "PAIRS": shape.pairs}
+        turned = {"TURNED": int(self.turned)} if self.form in TURNING else {}
         if self.form == "tensor":
-            return {**types, **sizes, **steps, "ORDER": self.order, "SIZE": SIZES[self.dtype]}
-        return {**types, **sizes, **steps}
+            return {**types, **sizes, **steps, **turned, "ORDER": self.order, "SIZE": SIZES[self.dtype]}
+        return {**types, **sizes, **steps, **turned}
 
     @property
     def vector(self) -> int:
@@ -147,15 +154,19 @@ class Stream:
         size, shape, warps = SIZES[self.sums], self.shape, self.shape.t1 // 32
         unit, steps = 16 // size, max(1, 2 * shape.pairs)
         if self.form == "tensor":
-            row = self.t2 + (0 if size < 8 else 2 if self.order else 4)
-            return 2 * self.step * steps * row * SIZES[self.dtype] + 4
+            stage = self.step * steps
+            rows = stage * (self.t2 + (0 if size < 8 else 2 if self.order else 4))
+            turned = self.t2 * (stage + (32 if size < 8 else 8 if self.order else 4))
+            return 2 * max(rows, turned) * SIZES[self.dtype] + 4
         if self.form == "staged":
             pitch = (-(-self.t2 // unit) | 1) * 16
             return shape.pairs * (self.tile * shape.t3 * 16 + self.step * pitch) + 4
         if self.form == "rows":
             units = -(-self.vector * self.t2 // unit)
             return 2 * (32 * shape.t3 * steps) * (units + 1 - units % 2) * 16 + 4
-        return 2 * (self.step * steps) * -(-self.t2 // unit) * 16 + warps * shape.t1 * size + 4
+        quads = -(-self.t2 // 4)
+        line = -(-self.t2 // unit) * unit if quads < 2 else (quads + 1 - quads % 2) * 4
+        return (2 * (self.step * steps) * line + warps * shape.t1) * size + 4
 
     def _tile_bytes(self, order: int, size: int, columns: int) -> int:
         """What the rows of a warp take in shared memory, with the gaps that spread them over the banks."""
@@ -198,11 +209,14 @@ def candidates(problem: Problem) -> Iterator[Stream]:
     if form is None or n > COLUMNS[-1]:
         return
     kind = problem.dtype.replace("bfloat16", "float16")
-    if n > _FEW and problem.width == 16 and problem.weights == problem.dtype:
+    # Rows of 2 or 4 elements of 16 bits are copied at once, which the tensor cores can take; others are converted.
+    few = n <= _FEW and (kind == "float64" or n % 2 == 1)
+    if not few and problem.width == 16 and problem.weights == problem.dtype:
         t2 = -(-n // 8) * 8
-        shapes = TENSOR.get((problem.order, kind))
+        shapes = TENSOR.get((problem.order, kind, problem.b_order), TENSOR.get((problem.order, kind, "C")))
         if shapes is not None and (kind == "float64" or problem.sums == "float32"):
-            yield Stream("tensor", *types, 16, t2, shape_of(shapes, t2), order="FC".index(problem.order))
+            config = Stream("tensor", *types, 16, t2, shape_of(shapes, t2), order="FC".index(problem.order))
+            yield replace(config, turned=problem.b_order == "F")
     t2, width = fitting(COLUMNS, n), problem.width
     if form == "rows" and n > 2 * _FEW and width == 16 and problem.sums == problem.dtype in STAGED:
         yield Stream("staged", *types, 16, t2, shape_of(STAGED[kind], t2))
@@ -211,6 +225,7 @@ def candidates(problem: Problem) -> Iterator[Stream]:
         width //= 2
     shape = _for_width(shape_of(BEST[form, kind, problem.sums], t2), form, problem, width // size * t2 * wide)
     config = Stream(form, *types, width, t2, shape)
+    config = replace(config, turned=problem.b_order == "F" and _turns(config))
     while config.shared_bytes > _SHARED and form == "rows" and shape.pairs + shape.t3 > 1:
         shape = replace(shape, pairs=shape.pairs // 2) if shape.pairs else replace(shape, t3=shape.t3 // 2)
         config = replace(config, shape=shape)
@@ -218,26 +233,32 @@ def candidates(problem: Problem) -> Iterator[Stream]:
 
 
 def _small(problem: Problem) -> Stream:
-    """TSM2L: rows of a thread that make up 128 bytes of A and of C, and as many blocks as the registers leave room."""
+    """TSM2L: a thread has some 128 bytes of A, less where there are few rows, and as many blocks as registers are left."""
     k, n = problem.k, problem.n
     (order, width), (out_order, out_width) = problem.small
     size, wide = SIZES[problem.dtype], SIZES[problem.sums]
-    if order == 0 and size < wide and k > 8:
+    few = problem.m * problem.batch <= _FEW_ROWS
+    if order == 0 and (size == wide or k > 8):
         width = min(width, 8)
+    if order == 0 and few and width * k > 64:
+        width = min(width, size)
     run = width // size if order == 0 else out_width // SIZES[problem.out] if out_order == 0 else 1
     row = run * k * size
     reach = max(row, run * n * wide) if order else row
     tcf = next(tcf for tcf in (8, 4, 2, 1) if tcf * reach <= 128 or tcf == 1)
     if order == 0:
-        tcf = min(tcf, 4 if size == wide and width == 16 else 1)
-    elif tcf == 1 and reach == 128 and width == 16:
+        tcf = min(tcf, 4 if size == wide else 1)
+    elif row >= 32:
+        tcf = min(tcf, 2)
+    if few:
+        tcf = 1 if order == 0 else min(tcf, 2)
+    elif tcf == 1 and reach == 128 and (order == 0) == (width < 16):
         tcf = 2
     held = tcf * row // 4  # registers of A
     held += max(0, tcf * run * min(n, 4) * wide // 4 - 16)  # of the sums beyond some
-    most = (16, 5), (64 if size == wide else 48, 4), (80, 3)
+    most = (32 if order and size == wide == 4 else 16, 6), (64 if size == wide == 4 else 48, 4), (80, 3)
     blocks = next((blocks for registers, blocks in most if held <= registers), 2)
-    if order and size == 8 and blocks == 4:
-        blocks = 3
+    blocks = min(blocks, 4) if few else blocks
     if n > _FEW * 4 or order != out_order or order == 2:  # strides of their own, or sums that wait, take registers too
         blocks = min(blocks, 3 if order == out_order < 2 else 2)
     types = (problem.dtype, problem.weights, problem.sums, problem.out)
@@ -262,7 +283,16 @@ def _for_width(shape: Shape, form: str, problem: Problem, sums_bytes: int) -> Sh
         return shape
     if form == "rows":
         return replace(shape, t3=min(4, shape.t3 * factor), blocks=max(1, shape.blocks - 1))
-    return replace(shape, tcf=shape.tcf * max(1, min(factor, _SUMS // sums_bytes)), blocks=max(1, shape.blocks - 1))
+    return replace(
+        shape, tcf=shape.tcf * max(1, min(factor, _SUMS // sums_bytes)), blocks=max(1, shape.blocks * 3 // 4)
+    )
+
+
+def _turns(config: Stream) -> bool:
+    """Whether a kernel can be made to read B along its columns: a step of "columns" has to be made of 16 bytes each."""
+    if config.form != "columns":
+        return config.form == "tensor"
+    return config.weights == config.sums and config.shape.t3 * SIZES[config.sums] % 16 == 0
 
 
 def why_not(problem: Problem | None, config: Stream, device: Device) -> str | None:
@@ -287,6 +317,8 @@ def _objections(problem: Problem | None, config: Stream, device: Device) -> Iter
         yield f"loads of {config.width} bytes: rows go through shared memory by 16"
     elif config.form != "small" and config.t2 not in COLUMNS:
         yield f"t2 = {config.t2}: {config.form} is compiled for t2 in {', '.join(map(str, COLUMNS))}"
+    if config.turned and not _turns(config):
+        yield f"{config.name} cannot read B along its columns: {config.form} with t3 = {config.shape.t3} of {config.weights}"
     if config.shared_bytes > min(_SHARED, device.shared_bytes_per_block):
         yield f"a block takes {config.shared_bytes} bytes of shared memory, and has {_SHARED}"
     if problem is None:
@@ -299,6 +331,8 @@ def _objections(problem: Problem | None, config: Stream, device: Device) -> Iter
     if config.form == "small":
         yield from _small_objections(problem, config)
         return
+    if config.turned and problem.b_order != "F":
+        yield "the kernel reads B along its columns, and these do not begin at multiples of 16 bytes"
     if config.width > problem.width:
         yield f"loads of {config.width} bytes, but A lies at multiples of {problem.width}"
     if problem.n > config.t2:
@@ -321,9 +355,12 @@ def _small_objections(problem: Problem, config: Stream) -> Iterator[str]:
 
 # Of the cost of a division of k, in steps: what a block takes to begin and to end; the share of the slots that
 # saturates the memory; how much longer than the mean the slowest block takes; what a part more takes to be added; and
-# how often the sums of a part move. Fitted to 1,645 shapes, 3 to 6 divisions each, on an H200: what is chosen is on
-# average 2.4 % slower than the best.
-_OVERHEAD, _SATURATED, _STRAGGLER, _ADDED, _MOVED = 2.0, 0.8, 0.2, 0.5, 4.0
+# how often the sums of a part move. Fitted to 3,200 shapes, 3 to 6 divisions each, on an H200: what is chosen is on
+# average 2 % slower than the best. What reads columns does best where its blocks fill whole waves.
+_OVERHEAD, _MOVED = 2.0, 4.0
+_ROWS = (0.8, 0.2, 0.5)  # saturated, straggler, added: "rows" and "tensor"
+_WAVES = (0.9, 0.5, 2.0)  # "columns" and "staged"
+_FILLED = (1, 2, 3, 4, 6)  # waves
 
 
 @functools.lru_cache(4096)
@@ -333,7 +370,7 @@ def grid(problem: Problem, config: Stream, device: Device) -> Grid:
     Blocks that run at the same time share the bandwidth. So a last wave that fills the slots of the multiprocessors in
     part takes so much less, down to the share that saturates the memory: the division is the cheapest by
 
-        cost = (full waves + max(0.8, rest)) (steps + 2 + sums) + 0.2 steps + 0.5 parts
+        cost = (full waves + max(saturated, rest)) (steps + 2 + sums) + straggler steps + added parts
 
     with `steps` of a part, of which a block has one, and `sums` the bytes of its sums, four times over, in bytes of a
     step; none where k is not divided. More parts are more even; fewer have less to add at the end.
@@ -345,12 +382,16 @@ def grid(problem: Problem, config: Stream, device: Device) -> Grid:
     total = max(1, -(-problem.k // config.step))
     moved = _MOVED * config.t2 * SIZES[config.sums] / (config.step * SIZES[config.dtype])
     best = (float("inf"), total)
-    for parts in range(1, min(_PARTS, total) + 1):
+    most = min(_PARTS, total)
+    whole = config.form in ("columns", "staged")
+    saturated, straggler, added = _WAVES if whole else _ROWS
+    filled = {max(1, min(most, waves * slots // (tiles * problem.batch))) for waves in _FILLED}
+    for parts in filled if whole else range(1, most + 1):
         steps = -(-total // parts)
         parts = -(-total // steps)
         waves, rest = divmod(tiles * problem.batch * parts, slots)
-        share = waves + (max(_SATURATED, rest / slots) if rest else 0)
-        cost = share * (steps + _OVERHEAD + (moved if parts > 1 else 0)) + _STRAGGLER * steps + _ADDED * parts
+        share = waves + (max(saturated, rest / slots) if rest else 0)
+        cost = share * (steps + _OVERHEAD + (moved if parts > 1 else 0)) + straggler * steps + added * parts
         best = min(best, (cost, steps))
     steps = best[1]
     return Grid(tiles, -(-total // steps), steps * config.step, problem.batch)
