@@ -153,7 +153,11 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   __shared__ __align__(16) ACC weights[2 * STAGE * LINE];
   __shared__ ACC exchange[WARPS * T1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Index row = Index(blockIdx.x) * (32 * V * TCF) + lane * V;
+  // The last tile begins early enough to be whole, if that leaves vectors where they are; rows of C before `own_row` are
+  // the tile's before it.
+  const Index own_row = Index(blockIdx.x) * (32 * V * TCF);
+  const Index tile_row = m % V == 0 && m >= 32 * V * TCF ? smaller(own_row, m - 32 * V * TCF) : own_row;
+  const Index row = tile_row + lane * V;
   const Index begin = smaller(k, blockIdx.y * slice), end = smaller(k, begin + slice);
   A += blockIdx.z * bsa;
   const B_TYPE* __restrict__ from = B + blockIdx.z * bsb;
@@ -170,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
 
   B_TYPE held[HELD];
   // Steps of all columns and, in all rows of the tile, whole vectors: these take no comparison a load.
-  const bool whole = (Index(blockIdx.x) + 1) * (32 * V * TCF) <= m;
+  const bool whole = tile_row + 32 * V * TCF <= m;
   const int steps = whole ? int((end - begin) / COLUMNS) : 0;
   if (steps) {
     Vector a[2][TCF][T3];
@@ -251,6 +255,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   for (int i = 0; i < ROUNDS; i++) {
     const int at = i * WARPS + warp, p = at % T2;
     const Index r = row + at / (V * T2) * (32 * V) + at / T2 % V;
-    if (at < SUMS && r < m && p < n) store(C + r * rsc + p * csc, alpha, total[i], beta);
+    if (at < SUMS && r >= own_row && r < m && p < n) store(C + r * rsc + p * csc, alpha, total[i], beta);
   }
 }

@@ -110,7 +110,12 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           const B_TYPE* __restrict__ B, Index rsb, Index csb, Index bsb, ACC beta, C_TYPE* C, Index rsc, Index csc,
           Index bsc, Index slice, ACC* partial, unsigned* tickets) {
   __shared__ __align__(16) B_TYPE weights[2 * WEIGHTS];
-  const Index row = (Index(blockIdx.x) * WARPS + threadIdx.x / 32) * (TCF * 16);
+  // Of columns, the last tile begins early enough to be whole, if that leaves vectors where they are; rows of C before
+  // `own_row` are the tile's before it.
+  constexpr int ROWS = WARPS * TCF * 16;
+  const Index own_row = Index(blockIdx.x) * ROWS;
+  const Index tile_row = ORDER == 0 && m % V == 0 && m >= ROWS ? smaller(own_row, m - ROWS) : own_row;
+  const Index row = tile_row + threadIdx.x / 32 * (TCF * 16);
   const Index begin = smaller(k, blockIdx.y * slice), end = smaller(k, begin + slice);
   A += blockIdx.z * bsa;
   B += blockIdx.z * bsb + begin * rsb;
@@ -127,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   clear(sum);
 
   // Steps of all elements of k and, where they are read in vectors, all rows: these take no comparison a load.
-  const bool whole = ORDER == 1 || (Index(blockIdx.x) + 1) * (WARPS * TCF * 16) <= m;
+  const bool whole = ORDER == 1 || tile_row + ROWS <= m;
   const int steps = whole ? int((end - begin) / STEP) : 0;
   const Index step = ORDER ? STEP : STEP * lda;
   Index done = 0;
@@ -184,6 +189,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     const int c = i / 4 / BANDS, p = i / 4 % BANDS, high = i % 4 / 2;
     const Index r = row + c * 16 + (ORDER ? group() + 8 * high : 2 * group() + high);
     const Index q = p * 8 + 2 * member() + i % 2;
-    if (r < m && q < n) store(C + r * rsc + q * csc, alpha, mine[i], beta);
+    if (r >= own_row && r < m && q < n) store(C + r * rsc + q * csc, alpha, mine[i], beta);
   }
 }

@@ -23,7 +23,7 @@ STREAM_SHAPES = ((1, 1, 1), (130, 33, 0), (261, 70, 3), (65, 700, 0))  # n = 0: 
 PLANTS: dict[str, tuple[str, str]] = {
     "reads-past-the-end": ("smaller(row, m - 1)", "row + 4096"),
     "no-barrier": ("__syncthreads();", ""),
-    "every-tile-is-whole": ("* (32 * V * TCF) <= m", "* (32 * V * TCF) <= m + 32 * V * TCF"),
+    "every-tile-is-whole": ("tile_row + 32 * V * TCF <= m", "tile_row <= m"),
     "fragments-past-the-end": ("smaller(row + group() + 8 * i, m - 1)", "row + group() + 8 * i + 4096"),
     "any-b-is-aligned": ("reinterpret_cast<unsigned long long>(B) % 16 == 0", "true"),
     "writes-past-the-parts": ("(split * COUNT + i) * T1", "((split + 1) * COUNT + i) * T1"),

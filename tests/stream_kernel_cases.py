@@ -227,8 +227,8 @@ def shapes(config: Stream) -> list[tuple[int, int, int]]:
         (2 * tile + 3, 2 * stage + step // 2 + 1, t2),
         (tile, 3 * stage + step - 1, t2),
         (2 * tile, stage + 2 * step, t2),
-        (tile + 2, 3 * step + max(1, vector - 1), max(1, t2 - 1)),
-        (5, max(1, vector - 1), t2),
+        (tile + 2 * vector, 3 * step + max(1, vector - 1), max(1, t2 - 1)),
+        (2 * vector, step + max(1, vector - 1), t2),
         (3 * tile - 1, 4 * stage, t2),
     ]
 

@@ -42,7 +42,7 @@ STEP_ON = "if (s + i + half + 1 < steps) done += step;"
 INSIDE = "int(j) < rows && q < n"
 OF_PATCH = " j < rows && q < n"
 OF_UNIT, OF_HALVES = "j + UNIT <= rows && q < n", "j + 8 <= rows && q < n"
-WHOLE = "* (WARPS * TCF * 16) <= m"
+WHOLE = "tile_row + ROWS <= m"
 RACE, UNSET = "race: ", "uninitialised shared memory: "
 WRONG = "elements are wrong"
 OUTSIDE = "global memory overrun|around C were written|elements are wrong"
@@ -130,6 +130,8 @@ PLANTED = {
     "neighbours_of_b": (WIDE, "if (q < T2) COPY", 0, "COPY", f"{RACE}|{WRONG}|out of bounds"),
     "order_of_copies": (HALVES, "columns ? i / STAGE : i % ACROSS", 0, "i % ACROSS", f"{RACE}|{UNSET}|{WRONG}"),
     "rows_of_c": (COLUMNS, "r < m && q < n", 0, "q < n", OUTSIDE),
+    "rows_of_the_tile_before": (COLUMNS, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
+    "tile_between_vectors": (COLUMNS, "m % V == 0 && ", 0, "", "misaligned|" + WRONG),
     "columns_of_c": (HALVES, "r < m && q < n", 0, "r < m", OUTSIDE),
     "tiles_of_c": (TILES, "row + c * 16 + (ORDER", 0, "row + (ORDER", WRONG),
     "bands_of_c": (WIDE, "p * 8 + 2 * member() + i % 2", 0, "2 * member() + i % 2", WRONG),
@@ -139,7 +141,8 @@ PLANTED = {
 }
 # What is read and then not used: only AddressSanitizer sees it.
 ADDRESSES = {
-    "whole_tiles": (COLUMNS, WHOLE, 0, WHOLE + " + WARPS * TCF * 16"),
+    "tile_before_the_matrix": (COLUMNS, "&& m >= ROWS ?", 0, "?"),
+    "whole_tiles": (COLUMNS, WHOLE, 0, "tile_row <= m"),
     "rows_beyond_m": (HALVES, "smaller(row + group() + 8 * i, m - 1)", 0, "(row + group() + 8 * i)"),
     "rows_of_columns": (TILES, "rows - c * 16 - 2 * group()", 0, "2"),
     "after_the_last_columns": (COLUMNS, STEP_ON, 0, "done += step;"),

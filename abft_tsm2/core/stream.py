@@ -221,9 +221,10 @@ def candidates(problem: Problem) -> Iterator[Stream]:
     if form == "rows" and n > 2 * _FEW and width == 16 and problem.sums == problem.dtype in STAGED:
         yield Stream("staged", *types, 16, t2, shape_of(STAGED[kind], t2))
     size, wide = SIZES[problem.dtype], SIZES[problem.sums]
+    shapes = BEST.get((form, problem.dtype, problem.sums)) or BEST[form, kind, problem.sums]
     while width > size and width // size * t2 * wide > _SUMS:
         width //= 2
-    shape = _for_width(shape_of(BEST[form, kind, problem.sums], t2), form, problem, width // size * t2 * wide)
+    shape = _for_width(shape_of(shapes, t2), form, problem, width // size * t2 * wide)
     config = Stream(form, *types, width, t2, shape)
     config = replace(config, turned=problem.b_order == "F" and _turns(config))
     while config.shared_bytes > _SHARED and form == "rows" and shape.pairs + shape.t3 > 1:
@@ -233,7 +234,7 @@ def candidates(problem: Problem) -> Iterator[Stream]:
 
 
 def _small(problem: Problem) -> Stream:
-    """TSM2L: a thread has some 128 bytes of A, less where there are few rows, and as many blocks as registers are left."""
+    """TSM2L: a thread has some 128 bytes of A, less where rows are few, and as many blocks as registers are left."""
     k, n = problem.k, problem.n
     (order, width), (out_order, out_width) = problem.small
     size, wide = SIZES[problem.dtype], SIZES[problem.sums]
@@ -318,7 +319,7 @@ def _objections(problem: Problem | None, config: Stream, device: Device) -> Iter
     elif config.form != "small" and config.t2 not in COLUMNS:
         yield f"t2 = {config.t2}: {config.form} is compiled for t2 in {', '.join(map(str, COLUMNS))}"
     if config.turned and not _turns(config):
-        yield f"{config.name} cannot read B along its columns: {config.form} with t3 = {config.shape.t3} of {config.weights}"
+        yield f"{config.form} with t3 = {config.shape.t3} of {config.weights} cannot read B along its columns"
     if config.shared_bytes > min(_SHARED, device.shared_bytes_per_block):
         yield f"a block takes {config.shared_bytes} bytes of shared memory, and has {_SHARED}"
     if problem is None:
