@@ -257,6 +257,22 @@ def test_a_wrong_product_is_found(
     assert "FAULT rows rows float32 float64 60 40 2 1 0 tall_skinny_matmul: " in capsys.readouterr().out
 
 
+def test_a_wrong_product_of_another_library_is_left_out(
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    right = sys.modules["cupy"].matmul
+
+    def matmul(a: Any, b: Any, out: Any) -> None:
+        right(a, b, out=out)
+        out[3, -1] *= 1.5
+
+    monkeypatch.setattr(sys.modules["cupy"], "matmul", matmul)
+    code, rows = bench(tmp_path, "--suite", "rows")
+    assert code == 0
+    assert {one["contender"] for one in rows if one["error"].startswith("wrong product")} == {CUPY}
+    assert "left out: rows rows float32 float32 60 40 2 1 0 CuPy A @ B: wrong product" in capsys.readouterr().out
+
+
 def test_a_wrong_encoding_is_found(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = stream_contenders.encode_both
 

@@ -36,7 +36,7 @@ _TABLE: Mapping[str, Mapping[tuple[str, str, str], int]] = {
 }
 # The same of an A that lies at multiples of fewer than 16 bytes, where that is fewer columns.
 _NARROW: Mapping[str, Mapping[tuple[str, str, str], int]] = {
-    "NVIDIA H200": {("F", "float32", "float32"): 8, ("F", "float64", "float64"): 2, ("C", "float64", "float64"): 5}
+    "NVIDIA H200": {("F", "float64", "float64"): 8, ("C", "float64", "float64"): 8}
 }
 BUSY = 0.45  # of the arithmetic peak, while reading at the peak of the memory: up to there a product streams
 
