@@ -67,11 +67,19 @@ INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Inde
     fetch_few<2>(weights, B, rsb, rows);
     return;
   }
-  const bool columns = rsb == 1;
+  // One by one: what cannot be copied waits in registers, ONCE elements at a time.
+  constexpr int APART = T1 / ACROSS, ONCE = T2 == 16 ? 2 : 4;
+  const int q = threadIdx.x % ACROSS;
+  if (q >= T2) return;
+  B += threadIdx.x / ACROSS * rsb + q * csb;
 #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < STAGE * ACROSS; i += T1) {
-    const unsigned j = columns ? i % STAGE : i / ACROSS, q = columns ? i / STAGE : i % ACROSS;
-    if (q < T2) weights[place(j, q)] = int(j) < rows && q < n ? B[j * rsb + q * csb] : B_TYPE{0};
+  for (int j = threadIdx.x / ACROSS; j < STAGE; j += ONCE * APART) {
+    B_TYPE x[ONCE];
+#pragma unroll
+    for (int i = 0; i < ONCE; i++, B += APART * rsb) x[i] = j + i * APART < rows && q < n ? *B : B_TYPE{0};
+#pragma unroll
+    for (int i = 0; i < ONCE; i++)
+      if (j + i * APART < STAGE) weights[place(j + i * APART, q)] = x[i];
   }
 }
 

@@ -14,8 +14,9 @@ import numpy as np
 from abft_tsm2.core import compiler
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.config import VARIANTS, Config, Problem, launch
+from abft_tsm2.core.division import Grid, workspace
 from abft_tsm2.core.launch import arguments
-from abft_tsm2.core.stream import Grid, Shape, Stream, workspace
+from abft_tsm2.core.stream import Shape, Stream
 from tests.stream_kernel_cases import order_of
 
 SHAPES = ((1, 1, 1), (129, 33, 3), (64, 65, 5), (200, 7, 2))

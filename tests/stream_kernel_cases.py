@@ -36,7 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.core.stream import Grid, Shape, Stream, workspace
+from abft_tsm2.core.division import Grid, workspace
+from abft_tsm2.core.stream import Shape, Stream
 from tests.cases import DTYPES, finfo
 from tests.kernel_cases import ALPHA_BETA, DATA, Placed, strides_of, wrong_elements
 

@@ -26,6 +26,7 @@ LAYERS = [
         "core.compiler",
         "core.shapes",
         "core.stream",
+        "core.division",
         "core.workspace",
         "core.vendor",
         "core.plan",

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from abft_tsm2.core import plan
 from abft_tsm2.core.config import Problem
 from abft_tsm2.core.device import known
-from abft_tsm2.core.stream import candidates, grid, workspace
+from abft_tsm2.core.division import grid, workspace
+from abft_tsm2.core.stream import candidates
 from abft_tsm2.errors import NotSuitable
 from tests.fake_card import Array
 from tests.kernel_cases import Placed

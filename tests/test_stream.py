@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import SIZES, Problem
 from abft_tsm2.core.device import KNOWN, known
-from abft_tsm2.core.stream import COLUMNS, Shape, Stream, candidates, grid, why_not, workspace
+from abft_tsm2.core.division import grid, workspace
+from abft_tsm2.core.stream import COLUMNS, Shape, Stream, candidates, why_not
 
 H200 = known("H200")
 ROWS = Stream("rows", *("float32",) * 4, 16, 4, Shape(128, 4, 1, 2, 3))

@@ -11,8 +11,9 @@ import pytest
 
 import abft_tsm2 as ft
 from abft_tsm2.core import plan
+from abft_tsm2.core.division import grid
 from abft_tsm2.core.launch import device_of
-from abft_tsm2.core.stream import Stream, candidates, grid, why_not
+from abft_tsm2.core.stream import Stream, candidates, why_not
 from tests.oracles import elements_outside
 from tests.stream_kernel_cases import CONFIGS, STAGED, TENSOR, TYPES, Case, Operands, b_orders, cases, faults
 from tests.stream_runs import on_gpu

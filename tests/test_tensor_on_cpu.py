@@ -23,7 +23,8 @@ from abft_tsm2.core import plan
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import Problem
 from abft_tsm2.core.device import known
-from abft_tsm2.core.stream import Grid, Stream, candidates
+from abft_tsm2.core.division import Grid
+from abft_tsm2.core.stream import Stream, candidates
 from tests.cuda_on_cpu import ORDERS, Library, build
 from tests.fake_card import Array
 from tests.kernel_cases import SCALARS, planted
@@ -40,6 +41,7 @@ SYNC = "__syncthreads();"
 ODD = "if (s + i + half < steps)"
 STEP_ON = "if (s + i + half + 1 < steps) done += step;"
 INSIDE = "int(j) < rows && q < n"
+ELEMENTS = "j + i * APART < rows && q < n"
 OF_PATCH = " j < rows && q < n"
 OF_UNIT, OF_HALVES = "j + UNIT <= rows && q < n", "j + 8 <= rows && q < n"
 WHOLE = "tile_row + ROWS <= m"
@@ -92,7 +94,7 @@ PLANTED = {
     "bands_of_b": (TILES, "first + t * DEPTH, p * 8", 0, "first + t * DEPTH, 0", WRONG),
     "place_of_rows": (HALVES, "j % 8 * 4 + j % DEPTH / 8", 0, "j % 8 * 4 + j / 8 % 2", f"{RACE}|{UNSET}|{WRONG}"),
     "rows_of_b": (COLUMNS, INSIDE, 0, "q < n", WRONG),
-    "rows_of_short_b": (HALVES, INSIDE, 1, "q < n", WRONG),
+    "rows_of_short_b": (HALVES, ELEMENTS, 0, "q < n", WRONG),
     "rows_of_dense_b": (COLUMNS, "int(i) < rows * T2", 0, "true", WRONG),
     "rows_of_dense_short_b": (HALVES, "int(i) < rows * T2", 1, "true", WRONG),
     "rows_of_b_in_patches": (COLUMNS, OF_PATCH, 0, " q < n", WRONG),
@@ -110,7 +112,13 @@ PLANTED = {
         "2 * i + 1, 0) + column + group()",
         f"{RACE}|{WRONG}",
     ),
-    "place_of_columns_when_written": (SHORT, "place(j, q)] =", 0, "place(j, 0) + q] =", f"{RACE}|{UNSET}|{WRONG}"),
+    "place_of_columns_when_written": (
+        SHORT,
+        "place(j + i * APART, q)] =",
+        0,
+        "place(j + i * APART, 0) + q] =",
+        f"{RACE}|{UNSET}|{WRONG}",
+    ),
     "place_of_dense_columns": (
         SHORT,
         "place(i / T2, i % T2)",
@@ -128,7 +136,8 @@ PLANTED = {
     "turned_bands": (TURNED_TILES, "first + t * DEPTH, p * 8", 0, "first + t * DEPTH, 0", WRONG),
     "turned_rest": (TURNED, "multiply<false>", 0, "multiply<true>", f"{UNSET}|{WRONG}"),
     "neighbours_of_b": (WIDE, "if (q < T2) COPY", 0, "COPY", f"{RACE}|{WRONG}|out of bounds"),
-    "order_of_copies": (HALVES, "columns ? i / STAGE : i % ACROSS", 0, "i % ACROSS", f"{RACE}|{UNSET}|{WRONG}"),
+    "rows_of_elements": (HALVES, "threadIdx.x / ACROSS * rsb + q * csb", 0, "q * csb", WRONG),
+    "another_element": (HALVES, "= x[i];", 0, "= x[0];", WRONG),
     "rows_of_c": (COLUMNS, "r < m && q < n", 0, "q < n", OUTSIDE),
     "rows_of_the_tile_before": (COLUMNS, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
     "tile_between_vectors": (COLUMNS, "m % V == 0 && ", 0, "", "misaligned|" + WRONG),
@@ -149,7 +158,7 @@ ADDRESSES = {
     "after_the_last_vectors": (ROWS, STEP_ON, 0, "done += step;"),
     "rows_of_next_stage": (COLUMNS, "end - begin - next, n, dense", 0, "end - begin, n, dense"),
     "columns_of_b": (COLUMNS, INSIDE, 0, "int(j) < rows"),
-    "columns_of_short_b": (HALVES, INSIDE, 1, "int(j) < rows"),
+    "columns_of_short_b": (HALVES, ELEMENTS, 0, "j + i * APART < rows"),
     "columns_of_b_in_patches": (COLUMNS, OF_PATCH, 0, " j < rows"),
     "elements_of_few_columns": (HALVES, "COPY_HALVES(N, weights", 0, "COPY_HALVES(N + 1, weights"),
     "columns_of_turned_b": (TURNED, OF_UNIT, 0, "j + UNIT <= rows"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name
-from abft_tsm2.core import stream, vendor
+from abft_tsm2.core import division, stream, vendor
 from abft_tsm2.core.compiler import kernel
 from abft_tsm2.core.config import Problem
 from abft_tsm2.core.device import Device
@@ -134,7 +134,7 @@ def launched(config: Stream, problem: Problem, device: Device, A: Array, B: Arra
     reason = stream.why_not(problem, config, device)
     if reason is not None:
         raise NotSuitable(reason)
-    grid = stream.grid(problem, config, device)
+    grid = division.grid(problem, config, device)
     (down, along, step_a), (rsb, csb, step_b), (rsc, csc, step_c) = (_strides(x) for x in (A, B, C))
     a = (down, along) if config.form == "small" else (along if problem.order == "F" else down,)
     return Launch(
@@ -147,7 +147,7 @@ def launched(config: Stream, problem: Problem, device: Device, A: Array, B: Arra
         (rsb, csb, step_b),
         (rsc, csc, step_c),
         np.int64(grid.slice),
-        stream.workspace(config, grid),
+        division.workspace(config, grid),
     )
 
 

@@ -36,7 +36,7 @@ class Shape:
 # the largest t2 that it serves; the last one serves any. float16 stands for bfloat16 where that has none of its own.
 BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
     ("columns", "float32", "float32"): {
-        1: Shape(128, 2, 4, 2, 2),
+        1: Shape(128, 1, 4, 1, 4),
         2: Shape(128, 1, 2, 1, 4),
         4: Shape(128, 1, 4, 1, 6),
         8: Shape(128, 1, 8, 1, 4),
@@ -44,7 +44,7 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         32: Shape(128, 1, 2, 1, 2),
     },
     ("columns", "float64", "float64"): {
-        1: Shape(128, 4, 2, 1, 2),
+        1: Shape(128, 4, 2, 1, 4),
         2: Shape(128, 1, 4, 2, 3),
         4: Shape(128, 1, 8, 2, 3),
         8: Shape(128, 1, 8, 1, 3),
@@ -75,8 +75,7 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         8: Shape(128, 1, 2, 1, 2),
     },
     ("rows", "float32", "float32"): {
-        1: Shape(128, 2, 4, 2, 2),
-        2: Shape(128, 4, 4, 1, 3),
+        2: Shape(128, 8, 2, 1, 3),
         8: Shape(128, 8, 1, 1, 3),
         16: Shape(128, 8, 1, 1, 2),
         32: Shape(128, 4, 1, 0, 2),

@@ -9,7 +9,6 @@ the paper's names where they mean what the paper's do (C. Rivera et al., TSM2X, 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,11 +22,10 @@ FORMS = ("columns", "rows", "staged", "tensor", "small")
 COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # t2 of TSM2R; a product with fewer columns takes the next larger one
 SMALL = 32  # rows and columns of B with which TSM2L keeps all of B at hand
 _SHARED = 48 * 1024  # static shared memory of a block
-_FEW = 4  # columns, which need no tensor cores
+_FEW = 4  # columns of float64, which need no tensor cores
 _FEW_ROWS = 2**16  # which leave most of a card idle unless a thread has little to do
 _SUMS = 512  # bytes of a vector of A with all its columns of C: more do not fit the registers
 _GRID = 65535  # blocks along y and z
-_PARTS = 64  # of k at most: the block that comes last adds them
 
 
 @dataclass(frozen=True)
@@ -187,16 +185,6 @@ def _short(dtype: str) -> str:
     return dtype[0] + dtype[-2:]
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Blocks of a launch: `tiles` of rows, `parts` of k of `slice` elements each, `batch` products."""
-
-    tiles: int
-    parts: int
-    slice: int
-    batch: int
-
-
 def candidates(problem: Problem) -> Iterator[Stream]:
     """The kernels made for a problem, best first; none if there is no form for it."""
     m, k, n = problem.m, problem.k, problem.n
@@ -209,9 +197,8 @@ def candidates(problem: Problem) -> Iterator[Stream]:
     if form is None or n > COLUMNS[-1]:
         return
     kind = problem.dtype.replace("bfloat16", "float16")
-    # Rows of 2 or 4 elements of 16 bits are copied at once, which the tensor cores can take; others are converted.
-    few = n <= _FEW and (kind == "float64" or n % 2 == 1)
-    if not few and problem.width == 16 and problem.weights == problem.dtype:
+    few = _FEW if kind == "float64" else 1  # 16-bit elements would have to be converted elsewhere
+    if n > few and problem.width == 16 and problem.weights == problem.dtype:
         t2 = -(-n // 8) * 8
         shapes = TENSOR.get((problem.order, kind, problem.b_order), TENSOR.get((problem.order, kind, "C")))
         if shapes is not None and (kind == "float64" or problem.sums == "float32"):
@@ -352,55 +339,3 @@ def _small_objections(problem: Problem, config: Stream) -> Iterator[str]:
     ):
         if order != has or width > most:
             yield f"{name} is of order {has} at multiples of {most} bytes, the kernel takes {order} and {width}"
-
-
-# Of the cost of a division of k, in steps: what a block takes to begin and to end; the share of the slots that
-# saturates the memory; how much longer than the mean the slowest block takes; what a part more takes to be added; and
-# how often the sums of a part move. Fitted to 3,200 shapes, 3 to 6 divisions each, on an H200: what is chosen is on
-# average 2 % slower than the best. What reads columns does best where its blocks fill whole waves.
-_OVERHEAD, _MOVED = 2.0, 4.0
-_ROWS = (0.8, 0.2, 0.5)  # saturated, straggler, added: "rows" and "tensor"
-_WAVES = (0.9, 0.5, 2.0)  # "columns" and "staged"
-_FILLED = (1, 2, 3, 4, 6)  # waves
-
-
-@functools.lru_cache(4096)
-def grid(problem: Problem, config: Stream, device: Device) -> Grid:
-    """How a product is divided among blocks.
-
-    Blocks that run at the same time share the bandwidth. So a last wave that fills the slots of the multiprocessors in
-    part takes so much less, down to the share that saturates the memory: the division is the cheapest by
-
-        cost = (full waves + max(saturated, rest)) (steps + 2 + sums) + straggler steps + added parts
-
-    with `steps` of a part, of which a block has one, and `sums` the bytes of its sums, four times over, in bytes of a
-    step; none where k is not divided. More parts are more even; fewer have less to add at the end.
-    """
-    tiles = -(-problem.m // config.tile)
-    if config.form == "small":
-        return Grid(tiles, 1, problem.k, problem.batch)
-    slots = device.multiprocessors * config.shape.blocks
-    total = max(1, -(-problem.k // config.step))
-    moved = _MOVED * config.t2 * SIZES[config.sums] / (config.step * SIZES[config.dtype])
-    best = (float("inf"), total)
-    most = min(_PARTS, total)
-    whole = config.form in ("columns", "staged")
-    saturated, straggler, added = _WAVES if whole else _ROWS
-    filled = {max(1, min(most, waves * slots // (tiles * problem.batch))) for waves in _FILLED}
-    for parts in filled if whole else range(1, most + 1):
-        steps = -(-total // parts)
-        parts = -(-total // steps)
-        waves, rest = divmod(tiles * problem.batch * parts, slots)
-        share = waves + (max(saturated, rest / slots) if rest else 0)
-        cost = share * (steps + _OVERHEAD + (moved if parts > 1 else 0)) + straggler * steps + added * parts
-        best = min(best, (cost, steps))
-    steps = best[1]
-    return Grid(tiles, -(-total // steps), steps * config.step, problem.batch)
-
-
-def workspace(config: Stream, shape: Grid) -> tuple[int, int]:
-    """Bytes of partial sums, and tickets, that a launch takes."""
-    if shape.parts == 1:
-        return 0, 0
-    tiles = shape.tiles * shape.batch
-    return tiles * shape.parts * config.shape.t1 * config.sums_per_thread * SIZES[config.sums], tiles
