@@ -14,7 +14,10 @@ import pytest
 import abft_tsm2
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-TABLES = ("overhead", "clean", "faults", "bits", "tightness", "storage", "tsm2r", "tsm2l", "ladder")
+TABLES = (
+    *("overhead", "clean", "faults", "bits", "tightness", "storage", "tsm2r", "tsm2l", "ladder"),
+    *("stream-tsm2r", "stream-odd", "stream-tsm2l", "both", "host", "bars"),
+)
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(abft_tsm2.__path__, "abft_tsm2.")
