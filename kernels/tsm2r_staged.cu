@@ -48,18 +48,38 @@ INLINE void committed() {}
 INLINE void arrived() {}
 #endif
 
+// The same address, but a compiler does not compute it from another one.
+INLINE const A_TYPE* apart_from(const A_TYPE* at) {
+#ifdef __CUDA_ARCH__
+  asm("" : "+l"(at));
+#endif
+  return at;
+}
+
 // Where vector u of row r lies: eight threads that copy vectors of one row or of neighbouring ones, and eight that read
 // the same vector of their rows, are in different banks.
 INLINE unsigned place(unsigned r, unsigned u) { return r * T3 + (u ^ r * T3 / 8 % T3); }
 
 // tile = A(rows, j : j + DEPTH), zero beyond the end of k. `at` is A(r, j + u V) for the first row r that this thread
-// copies, which `follow` more do, `apart` elements from one another; `left` elements are there from `at` on.
+// copies, which `follow` more do, COPIES where all are there, `apart` elements from one another; `left` elements are there
+// from `at` on.
 INLINE void fetch_rows(Vector* tile, const A_TYPE* __restrict__ at, Index apart, int follow, Index left) {
   const unsigned first = place(threadIdx.x / T3, threadIdx.x % T3);
   // tile[place(r + i COPIED, u)] = A(r + i COPIED, j : j + V): a sum without a carry
 #define PLACE (first + i * T1) ^ (i * (T1 / 8) % T3)
-  if (left >= V) {
+  if (left >= V && follow == COPIES) {
+    // no comparison a copy, and addresses that do not wait for one another
+    constexpr int CHAINS = COPIES < 4 ? COPIES : 4;
+    const A_TYPE* lines[CHAINS];
 #pragma unroll
+    for (int i = 0; i < CHAINS; i++) lines[i] = apart_from(at + i * apart);
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) {
+      COPY_VECTOR(tile, PLACE, lines[i % CHAINS]);
+      lines[i % CHAINS] += CHAINS * apart;
+    }
+  } else if (left >= V) {
+#pragma unroll 2
     for (int i = 0; i < COPIES; i++) {
       COPY_VECTOR(tile, PLACE, at);
       if (i < follow) at += apart;
@@ -135,11 +155,12 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           Index bsc, Index slice, ACC* partial, unsigned* tickets) {
   __shared__ __align__(16) Vector tile[PAIRS * VECTORS];
   __shared__ __align__(16) ACC weights[PAIRS * WEIGHTS];
-  const Index row = Index(blockIdx.x) * ROWS;
+  // The last tile begins early enough to be whole; rows of C before `own_row` are the tile's before it.
+  const Index own_row = Index(blockIdx.x) * ROWS, row = m >= ROWS ? smaller(own_row, m - ROWS) : own_row;
   const Index begin = smaller(k, blockIdx.y * slice), end = smaller(k, begin + slice);
   // the rows that this thread copies
   const Index first = smaller(row + threadIdx.x / T3, m - 1), apart = COPIED * lda;
-  const int follow = int(smaller(COPIES, (m - 1 - first) / COPIED)), offset = threadIdx.x % T3 * V;
+  const int follow = m >= ROWS ? COPIES : int((m - 1 - first) / COPIED), offset = threadIdx.x % T3 * V;
   A += blockIdx.z * bsa + first * lda + begin + offset;
   B += blockIdx.z * bsb + begin * rsb;
   C += blockIdx.z * bsc;
@@ -175,6 +196,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   for (int i = 0; i < SUMS; i++) {
     const Index r = row + threadIdx.x + i / T2 * T1;
     const int q = i % T2;
-    if (r < m && q < n) store(C + r * rsc + q * csc, alpha, sum[i], beta);
+    if (r >= own_row && r < m && q < n) store(C + r * rsc + q * csc, alpha, sum[i], beta);
   }
 }

@@ -20,7 +20,7 @@ from abft_tsm2.core.stream import Shape, Stream
 from tests.stream_kernel_cases import order_of
 
 SHAPES = ((1, 1, 1), (129, 33, 3), (64, 65, 5), (200, 7, 2))
-STREAM_SHAPES = ((1, 1, 1), (130, 33, 0), (261, 70, 3), (65, 700, 0))  # n = 0: all columns that a kernel has
+STREAM_SHAPES = ((1, 1, 1), (130, 33, 0), (261, 70, 3), (129, 300, 2), (65, 700, 0))  # n = 0: all that a kernel has
 PLANTS: dict[str, tuple[str, str]] = {
     "reads-past-the-end": ("smaller(row, m - 1)", "row + 4096"),
     "no-barrier": ("__syncthreads();", ""),

@@ -63,6 +63,9 @@ PLANTED = {
     "parts_of_other_rows": (RING, "Index(blockIdx.z) * gridDim.x + blockIdx.x", 0, "blockIdx.z", WRONG + "|ticket"),
     "rows_of_c": (RING, "r < m && q < n", 0, "q < n", OUTSIDE),
     "columns_of_c": (RING, "r < m && q < n", 0, "r < m", OUTSIDE),
+    "rows_of_the_tile_before": (RING, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
+    "tile_too_early": (RING, "smaller(own_row, m - ROWS)", 0, "smaller(own_row, m - ROWS - 1)", OUTSIDE + "|" + UNSET),
+    "rows_of_a_chain": (RING, "lines[i % CHAINS] += CHAINS * apart", 0, "lines[i % CHAINS] += apart", WRONG),
     "one_a_for_all": (RING, "blockIdx.z * bsa + ", 0, "", WRONG),
     "one_b_for_all": (RING, "blockIdx.z * bsb + ", 0, "", WRONG),
     "one_c_for_all": (RING, "C += blockIdx.z * bsc;", 0, "", OUTSIDE),
@@ -70,6 +73,7 @@ PLANTED = {
 # What is read and then not used: only AddressSanitizer sees it.
 ADDRESSES = {
     "rows_beyond_m": (RING, "smaller(row + threadIdx.x / T3, m - 1)", 0, "row + threadIdx.x / T3"),
+    "every_row_is_there": (RING, "m >= ROWS ? COPIES", 0, "true ? COPIES"),
     "rows_that_follow": (RING, "if (i < follow) at +=", 0, "at +="),
     "one_row_more": (RING, "(m - 1 - first) / COPIED", 0, "(m - first) / COPIED"),
     "rows_that_follow_at_the_end": (RING, "if (i < follow) at +=", 1, "at +="),

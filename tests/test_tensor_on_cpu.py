@@ -140,6 +140,13 @@ PLANTED = {
     "another_element": (HALVES, "= x[i];", 0, "= x[0];", WRONG),
     "rows_of_c": (COLUMNS, "r < m && q < n", 0, "q < n", OUTSIDE),
     "rows_of_the_tile_before": (COLUMNS, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
+    "tile_too_early": (
+        COLUMNS,
+        "smaller(own_row, m - ROWS)",
+        0,
+        "smaller(own_row, m - ROWS - V)",
+        OUTSIDE + "|" + UNSET,
+    ),
     "tile_between_vectors": (COLUMNS, "m % V == 0 && ", 0, "", "misaligned|" + WRONG),
     "columns_of_c": (HALVES, "r < m && q < n", 0, "r < m", OUTSIDE),
     "tiles_of_c": (TILES, "row + c * 16 + (ORDER", 0, "row + (ORDER", WRONG),
@@ -150,7 +157,6 @@ PLANTED = {
 }
 # What is read and then not used: only AddressSanitizer sees it.
 ADDRESSES = {
-    "tile_before_the_matrix": (COLUMNS, "&& m >= ROWS ?", 0, "?"),
     "whole_tiles": (COLUMNS, WHOLE, 0, "tile_row <= m"),
     "rows_beyond_m": (HALVES, "smaller(row + group() + 8 * i, m - 1)", 0, "(row + group() + 8 * i)"),
     "rows_of_columns": (TILES, "rows - c * 16 - 2 * group()", 0, "2"),

@@ -149,6 +149,13 @@ PLANTED = {
     "rows_sums_of_warp": (ODD, "if constexpr (HALF == 0) x[0] +=", 0, "if constexpr (HALF == 0) x[0] =", WRONG),
     "rows_of_c": (COLUMNS, "r < m && p < n", 0, "p < n", OUTSIDE),
     "rows_of_the_tile_before": (COLUMNS, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
+    "tile_too_early": (
+        COLUMNS,
+        "smaller(own_row, m - 32 * V * TCF)",
+        0,
+        "smaller(own_row, m - 32 * V * TCF - V)",
+        OUTSIDE + "|" + UNSET,
+    ),
     "tile_between_vectors": (COLUMNS, "m % V == 0 && ", 0, "", "misaligned|" + WRONG),
     "columns_of_c": (COLUMNS, "r < m && p < n", 0, "r < m", OUTSIDE),
     "rows_of_c_in_rows": (ROWS, "r < m && q < n", 0, "q < n", OUTSIDE),
@@ -161,7 +168,6 @@ PLANTED = {
 }
 # What is read and then not used: only AddressSanitizer sees it.
 ADDRESSES = {
-    "tile_before_the_matrix": (COLUMNS, "&& m >= 32 * V * TCF ?", 0, "?"),
     "whole_tiles": (COLUMNS, "tile_row + 32 * V * TCF <= m", 0, "tile_row <= m"),
     "after_the_last_column": (COLUMNS, "if (s + i + half + 1 < steps) at +=", 0, "at +="),
     "after_the_last_step": (ROWS, "if (now + 1 < steps) A +=", 0, "A +="),
