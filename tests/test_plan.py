@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abft_tsm2.core import plan
+from abft_tsm2.core import plan, tsm2
 from abft_tsm2.core.config import Problem
 from abft_tsm2.core.device import known
 from abft_tsm2.core.division import grid, workspace
@@ -85,6 +86,41 @@ def test_strides_of_single_lines_do_not_matter() -> None:
     assert posed(array((1, 64), (999, 1))).width == 4  # a column-major matrix of one row: a leading dimension of 1
     assert posed(array((100, 1), (1, 999))) == posed(array((100, 1), (1, 128)))
     assert posed(array((100, 1), (1, 999))).width == 16
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "shift", "dtype", "b_order"),
+    [
+        ((64, 3), (1, 64), 0, np.float32, "F"),
+        ((64, 3), (1, 64), 1, np.float32, "C"),
+        ((64, 3), (1, 66), 0, np.float32, "C"),
+        ((64, 3), (1, 66), 0, np.float64, "F"),
+        ((64, 3), (1, 68), 4, np.float32, "F"),
+        ((64, 3), (1, 68), 0, np.float16, "C"),
+        ((64, 3), (1, -64), 0, np.float32, "F"),
+        ((64, 3), (3, 1), 0, np.float32, "C"),
+        ((64, 3), (2, 128), 0, np.float32, "C"),
+        ((64, 1), (1, 64), 0, np.float32, "C"),  # one column is a row-major matrix too
+        ((5, 64, 3), (192, 1, 64), 0, np.float32, "F"),
+        ((5, 64, 3), (193, 1, 64), 0, np.float32, "C"),
+        ((1, 64, 3), (193, 1, 64), 0, np.float32, "F"),
+    ],
+)
+def test_columns_of_b_that_begin_at_multiples_of_16_bytes(
+    shape: tuple[int, ...], strides: tuple[int, ...], shift: int, dtype: Any, b_order: str
+) -> None:
+    A, C = array((*shape[:-2], 100, 64), dtype=dtype), array((*shape[:-2], 100, shape[-1]), dtype=dtype)
+    assert plan.problem_of(A, array(shape, strides, dtype, shift), C).b_order == b_order
+
+
+def test_plans_are_kept_for_the_same_problem_only() -> None:
+    found: dict[Any, set[Problem]] = {}
+    for a, b, c in product(range(5), repeat=3):
+        for strides in ((3, 1), (1, 64), (1, 66)):
+            A, B, C = array((100, 64), shift=a), array((64, 3), strides, shift=b), array((100, 3), shift=c)
+            found.setdefault(tsm2._key(A, B, C, None), set()).add(plan.problem_of(A, B, C))
+    assert len(found) == 3 * 4**3  # addresses that differ by 16 bytes are alike
+    assert {len(problems) for problems in found.values()} == {1}
 
 
 def test_types_and_batches_are_those_of_the_operands() -> None:

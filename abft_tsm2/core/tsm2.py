@@ -253,7 +253,7 @@ def _key(A: Array, B: Array, out: Array | None, dtype: Any) -> tuple[Any, ...]:
     given = None if out is None else (out.shape, out.strides, out.dtype, out.data.ptr % 16)
     return (
         *(A.data.device_id, A.shape, A.strides, A.dtype, A.data.ptr % 16),
-        *(B.data.device_id, B.shape, B.strides, B.dtype, given, dtype),
+        *(B.data.device_id, B.shape, B.strides, B.dtype, B.data.ptr % 16, given, dtype),
     )
 
 
