@@ -95,7 +95,7 @@ def shipped(problem: Problem, device: Device) -> Choice:
         key = problem.order, problem.dtype, problem.sums
         columns = SMALL if config.form == "small" else table.get(key, 0)
         if config.form != "small" and problem.width < 16:
-            columns = min(columns, _NARROW[device.name].get(key, columns))
+            columns = min(columns, _NARROW.get(device.name, {}).get(key, columns))
         return Choice(configs if problem.n <= columns else (), "table")
     work = 2 * problem.n * device.peak_gbs / SIZES[problem.dtype]  # flops a second while A streams by
     if config.form == "small":
