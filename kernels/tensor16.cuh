@@ -22,7 +22,8 @@ INLINE unsigned place(unsigned j, unsigned q) {
   return (j / DEPTH * DEPTH + at) * T2 + (q ^ swap * 8);
 }
 
-// COPY_HALVES begins array[at : at + count] = there ? from[0 : count] : 0.
+// COPY_HALVES begins array[at : at + count] = there ? from[0 : count] : 0, and COPY_WIDE that of 16 bytes.
+#define COPY_WIDE(array, at, from, there) COPY_HALVES(8, array, at, from, there)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define COPY_HALVES(count, array, at, from, there) copy<2 * (count)>(&array[at], from, there)
 #else
@@ -56,7 +57,7 @@ INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Inde
   if (dense) {
 #pragma unroll 2
     for (unsigned i = threadIdx.x * 8; i < STAGE * T2; i += T1 * 8)
-      COPY_HALVES(8, weights, place(i / T2, i % T2), B + i, int(i) < rows * T2);
+      COPY_WIDE(weights, place(i / T2, i % T2), B + i, int(i) < rows * T2);
     return;
   }
   if (is_row(B, rsb, csb, n, 4)) {
@@ -80,16 +81,6 @@ INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Inde
 #pragma unroll
     for (int i = 0; i < ONCE; i++)
       if (j + i * APART < STAGE) weights[place(j + i * APART, q)] = x[i];
-  }
-}
-
-// The same of columns of B, zero also in a unit that B ends in.
-INLINE void fetch_turned(B_TYPE* weights, const B_TYPE* __restrict__ B, Index csb, Index left, Index n) {
-  const int rows = int(smaller(left, STAGE));
-#pragma unroll 4
-  for (int i = threadIdx.x * 8; i < STAGE * T2; i += T1 * 8) {
-    const int q = i / STAGE, j = i % STAGE;
-    COPY_HALVES(8, weights, q * COLUMN + j, B + j + q * csb, j + 8 <= rows && q < n);
   }
 }
 

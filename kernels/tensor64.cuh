@@ -20,6 +20,9 @@ INLINE int member() { return threadIdx.x % 4; }
 // Which element of k the i-th number of a thread's B belongs to.
 INLINE int depth(int i) { return ORDER ? i / 2 * 8 + 2 * member() + i % 2 : 4 * i + member(); }
 
+// COPY_WIDE begins the copy of 16 bytes of B.
+#define COPY_WIDE(array, at, from, there) COPY_UNIT(array, at, from, there)
+
 // weights = B(first : first + STAGE, 0 : T2), zero outside of B. `B` is B(first, 0), of which `left` rows are there.
 INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n, bool dense) {
   constexpr int ACROSS = power_of_two(T2);
@@ -31,27 +34,13 @@ INLINE void fetch(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Inde
     return;
   }
   if (rsb == 1) {
-#pragma unroll 1
-    for (int q = patch_column(); q < T2; q += 4) {
-#pragma unroll 4
-      for (int j = patch_row(); j < STAGE; j += T1 / 4) COPY(weights, j * ROW + q, B + j + q * csb, j < rows && q < n);
-    }
+    fetch_patches<STAGE, ROW>(weights, B, csb, rows, n);
     return;
   }
 #pragma unroll 4
   for (unsigned i = threadIdx.x; i < STAGE * ACROSS; i += T1) {
     const unsigned j = i / ACROSS, q = i % ACROSS;
     if (q < T2) COPY(weights, j * ROW + q, B + j * rsb + q * csb, int(j) < rows && q < n);
-  }
-}
-
-// The same of columns of B, zero also in a unit that B ends in.
-INLINE void fetch_turned(B_TYPE* weights, const B_TYPE* __restrict__ B, Index csb, Index left, Index n) {
-  const int rows = int(smaller(left, STAGE));
-#pragma unroll 4
-  for (int i = threadIdx.x * UNIT; i < STAGE * T2; i += T1 * UNIT) {
-    const int q = i / STAGE, j = i % STAGE;
-    COPY_UNIT(weights, q * COLUMN + j, B + j + q * csb, j + UNIT <= rows && q < n);
   }
 }
 
@@ -109,7 +98,7 @@ INLINE void load_b(double (&b)[4], B_TYPE* weights, int first, int column) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
       b[i] = COLUMNS_OF_B ? weights[(column + group()) * COLUMN + first + depth(i)]
-                    : weights[(first + depth(i)) * ROW + column + group()];
+                          : weights[(first + depth(i)) * ROW + column + group()];
   }
 }
 

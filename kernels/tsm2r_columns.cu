@@ -56,11 +56,7 @@ INLINE void fetch(ACC* weights, B_TYPE (&held)[HELD], const B_TYPE* __restrict__
     }
   }
   if (T2 > 3 && rsb == 1) {
-#pragma unroll 1
-    for (int p = patch_column(); p < T2; p += 4) {
-#pragma unroll 4
-      for (int i = patch_row(); i < STAGE; i += T1 / 4) COPY(weights, i * LINE + p, B + i + p * csb, i < rows && p < n);
-    }
+    fetch_patches<STAGE, LINE>(weights, B, csb, rows, n);
     return;
   }
   if (q >= T2) return;
@@ -77,6 +73,14 @@ INLINE void fetch_turned(ACC* weights, const B_TYPE* __restrict__ B, Index csb, 
     const int i = (u * T1 + threadIdx.x) * UNIT, q = i / STAGE, j = i % STAGE;
     if (i < STAGE * T2) COPY_UNIT(weights, i, B + j + q * csb, j <= rows && q < n);
   }
+}
+
+INLINE void fetch_stage(ACC* weights, B_TYPE (&held)[HELD], const B_TYPE* __restrict__ B, Index rsb, Index csb,
+                        Index left, Index n, bool dense) {
+  if constexpr (TURNED)
+    fetch_turned(weights, B, csb, left, n);
+  else
+    fetch(weights, held, B, rsb, csb, left, n, dense);
 }
 
 // weights = what fetch() left to be converted.
@@ -153,10 +157,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   __shared__ __align__(16) ACC weights[2 * STAGE * LINE];
   __shared__ ACC exchange[WARPS * T1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // The last tile begins early enough to be whole, if that leaves vectors where they are; rows of C before `own_row` are
-  // the tile's before it.
   const Index own_row = Index(blockIdx.x) * (32 * V * TCF);
-  const Index tile_row = m % V == 0 && m >= 32 * V * TCF ? smaller(own_row, m - 32 * V * TCF) : own_row;
+  const Index tile_row = whole_tile(own_row, 32 * V * TCF, m, V);  // vectors stay where they are
   const Index row = tile_row + lane * V;
   const Index begin = smaller(k, blockIdx.y * slice), end = smaller(k, begin + slice);
   A += blockIdx.z * bsa;
@@ -180,10 +182,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     Vector a[2][TCF][T3];
     const A_TYPE* at = A + row + (begin + warp * T3) * lda;
     B = from + begin * rsb;
-    if constexpr (TURNED)
-      fetch_turned(weights, B, csb, end - begin, n);
-    else
-      fetch(weights, held, B, rsb, csb, end - begin, n, dense);
+    fetch_stage(weights, held, B, rsb, csb, end - begin, n, dense);
     load_columns(a[0], at, lda);
     put(weights, held);
     int stage = 0;
@@ -194,11 +193,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       // the next stage of B is on its way while this one is multiplied
       B += STAGE * rsb;
       const int next = (1 - stage) * STAGE * LINE;
-      const Index left = end - begin - Index(s) * COLUMNS - STAGE;
-      if constexpr (TURNED)
-        fetch_turned(weights + next, B, csb, left, n);
-      else
-        fetch(weights + next, held, B, rsb, csb, left, n, dense);
+      fetch_stage(weights + next, held, B, rsb, csb, end - begin - Index(s) * COLUMNS - STAGE, n, dense);
 #pragma unroll 1
       for (int i = 0; i < 2 * PAIRS; i += 2) {
         // sum += A(rows, j : j + T3) B(j : j + T3, :), while the columns of the next step are on their way; after the

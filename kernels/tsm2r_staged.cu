@@ -32,7 +32,8 @@ constexpr int SUMS = TCF * T2;            // of a thread
 // Vectors of a row whose multiplications the compiler may mix: some hundred of them hide what the loads take.
 constexpr int MIXED = T3 * V * SUMS <= 1024 ? T3 : V * SUMS <= 512 ? 2 : 1;
 
-// COPY_VECTOR begins tile[at] = the vector at `from`; committed() ends a group of copies, and arrived() waits for all groups of this thread but the PAIRS - 2 last ones.
+// COPY_VECTOR begins tile[at] = the vector at `from`; committed() ends a group of copies, and arrived() waits for all
+// groups of this thread but the PAIRS - 2 last ones.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 INLINE void copy_vector(Vector* to, const A_TYPE* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
@@ -108,12 +109,7 @@ INLINE void fetch(ACC* weights, const B_TYPE* __restrict__ B, Index rsb, Index c
     }
   }
   if (rsb == 1) {
-#pragma unroll 1
-    for (int q = patch_column(); q < T2; q += 4) {
-#pragma unroll 2
-      for (int j = patch_row(); j < DEPTH; j += T1 / 4)
-        COPY(weights, j * PITCH + q, B + j + q * csb, j < rows && q < n);
-    }
+    fetch_patches<DEPTH, PITCH>(weights, B, csb, rows, n);
     return;
   }
 #pragma unroll 4
@@ -155,8 +151,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           Index bsc, Index slice, ACC* partial, unsigned* tickets) {
   __shared__ __align__(16) Vector tile[PAIRS * VECTORS];
   __shared__ __align__(16) ACC weights[PAIRS * WEIGHTS];
-  // The last tile begins early enough to be whole; rows of C before `own_row` are the tile's before it.
-  const Index own_row = Index(blockIdx.x) * ROWS, row = m >= ROWS ? smaller(own_row, m - ROWS) : own_row;
+  const Index own_row = Index(blockIdx.x) * ROWS, row = whole_tile(own_row, ROWS, m, 1);
   const Index begin = smaller(k, blockIdx.y * slice), end = smaller(k, begin + slice);
   // the rows that this thread copies
   const Index first = smaller(row + threadIdx.x / T3, m - 1), apart = COPIED * lda;

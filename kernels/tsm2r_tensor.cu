@@ -11,8 +11,8 @@
 // Launch   (ceil(m / (TCF T1 / 2)), slices, products) blocks of T1 threads
 // Macros   those of wide.cuh, WIDTH = 16; SIZE bytes of an element of A; ORDER 0 where the columns of A are contiguous (float64), 1 where the rows are; T1
 //          threads; T2 columns of C, a multiple of 8; T3 times DEPTH elements of k are loaded at a time; TCF tiles of a
-//          warp; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of a multiprocessor; TURNED 1 where B's columns are
-//          contiguous and begin at multiples of 16 bytes, and are read so; ENTRY the name of the kernel
+//          warp; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of a multiprocessor; TURNED 1 where
+//          B's columns are contiguous and begin at multiples of 16 bytes, and are read so; ENTRY the name of the kernel
 // Storage  A(i, j) = A[i + j lda] or A[i lda + j], the contiguous lines begin at multiples of 16 bytes; B(i, j) = B[i rsb +
 //          j csb], of the type of A; C(i, j) = C[i rsc + j csc]; product b lies b times bsa, bsb, bsc further on
 // Edges    m, k, n arbitrary; nothing outside of the matrices is read. `slice` is what a block has of k, a multiple of V.
@@ -77,6 +77,17 @@ INLINE void load_tiles(Vector (&a)[TCF][T3][VECTORS], const A_TYPE* const (&line
   }
 }
 
+// weights = columns of B(first : first + STAGE, 0 : T2), zero outside of B and in 16 bytes that B ends in. `B` is
+// B(first, 0), of which `left` rows are there.
+INLINE void fetch_turned(B_TYPE* weights, const B_TYPE* __restrict__ B, Index csb, Index left, Index n) {
+  const int rows = int(smaller(left, STAGE));
+#pragma unroll 4
+  for (int i = threadIdx.x * V; i < STAGE * T2; i += T1 * V) {
+    const int q = i / STAGE, j = i % STAGE;
+    COPY_WIDE(weights, q * COLUMN + j, B + j + q * csb, j + V <= rows && q < n);
+  }
+}
+
 INLINE void fetch_stage(B_TYPE* weights, const B_TYPE* __restrict__ B, Index rsb, Index csb, Index left, Index n,
                         bool dense) {
   if constexpr (TURNED)
@@ -110,11 +121,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           const B_TYPE* __restrict__ B, Index rsb, Index csb, Index bsb, ACC beta, C_TYPE* C, Index rsc, Index csc,
           Index bsc, Index slice, ACC* partial, unsigned* tickets) {
   __shared__ __align__(16) B_TYPE weights[2 * WEIGHTS];
-  // Of columns, the last tile begins early enough to be whole, if that leaves vectors where they are; rows of C before
-  // `own_row` are the tile's before it.
   constexpr int ROWS = WARPS * TCF * 16;
   const Index own_row = Index(blockIdx.x) * ROWS;
-  const Index tile_row = ORDER == 0 && m % V == 0 && m >= ROWS ? smaller(own_row, m - ROWS) : own_row;
+  // Vectors of columns stay where they are; of rows, the last one is repeated.
+  const Index tile_row = ORDER == 0 ? whole_tile(own_row, ROWS, m, V) : own_row;
   const Index row = tile_row + threadIdx.x / 32 * (TCF * 16);
   const Index begin = smaller(k, blockIdx.y * slice), end = smaller(k, begin + slice);
   A += blockIdx.z * bsa;

@@ -169,11 +169,27 @@ INLINE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 INLINE void copies_done() {}
 #endif
 
-// How a warp copies a B with contiguous columns: PATCH rows of 4 columns at a time. So it reads whole sectors of memory,
-// 32 bytes, and writes to different banks where rows lie an odd number of 4 elements apart. A block copies T1 / 4 rows.
+// weights = B(first : first + DEEP, 0 : T2), zero outside of B, of contiguous columns; rows lie APART in weights. `B`
+// is B(first, 0), of which `rows` rows are there. A warp copies PATCH rows of 4 columns at a time: so it reads whole
+// sectors of memory, 32 bytes, and writes to different banks where APART is an odd number of 4 elements. A block copies
+// T1 / 4 rows.
 constexpr int PATCH = 32 / int(sizeof(ACC));
-INLINE int patch_row() { return threadIdx.x / (4 * PATCH) * PATCH + threadIdx.x % PATCH; }
-INLINE int patch_column() { return threadIdx.x / PATCH % 4; }
+
+template <int DEEP, int APART>
+INLINE void fetch_patches(ACC* weights, const B_TYPE* __restrict__ B, Index csb, int rows, Index n) {
+#pragma unroll 1
+  for (int q = threadIdx.x / PATCH % 4; q < T2; q += 4) {
+#pragma unroll 4
+    for (int j = threadIdx.x / (4 * PATCH) * PATCH + threadIdx.x % PATCH; j < DEEP; j += T1 / 4)
+      COPY(weights, j * APART + q, B + j + q * csb, j < rows && q < n);
+  }
+}
+
+// Where a tile begins so that it is whole, if there are that many rows and they are a multiple of `unit`: the last one
+// before its `own` first row, where rows are the tile's before it, which stores them.
+INLINE Index whole_tile(Index own, int tile, Index m, int unit) {
+  return m % unit == 0 && m >= tile ? smaller(own, m - tile) : own;
+}
 
 // Whether the rows of B, T2 elements each, follow one another without a gap, from a multiple of 16 bytes on.
 INLINE bool is_dense(const B_TYPE* B, Index rsb, Index csb, Index n) {

@@ -64,7 +64,7 @@ PLANTED = {
     "rows_of_c": (RING, "r < m && q < n", 0, "q < n", OUTSIDE),
     "columns_of_c": (RING, "r < m && q < n", 0, "r < m", OUTSIDE),
     "rows_of_the_tile_before": (RING, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
-    "tile_too_early": (RING, "smaller(own_row, m - ROWS)", 0, "smaller(own_row, m - ROWS - 1)", OUTSIDE + "|" + UNSET),
+    "tile_too_early": (RING, "m - tile)", 0, "m - tile - 1)", OUTSIDE + "|" + UNSET),
     "rows_of_a_chain": (RING, "lines[i % CHAINS] += CHAINS * apart", 0, "lines[i % CHAINS] += apart", WRONG),
     "one_a_for_all": (RING, "blockIdx.z * bsa + ", 0, "", WRONG),
     "one_b_for_all": (RING, "blockIdx.z * bsb + ", 0, "", WRONG),

@@ -43,7 +43,7 @@ STEP_ON = "if (s + i + half + 1 < steps) done += step;"
 INSIDE = "int(j) < rows && q < n"
 ELEMENTS = "j + i * APART < rows && q < n"
 OF_PATCH = " j < rows && q < n"
-OF_UNIT, OF_HALVES = "j + UNIT <= rows && q < n", "j + 8 <= rows && q < n"
+OF_UNIT = "j + V <= rows && q < n"
 WHOLE = "tile_row + ROWS <= m"
 RACE, UNSET = "race: ", "uninitialised shared memory: "
 WRONG = "elements are wrong"
@@ -130,7 +130,7 @@ PLANTED = {
     "turned_columns_of_rows_apart": (TURNED_ROWS, "* COLUMN + first", 0, "* STAGE + first", f"{UNSET}|{WRONG}"),
     "turned_columns_of_halves_apart": (TURNED_HALVES, "* COLUMN + first", 2, "* STAGE + first", f"{UNSET}|{WRONG}"),
     "turned_places_apart": (TURNED_ROWS, "q * COLUMN + j", 0, "q * STAGE + j", f"{RACE}|{UNSET}|{WRONG}"),
-    "turned_places_of_halves_apart": (TURNED_HALVES, "q * COLUMN + j", 1, "q * STAGE + j", f"{RACE}|{UNSET}|{WRONG}"),
+    "turned_places_of_halves_apart": (TURNED_HALVES, "q * COLUMN + j", 0, "q * STAGE + j", f"{RACE}|{UNSET}|{WRONG}"),
     "turned_pairs": (TURNED_ROWS, "b[i + 1] = two.x[1]", 0, "b[i + 1] = two.x[0]", WRONG),
     "turned_members": (TURNED_HALVES, "first + 8 * member()", 0, "first", WRONG),
     "turned_bands": (TURNED_TILES, "first + t * DEPTH, p * 8", 0, "first + t * DEPTH, 0", WRONG),
@@ -140,14 +140,8 @@ PLANTED = {
     "another_element": (HALVES, "= x[i];", 0, "= x[0];", WRONG),
     "rows_of_c": (COLUMNS, "r < m && q < n", 0, "q < n", OUTSIDE),
     "rows_of_the_tile_before": (COLUMNS, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
-    "tile_too_early": (
-        COLUMNS,
-        "smaller(own_row, m - ROWS)",
-        0,
-        "smaller(own_row, m - ROWS - V)",
-        OUTSIDE + "|" + UNSET,
-    ),
-    "tile_between_vectors": (COLUMNS, "m % V == 0 && ", 0, "", "misaligned|" + WRONG),
+    "tile_too_early": (COLUMNS, "m - tile)", 0, "m - tile - V)", OUTSIDE + "|" + UNSET),
+    "tile_between_vectors": (COLUMNS, "m % unit == 0 &&", 0, "", "misaligned|" + WRONG),
     "columns_of_c": (HALVES, "r < m && q < n", 0, "r < m", OUTSIDE),
     "tiles_of_c": (TILES, "row + c * 16 + (ORDER", 0, "row + (ORDER", WRONG),
     "bands_of_c": (WIDE, "p * 8 + 2 * member() + i % 2", 0, "2 * member() + i % 2", WRONG),
@@ -167,12 +161,12 @@ ADDRESSES = {
     "columns_of_short_b": (HALVES, ELEMENTS, 0, "j + i * APART < rows"),
     "columns_of_b_in_patches": (COLUMNS, OF_PATCH, 0, " j < rows"),
     "elements_of_few_columns": (HALVES, "COPY_HALVES(N, weights", 0, "COPY_HALVES(N + 1, weights"),
-    "columns_of_turned_b": (TURNED, OF_UNIT, 0, "j + UNIT <= rows"),
+    "columns_of_turned_b": (TURNED, OF_UNIT, 0, "j + V <= rows"),
     "rows_of_turned_b": (TURNED, OF_UNIT, 0, "q < n"),
     "unit_that_turned_b_ends_in": (TURNED_ROWS, OF_UNIT, 0, "j < rows && q < n"),
-    "columns_of_turned_short_b": (TURNED_HALVES, OF_HALVES, 0, "j + 8 <= rows"),
-    "rows_of_turned_short_b": (TURNED_HALVES, OF_HALVES, 0, "q < n"),
-    "unit_that_turned_short_b_ends_in": (TURNED_HALVES, OF_HALVES, 0, "j < rows && q < n"),
+    "columns_of_turned_short_b": (TURNED_HALVES, OF_UNIT, 0, "j + V <= rows"),
+    "rows_of_turned_short_b": (TURNED_HALVES, OF_UNIT, 0, "q < n"),
+    "unit_that_turned_short_b_ends_in": (TURNED_HALVES, OF_UNIT, 0, "j < rows && q < n"),
 }
 
 

@@ -58,7 +58,7 @@ IN_ROWS = "int(j) < rows && q < n"  # 0 where B is held in registers, 1 where it
 PUT = "put(weights, held);"
 PUT_ROWS = "put(weights, held, rsb, dense);"
 LOADED, LOADED_ROWS = "\n    load_columns(a[0], at, lda);\n    ", "\n    load_rows(a[0], A, lda, rows);\n    "
-FIRST = "fetch(weights, held, B, rsb, csb, end - begin, n, dense);"
+FIRST = "fetch_stage(weights, held, B, rsb, csb, end - begin, n, dense);"
 FIRST_ROWS = "fetch(weights, held, B, rsb, csb, length, n, dense);"
 REST = "fetch(weights, held, from + first * rsb, rsb, csb, end - first, n, dense);"
 # name: (kernel, what is replaced, which occurrence, by what, what is then said)
@@ -98,7 +98,7 @@ PLANTED = {
     "rows_rows_of_dense_b": (ROWS, "int(i) < rows * T2", 0, "true", WRONG),
     "columns_neighbours_of_b": (WIDE, "if (q >= T2) return;", 0, "", "|".join([RACE, WRONG, "overrun"])),
     "columns_rows_without_gaps": (PADDED, "i / T2 * LINE + i % T2", 0, "i", f"{UNSET}|{WRONG}"),
-    "columns_rows_of_b_in_patches": (WIDE, "i < rows && p < n", 0, "p < n", WRONG),
+    "columns_rows_of_b_in_patches": (WIDE, " j < rows && q < n", 0, " q < n", WRONG),
     "columns_of_a_patch": (WIDE, "threadIdx.x / PATCH % 4", 0, "threadIdx.x / PATCH % 2", f"{RACE}|{UNSET}|{WRONG}"),
     "rows_of_a_patch": (WIDE, "threadIdx.x / (4 * PATCH) * PATCH", 0, "0", f"{RACE}|{UNSET}|{WRONG}"),
     "columns_put_too_early": (CONVERTING, FIRST + LOADED + PUT, 0, PUT + FIRST + LOADED, WRONG),
@@ -120,7 +120,7 @@ PLANTED = {
     "turned_columns_apart": (TURNED, "weights[q * STAGE + first + u]", 0, "weights[q * COLUMNS + first + u]", WRONG),
     "turned_elements_of_a": (TURNED, "a[c][(u + i) % T3]", 0, "a[c][u]", WRONG),
     "turned_rest": (TURNED, "multiply(sum, a, weights,", 0, "multiply_turned(sum, a, weights,", f"{UNSET}|{WRONG}"),
-    "turned_columns_of_b": (TURNED, "B + j + q * csb", 0, "B + j", WRONG),
+    "turned_columns_of_b": (TURNED, "B + j + q * csb", 1, "B + j", WRONG),
     "rows_put_too_early": (HELD, FIRST_ROWS + LOADED_ROWS + PUT_ROWS, 0, PUT_ROWS + FIRST_ROWS + LOADED_ROWS, WRONG),
     "rows_first_not_put": (HELD, PUT_ROWS, 0, "", f"{UNSET}|{WRONG}"),
     "rows_rest_not_put": (HELD, PUT_ROWS, 1, "", f"{UNSET}|{WRONG}"),
@@ -149,14 +149,8 @@ PLANTED = {
     "rows_sums_of_warp": (ODD, "if constexpr (HALF == 0) x[0] +=", 0, "if constexpr (HALF == 0) x[0] =", WRONG),
     "rows_of_c": (COLUMNS, "r < m && p < n", 0, "p < n", OUTSIDE),
     "rows_of_the_tile_before": (COLUMNS, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
-    "tile_too_early": (
-        COLUMNS,
-        "smaller(own_row, m - 32 * V * TCF)",
-        0,
-        "smaller(own_row, m - 32 * V * TCF - V)",
-        OUTSIDE + "|" + UNSET,
-    ),
-    "tile_between_vectors": (COLUMNS, "m % V == 0 && ", 0, "", "misaligned|" + WRONG),
+    "tile_too_early": (COLUMNS, "m - tile)", 0, "m - tile - V)", OUTSIDE + "|" + UNSET),
+    "tile_between_vectors": (COLUMNS, "m % unit == 0 &&", 0, "", "misaligned|" + WRONG),
     "columns_of_c": (COLUMNS, "r < m && p < n", 0, "r < m", OUTSIDE),
     "rows_of_c_in_rows": (ROWS, "r < m && q < n", 0, "q < n", OUTSIDE),
     "columns_of_c_in_rows": (ROWS, "r < m && q < n", 0, "r < m", OUTSIDE),
@@ -178,7 +172,7 @@ ADDRESSES = {
     "columns_of_b": (THREE, IN_COLUMNS, 0, "i < rows"),
     "columns_of_b_for_rows": (ODD, "int(i) < rows && q < n", 0, "int(i) < rows"),
     "columns_of_b_by_columns": (ODD, IN_ROWS, 1, "int(j) < rows"),
-    "columns_of_b_in_patches": (WIDE, "i < rows && p < n", 0, "i < rows"),
+    "columns_of_b_in_patches": (WIDE, " j < rows && q < n", 0, " j < rows"),
     "columns_of_b_to_convert": (CONVERTING, "+ j < rows && q < n ?", 0, "+ j < rows ?"),
     "columns_of_turned_b": (TURNED, "j <= rows && q < n", 0, "j <= rows"),
     "rows_of_turned_b": (TURNED, "j <= rows && q < n", 0, "q < n"),

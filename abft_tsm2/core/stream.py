@@ -97,10 +97,11 @@ class Stream:
             orders = {"A_ORDER": self.order, "C_ORDER": self.out_order, "C_WIDTH": self.out_width}
             return {**types, **sizes, "T3": self.k, **orders}
         steps = {"T3": shape.t3, "PAIRS": shape.pairs}
-        turned = {"TURNED": int(self.turned)} if self.form in TURNING else {}
+        if self.form in TURNING:
+            steps["TURNED"] = int(self.turned)
         if self.form == "tensor":
-            return {**types, **sizes, **steps, **turned, "ORDER": self.order, "SIZE": SIZES[self.dtype]}
-        return {**types, **sizes, **steps, **turned}
+            steps |= {"ORDER": self.order, "SIZE": SIZES[self.dtype]}
+        return {**types, **sizes, **steps}
 
     @property
     def vector(self) -> int:
