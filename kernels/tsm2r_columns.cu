@@ -23,6 +23,7 @@ constexpr int LINE = QUADS < 2 ? READ : (QUADS + 1 - QUADS % 2) * 4;
 constexpr int ACROSS = power_of_two(T2);    // threads that fetch a row of B
 constexpr int SUMS = TCF * V * T2;          // of a thread, before the warps' are added
 constexpr int ROUNDS = (SUMS + WARPS - 1) / WARPS;
+constexpr int RUN = common_divisor(ROUNDS, T2);  // sums of a thread, added over the warps, that lie in one row of C
 constexpr bool CONVERTS = !same<B_TYPE, ACC>;
 // Units that a thread copies of the columns of a stage, and how many at a time: before compute capability 9.0 the
 // registers hold no addresses of more.
@@ -228,28 +229,28 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     multiply(sum, a, weights, warp * T3);
   }
 
-  // The warps' sums, WARPS of a thread at a time: total[i] is of sum number i WARPS + warp of each lane.
+  // The warps' sums: total[i] is number warp ROUNDS + i of each lane.
   ACC total[ROUNDS];
 #pragma unroll
   for (int i = 0; i < ROUNDS; i++) {
     __syncthreads();
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      const int at = i * WARPS + w;
+      const int at = w * ROUNDS + i;
       if (at < SUMS) exchange[(warp * WARPS + w) * 32 + lane] = sum[at / (V * T2)][at / T2 % V][at % T2];
     }
     __syncthreads();
     total[i] = ACC(0);
-    if (i * WARPS + warp < SUMS)
+    if (warp * ROUNDS + i < SUMS)
 #pragma unroll
       for (int w = 0; w < WARPS; w++) total[i] += exchange[(w * WARPS + warp) * 32 + lane];
   }
   const Index tile = Index(blockIdx.z) * gridDim.x + blockIdx.x;
   if (!is_last_and_sums(total, tile, blockIdx.y, gridDim.y, partial, tickets)) return;
 #pragma unroll
-  for (int i = 0; i < ROUNDS; i++) {
-    const int at = i * WARPS + warp, p = at % T2;
+  for (int i = 0; i < ROUNDS; i += RUN) {
+    const int at = warp * ROUNDS + i, q = at % T2;
     const Index r = row + at / (V * T2) * (32 * V) + at / T2 % V;
-    if (at < SUMS && r >= own_row && r < m && p < n) store(C + r * rsc + p * csc, alpha, total[i], beta);
+    if (at < SUMS && r >= own_row && r < m) store_row<RUN>(C + r * rsc + q * csc, csc, n - q, alpha, total + i, beta);
   }
 }

@@ -283,6 +283,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   for (int g = 0; g < GROUPS; g++) {
     const int at = g * GROUP + index_of(lane), q = at % T2;
     const Index r = row + at / T2;
-    if (lane < GROUP && at < SUMS && r < m && q < n) store(C + r * rsc + q * csc, alpha, total[g], beta);
+    if (lane < GROUP && at < SUMS && r < m) store_row<1>(C + r * rsc + q * csc, csc, n - q, alpha, total + g, beta);
   }
 }

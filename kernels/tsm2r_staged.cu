@@ -188,9 +188,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const Index part = Index(blockIdx.z) * gridDim.x + blockIdx.x;
   if (!is_last_and_sums(sum, part, blockIdx.y, gridDim.y, partial, tickets)) return;
 #pragma unroll
-  for (int i = 0; i < SUMS; i++) {
-    const Index r = row + threadIdx.x + i / T2 * T1;
-    const int q = i % T2;
-    if (r >= own_row && r < m && q < n) store(C + r * rsc + q * csc, alpha, sum[i], beta);
+  for (int i = 0; i < TCF; i++) {
+    const Index r = row + threadIdx.x + i * T1;
+    if (r >= own_row && r < m) store_row<T2>(C + r * rsc, csc, n, alpha, sum + i * T2, beta);
   }
 }

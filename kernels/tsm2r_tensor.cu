@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   constexpr int ROWS = WARPS * TCF * 16;
   const Index own_row = Index(blockIdx.x) * ROWS;
   // Vectors of columns stay where they are; of rows, the last one is repeated.
-  const Index tile_row = ORDER == 0 ? whole_tile(own_row, ROWS, m, V) : own_row;
+  const Index tile_row = ORDER == 0 ? whole_tile(own_row, ROWS, m, ALIGNED / SIZE) : own_row;
   const Index row = tile_row + threadIdx.x / 32 * (TCF * 16);
   const Index begin = smaller(k, blockIdx.y * slice), end = smaller(k, begin + slice);
   A += blockIdx.z * bsa;
@@ -195,10 +195,9 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const Index tile = Index(blockIdx.z) * gridDim.x + blockIdx.x;
   if (!is_last_and_sums(mine, tile, blockIdx.y, gridDim.y, partial, tickets)) return;
 #pragma unroll
-  for (int i = 0; i < TCF * BANDS * 4; i++) {
-    const int c = i / 4 / BANDS, p = i / 4 % BANDS, high = i % 4 / 2;
+  for (int i = 0; i < TCF * BANDS * 4; i += 2) {  // pairs that lie side by side in C
+    const int c = i / 4 / BANDS, q = i / 4 % BANDS * 8 + 2 * member(), high = i % 4 / 2;
     const Index r = row + c * 16 + (ORDER ? group() + 8 * high : 2 * group() + high);
-    const Index q = p * 8 + 2 * member() + i % 2;
-    if (r >= own_row && r < m && q < n) store(C + r * rsc + q * csc, alpha, mine[i], beta);
+    if (r >= own_row && r < m) store_row<2>(C + r * rsc + q * csc, csc, n - q, alpha, mine + i, beta);
   }
 }

@@ -5,7 +5,8 @@
 //   B_TYPE            of B: A_TYPE or ACC
 //   ACC               float or double: of every product and sum
 //   C_TYPE            of C: A_TYPE or ACC
-//   WIDTH             bytes of A in one load: 16, or what its address and its strides are multiples of
+//   WIDTH             bytes of A in one vector: 16, or what its address and its strides are multiples of
+//   ALIGNED           the latter, where vectors are wider: each is loaded in so many bytes. WIDTH where it is not given
 //
 // PTX stands behind `#if __CUDA_ARCH__`; what is plain has the same results, and serves where kernels run on a CPU.
 #pragma once
@@ -94,18 +95,21 @@ INLINE float narrowed(float x, float) { return x; }
 INLINE double narrowed(double x, double) { return x; }
 INLINE float narrowed(double x, float) { return float(x); }
 
-// Elements of A in one load.
+// Elements of A in one vector.
 constexpr int V = WIDTH / int(sizeof(A_TYPE));
 
 struct __align__(WIDTH) Vector {
   A_TYPE x[V];
 };
 
-#if WIDTH == 16
+#ifndef ALIGNED
+#define ALIGNED WIDTH
+#endif
+#if ALIGNED == 16
 typedef uint4 Word;
-#elif WIDTH == 8
+#elif ALIGNED == 8
 typedef uint2 Word;
-#elif WIDTH == 4
+#elif ALIGNED == 4
 typedef unsigned Word;
 #else
 typedef unsigned short Word;
@@ -113,9 +117,13 @@ typedef unsigned short Word;
 
 // A is read once: what is loaded leaves the caches first.
 INLINE Vector load(const A_TYPE* at) {
-  const Word word = __ldcs(reinterpret_cast<const Word*>(at));
+  constexpr int EACH = ALIGNED / int(sizeof(A_TYPE));
   Vector a;
-  memcpy(&a, &word, WIDTH);
+#pragma unroll
+  for (int i = 0; i < V; i += EACH) {
+    const Word word = __ldcs(reinterpret_cast<const Word*>(at + i));
+    memcpy(&a.x[i], &word, ALIGNED);
+  }
   return a;
 }
 
@@ -138,6 +146,7 @@ struct __align__(16) Unit {
 };
 
 INLINE constexpr int rounded_up(int x, int to) { return (x + to - 1) / to * to; }
+INLINE constexpr int common_divisor(int x, int y) { return y ? common_divisor(y, x % y) : x; }
 INLINE constexpr int power_of_two(int x) { return x <= 1 ? 1 : 2 * power_of_two((x + 1) / 2); }
 
 // Copies of elements of B to shared memory. On GPUs that can do so (compute capability 8.0) they go on by themselves

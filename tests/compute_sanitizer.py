@@ -27,7 +27,7 @@ PLANTS: dict[str, tuple[str, str]] = {
     "every-tile-is-whole": ("tile_row + 32 * V * TCF <= m", "tile_row <= m"),
     "fragments-past-the-end": ("smaller(row + group() + 8 * i, m - 1)", "row + group() + 8 * i + 4096"),
     "any-b-is-aligned": ("reinterpret_cast<unsigned long long>(B) % 16 == 0", "true"),
-    "writes-past-the-parts": ("(split * COUNT + i) * T1", "((split + 1) * COUNT + i) * T1"),
+    "writes-past-the-parts": ("(split * PIECES + p) * T1", "((split + 1) * PIECES + p) * T1"),
 }
 """What memcheck has to find, and racecheck "no-barrier": what is replaced in the kernels, by what."""
 

@@ -9,7 +9,8 @@ bytes, and so many sums of a thread that they are exchanged in several rounds; o
 rows of a warp, and a number of them that is no power of two; two warps, and four. Of rows that go through shared memory
 (`STAGED`): every number of vectors in a stage, so every way in which they change places; rings of 2, 3 and 4 stages;
 rows of B that fill units of 16 bytes and such that do not. Of tensor cores (`TENSOR`): both orders of float64, both
-16-bit types with results of 32 bits and 16; 8, 16, 24 and 32 columns; one warp and two, of one tile and of two. Of both
+16-bit types with results of 32 bits and 16; 8, 16, 24 and 32 columns; one warp and two, of one tile and of two; vectors
+of float64 that are loaded in halves. Of both
 forms that may read B along its columns, some that do.
 
 *Shapes* (`shapes`) are where these have their edges: m one below, at and one above a tile, within a vector, and several
@@ -21,7 +22,7 @@ which is not full; some parts have nothing at all.
 many. B is dense (which is copied 16 bytes at a time), the same at another address, of rows with as many elements
 between them ("spaced"), row-major, column-major, the same with columns that begin at multiples of 16 bytes ("turned":
 all that a kernel that reads along them gets), of strides that are unit in neither direction, or negative; C is one of
-the plain ones. There are stacks of three products, with one B for each or for all. NaN surrounds all matrices; what
+the plain ones, or dense: what lies side by side in it is stored 16 bytes at a time. There are stacks of three products, with one B for each or for all. NaN surrounds all matrices; what
 surrounds C has to be what it was, bit by bit.
 
 alpha, beta and data vary together with these, in cycles of lengths without a common factor.
@@ -43,7 +44,7 @@ from tests.kernel_cases import ALPHA_BETA, DATA, Placed, strides_of, wrong_eleme
 
 TYPES = {dtype.name: dtype for dtype in DTYPES}
 B_ORDERS = ("dense", "C", "F", "turned", "shifted", "strided", "reversed", "spaced")
-C_ORDERS = ("C", "F", "strided", "reversed")
+C_ORDERS = ("C", "F", "strided", "dense", "reversed")
 FORMS = {"columns": "F", "rows": "C"}  # of `CONFIGS`, and the order of A
 GAP = 5  # elements between the matrices of a stack
 
@@ -105,13 +106,15 @@ def _configs() -> Iterator[Stream]:
         yield Stream("columns", *types, width, t2, Shape(*shape, 1), turned=True)
 
 
-def _wide(form: str, *plans: tuple[str, int, tuple[int, int, int, int], int], turned: bool = False) -> Iterator[Stream]:
-    """Loads of 16 bytes; types of A, B, sums and C, a letter each; t2; t1, tcf, t3, pairs; and the order of A."""
+def _wide(
+    form: str, *plans: tuple[str, int, tuple[int, int, int, int], int], width: int = 16, turned: bool = False
+) -> Iterator[Stream]:
+    """Types of A, B, sums and C, a letter each; t2; t1, tcf, t3, pairs; and the order of A."""
     names = {"s": "float32", "d": "float64", "h": "float16", "b": "bfloat16"}
     for types, t2, shape, order in plans:
         a, b, sums, c = (names[letter] for letter in types)
         if a in TYPES:
-            yield Stream(form, a, b, sums, c, 16, t2, Shape(*shape, 1), order, turned=turned)
+            yield Stream(form, a, b, sums, c, width, t2, Shape(*shape, 1), order, turned=turned)
 
 
 CONFIGS: Sequence[Stream] = tuple(_configs())
@@ -159,6 +162,8 @@ TENSOR: Sequence[Stream] = (
         ("bbss", 8, (64, 1, 2, 1), 1),
         turned=True,
     ),
+    *_wide("tensor", ("dddd", 16, (32, 2, 1, 1), 0), ("dddd", 8, (64, 1, 1, 2), 1), width=8),
+    *_wide("tensor", ("dddd", 8, (32, 1, 2, 1), 0), ("dddd", 16, (64, 1, 1, 1), 1), width=8, turned=True),
 )
 
 
@@ -244,7 +249,7 @@ def cases(config: Stream) -> list[Case]:
         alpha, beta = (float(x) for x in ALPHA_BETA[turn % len(ALPHA_BETA)])
         steps = (0, 1, 2, 3)[turn % 4]
         parts = (steps, (0, 1, 0, 2, 0)[turn % 5] if steps else 0)
-        layout = (turn % 3, orders[(turn + turn // 8) % len(orders)], C_ORDERS[turn // 3 % 4])
+        layout = (turn % 3, orders[(turn + turn // 8) % len(orders)], C_ORDERS[turn // 3 % len(C_ORDERS)])
         batch = (3 if turn % 7 == 4 else 1, turn % 4 < 2)
         return Case(config, *shape, *parts, *layout, *batch, alpha, beta, DATA[turn % 3])
 

@@ -149,18 +149,6 @@ def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster(monkey
     assert tune.shipped(replace(few, out_order="A", n=8), MEASURED).configs
 
 
-def test_narrow_loads_leave_more_columns_to_the_vendor_library(monkeypatch):
-    key = ("C", "float64", "float64")
-    monkeypatch.setattr(tune, "_TABLE", {MEASURED.name: {key: 16}})
-    monkeypatch.setattr(tune, "_NARROW", {MEASURED.name: {key: 4}})
-    wide, narrow = (replace(SQUARE, n=5, order="C", width=width) for width in (16, 8))
-    assert tune.shipped(wide, MEASURED).configs
-    assert tune.shipped(narrow, MEASURED).configs == ()
-    assert tune.shipped(replace(narrow, n=4), MEASURED).configs
-    monkeypatch.setattr(tune, "_NARROW", {})
-    assert tune.shipped(narrow, MEASURED).configs
-
-
 def test_the_model_keeps_to_what_the_memory_leaves_time_for():
     slow = replace(NOBODYS, peak_gflops_float64=NOBODYS.peak_gbs)  # an operation for each byte
     one = Problem(20480, 20480, 1, "float64")

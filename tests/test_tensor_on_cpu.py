@@ -35,6 +35,7 @@ COLUMNS, TILES, STAGES = TENSOR[:3]  # columns of A are contiguous
 ROWS, LONG, WIDE = TENSOR[3:6]  # rows are
 HALVES, SHORT = TENSOR[6:8]  # rows of 16-bit elements
 TURNED, TURNED_TILES, TURNED_ROWS, TURNED_HALVES = TENSOR[11:15]  # B is read along its columns
+NARROW = TENSOR[-4]  # a vector is loaded in halves
 SANITIZED = (*TENSOR[1:11:2], HALVES, *TENSOR[11:])  # among them all with several tiles of a warp
 KERNEL = 'extern "C" __global__ void'
 SYNC = "__syncthreads();"
@@ -138,13 +139,15 @@ PLANTED = {
     "neighbours_of_b": (WIDE, "if (q < T2) COPY", 0, "COPY", f"{RACE}|{WRONG}|out of bounds"),
     "rows_of_elements": (HALVES, "threadIdx.x / ACROSS * rsb + q * csb", 0, "q * csb", WRONG),
     "another_element": (HALVES, "= x[i];", 0, "= x[0];", WRONG),
-    "rows_of_c": (COLUMNS, "r < m && q < n", 0, "q < n", OUTSIDE),
+    "rows_of_c": (COLUMNS, "r >= own_row && r < m", 0, "r >= own_row", OUTSIDE),
     "rows_of_the_tile_before": (COLUMNS, "r >= own_row && ", 0, "", WRONG + "|" + RACE),
     "tile_too_early": (COLUMNS, "m - tile)", 0, "m - tile - V)", OUTSIDE + "|" + UNSET),
     "tile_between_vectors": (COLUMNS, "m % unit == 0 &&", 0, "", "misaligned|" + WRONG),
-    "columns_of_c": (HALVES, "r < m && q < n", 0, "r < m", OUTSIDE),
+    "columns_of_c": (HALVES, "if (q < count) *at", 0, "*at", OUTSIDE),
     "tiles_of_c": (TILES, "row + c * 16 + (ORDER", 0, "row + (ORDER", WRONG),
-    "bands_of_c": (WIDE, "p * 8 + 2 * member() + i % 2", 0, "2 * member() + i % 2", WRONG),
+    "bands_of_c": (WIDE, "i / 4 % BANDS * 8 + 2", 0, "2", WRONG),
+    "halves_of_vectors": (NARROW, "const Word*>(at + i)", 0, "const Word*>(at)", WRONG),
+    "places_of_halves": (NARROW, "memcpy(&a.x[i], &word, ALIGNED)", 0, "memcpy(&a.x[0], &word, ALIGNED)", WRONG),
     "one_a_for_all": (COLUMNS, "A += blockIdx.z * bsa;", 0, "", WRONG),
     "one_b_for_all": (ROWS, "B += blockIdx.z * bsb + ", 0, "B += ", WRONG),
     "one_c_for_all": (HALVES, "C += blockIdx.z * bsc;", 0, "", OUTSIDE),

@@ -40,12 +40,12 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         2: Shape(128, 1, 2, 1, 4),
         4: Shape(128, 1, 4, 1, 6),
         8: Shape(128, 1, 8, 1, 4),
-        16: Shape(128, 1, 8, 2, 3),
+        16: Shape(64, 1, 8, 2, 6),
         32: Shape(128, 1, 2, 1, 2),
     },
     ("columns", "float64", "float64"): {
         1: Shape(128, 4, 2, 1, 4),
-        2: Shape(128, 1, 4, 2, 3),
+        2: Shape(128, 2, 4, 1, 4),
         4: Shape(128, 1, 8, 2, 3),
         8: Shape(128, 1, 8, 1, 3),
         16: Shape(128, 1, 4, 1, 2),
@@ -117,7 +117,7 @@ TENSOR: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
     ("C", "float16", "F"): {8: Shape(128, 1, 4, 2, 4), 16: Shape(128, 1, 4, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
 }
 # Of A's rows through shared memory, where there are many columns, by type of A.
-STAGED: Mapping[str, Mapping[int, Shape]] = {"float32": {16: Shape(64, 4, 4, 2, 2), 32: Shape(64, 2, 4, 2, 5)}}
+STAGED: Mapping[str, Mapping[int, Shape]] = {"float32": {16: Shape(32, 4, 4, 2, 4), 32: Shape(64, 2, 4, 2, 4)}}
 
 
 def shape_of(shapes: Mapping[int, Shape], t2: int) -> Shape:

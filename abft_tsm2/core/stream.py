@@ -99,8 +99,8 @@ class Stream:
         steps = {"T3": shape.t3, "PAIRS": shape.pairs}
         if self.form in TURNING:
             steps["TURNED"] = int(self.turned)
-        if self.form == "tensor":
-            steps |= {"ORDER": self.order, "SIZE": SIZES[self.dtype]}
+        if self.form == "tensor":  # its vectors are what the tensor cores take
+            steps |= {"WIDTH": 16, "ALIGNED": self.width, "ORDER": self.order, "SIZE": SIZES[self.dtype]}
         return {**types, **sizes, **steps}
 
     @property
@@ -199,12 +199,15 @@ def candidates(problem: Problem) -> Iterator[Stream]:
         return
     kind = problem.dtype.replace("bfloat16", "float16")
     few = _FEW if kind == "float64" else 1  # 16-bit elements would have to be converted elsewhere
-    if n > few and problem.width == 16 and problem.weights == problem.dtype:
+    if n > few and (problem.width == 16 or kind == "float64") and problem.weights == problem.dtype:
         t2 = -(-n // 8) * 8
         shapes = TENSOR.get((problem.order, kind, problem.b_order), TENSOR.get((problem.order, kind, "C")))
         if shapes is not None and (kind == "float64" or problem.sums == "float32"):
-            config = Stream("tensor", *types, 16, t2, shape_of(shapes, t2), order="FC".index(problem.order))
-            yield replace(config, turned=problem.b_order == "F")
+            shape = shape_of(shapes, t2)
+            if problem.width < 16:  # more loads
+                shape = replace(shape, blocks=shape.blocks - 1)
+            order, turned = "FC".index(problem.order), problem.b_order == "F"
+            yield Stream("tensor", *types, problem.width, t2, shape, order=order, turned=turned)
     t2, width = fitting(COLUMNS, n), problem.width
     if form == "rows" and n > 2 * _FEW and width == 16 and problem.sums == problem.dtype in STAGED:
         yield Stream("staged", *types, 16, t2, shape_of(STAGED[kind], t2))
@@ -247,7 +250,7 @@ def _small(problem: Problem) -> Stream:
     held += max(0, tcf * run * min(n, 4) * wide // 4 - 16)  # of the sums beyond some
     most = (32 if order and size == wide == 4 else 16, 6), (64 if size == wide == 4 else 48, 4), (80, 3)
     blocks = next((blocks for registers, blocks in most if held <= registers), 2)
-    blocks = min(blocks, 4) if few else blocks
+    blocks = min(blocks, 2) if few else blocks
     if n > _FEW * 4 or order != out_order or order == 2:  # strides of their own, or sums that wait, take registers too
         blocks = min(blocks, 3 if order == out_order < 2 else 2)
     types = (problem.dtype, problem.weights, problem.sums, problem.out)

@@ -34,10 +34,6 @@ _TABLE: Mapping[str, Mapping[tuple[str, str, str], int]] = {
         ("C", "bfloat16", "float32"): 16,
     }
 }
-# The same of an A that lies at multiples of fewer than 16 bytes, where that is fewer columns.
-_NARROW: Mapping[str, Mapping[tuple[str, str, str], int]] = {
-    "NVIDIA H200": {("F", "float64", "float64"): 8, ("C", "float64", "float64"): 8}
-}
 BUSY = 0.45  # of the arithmetic peak, while reading at the peak of the memory: up to there a product streams
 
 
@@ -92,10 +88,7 @@ def shipped(problem: Problem, device: Device) -> Choice:
         return Choice(configs, "table" if table else "model")
     config = configs[0]
     if table is not None:
-        key = problem.order, problem.dtype, problem.sums
-        columns = SMALL if config.form == "small" else table.get(key, 0)
-        if config.form != "small" and problem.width < 16:
-            columns = min(columns, _NARROW.get(device.name, {}).get(key, columns))
+        columns = SMALL if config.form == "small" else table.get((problem.order, problem.dtype, problem.sums), 0)
         return Choice(configs if problem.n <= columns else (), "table")
     work = 2 * problem.n * device.peak_gbs / SIZES[problem.dtype]  # flops a second while A streams by
     if config.form == "small":
