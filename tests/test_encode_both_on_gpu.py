@@ -126,6 +126,7 @@ def test_calls_are_queued_on_the_callers_stream_and_can_be_captured(cp: Any) -> 
     expected = encode_both(A, V, W)
     stream = cp.cuda.Stream(non_blocking=True)
     late = cp.zeros_like(A)
+    cp.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
         late[...] = A

@@ -185,6 +185,7 @@ def test_kernels_run_on_the_callers_stream(cp: Any) -> None:
     slow = cp.RawKernel(text, "wait")
     stream = cp.cuda.Stream(non_blocking=True)
     late = cp.zeros_like(a)
+    cp.cuda.Device().synchronize()
     with stream:
         slow((1,), (1,), (np.int64(200_000_000),))
         late[...] = a
@@ -199,6 +200,7 @@ def test_calls_can_be_captured_in_a_graph(cp: Any) -> None:
     a, b = operands_of(cp, 3000, 500, 4)
     c, expected = cp.zeros((3000, 4)), ft.tsm2r(a, b, variant="V3")
     stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
         ft.tsm2r(a, b, variant="V3", out=c)
@@ -211,6 +213,7 @@ def test_calls_can_be_captured_in_a_graph(cp: Any) -> None:
 def test_threads_share_the_kernels(cp: Any) -> None:
     a, b = operands_of(cp, 2000, 300, 3)
     expected = ft.tsm2r(a, b, variant="V2")
+    cp.cuda.Device().synchronize()
     wrong: list[bool] = []
 
     def work() -> None:

@@ -36,8 +36,8 @@ class Shape:
 # the largest t2 that it serves; the last one serves any. float16 stands for bfloat16 where that has none of its own.
 BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
     ("columns", "float32", "float32"): {
-        1: Shape(128, 1, 4, 1, 4),
-        2: Shape(128, 1, 2, 1, 4),
+        1: Shape(128, 2, 4, 1, 4),
+        2: Shape(128, 1, 8, 1, 4),
         4: Shape(128, 1, 4, 1, 6),
         8: Shape(128, 1, 8, 1, 4),
         16: Shape(64, 1, 8, 2, 6),
@@ -89,7 +89,8 @@ BEST: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
         32: Shape(128, 2, 1, 0, 2),
     },
     ("rows", "float32", "float64"): {
-        2: Shape(128, 8, 1, 2, 3),
+        1: Shape(128, 8, 1, 2, 3),
+        2: Shape(128, 8, 1, 1, 3),
         4: Shape(128, 4, 2, 0, 4),
         8: Shape(128, 4, 1, 1, 2),
         16: Shape(128, 2, 1, 0, 2),
