@@ -250,7 +250,7 @@ def _small(problem: Problem) -> Stream:
     held += max(0, tcf * run * min(n, 4) * wide // 4 - 16)  # of the sums beyond some
     most = (32 if order and size == wide == 4 else 16, 6), (64 if size == wide == 4 else 48, 4), (80, 3)
     blocks = next((blocks for registers, blocks in most if held <= registers), 2)
-    blocks = min(blocks, 2) if few else blocks
+    blocks = min(blocks, 2 if order else 4) if few else blocks
     if n > _FEW * 4 or order != out_order or order == 2:  # strides of their own, or sums that wait, take registers too
         blocks = min(blocks, 3 if order == out_order < 2 else 2)
     types = (problem.dtype, problem.weights, problem.sums, problem.out)
