@@ -6,8 +6,8 @@
 #define PARTS_AT_ONCE (COUNT > 32 ? 2 : COUNT > 4 ? 4 : 8)  // that are on their way from memory
 
 // Of the `splits` blocks that call this for the same `tile`, each with its part of sum, one returns true, with the whole
-// sum. All threads of a block call it. `partial` holds splits T1 COUNT sums a tile, `tickets` a 0 a tile, which is 0 again
-// afterwards.
+// sum. All threads of a block call it. `partial` holds splits T1 COUNT sums a tile, which come and go in pieces of up to
+// 16 bytes; `tickets` a 0 a tile, which is 0 again afterwards.
 template <int COUNT>
 INLINE bool is_last_and_sums(ACC (&sum)[COUNT], Index tile, unsigned split, unsigned splits, ACC* partial,
                              unsigned* tickets) {

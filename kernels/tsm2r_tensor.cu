@@ -9,12 +9,14 @@
 // added in memory (split.cuh), always in the same order.
 //
 // Launch   (ceil(m / (TCF T1 / 2)), slices, products) blocks of T1 threads
-// Macros   those of wide.cuh, WIDTH = 16; SIZE bytes of an element of A; ORDER 0 where the columns of A are contiguous (float64), 1 where the rows are; T1
-//          threads; T2 columns of C, a multiple of 8; T3 times DEPTH elements of k are loaded at a time; TCF tiles of a
-//          warp; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of a multiprocessor; TURNED 1 where
-//          B's columns are contiguous and begin at multiples of 16 bytes, and are read so; ENTRY the name of the kernel
-// Storage  A(i, j) = A[i + j lda] or A[i lda + j], the contiguous lines begin at multiples of 16 bytes; B(i, j) = B[i rsb +
-//          j csb], of the type of A; C(i, j) = C[i rsc + j csc]; product b lies b times bsa, bsb, bsc further on
+// Macros   those of wide.cuh, WIDTH = 16; SIZE bytes of an element of A; ORDER 0 where the columns of A are contiguous
+//          (float64), 1 where the rows are; T1 threads; T2 columns of C, a multiple of 8; T3 times DEPTH elements of k
+//          are loaded at a time; TCF tiles of a warp; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of
+//          a multiprocessor; TURNED 1 where B's columns are contiguous and begin at multiples of 16 bytes, and are read
+//          so; ENTRY the name of the kernel
+// Storage  A(i, j) = A[i + j lda] or A[i lda + j], the contiguous lines begin at multiples of ALIGNED bytes;
+//          B(i, j) = B[i rsb + j csb], of the type of A; C(i, j) = C[i rsc + j csc]; product b lies b times bsa, bsb, bsc
+//          further on
 // Edges    m, k, n arbitrary; nothing outside of the matrices is read. `slice` is what a block has of k, a multiple of V.
 #include "split.cuh"
 

@@ -10,8 +10,7 @@ rows of a warp, and a number of them that is no power of two; two warps, and fou
 (`STAGED`): every number of vectors in a stage, so every way in which they change places; rings of 2, 3 and 4 stages;
 rows of B that fill units of 16 bytes and such that do not. Of tensor cores (`TENSOR`): both orders of float64, both
 16-bit types with results of 32 bits and 16; 8, 16, 24 and 32 columns; one warp and two, of one tile and of two; vectors
-of float64 that are loaded in halves. Of both
-forms that may read B along its columns, some that do.
+of float64 that are loaded in halves. Of both forms that may read B along its columns, some that do.
 
 *Shapes* (`shapes`) are where these have their edges: m one below, at and one above a tile, within a vector, and several
 tiles; k one below, at and one above a step, a stage of B and several stages, and shorter than a vector; n = 1, t2 - 1
@@ -22,8 +21,8 @@ which is not full; some parts have nothing at all.
 many. B is dense (which is copied 16 bytes at a time), the same at another address, of rows with as many elements
 between them ("spaced"), row-major, column-major, the same with columns that begin at multiples of 16 bytes ("turned":
 all that a kernel that reads along them gets), of strides that are unit in neither direction, or negative; C is one of
-the plain ones, or dense: what lies side by side in it is stored 16 bytes at a time. There are stacks of three products, with one B for each or for all. NaN surrounds all matrices; what
-surrounds C has to be what it was, bit by bit.
+the plain ones, or dense: what lies side by side in it is stored 16 bytes at a time. There are stacks of three products,
+with one B for each or for all. NaN surrounds all matrices; what surrounds C has to be what it was, bit by bit.
 
 alpha, beta and data vary together with these, in cycles of lengths without a common factor.
 """
