@@ -1,9 +1,10 @@
-"""What every test runs under: BLAS threads, no measured choices, Hypothesis' settings."""
+"""What every test runs under: BLAS threads, no measured choices, Hypothesis' settings, a folder."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One process a core already: more BLAS threads only wait for one another. Read by NumPy's first import.
@@ -13,6 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # What somebody has measured on this machine decides nothing here.
 os.environ["ABFT_TSM2_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "abft_tsm2-tests-measure-nothing")
 
+import pytest
 from hypothesis import settings
 
 # The same examples on every machine, and no deadline: a slow machine is not a fault.
@@ -20,3 +22,9 @@ from hypothesis import settings
 settings.register_profile("default", derandomize=True, deadline=None, database=None)
 settings.register_profile("search", max_examples=2000, deadline=None, print_blob=True)
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def build_cache(request: pytest.FixtureRequest) -> Path:
+    """Where tests/cuda_on_cpu keeps what it compiled, from one run to the next."""
+    return Path(request.config.cache.mkdir("cuda_on_cpu"))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abft_tsm2.core import plan
 from abft_tsm2.core.compiler import kernel
-from abft_tsm2.core.stream import Stream
-from tests.cuda_on_cpu import ORDERS, KernelFault, Library
+from abft_tsm2.core.device import known
+from abft_tsm2.core.stream import Stream, candidates
+from tests.cuda_on_cpu import ORDERS, Library
+from tests.fake_card import Array
 from tests.kernel_cases import SCALARS
-from tests.stream_kernel_cases import C_ORDERS, Case, Operands, b_orders, cases, faults
+from tests.libraries import first_fault
+from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, Case, Operands, b_orders, cases, faults, order_of
 
 
 def on_cpu(
@@ -26,6 +32,36 @@ def on_cpu(
     blocks = (grid.tiles, grid.parts, grid.batch)
     library.run(name or case.config.name, blocks, case.config.shape.t1, args, order=order, seed=seed)
     return memory, tickets
+
+
+def check_in_every_order(library: Library, taken: Iterable[Case]) -> None:
+    """Correct, tickets 0 again, and the same bit for bit, in whatever order the threads run."""
+    for case in taken:
+        operands = Operands.of(case)
+        results = [on_cpu(library, operands, order) for order in ORDERS]
+        assert not faults(operands, *results[0]), str(case)
+        for order, (memory, tickets) in zip(ORDERS, results, strict=True):
+            assert not tickets.any()
+            assert memory.tobytes() == results[0][0].tobytes(), f"{case}: another result in {order} order"
+
+
+def check_in_turn(library: Library, taken: Iterable[Case]) -> None:
+    """Correct, each in another order of the threads than the one before."""
+    for number, case in enumerate(taken):
+        operands = Operands.of(case, 1)
+        assert not faults(operands, *on_cpu(library, operands, ORDERS[number % 3])), str(case)
+
+
+def check_what_is_not_finite(library: Library, case: Case) -> None:
+    """NaN and Inf in two rows of A and in the last column of B stay in these rows and this column of C."""
+    operands = Operands.of(case)
+    a, b = operands.a.matrix()[0], operands.b.matrix()[0]
+    rows, column = [1, case.m - 1], case.n - 1
+    a[1, case.k - 1], a[case.m - 1, 0], b[case.k // 2, column] = np.nan, np.inf, -np.inf
+    c = operands.c.matrix(on_cpu(library, operands, "forward")[0])[0]
+    expected = np.ones(c.shape, bool)
+    expected[rows], expected[:, column] = False, False
+    assert (np.isfinite(c) == expected).all()
 
 
 def check_drawn_problems(library: Library, configs: Sequence[Stream]) -> None:
@@ -61,17 +97,70 @@ def check_drawn_problems(library: Library, configs: Sequence[Stream]) -> None:
     check()
 
 
+def check_launches(
+    library: Library, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[str], Stream], n: int, examples: int
+) -> None:
+    """`plan.problem_of`, `stream.candidates`, `grid`, `workspace` and `plan.launched`, with a shape that ships.
+
+    `chosen` is the kernel that the library takes for n columns of B, by their order.
+    """
+    config = chosen("C")
+    left: list[np.ndarray] = []
+
+    def kernel(config: Stream) -> Callable[..., None]:
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+            args = [np.zeros(0, np.uint8) if isinstance(x, np.uintp) else x for x in arguments]
+            library.run(config.name, grid, block, args, order="random", seed=grid[1])
+
+        return launch
+
+    def scratch(nbytes: int, tickets: int) -> tuple[np.ndarray, np.ndarray]:
+        left.append(np.zeros(tickets, np.uint32))
+        return np.full(nbytes, 0xFB, np.uint8), left[-1]
+
+    monkeypatch.setattr(plan, "kernel", kernel)
+    monkeypatch.setattr(plan, "scratch", scratch)
+
+    @settings(max_examples=examples)
+    @given(
+        m=st.integers(1, 2 * config.tile + 5),
+        k=st.integers(1, 5 * config.step),
+        multiprocessors=st.integers(1, 132),
+        batch=st.integers(1, 2),
+        extra=st.integers(0, 3),
+        orders=st.tuples(st.sampled_from(B_ORDERS), st.sampled_from(C_ORDERS)),
+        beta=st.sampled_from(SCALARS),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def check(
+        m: int, k: int, multiprocessors: int, batch: int, extra: int, orders: tuple[str, str], beta: float, seed: int
+    ) -> None:
+        case = Case(config, m, k, n, 0, 0, extra, *orders, batch, False, -0.5, beta, "normal")
+        operands = Operands.of(case, seed)
+        memory = operands.c.memory.copy()
+        A, B, C = (x.view(Array) for x in (operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory)))
+        # A single line lies in any order, and at any multiple: the problem is posed for what the kernel was made for.
+        problem = plan.problem_of(A, B, C)
+        launched = chosen(problem.b_order)  # which may read B along its columns
+        if min(m, k) > 1:
+            assert (problem.order, problem.width, problem.batch) == (order_of(config), config.width, batch)
+            assert launched in candidates(problem)
+        problem = replace(problem, order=order_of(config), width=config.width)
+        device = replace(known("H200"), multiprocessors=multiprocessors)
+        plan.launched(launched, problem, device, A, B, C)(A, B, C, -0.5, beta)
+        assert not faults(operands, memory, left.pop() if left else np.zeros(0)), str(case)
+
+    check()
+
+
 def what_is_found(library: Library, name: str, config: Stream, order: str) -> str:
     """The first thing that is wrong with a kernel over all cases of `config`."""
-    for case in cases(config):
+
+    def judged(case: Case) -> list[str]:
         operands = Operands.of(case)
-        try:
-            found = faults(operands, *on_cpu(library, operands, order, name=name))
-        except KernelFault as fault:
-            return str(fault)
-        if found:
-            return "; ".join(found)
-    return "nothing"
+        return faults(operands, *on_cpu(library, operands, order, name=name))
+
+    return first_fault(cases(config), judged)
 
 
 def on_gpu(cp: Any, operands: Operands, function: Any = None) -> tuple[np.ndarray, np.ndarray]:

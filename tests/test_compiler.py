@@ -85,7 +85,7 @@ def test_the_text_of_a_kernel_for_todays_gpus_is_complete() -> None:
     ("config", "expected"),
     [
         (CONFIG, {"index.cuh", "tile.cuh", "prefetch.cuh", "tsm2l.cu"}),
-        (STREAM, {"index.cuh", "wide.cuh", "split.cuh", "tsm2r_rows.cu"}),
+        (STREAM, {"index.cuh", "wide.cuh", "pieces.cuh", "split.cuh", "tsm2r_rows.cu"}),
     ],
 )
 def test_line_directives_lead_to_the_line_of_the_file(config: compiler.Kernel, expected: set[str]) -> None:

@@ -29,23 +29,20 @@ def planted(faults: dict[str, tuple[str, str, str, str]]) -> list[tuple[str, str
     return texts
 
 
-@pytest.fixture(scope="module")
-def cache(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("cuda_on_cpu"))
-
-
 @pytest.fixture(scope="module", params=["assembler", "ucontext", "sanitized"])
-def library(request: pytest.FixtureRequest, cache: Path) -> Iterator[Library]:
+def library(request: pytest.FixtureRequest, build_cache: Path) -> Iterator[Library]:
     kernels = [kernel(*item) for item in CLEAN.items()] + planted(FAULTS) + planted(ADDRESSES)
-    made = build(kernels, ucontext=request.param == "ucontext", sanitize=request.param == "sanitized", cache=cache)
+    made = build(
+        kernels, ucontext=request.param == "ucontext", sanitize=request.param == "sanitized", cache=build_cache
+    )
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def plain(cache: Path) -> Library:
+def plain(build_cache: Path) -> Library:
     """Kernels with parameters of their own."""
-    return build(list(OTHERS.items()), cache=cache)
+    return build(list(OTHERS.items()), cache=build_cache)
 
 
 def run(library: Library, name: str, *, grid: int = 1, size: int = THREADS, order: str = "forward") -> np.ndarray:
@@ -97,8 +94,8 @@ def test_planted_faults_are_caught(library, name, order):
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-def test_the_sanitizer_catches_every_wrong_address(cache, name):
-    library = build(planted({name: ADDRESSES[name]}), sanitize=True, cache=cache)
+def test_the_sanitizer_catches_every_wrong_address(build_cache, name):
+    library = build(planted({name: ADDRESSES[name]}), sanitize=True, cache=build_cache)
     with pytest.raises(KernelFault, match=f"(?s){ADDRESSES[name][3]}") as caught:
         run(library, name)
     assert re.search(rf"kernel {name}, block \(0, 0, 0\), thread \(\d+, 0, 0\)", str(caught.value))
@@ -261,14 +258,14 @@ INLINE void f(const REAL* __restrict__ currB, int i, REAL *rows) { REAL* other =
             translate("\n" + unwatchable)
 
 
-def test_what_does_not_compile_is_named(cache):
+def test_what_does_not_compile_is_named(build_cache):
     with pytest.raises(BuildError, match=r"g\+\+ fails:\n(?s:.*)broken:2:\d+: error"):
-        build([("broken", 'extern "C" __global__ void broken() {\n  undeclared = 1;\n}')], cache=cache)
+        build([("broken", 'extern "C" __global__ void broken() {\n  undeclared = 1;\n}')], cache=build_cache)
     text = OTHERS["raw"].replace("= &tile[0]", "= tile")
     with pytest.raises(BuildError, match=r"raw:3:.*SharedArray<double>"):  # an array does not lose its watch in silence
-        build([("raw", text)], cache=cache)
+        build([("raw", text)], cache=build_cache)
     with pytest.raises(BuildError, match="two kernels of one name"):
-        build([("divide", OTHERS["divide"])] * 2, cache=cache)
+        build([("divide", OTHERS["divide"])] * 2, cache=build_cache)
 
 
 def test_what_was_compiled_is_kept_for_a_week(tmp_path):
@@ -286,7 +283,7 @@ def test_what_was_compiled_is_kept_for_a_week(tmp_path):
     assert y[0] == 28
 
 
-def test_without_a_compiler_it_says_what_to_install(cache, monkeypatch):
+def test_without_a_compiler_it_says_what_to_install(build_cache, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildError, match=r"no 'no-such-compiler'.*install g\+\+ 12"):
-        build([("divide", OTHERS["divide"])], cache=cache)
+        build([("divide", OTHERS["divide"])], cache=build_cache)

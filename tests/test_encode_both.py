@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from tests.both_cases import CONFIGS, TYPES, Case, aligned, cases, exactly, faul
 from tests.cases import ORDERS as LAYOUTS
 from tests.cases import arrange
 from tests.cuda_on_cpu import ORDERS, KernelFault, Library, build
+from tests.libraries import library_of, texts
 from tests.oracles import elements_outside
 
 ADDERS = sorted({AddConfig(config.sums, config.words) for config in CONFIGS}, key=lambda config: config.name)
@@ -33,21 +34,8 @@ names = {"ids": lambda x: getattr(x, "name", x)}
 # ---- the kernels on the CPU ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cache(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("cuda_on_cpu"))
-
-
-@pytest.fixture(scope="module")
-def library(cache: Path) -> Library:
-    return build([(config.name, source(config)) for config in (*CONFIGS, *ADDERS)], cache=cache)
-
-
-@pytest.fixture(scope="module")
-def sanitized(cache: Path) -> Iterator[Library]:
-    made = build([(config.name, source(config)) for config in (*CONFIGS, *ADDERS)], sanitize=True, cache=cache)
-    yield made
-    made.close()
+library = library_of(lambda: texts((*CONFIGS, *ADDERS)))
+sanitized = library_of(lambda: texts((*CONFIGS, *ADDERS)), sanitize=True)
 
 
 def encoded(case: Case, task: Task, library: Library, order: str, renamed: dict[str, str] | None = None) -> Encoding:
@@ -98,10 +86,10 @@ def test_drawn_problems(library, config, m, vectors, cut, extra, given, columns,
 
 @pytest.mark.parametrize("sums", ["float32", "float64"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_generated_weights_are_those_of_the_host_in_every_bit(cache: Path, kind: str, sums: str) -> None:
+def test_generated_weights_are_those_of_the_host_in_every_bit(build_cache: Path, kind: str, sums: str) -> None:
     # The rows of an identity are weights: nothing is rounded.
     config = BothConfig("float64" if sums == "float64" else "float32", sums, 4, right=kind, left=kind, t1=32)
-    built = build([(config.name, source(config)), *((a.name, source(a)) for a in ADDERS)], cache=cache)
+    built = build([(config.name, source(config)), *((a.name, source(a)) for a in ADDERS)], cache=build_cache)
     V, W = Generated(kind, 4, 2**64 - 3), Generated(kind, 4, 11)
     task = Task(aligned(np.eye(140, dtype=config.dtype)), V, W, None, None, False, False, sums)
     encoding = encoded(Case(config, 140, 140, 50), task, built, "random")
@@ -109,11 +97,11 @@ def test_generated_weights_are_those_of_the_host_in_every_bit(cache: Path, kind:
     assert (encoding.columns == W.weights(140).astype(sums).T).all()
 
 
-def test_many_parts_are_shared_by_more_warps(cache: Path) -> None:
+def test_many_parts_are_shared_by_more_warps(build_cache: Path) -> None:
     case = Case(CONFIGS[4], 2, 64 * 520, 2)
     adder = adder_of(case.config, case.plan)
     assert adder.t1 == 1024
-    built = build([(config.name, source(config)) for config in (case.config, adder)], cache=cache)
+    built = build([(config.name, source(config)) for config in (case.config, adder)], cache=build_cache)
     task = case.task()
     assert not faults(encoded(case, task, built, "random"), task)
 
@@ -171,11 +159,13 @@ def planted(name: str, config: Any, old: str, new: str) -> tuple[str, str]:
     return name, text.replace(old, new).replace(config.name, name)
 
 
-@pytest.fixture(scope="module")
-def faulty(cache: Path) -> Library:
-    texts = [planted(name, SMALL, old, new) for name, (old, new, _) in PLANTED.items()]
-    texts += [planted(name, ADD, old, new) for name, (old, new, _) in PLANTED_ADD.items()]
-    return build([*texts, *((config.name, source(config)) for config in (SMALL, ADD))], cache=cache)
+faulty = library_of(
+    lambda: [
+        *(planted(name, SMALL, old, new) for name, (old, new, _) in PLANTED.items()),
+        *(planted(name, ADD, old, new) for name, (old, new, _) in PLANTED_ADD.items()),
+        *texts((SMALL, ADD)),
+    ]
+)
 
 
 def what_is_found(library: Library, config: BothConfig, order: str, renamed: dict[str, str]) -> str:
@@ -203,10 +193,10 @@ def test_without_them_nothing_is_found(faulty: Library, order: str) -> None:
     assert what_is_found(faulty, SMALL, order, {}) == "nothing"
 
 
-def test_reads_beyond_the_matrix_are_caught(cache: Path) -> None:
+def test_reads_beyond_the_matrix_are_caught(build_cache: Path) -> None:
     name = "reads_beyond"
     text = planted(name, SMALL, "there && c * T1 * V < columns", "true")
-    built = build([text, (ADD.name, source(ADD))], sanitize=True, cache=cache)
+    built = build([text, (ADD.name, source(ADD))], sanitize=True, cache=build_cache)
     case = Case(SMALL, 40, 516, 40)
     with pytest.raises(KernelFault, match=r"(?s)heap-buffer-overflow.*READ of size"):
         encoded(case, case.task(), built, "forward", {SMALL.name: name})
@@ -250,12 +240,12 @@ VIEWS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], int]] = {  # of 72 x 
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_any_strides_take_the_widest_loads(cache: Path, monkeypatch: pytest.MonkeyPatch, view: str) -> None:
+def test_any_strides_take_the_widest_loads(build_cache: Path, monkeypatch: pytest.MonkeyPatch, view: str) -> None:
     rng, launched = np.random.default_rng(3), []
 
     def launch(config: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         launched.append(config)
-        build([(config.name, source(config))], cache=cache).run(config.name, grid, config.t1, args)
+        build([(config.name, source(config))], cache=build_cache).run(config.name, grid, config.t1, args)
 
     monkeypatch.setattr(module, "_launched", launch)
     monkeypatch.setattr(module, "scratch", lambda nbytes, tickets: (aligned(np.full(nbytes, 255, np.uint8)), None))

@@ -6,20 +6,18 @@ And the tests tested: faults planted into the kernels' own text are caught, a wr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import VARIANTS, Config, launch
-from tests.cuda_on_cpu import ORDERS, KernelFault, Library, build
-from tests.kernel_cases import CONFIGS, DTYPES, SCALARS, Case, Operands, cases, faults, planted
+from tests.cuda_on_cpu import ORDERS, Library
+from tests.kernel_cases import CONFIGS, DTYPES, SCALARS, Case, Operands, cases, faults
 from tests.kernel_cases import ORDERS as LAYOUTS
+from tests.libraries import first_fault, library_of, texts, with_faults
 from tests.oracles import elements_outside
 
 V0, V1, V2, V3 = (
@@ -97,33 +95,10 @@ ADDRESSES = {
 }
 
 
-@pytest.fixture(scope="session")
-def cache(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("cuda_on_cpu"))
-
-
-@pytest.fixture(scope="session")
-def faulty(cache: Path) -> Library:
-    return build([planted(name, *plan[:4]) for name, plan in PLANTED.items()], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def faulty_addresses(cache: Path) -> Iterator[Library]:
-    made = build([planted(name, *plan) for name, plan in ADDRESSES.items()], sanitize=True, cache=cache)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
-def library(cache: Path) -> Library:
-    return build([(config.name, source(config)) for config in CONFIGS], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def sanitized(cache: Path) -> Iterator[Library]:
-    made = build([(config.name, source(config)) for config in CONFIGS], sanitize=True, cache=cache)
-    yield made
-    made.close()
+faulty = library_of(lambda: with_faults(PLANTED))
+faulty_addresses = library_of(lambda: with_faults(ADDRESSES), sanitize=True)
+library = library_of(lambda: texts(CONFIGS))
+sanitized = library_of(lambda: texts(CONFIGS), sanitize=True)
 
 
 def run(library: Library, operands: Operands, order: str, *, name: str = "", seed: int = 0) -> np.ndarray:
@@ -200,15 +175,12 @@ def test_drawn_problems(library, variant, dtype):
 
 def what_is_found(library: Library, name: str, config: Config, order: str) -> str:
     """The first thing that is wrong with a kernel over all cases."""
-    for case in cases(config):
+
+    def judged(case: Case) -> list[str]:
         operands = Operands.of(case)
-        try:
-            found = faults(operands, run(library, operands, order, name=name))
-        except KernelFault as fault:
-            return str(fault)
-        if found:
-            return "; ".join(found)
-    return "nothing"
+        return faults(operands, run(library, operands, order, name=name))
+
+    return first_fault(cases(config), judged)
 
 
 @pytest.mark.parametrize("order", ORDERS)

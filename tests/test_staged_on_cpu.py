@@ -7,18 +7,22 @@ one after the other and copies to shared memory are done at once: `arrived`, `co
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.stream import Stream
-from tests.cuda_on_cpu import ORDERS, Library, build
-from tests.kernel_cases import planted
-from tests.stream_kernel_cases import STAGED, Case, Operands, cases, faults
-from tests.stream_runs import check_drawn_problems, on_cpu, what_is_found
+from tests.cuda_on_cpu import ORDERS
+from tests.libraries import library_of, texts, with_faults
+from tests.stream_kernel_cases import STAGED, Case, cases
+from tests.stream_runs import (
+    check_drawn_problems,
+    check_in_every_order,
+    check_in_turn,
+    check_what_is_not_finite,
+    what_is_found,
+)
 
 RING, WIDE, ODD, HALVES = STAGED[:4]
 EIGHTS = STAGED[-1]  # eight vectors of a row, four rows at a time
@@ -83,34 +87,10 @@ ADDRESSES = {
 }
 
 
-@pytest.fixture(scope="session")
-def cache(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("cuda_on_cpu"))
-
-
-@pytest.fixture(scope="session")
-def library(cache: Path) -> Library:
-    return build([(config.name, source(config)) for config in STAGED], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def sanitized(cache: Path) -> Iterator[Library]:
-    made = build([(config.name, source(config)) for config in STAGED], sanitize=True, cache=cache)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
-def faulty(cache: Path) -> Library:
-    healthy = [(config.name, source(config)) for config in HEALTHY]
-    return build([*(planted(name, *plan[:4]) for name, plan in PLANTED.items()), *healthy], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def faulty_addresses(cache: Path) -> Iterator[Library]:
-    made = build([planted(name, *plan) for name, plan in ADDRESSES.items()], sanitize=True, cache=cache)
-    yield made
-    made.close()
+library = library_of(lambda: texts(STAGED))
+sanitized = library_of(lambda: texts(STAGED), sanitize=True)
+faulty = library_of(lambda: [*with_faults(PLANTED), *texts(HEALTHY)])
+faulty_addresses = library_of(lambda: with_faults(ADDRESSES), sanitize=True)
 
 
 def names(config: Stream) -> str:
@@ -119,33 +99,19 @@ def names(config: Stream) -> str:
 
 @pytest.mark.parametrize("config", STAGED, ids=names)
 def test_every_path_in_every_order(library, config):
-    for case in cases(config):
-        operands = Operands.of(case)
-        results = [on_cpu(library, operands, order) for order in ORDERS]
-        assert not faults(operands, *results[0]), str(case)
-        for order, (memory, tickets) in zip(ORDERS, results, strict=True):
-            assert not tickets.any()
-            assert memory.tobytes() == results[0][0].tobytes(), f"{case}: another result in {order} order"
+    check_in_every_order(library, cases(config))
 
 
 @pytest.mark.parametrize("config", STAGED, ids=names)
 def test_every_path_under_address_sanitizer(sanitized, config):
-    for number, case in enumerate(cases(config)):
-        operands = Operands.of(case, 1)
-        assert not faults(operands, *on_cpu(sanitized, operands, ORDERS[number % 3])), str(case)
+    check_in_turn(sanitized, cases(config))
 
 
 @pytest.mark.parametrize("b_order", ["dense", "C", "F", "turned"])
 @pytest.mark.parametrize("config", STAGED, ids=names)
 def test_what_is_not_finite_stays_in_its_row_and_column(library, config, b_order):
-    m, k, n = config.tile + 3, (config.shape.pairs + 1) * config.step + 1, config.t2
-    operands = Operands.of(Case(config, m, k, n, steps=config.shape.pairs, extra=1, b_order=b_order))
-    a, b = operands.a.matrix()[0], operands.b.matrix()[0]
-    a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
-    c = operands.c.matrix(on_cpu(library, operands, "forward")[0])[0]
-    expected = np.ones(c.shape, bool)
-    expected[[1, m - 1]], expected[:, n - 1] = False, False
-    assert (np.isfinite(c) == expected).all()
+    m, k, n, pairs = config.tile + 3, (config.shape.pairs + 1) * config.step + 1, config.t2, config.shape.pairs
+    check_what_is_not_finite(library, Case(config, m, k, n, steps=pairs, extra=1, b_order=b_order))
 
 
 def test_drawn_problems(library):

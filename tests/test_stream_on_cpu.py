@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abft_tsm2.core.compiler import kernel, source
-from tests.cuda_on_cpu import ORDERS, KernelFault, Library, build
+from abft_tsm2.core.compiler import kernel
+from tests.cuda_on_cpu import ORDERS, Library
 from tests.kernel_cases import SCALARS
+from tests.libraries import first_fault, library_of, texts, with_faults
 from tests.stream_cases import B_ORDERS, CONFIGS, FREE, Case, Operands, Stream, cases, faults
 
 COLUMNS = Stream("float32", "float32", 3, 5, tcf=2)
@@ -29,21 +28,8 @@ WRONG = "elements are wrong"
 OUTSIDE = "global memory overrun|around C were written|elements are wrong"
 
 
-@pytest.fixture(scope="session")
-def cache(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("cuda_on_cpu"))
-
-
-@pytest.fixture(scope="session")
-def library(cache: Path) -> Library:
-    return build([(config.name, source(config)) for config in CONFIGS], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def sanitized(cache: Path) -> Iterator[Library]:
-    made = build([(config.name, source(config)) for config in CONFIGS], sanitize=True, cache=cache)
-    yield made
-    made.close()
+library = library_of(lambda: texts(CONFIGS))
+sanitized = library_of(lambda: texts(CONFIGS), sanitize=True)
 
 
 def run(library: Library, operands: Operands, order: str, *, name: str = "", seed: int = 0) -> np.ndarray:
@@ -189,37 +175,18 @@ ADDRESSES = {
 }
 
 
-def planted(name: str, config: Stream, old: str, occurrence: int, new: str) -> tuple[str, str]:
-    """The kernel's text with one change, under another name."""
-    parts = source(config).split(old)
-    assert len(parts) > occurrence + 1, f"{name}: the kernel has not {occurrence + 1} of {old!r}"
-    text = old.join(parts[: occurrence + 1]) + new + old.join(parts[occurrence + 1 :])
-    return name, text.replace(config.name, name)
-
-
-@pytest.fixture(scope="session")
-def faulty(cache: Path) -> Library:
-    return build([planted(name, *plan[:4]) for name, plan in PLANTED.items()], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def faulty_addresses(cache: Path) -> Iterator[Library]:
-    made = build([planted(name, *plan) for name, plan in ADDRESSES.items()], sanitize=True, cache=cache)
-    yield made
-    made.close()
+faulty = library_of(lambda: with_faults(PLANTED))
+faulty_addresses = library_of(lambda: with_faults(ADDRESSES), sanitize=True)
 
 
 def what_is_found(library: Library, name: str, config: Stream, order: str) -> str:
     """The first thing that is wrong with a kernel over all cases."""
-    for case in cases(config):
+
+    def judged(case: Case) -> list[str]:
         operands = Operands.of(case)
-        try:
-            found = faults(operands, run(library, operands, order, name=name))
-        except KernelFault as fault:
-            return str(fault)
-        if found:
-            return "; ".join(found)
-    return "nothing"
+        return faults(operands, run(library, operands, order, name=name))
+
+    return first_fault(cases(config), judged)
 
 
 @pytest.mark.parametrize("order", ORDERS)

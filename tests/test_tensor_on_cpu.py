@@ -10,26 +10,27 @@ one after the other, copies to shared memory are done at once and sums are round
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from abft_tsm2.core import plan
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import Problem
-from abft_tsm2.core.device import known
 from abft_tsm2.core.division import Grid
 from abft_tsm2.core.stream import Stream, candidates
-from tests.cuda_on_cpu import ORDERS, Library, build
-from tests.fake_card import Array
-from tests.kernel_cases import SCALARS, planted
-from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, TENSOR, Case, Operands, b_orders, cases, faults, order_of
-from tests.stream_runs import check_drawn_problems, on_cpu, what_is_found
+from tests.cuda_on_cpu import ORDERS
+from tests.libraries import library_of, texts, with_faults
+from tests.stream_kernel_cases import TENSOR, Case, Operands, b_orders, cases, faults
+from tests.stream_runs import (
+    check_drawn_problems,
+    check_in_every_order,
+    check_in_turn,
+    check_launches,
+    check_what_is_not_finite,
+    on_cpu,
+    what_is_found,
+)
 
 COLUMNS, TILES, STAGES = TENSOR[:3]  # columns of A are contiguous
 ROWS, LONG, WIDE = TENSOR[3:6]  # rows are
@@ -173,33 +174,10 @@ ADDRESSES = {
 }
 
 
-@pytest.fixture(scope="session")
-def cache(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("cuda_on_cpu"))
-
-
-@pytest.fixture(scope="session")
-def library(cache: Path) -> Library:
-    return build([(config.name, source(config)) for config in TENSOR], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def sanitized(cache: Path) -> Iterator[Library]:
-    made = build([(config.name, source(config)) for config in SANITIZED], sanitize=True, cache=cache)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
-def faulty(cache: Path) -> Library:
-    return build([planted(name, *plan[:4]) for name, plan in PLANTED.items()], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def faulty_addresses(cache: Path) -> Iterator[Library]:
-    made = build([planted(name, *plan) for name, plan in ADDRESSES.items()], sanitize=True, cache=cache)
-    yield made
-    made.close()
+library = library_of(lambda: texts(TENSOR))
+sanitized = library_of(lambda: texts(SANITIZED), sanitize=True)
+faulty = library_of(lambda: with_faults(PLANTED))
+faulty_addresses = library_of(lambda: with_faults(ADDRESSES), sanitize=True)
 
 
 def names(config: Stream) -> str:
@@ -208,20 +186,12 @@ def names(config: Stream) -> str:
 
 @pytest.mark.parametrize("config", TENSOR, ids=names)
 def test_every_path_in_every_order(library, config):
-    for case in cases(config)[::2]:  # every shape once; all others under AddressSanitizer
-        operands = Operands.of(case)
-        results = [on_cpu(library, operands, order) for order in ORDERS]
-        assert not faults(operands, *results[0]), str(case)
-        for order, (memory, tickets) in zip(ORDERS, results, strict=True):
-            assert not tickets.any()
-            assert memory.tobytes() == results[0][0].tobytes(), f"{case}: another result in {order} order"
+    check_in_every_order(library, cases(config)[::2])  # every shape once; all others under AddressSanitizer
 
 
 @pytest.mark.parametrize("config", SANITIZED, ids=names)
 def test_every_path_under_address_sanitizer(sanitized, config):
-    for number, case in enumerate(cases(config)[1::2]):
-        operands = Operands.of(case, 1)
-        assert not faults(operands, *on_cpu(sanitized, operands, ORDERS[number % 3])), str(case)
+    check_in_turn(sanitized, cases(config)[1::2])
 
 
 def of_orders(*orders: str) -> pytest.MarkDecorator:
@@ -233,13 +203,7 @@ def of_orders(*orders: str) -> pytest.MarkDecorator:
 @of_orders("dense", "C", "F", "turned")
 def test_what_is_not_finite_stays_in_its_row_and_column(library, config, b_order):
     m, k, n = config.tile + 3, 3 * config.step + 1, config.t2
-    operands = Operands.of(Case(config, m, k, n, steps=2, extra=1, b_order=b_order))
-    a, b = operands.a.matrix()[0], operands.b.matrix()[0]
-    a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
-    c = operands.c.matrix(on_cpu(library, operands, "forward")[0])[0]
-    expected = np.ones(c.shape, bool)
-    expected[[1, m - 1]], expected[:, n - 1] = False, False
-    assert (np.isfinite(c) == expected).all()
+    check_what_is_not_finite(library, Case(config, m, k, n, steps=2, extra=1, b_order=b_order))
 
 
 @dataclass(frozen=True)
@@ -270,20 +234,18 @@ def test_drawn_problems(library):
 # ---- where B lies in shared memory ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def places(cache: Path) -> Library:
-    """`probe`, with the kernels' own functions: where the threads of a warp read B, and where each row of it lies."""
+def probe(config: Stream) -> tuple[str, str]:
+    """`probe`, with the kernel's own functions: where the threads of a warp read B, and where each row of it lies."""
     double = "for (int i = 0; i < 4; i++) out[i * 32 + threadIdx.x] = depth(i) * ROW + group();"
     short = "for (int p = 0; p < BANDS; p++) out[p * 32 + threadIdx.x] = place(threadIdx.x, p * 8);"
     turned = "for (int i = 0; i < 4; i++) out[i * 32 + threadIdx.x] = group() * COLUMN + "
     along = {"float64": "depth(i);", "float32": "8 * member();"}  # by the type of the sums
+    name = f"probe_{config.name}"
+    body = turned + along[config.sums] if config.turned else double if config.dtype == "float64" else short
+    return name, f"{source(config).partition(KERNEL)[0]}{KERNEL} {name}(int* out) {{ {body} }}\n"
 
-    def probe(config: Stream) -> tuple[str, str]:
-        name = f"probe_{config.name}"
-        body = turned + along[config.sums] if config.turned else double if config.dtype == "float64" else short
-        return name, f"{source(config).partition(KERNEL)[0]}{KERNEL} {name}(int* out) {{ {body} }}\n"
 
-    return build([probe(config) for config in TENSOR], cache=cache)
+places = library_of(lambda: [probe(config) for config in TENSOR])
 
 
 @pytest.mark.parametrize(
@@ -333,60 +295,12 @@ def chosen(order: str, dtype: str, n: int, b_order: str = "C") -> Stream:
     return next(config for config in candidates(problem) if config.form == "tensor")
 
 
-@pytest.fixture(scope="session")
-def shipped(cache: Path) -> Library:
-    configs = {chosen(*plan, b_order) for plan in CHOSEN for b_order in "CF"}
-    return build([(config.name, source(config)) for config in sorted(configs, key=names)], cache=cache)
+shipped = library_of(lambda: texts(sorted({chosen(*plan, b_order) for plan in CHOSEN for b_order in "CF"}, key=names)))
 
 
-@pytest.mark.parametrize("chosen_by", CHOSEN, ids=str)
-def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, chosen_by):
-    """`plan.problem_of`, `stream.candidates`, `grid`, `workspace` and `plan.launched`, with the shapes that ship."""
-    config = chosen(*chosen_by)
-    left: list[np.ndarray] = []
-
-    def kernel(config):
-        def launch(grid, block, arguments):
-            args = [np.zeros(0, np.uint8) if isinstance(x, np.uintp) else x for x in arguments]
-            shipped.run(config.name, grid, block, args, order="random", seed=grid[1])
-
-        return launch
-
-    def scratch(nbytes, tickets):
-        left.append(np.zeros(tickets, np.uint32))
-        return np.full(nbytes, 0xFB, np.uint8), left[-1]
-
-    monkeypatch.setattr(plan, "kernel", kernel)
-    monkeypatch.setattr(plan, "scratch", scratch)
-
-    @settings(max_examples=20)
-    @given(
-        m=st.integers(1, 2 * config.tile + 5),
-        k=st.integers(1, 5 * config.step),
-        multiprocessors=st.integers(1, 132),
-        batch=st.integers(1, 2),
-        extra=st.integers(0, 3),
-        orders=st.tuples(st.sampled_from(B_ORDERS), st.sampled_from(C_ORDERS)),
-        beta=st.sampled_from(SCALARS),
-        seed=st.integers(0, 2**32 - 1),
-    )
-    def check(m, k, multiprocessors, batch, extra, orders, beta, seed):
-        case = Case(config, m, k, chosen_by[2], 0, 0, extra, *orders, batch, False, -0.5, beta, "normal")
-        operands = Operands.of(case, seed)
-        memory = operands.c.memory.copy()
-        A, B, C = (x.view(Array) for x in (operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory)))
-        # A single line lies in any order, and at any multiple: the problem is posed for what the kernel was made for.
-        problem = plan.problem_of(A, B, C)
-        launched = chosen(*chosen_by, problem.b_order)  # which may read B along its columns
-        if min(m, k) > 1:
-            assert (problem.order, problem.width, problem.batch) == (chosen_by[0], 16, batch)
-            assert launched in candidates(problem)
-        problem = replace(problem, order=order_of(config), width=16)
-        device = replace(known("H200"), multiprocessors=multiprocessors)
-        plan.launched(launched, problem, device, A, B, C)(A, B, C, -0.5, beta)
-        assert not faults(operands, memory, left.pop() if left else np.zeros(0)), str(case)
-
-    check()
+@pytest.mark.parametrize("plan", CHOSEN, ids=str)
+def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, plan):
+    check_launches(shipped, monkeypatch, lambda b_order: chosen(*plan, b_order), plan[2], examples=20)
 
 
 # ---- the tests tested -----------------------------------------------------------------------------------------------

@@ -8,25 +8,25 @@ a ticket is drawn.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from abft_tsm2.core import plan
-from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import Problem
-from abft_tsm2.core.device import known
 from abft_tsm2.core.stream import Shape, Stream, candidates
-from tests.cuda_on_cpu import ORDERS, Library, build
-from tests.fake_card import Array
-from tests.kernel_cases import SCALARS, planted
-from tests.stream_kernel_cases import B_ORDERS, C_ORDERS, CONFIGS, FORMS, TYPES, Case, Operands, b_orders, cases, faults
-from tests.stream_runs import check_drawn_problems, on_cpu, what_is_found
+from tests.cuda_on_cpu import ORDERS
+from tests.kernel_cases import planted
+from tests.libraries import library_of, texts, with_faults
+from tests.stream_kernel_cases import CONFIGS, FORMS, TYPES, Case, Operands, b_orders, cases, faults
+from tests.stream_runs import (
+    check_drawn_problems,
+    check_in_every_order,
+    check_in_turn,
+    check_launches,
+    check_what_is_not_finite,
+    on_cpu,
+    what_is_found,
+)
 
 SINGLE, DOUBLE = ("float32",) * 4, ("float64",) * 4
 HALF = ("float16", "float16", "float32", "float32")
@@ -200,35 +200,10 @@ FOUND_BY_ORDER = (  # parts added as they come
 )
 
 
-@pytest.fixture(scope="session")
-def cache(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("cuda_on_cpu"))
-
-
-@pytest.fixture(scope="session")
-def library(cache: Path) -> Library:
-    return build([(config.name, source(config)) for config in CONFIGS], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def sanitized(cache: Path) -> Iterator[Library]:
-    made = build([(config.name, source(config)) for config in CONFIGS], sanitize=True, cache=cache)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
-def faulty(cache: Path) -> Library:
-    plans = [planted(name, *plan[:4]) for name, plan in PLANTED.items()]
-    healthy = [(config.name, source(config)) for config in HEALTHY]
-    return build([*plans, planted(*FOUND_BY_ORDER), *healthy], cache=cache)
-
-
-@pytest.fixture(scope="session")
-def faulty_addresses(cache: Path) -> Iterator[Library]:
-    made = build([planted(name, *plan) for name, plan in ADDRESSES.items()], sanitize=True, cache=cache)
-    yield made
-    made.close()
+library = library_of(lambda: texts(CONFIGS))
+sanitized = library_of(lambda: texts(CONFIGS), sanitize=True)
+faulty = library_of(lambda: [*with_faults(PLANTED), planted(*FOUND_BY_ORDER), *texts(HEALTHY)])
+faulty_addresses = library_of(lambda: with_faults(ADDRESSES), sanitize=True)
 
 
 def names(config: Stream) -> str:
@@ -237,32 +212,18 @@ def names(config: Stream) -> str:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=names)
 def test_every_path_in_every_order(library, config):
-    for case in cases(config):
-        operands = Operands.of(case)
-        results = [on_cpu(library, operands, order) for order in ORDERS]
-        assert not faults(operands, *results[0]), str(case)
-        for order, (memory, tickets) in zip(ORDERS, results, strict=True):
-            assert not tickets.any()
-            assert memory.tobytes() == results[0][0].tobytes(), f"{case}: another result in {order} order"
+    check_in_every_order(library, cases(config))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=names)
 def test_every_path_under_address_sanitizer(sanitized, config):
-    for number, case in enumerate(cases(config)):
-        operands = Operands.of(case, 1)
-        assert not faults(operands, *on_cpu(sanitized, operands, ORDERS[number % 3])), str(case)
+    check_in_turn(sanitized, cases(config))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=names)
 def test_what_is_not_finite_stays_in_its_row_and_column(library, config):
     m, k, n = config.tile + 3, 3 * config.step + 1, config.t2
-    operands = Operands.of(Case(config, m, k, n, steps=2, extra=1, b_order=b_orders(config)[0]))
-    a, b = operands.a.matrix()[0], operands.b.matrix()[0]
-    a[1, k - 1], a[m - 1, 0], b[k // 2, n - 1] = np.nan, np.inf, -np.inf
-    c = operands.c.matrix(on_cpu(library, operands, "forward")[0])[0]
-    expected = np.ones(c.shape, bool)
-    expected[[1, m - 1]], expected[:, n - 1] = False, False
-    assert (np.isfinite(c) == expected).all()
+    check_what_is_not_finite(library, Case(config, m, k, n, steps=2, extra=1, b_order=b_orders(config)[0]))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -287,60 +248,12 @@ def chosen(order: str, dtype: str, n: int, width: int, b_order: str = "C") -> St
     return next(config for config in candidates(problem) if config.form in FORMS)
 
 
-@pytest.fixture(scope="session")
-def shipped(cache: Path) -> Library:
-    configs = {chosen(*plan, b_order) for plan in CHOSEN for b_order in "CF"}
-    return build([(config.name, source(config)) for config in sorted(configs, key=names)], cache=cache)
+shipped = library_of(lambda: texts(sorted({chosen(*plan, b_order) for plan in CHOSEN for b_order in "CF"}, key=names)))
 
 
-@pytest.mark.parametrize("chosen_by", CHOSEN, ids=str)
-def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, chosen_by):
-    """`plan.problem_of`, `stream.candidates`, `grid`, `workspace` and `plan.launched`, with the shapes that ship."""
-    config = chosen(*chosen_by)
-    left: list[np.ndarray] = []
-
-    def kernel(config):
-        def launch(grid, block, arguments):
-            args = [np.zeros(0, np.uint8) if isinstance(x, np.uintp) else x for x in arguments]
-            shipped.run(config.name, grid, block, args, order="random", seed=grid[1])
-
-        return launch
-
-    def scratch(nbytes, tickets):
-        left.append(np.zeros(tickets, np.uint32))
-        return np.full(nbytes, 0xFB, np.uint8), left[-1]
-
-    monkeypatch.setattr(plan, "kernel", kernel)
-    monkeypatch.setattr(plan, "scratch", scratch)
-
-    @given(
-        m=st.integers(1, 2 * config.tile + 5),
-        k=st.integers(1, 5 * config.step),
-        multiprocessors=st.integers(1, 132),
-        batch=st.integers(1, 2),
-        extra=st.integers(0, 3),
-        orders=st.tuples(st.sampled_from(B_ORDERS), st.sampled_from(C_ORDERS)),
-        beta=st.sampled_from(SCALARS),
-        seed=st.integers(0, 2**32 - 1),
-    )
-    def check(m, k, multiprocessors, batch, extra, orders, beta, seed):
-        case = Case(config, m, k, chosen_by[2], 0, 0, extra, *orders, batch, False, -0.5, beta, "normal")
-        operands = Operands.of(case, seed)
-        memory = operands.c.memory.copy()
-        A, B, C = (x.view(Array) for x in (operands.a.matrix(), operands.b.matrix(), operands.c.matrix(memory)))
-        # A single line lies in any order, and at any multiple: the problem is posed for what the kernel was made for.
-        problem = plan.problem_of(A, B, C)
-        launched = chosen(*chosen_by, problem.b_order)  # which may read B along its columns
-        if min(m, k) > 1:
-            assert (problem.order, problem.width, problem.batch) == (chosen_by[0], config.width, batch)
-            assert launched in candidates(problem)
-        problem = replace(problem, order=chosen_by[0], width=config.width)
-        device = replace(known("H200"), multiprocessors=multiprocessors)
-        plan.launched(launched, problem, device, A, B, C)(A, B, C, -0.5, beta)
-        tickets = left.pop() if left else np.zeros(0)
-        assert not faults(operands, memory, tickets), str(case)
-
-    check()
+@pytest.mark.parametrize("plan", CHOSEN, ids=str)
+def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, plan):
+    check_launches(shipped, monkeypatch, lambda b_order: chosen(*plan, b_order), plan[2], examples=100)
 
 
 # ---- the tests tested ---------------------------------------------------------------------------------------------

@@ -107,10 +107,9 @@ def outputs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest) -> Any:
-    cache = Path(request.config.cache.mkdir("cuda_on_cpu"))
+def library(build_cache: Path) -> Any:
     doubtful = PLAIN[0].text.replace("0xfffu + (size >> 13 & 1u)", "0x1000u").replace(PLAIN[0].name, "ties_away")
-    return build([*((c.name, c.text) for c in PLAIN), ("ties_away", doubtful)], cache=cache)
+    return build([*((c.name, c.text) for c in PLAIN), ("ties_away", doubtful)], cache=build_cache)
 
 
 def run(library: Any, name: str, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
