@@ -1,4 +1,4 @@
-"""What every test runs under: BLAS threads, no measured choices, Hypothesis' settings, a folder."""
+"""What every test runs under: BLAS threads, no measured choices, Hypothesis' settings, compiled kernels kept."""
 
 from __future__ import annotations
 

@@ -155,6 +155,7 @@ PLANTED = {
 }
 # What is read and then not used: only AddressSanitizer sees it.
 ADDRESSES = {
+    "tile_before_the_matrix": (COLUMNS, " && m >= tile ?", 0, " ?"),
     "whole_tiles": (COLUMNS, WHOLE, 0, "tile_row <= m"),
     "rows_beyond_m": (HALVES, "smaller(row + group() + 8 * i, m - 1)", 0, "(row + group() + 8 * i)"),
     "rows_of_columns": (TILES, "rows - c * 16 - 2 * group()", 0, "2"),

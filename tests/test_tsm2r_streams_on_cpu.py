@@ -172,6 +172,7 @@ PLANTED = {
 }
 # What is read and then not used: only AddressSanitizer sees it.
 ADDRESSES = {
+    "tile_before_the_matrix": (COLUMNS, " && m >= tile ?", 0, " ?"),
     "whole_tiles": (COLUMNS, "tile_row + 32 * V * TCF <= m", 0, "tile_row <= m"),
     "after_the_last_column": (COLUMNS, "if (s + i + half + 1 < steps) at +=", 0, "at +="),
     "after_the_last_step": (ROWS, "if (now + 1 < steps) A +=", 0, "A +="),

@@ -203,9 +203,7 @@ def candidates(problem: Problem) -> Iterator[Stream]:
         t2 = -(-n // 8) * 8
         shapes = TENSOR.get((problem.order, kind, problem.b_order), TENSOR.get((problem.order, kind, "C")))
         if shapes is not None and (kind == "float64" or problem.sums == "float32"):
-            shape = shape_of(shapes, t2)
-            if problem.width < 16:  # more loads
-                shape = replace(shape, blocks=shape.blocks - 1)
+            shape = _for_width(shape_of(shapes, t2), "tensor", problem)
             order, turned = "FC".index(problem.order), problem.b_order == "F"
             yield Stream("tensor", *types, problem.width, t2, shape, order=order, turned=turned)
     t2, width = fitting(COLUMNS, n), problem.width
@@ -268,16 +266,17 @@ def _small(problem: Problem) -> Stream:
     return config
 
 
-def _for_width(shape: Shape, form: str, problem: Problem, sums_bytes: int) -> Shape:
+def _for_width(shape: Shape, form: str, problem: Problem, sums_bytes: int = _SUMS) -> Shape:
     """Narrower loads, and more of them, as long as the sums fit the registers."""
     factor = min(4, 16 // problem.width)
     if factor == 1:
         return shape
-    if form == "rows":
-        return replace(shape, t3=min(4, shape.t3 * factor), blocks=max(1, shape.blocks - 1))
-    return replace(
-        shape, tcf=shape.tcf * max(1, min(factor, _SUMS // sums_bytes)), blocks=max(1, shape.blocks * 3 // 4)
-    )
+    if form == "columns":
+        return replace(
+            shape, tcf=shape.tcf * max(1, min(factor, _SUMS // sums_bytes)), blocks=max(1, shape.blocks * 3 // 4)
+        )
+    t3 = min(4, shape.t3 * factor) if form == "rows" else shape.t3  # "tensor" has as many vectors as before
+    return replace(shape, t3=t3, blocks=max(1, shape.blocks - 1))
 
 
 def _turns(config: Stream) -> bool:
