@@ -153,10 +153,10 @@ def _chosen(A: Array, B: Array, C: Array, device: Device) -> tuple[str, str]:
 
 def _gemm(name: str, cell: Cell, operands: Products, layout: str) -> Contender:
     A, B, C = operands.A, operands.B(cell.n, layout[1]), operands.outputs(cell.n, layout[2])
-    problem = problem_of(A[0], B, C[0])
+    multiply = vendor.Gemm.of(problem_of(A[0], B, C[0]), A[0], B, C[0])
 
     def call(i: int) -> None:
-        vendor.gemm(problem, A[i], B, C[i], 1.0, 0.0)
+        multiply(A[i], B, C[i], 1.0, 0.0)
 
     return Contender(name, VENDOR, Call(call, operands.copies), [[c] for c in C], layout, "cuBLAS")
 
@@ -289,10 +289,10 @@ def _two(cell: Cell, operands: Encodings, deadline: float) -> Contender:
 def _one(sides: list[Array], B: Array, order: str) -> tuple[Callable[[int], None], list[Array]]:
     """The product of each side and B, in this order."""
     C = [array((A.shape[0], B.shape[1]), dtype_name(A.dtype), order) for A in sides]
-    problem = problem_of(sides[0], B, C[0])
+    multiply = vendor.Gemm.of(problem_of(sides[0], B, C[0]), sides[0], B, C[0])
 
     def call(i: int) -> None:
-        vendor.gemm(problem, sides[i], B, C[i], 1.0, 0.0)
+        multiply(sides[i], B, C[i], 1.0, 0.0)
 
     return call, C
 

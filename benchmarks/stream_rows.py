@@ -18,14 +18,15 @@ COLUMNS = (
     *CELL,
     *("contender", "family", "kernel", "source", "layout"),
     *TIMES,
-    *("best_cublas", "best_cublas_ms", "speedup", "cupy_ms", "speedup_cupy"),
+    *("best_cublas", "best_cublas_ms", "speedup", "speedup_alike", "cupy_ms", "speedup_cupy"),
     *("host_us", "host_us_lower_quartile", "host_us_upper_quartile", "host_us_beyond_cupy"),
     *ERRORS,
     *("note", "error", "sm_mhz"),
 )
 """Of a row, before those of `gpu_timing.environment`. `layout` are the orders of A, B and C, in columns ("F") or in
 rows ("C"); `source` is what chose the kernel; `products` those of a call; `lead` what the leading dimension of A has
-beyond its rows or columns. Speedups compare calls that were timed the same way, queued or in a graph."""
+beyond its rows or columns. Speedups compare calls that were timed the same way, queued or in a graph: `speedup` with
+the best cuBLAS, B and C laid out as it likes best, `speedup_alike` with the best of the row's own layout."""
 
 Key = tuple[str, ...]
 """The values of the columns `CELL`, as text."""
@@ -52,6 +53,9 @@ def compare(rows: Sequence[dict[str, Any]]) -> None:
         if best is not None:
             row.update(best_cublas=best["contender"], best_cublas_ms=best["ms"])
             row["speedup"] = short(best["ms"] / row["ms"])
+        alike = min((float(rival["ms"]) for rival in rivals if _alike(row, rival)), default=None)
+        if alike is not None:
+            row["speedup_alike"] = short(alike / row["ms"])
         cupy = next((other for other in good if other["contender"] == CUPY and other["how"] == row["how"]), None)
         if cupy is not None:
             row.update(cupy_ms=cupy["ms"], speedup_cupy=short(cupy["ms"] / row["ms"]))
@@ -59,3 +63,9 @@ def compare(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         if row["host_us"] != "" and base != "":
             row["host_us_beyond_cupy"] = short(row["host_us"] - base)
+
+
+def _alike(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether A, B and C lie alike: of one column any order is the same, and `encode_both` has no rival of its kind."""
+    mine, its = row["layout"], other["layout"]
+    return row["suite"] == "both" or mine == its or (mine[:1] == its[:1] and int(row["n"]) == 1)

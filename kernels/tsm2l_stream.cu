@@ -6,8 +6,9 @@
 // is to store of C, elements change hands in shared memory of the warp's own: first A's, then C's in the same place.
 //
 // Launch   (blocks, 1, products) blocks of T1 threads: any number of blocks, ceil(m / (WARPS TILE)) for a tile a warp
-// Macros   those of wide.cuh; T1 threads; T2 = n; T3 = k; TCF times a thread has RUN rows; C_WIDTH bytes of C in one
-//          store; BLOCKS of a multiprocessor; ENTRY the name of the kernel
+// Macros   those of wide.cuh; T1 threads; T2 = n; T3 = k; TCF times a thread has RUN rows; GROUP columns of C that are
+//          computed at a time, all of them or a multiple of 4; LEAVES_FIRST whether A and C leave the caches first;
+//          C_WIDTH bytes of C in one store; BLOCKS of a multiprocessor; ENTRY the name of the kernel
 //          A_ORDER   0  threads follow the columns of A: rsa = 1, or any strides where V = 1
 //                    1  its rows, and they follow each other: csa = 1, rsa = k
 //                    2  its rows: csa = 1 and V divides k, or any strides where V = 1
@@ -17,6 +18,16 @@
 //          b lies b times the batch stride further on
 // Edges    m arbitrary, k and n are T3 and T2; nothing outside of the matrices is read or written. slice, partial and
 //          tickets have a meaning for other kernels only
+
+// Lines that leave the level-2 cache first leave other data in it, that of the next launch for one. But where the cache
+// is full of such data, they have little room there, and memory that is read and written at a time takes up to 5 % longer.
+#if LEAVES_FIRST
+#define LOAD __ldcs
+#define STORE(at, word) __stcs(at, word)
+#else
+#define LOAD __ldcg
+#define STORE(at, word) *(at) = word
+#endif
 #include "pieces.cuh"
 
 constexpr int WARPS = T1 / 32;
@@ -25,7 +36,6 @@ constexpr int RUN = A_ORDER == 0 ? V : C_ORDER == 0 ? CV : 1;  // rows of a thre
 constexpr int STORED = C_ORDER == 0 && CV > RUN ? RUN : CV;    // elements of C in one store
 constexpr int ROWS = TCF * RUN;                                // of a thread
 constexpr int TILE = 32 * ROWS;                                // rows of a warp
-constexpr int GROUP = T2 <= 2 ? T2 : 4;                        // columns of C that are computed at a time
 constexpr int LINE = rounded_up(T2, GROUP);                    // of a row of B in shared memory
 
 // The rows of a tile in shared memory: a contiguous matrix, but for gaps. A thread reads and writes pieces of its own
@@ -197,7 +207,7 @@ INLINE void store(C_TYPE* at, const ACC (&x)[STORED], ACC beta, Index count) {
     if (reads) c = piece_of<PieceC>(*reinterpret_cast<const WordC*>(at));
 #pragma unroll
     for (int i = 0; i < STORED; i++) c.x[i] = narrowed(reads ? x[i] + beta * ACC(widened(c.x[i])) : x[i], C_TYPE());
-    __stcs(reinterpret_cast<WordC*>(at), word_of(c));
+    STORE(reinterpret_cast<WordC*>(at), word_of(c));
   } else {
 #pragma unroll
     for (int i = 0; i < STORED; i++)

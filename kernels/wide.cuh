@@ -7,6 +7,7 @@
 //   C_TYPE            of C: A_TYPE or ACC
 //   WIDTH             bytes of A in one vector: 16, or what its address and its strides are multiples of
 //   ALIGNED           the latter, where vectors are wider: each is loaded in so many bytes. WIDTH where it is not given
+//   LOAD              of a word of A: __ldcs where it is not given, which says that it is read once
 //
 // PTX stands behind `#if __CUDA_ARCH__`; what is plain has the same results, and serves where kernels run on a CPU.
 #pragma once
@@ -115,13 +116,16 @@ typedef unsigned Word;
 typedef unsigned short Word;
 #endif
 
-// A is read once: what is loaded leaves the caches first.
+#ifndef LOAD
+#define LOAD __ldcs
+#endif
+
 INLINE Vector load(const A_TYPE* at) {
   constexpr int EACH = ALIGNED / int(sizeof(A_TYPE));
   Vector a;
 #pragma unroll
   for (int i = 0; i < V; i += EACH) {
-    const Word word = __ldcs(reinterpret_cast<const Word*>(at + i));
+    const Word word = LOAD(reinterpret_cast<const Word*>(at + i));
     memcpy(&a.x[i], &word, ALIGNED);
   }
   return a;

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One process a core already: more BLAS threads only wait for one another. Read by NumPy's first import.
@@ -28,3 +30,11 @@ settings.load_profile("default")
 def build_cache(request: pytest.FixtureRequest) -> Path:
     """Where tests/cuda_on_cpu keeps what it compiled, from one run to the next."""
     return Path(request.config.cache.mkdir("cuda_on_cpu"))
+
+
+@pytest.fixture
+def cp() -> Iterator[Any]:
+    """CuPy. What its pool has kept goes back to the card afterwards, for tests that run beside this one."""
+    cupy = pytest.importorskip("cupy")
+    yield cupy
+    cupy.get_default_memory_pool().free_all_blocks()

@@ -197,14 +197,13 @@ def _cublas(card: Card) -> dict[str, Any]:
         flat = np.frombuffer((ctypes.c_char * (size * count)).from_address(pointer), dtype)
         return np.lib.stride_tricks.as_strided(flat, (rows, columns), (size, stride * size))
 
-    def plain(dtype: Any, alpha: int, beta: int) -> None:
-        if tuple(float(matrix(pointer, dtype, 1, 1, 1)[0, 0]) for pointer in (alpha, beta)) != (1, 0):
-            raise ValueError("not a plain product")
+    def factors(dtype: Any, *pointers: int) -> list[float]:
+        return [float(matrix(pointer, dtype, 1, 1, 1)[0, 0]) for pointer in pointers]
 
     def queue(ops: Any, sizes: Any, sums: Any, a: Any, b: Any, c: Any, scalars: Any, batch: int = 1) -> None:
         """Products of operands given as pointer, type, leading dimension and step from one to the next."""
         (ta, tb), (m, n, k) = ops, sizes
-        plain(sums, *scalars)
+        alpha, beta = factors(sums, *scalars)
 
         def at(x: Any, i: int, rows: int, columns: int) -> np.ndarray:
             pointer, dtype, stride, step = x
@@ -214,7 +213,9 @@ def _cublas(card: Card) -> dict[str, Any]:
             for i in range(batch):
                 A = at(a, i, k, m).T if ta else at(a, i, m, k)
                 B = at(b, i, n, k).T if tb else at(b, i, k, n)
-                np.copyto(at(c, i, m, n), A.astype(sums) @ B.astype(sums), casting="same_kind")
+                C = at(c, i, m, n)
+                before = beta * C if beta else 0
+                np.copyto(C, alpha * (A.astype(sums) @ B.astype(sums)) + before, casting="same_kind")
 
         for x, rows in ((a, k if ta else m), (b, n if tb else k), (c, m)):
             at(x, 0, rows, 1)  # the leading dimensions are looked at when the call is made
@@ -242,8 +243,7 @@ def _cublas(card: Card) -> dict[str, Any]:
 
     def gemv(dtype: Any) -> Callable[..., None]:
         def call(_, ta, m, n, alpha, a, lda, x, stride_x, beta, y, stride_y):  # type: ignore[no-untyped-def]
-            plain(dtype, alpha, beta)
-            if (stride_x, stride_y) != (1, 1):
+            if factors(dtype, alpha, beta) != [1, 0] or (stride_x, stride_y) != (1, 1):
                 raise ValueError("not a plain product")
             A = matrix(a, dtype, m, n, lda)
             A = A.T if ta else A

@@ -4,8 +4,8 @@ Why this grid
 -------------
 *Configurations* (`CONFIGS`) are the kernel's paths: each order of A with each of C; loads and stores of 16 bytes and of
 every narrower width; rows whose bytes are multiples of 16, 8, 4 and 2, and so the ways through shared memory; k and n
-that are 1, powers of two, odd, and no multiple of the columns that are computed at a time; tiles that all loads of a
-warp just fill, and ones that they exceed; the types of A, B, C and the sums.
+that are 1, powers of two, odd, and no multiple of the columns that are computed at a time, which are 4 or more; tiles
+that all loads of a warp just fill, and ones that they exceed; the types of A, B, C and the sums.
 
 *m* (`rows`) is 0 and 1, one below, at and one above a run of a thread's rows, a warp's tile and a block's, and several
 tiles. The grid has a block, or fewer warps than tiles, or one warp a tile, or warps without a tile.
@@ -49,6 +49,8 @@ class Stream:
     acc: str = ""
     b: str = ""
     t1: int = 64
+    group: int = 4
+    leaves_first: bool = False
 
     @property
     def sums(self) -> str:
@@ -59,7 +61,8 @@ class Stream:
     def name(self) -> str:
         types = "".join(SHORT[x] for x in (self.a, self.b or self.a, self.sums, self.c))
         orders = f"{self.a_order}{self.width}_{self.c_order}{self.c_width}"
-        return f"tsm2l_stream_{types}_{self.k}_{self.n}_{orders}_t1_{self.t1}_tcf_{self.tcf}"
+        sizes = f"t1_{self.t1}_tcf_{self.tcf}_g_{self.group}_p_{self.leaves_first:d}"
+        return f"tsm2l_stream_{types}_{self.k}_{self.n}_{orders}_{sizes}"
 
     @property
     def file(self) -> str:
@@ -70,8 +73,11 @@ class Stream:
         types = {"A_TYPE": self.a, "B_TYPE": self.b or self.a, "ACC": self.sums, "C_TYPE": self.c}
         orders = {"A_ORDER": ORDERS.index(self.a_order), "C_ORDER": ORDERS.index(self.c_order)}
         sizes = {"T1": self.t1, "T2": self.n, "T3": self.k, "TCF": self.tcf, "BLOCKS": 1}
-        widths = {"WIDTH": self.width, "C_WIDTH": self.c_width}
-        return {**{macro: C_TYPES[dtype] for macro, dtype in types.items()}, **orders, **sizes, **widths}
+        widths = {"WIDTH": self.width, "C_WIDTH": self.c_width, "GROUP": self.n if self.n <= 2 else self.group}
+        return {
+            **{macro: C_TYPES[dtype] for macro, dtype in types.items()},
+            **{"LEAVES_FIRST": int(self.leaves_first), **orders, **sizes, **widths},
+        }
 
     @property
     def run(self) -> int:
@@ -128,6 +134,11 @@ CONFIGS: Sequence[Stream] = (
     Stream("float32", "float64", 8, 8),
     Stream("float32", "float64", 16, 16, "rows", "rows", 2, b="float64"),
     Stream("float32", "float32", 5, 4, "rows", "rows", 4, acc="float64"),
+    Stream("float32", "float32", 13, 7, width=8, c_width=8, group=8, leaves_first=True),
+    Stream("float64", "float64", 16, 16, width=8, group=16),
+    Stream("float32", "float32", 16, 16, "rows", "rows", 2, group=16, leaves_first=True),
+    Stream("float64", "float64", 5, 20, "rows", "rows", 1, 8, 8, group=12),
+    Stream("float16", "float32", 4, 30, "columns", "rows", width=4, group=16),
 )
 
 

@@ -60,7 +60,7 @@ def multiplying(monkeypatch: pytest.MonkeyPatch, card: Card, seconds: Callable[[
 
         return multiply
 
-    monkeypatch.setattr(contest, "by_vendor", lambda problem, B: plan(None))
+    monkeypatch.setattr(contest, "by_vendor", lambda *_: plan(None))
     monkeypatch.setattr(contest, "launched", lambda config, *_: plan(config))
     return called
 
@@ -193,13 +193,13 @@ def test_a_wrong_product_is_an_error(card: Card, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_product_that_is_not_written_is_wrong(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "by_vendor", lambda problem, B: lambda *operands: None)
+    monkeypatch.setattr(contest, "by_vendor", lambda *_: lambda *operands: None)
     with pytest.raises(WrongProduct, match="is nan and should be"):
         Contest(CARD).measure(PROBLEM, (None,))
     # Also by the second of two: the product of the first does not stand in for it.
     multiplying(monkeypatch, card, lambda config: 1e-3)
     own = contenders(replace(PROBLEM, k=512), CARD)[0]
-    monkeypatch.setattr(contest, "by_vendor", lambda problem, B: lambda *operands: None)
+    monkeypatch.setattr(contest, "by_vendor", lambda *_: lambda *operands: None)
     with pytest.raises(WrongProduct, match="vendor library"):
         Contest(CARD).measure(replace(PROBLEM, k=512), (own, None))
 

@@ -23,11 +23,6 @@ FAULTS = {
 }
 
 
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
 def operands(cp: Any, shape: tuple[int, int, int], dtype: str) -> tuple[Any, Any]:
     rng = np.random.default_rng(3)
     m, k, n = shape

@@ -17,11 +17,6 @@ from tests.cases import DTYPES, ORDERS, arrange
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
 def on_card(cp: Any, x: Any) -> Any:
     """A copy of the same strides and alignment; what is no array stays."""
     if not isinstance(x, np.ndarray):

@@ -27,11 +27,6 @@ pytestmark = pytest.mark.gpu
 REPEATS = 10
 
 
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
 def run(cp: Any, operands: Operands) -> np.ndarray:
     """The buffer of C after the kernel has run on a copy of it."""
     case = operands.case

@@ -237,12 +237,10 @@ def test_a_load_of_the_width_is_aligned_wherever_a_line_begins(
 
 
 def test_products_of_the_vendor_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(plan.vendor, "gemm", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(plan.vendor.Gemm, "of", lambda *arguments: arguments)
     problem = Problem(10, 20, 3, "float32")
-    B = array((20, 3))
-    plan.by_vendor(problem, B)("A", "B", "C", 2.0, 1.0)
-    assert asked == [(problem, "A", "B", "C", 2.0, 1.0)]
+    A, B, C = array((10, 20)), array((20, 3)), array((10, 3))
+    assert plan.by_vendor(problem, A, B, C) == (problem, A, B, C)
     for other, strided in ((replace(problem, out="float64"), B), (problem, array((20, 3), (12, 2)))):
         with pytest.raises(NotSuitable, match=r"cuBLAS has no product in one call for .* and a B of strides \("):
-            plan.by_vendor(other, strided)
+            plan.by_vendor(other, A, strided, C)

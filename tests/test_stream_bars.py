@@ -58,6 +58,25 @@ def test_speedups_compare_what_was_timed_the_same_way() -> None:
     assert Bar("", 0.9).value(rows[2:]) is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 2.0),  # of CCC
+        ({"layout": "CFF"}, 1.5),
+        ({"layout": "FCC"}, ""),  # A lies otherwise
+        ({"n": 1}, 1.5),  # one column lies as one row does
+        ({"suite": "both"}, 1.5),
+    ],
+)
+def test_speedups_over_the_same_layout(changes: dict[str, Any], expected: float | str) -> None:
+    rows = [row(CELL, FUNCTION, OWN, 0.02), row(CELL, "first", VENDOR, 0.04), row(CELL, "second", VENDOR, 0.03)]
+    for one, layout in zip(rows, ("CCC", "CCC", "CFF"), strict=True):
+        one["layout"] = layout
+    rows[0].update(changes)
+    compare(rows)
+    assert (rows[0]["speedup_alike"], rows[0]["speedup"]) == (expected, 1.5)
+
+
 def test_the_host_time_is_that_beyond_cupys() -> None:
     cell = Cell("host", "rows", 64, 64, 2, "float32", "float32")
     rows = [
@@ -99,12 +118,15 @@ def test_all_bars_hold_where_all_is_fast() -> None:
         ("columns float64 10240x10240x16", 0.885, ["columns float64, m = k = 10240, n = 16"]),
         ("stream columns float32 10000000x16x16", 0.9, ["TSM2L columns float32, m = 1e7, k = n = 8, 16"]),
         ("both float64 20480x20480x4", 0.6, ["encode_both float64, m = k = 20480, 30720, r = 4"]),
-        ("odd rows float32 10007x10239x3", 0.16, ["no cell slower than 1.03 times the best cuBLAS"]),
+        ("odd rows float32 10007x10239x3", 0.16, ["no cell slower than 1.03 times the best cuBLAS of its layout"]),
         ("odd rows float32 10007x10239x3", 0.17, []),
         (
             "stream rows float64 100000x8x8",
             0.16,
-            ["TSM2L over cuBLAS, m = 1e4, 1e5, both queued", "no cell slower than 1.03 times the best cuBLAS"],
+            [
+                "TSM2L over cuBLAS, m = 1e4, 1e5, both queued",
+                "no cell slower than 1.03 times the best cuBLAS of its layout",
+            ],
         ),
         ("complaints float32 40960x2x2", 0.7, ["(40960, 2) @ (2, 2), (1e6, 3) @ (3, 3) over cuBLAS by CuPy's @"]),
     ],

@@ -24,11 +24,6 @@ REPEATS = 10
 ORDERS = ("C", "F")
 
 
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
 @pytest.mark.parametrize("config", [*CONFIGS, *STAGED, *TENSOR], ids=lambda config: config.name)
 def test_every_path(cp: Any, config: Stream) -> None:
     for case in cases(config):

@@ -34,11 +34,6 @@ PAIRS, COPIES = (
 NEWEST, ANY = ">= 900", ">= "
 
 
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
 def plain(text: str, *starts: str, of: str = ANY) -> str:
     """A kernel's text with what stands behind the first ``#if`` after each of `starts` left to its plain twin."""
     for start in starts:

@@ -91,15 +91,28 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return made
 
 
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (2.0, 0.0), (1.0, -0.5)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("orders", list(product("CF", repeat=3)), ids="".join)
-def test_products_of_every_layout(card: Card, orders: tuple[str, str, str], dtype: str) -> None:
+def test_products_of_every_layout(
+    card: Card, orders: tuple[str, str, str], dtype: str, alpha: float, beta: float
+) -> None:
     m, k, n = SIZES
     shapes = ((m, k), (k, n), (m, n))
     A, B, C = (matrix(shape, order, 2, dtype) for shape, order in zip(shapes, orders, strict=True))
-    problem = Problem(m, k, n, dtype, orders[0], out_order=orders[2])
-    vendor.gemm(problem, A, B, C, 1.0, 0.0)
-    np.testing.assert_allclose(C, A @ B, rtol=1e-5 if dtype == "float32" else 1e-14)
+    expected = alpha * (A @ B) + beta * C
+    plan = vendor.Gemm.of(Problem(m, k, n, dtype, orders[0], out_order=orders[2]), A, B, C)
+    plan(A, B, C, alpha, beta)
+    np.testing.assert_allclose(C, expected, rtol=1e-5 if dtype == "float32" else 1e-14)
+
+
+def test_a_plan_serves_other_arrays_of_the_same_strides(card: Card) -> None:
+    m, k, n = SIZES
+    shapes = ((m, k), (k, n), (m, n))
+    plan = vendor.Gemm.of(Problem(m, k, n, "float64", "C"), *(matrix(shape, "C", 2, "f8") for shape in shapes))
+    A, B, C = (matrix(shape, "C", 2, "f8") for shape in shapes)
+    plan(A, B, C, 1.0, 0.0)
+    np.testing.assert_allclose(C, A @ B, rtol=1e-14)
 
 
 def called(monkeypatch: pytest.MonkeyPatch, card: Card, name: str) -> list[Any]:
@@ -115,7 +128,7 @@ def test_stacks_go_by_their_steps(card: Card, monkeypatch: pytest.MonkeyPatch) -
     calls = called(monkeypatch, card, "dgemmStridedBatched")
     A, C = (Placed.strided((4, *s), "f8", (100, *strides_of(s, "F"))).matrix().view(Array) for s in ((m, k), (m, n)))
     B = matrix((k, n), "C", dtype="f8")
-    vendor.gemm(Problem(m, k, n, "float64", batch=4, out_order="F"), A, B, C, 1.0, 0.0)
+    vendor.Gemm.of(Problem(m, k, n, "float64", batch=4, out_order="F"), A, B, C)(A, B, C, 1.0, 0.0)
     _, *ops, rows, columns, depth, _, a, lda, step_a, b, ldb, step_b, _, c, ldc, step_c, batch = calls[0]
     assert (ops, rows, columns, depth) == ([0, 1], m, n, k)
     assert (a, lda, step_a) == (A.data.ptr, m, 100)
@@ -127,7 +140,8 @@ def test_a_stack_of_one_matrix_serves_all_products(card: Card, monkeypatch: pyte
     m, k, n = SIZES
     calls = called(monkeypatch, card, "sgemmStridedBatched")
     A, B = np.zeros((1, m, k), np.float32).view(Array), np.zeros((4, k, n), np.float32).view(Array)
-    vendor.gemm(Problem(m, k, n, "float32", "C", batch=4), A, B, np.zeros((4, m, n), np.float32).view(Array), 1.0, 0.0)
+    C = np.zeros((4, m, n), np.float32).view(Array)
+    vendor.Gemm.of(Problem(m, k, n, "float32", "C", batch=4), A, B, C)(A, B, C, 1.0, 0.0)
     _, _, _, _, _, _, _, b, _, step_b, a, _, step_a, _, _, _, step_c, _ = calls[0]  # C^T = B^T A^T
     assert (b, a) == (B.data.ptr, A.data.ptr)
     assert (step_b, step_a, step_c) == (k * n, 0, m * n)
@@ -145,7 +159,7 @@ def test_halves_are_added_in_float32_and_never_in_tf32(
     if batch == 1:
         A, C = A[0], C[0]
     problem = Problem(m, k, n, "float16", "C", out=out, batch=batch)
-    vendor.gemm(problem, A, B, C, 1.0, 0.0)
+    vendor.Gemm.of(problem, A, B, C)(A, B, C, 1.0, 0.0)
     (arguments,) = calls
     assert arguments[1:6] == (0, 0, n, m, k)  # C^T = B^T A^T
     assert arguments[-2:] == (68, -1)  # CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT

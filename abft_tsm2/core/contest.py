@@ -136,7 +136,9 @@ class Contest:
         runs = {}
         for config in configs:
             try:
-                plan = by_vendor(problem, B) if config is None else launched(config, problem, self.device, A, B, C)
+                plan = (
+                    by_vendor(problem, A, B, C) if config is None else launched(config, problem, self.device, A, B, C)
+                )
             except NotSuitable:
                 continue
             C.view("uint8").fill(255)  # NaN, where nothing is written

@@ -158,8 +158,8 @@ def _strides(x: Array) -> tuple[Any, Any, Any]:
     return down, along, step
 
 
-def by_vendor(problem: Problem, B: Array) -> Plan:
-    """The plan of a call of cuBLAS, for a B of such strides.
+def by_vendor(problem: Problem, A: Array, B: Array, C: Array) -> Plan:
+    """The plan of a call of cuBLAS, for arrays of such strides.
 
     Raises
     ------
@@ -168,8 +168,4 @@ def by_vendor(problem: Problem, B: Array) -> Plan:
     """
     if not vendor.serves(problem) or vendor.layout(B) == "A":
         raise NotSuitable(f"cuBLAS has no product in one call for {problem} and a B of strides {B.strides}")
-
-    def multiply(A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
-        vendor.gemm(problem, A, B, C, alpha, beta)
-
-    return multiply
+    return vendor.Gemm.of(problem, A, B, C)

@@ -18,9 +18,11 @@ class Shape:
         Rows of A of a warp ("rows") or of a thread ("staged"), tiles of 16 of them ("tensor"), vectors of rows of a
         thread ("columns"), or how often a thread has rows ("small").
     t3 : int
-        Vectors of a row, or columns of A, that a thread loads at a time; vectors of a row in a stage ("staged").
+        Vectors of a row, or columns of A, that a thread loads at a time; vectors of a row in a stage ("staged");
+        columns of C that a thread computes at a time ("small").
     pairs : int
-        B is fetched for 2 pairs such steps at a time; 0 for a single one ("rows"). Stages under way ("staged").
+        B is fetched for 2 pairs such steps at a time; 0 for a single one ("rows"). Stages under way ("staged"). Whether
+        A and C leave the caches first: 0 or 1 ("small").
     blocks : int
         Of a multiprocessor: bounds the registers of a thread.
     """

@@ -24,6 +24,9 @@ SMALL = 32  # rows and columns of B with which TSM2L keeps all of B at hand
 _SHARED = 48 * 1024  # static shared memory of a block
 _FEW = 4  # columns of float64, which need no tensor cores
 _FEW_ROWS = 2**16  # which leave most of a card idle unless a thread has little to do
+_ONE_WAVE = 2**18  # rows of float32 that its multiprocessors hold at a time
+_AT_ONCE = 16  # columns of C that a thread computes at a time where it has no other work
+_CACHED = 2**25  # bytes of A and C that a level-2 cache holds together
 _SUMS = 512  # bytes of a vector of A with all its columns of C: more do not fit the registers
 _GRID = 65535  # blocks along y and z
 
@@ -95,7 +98,7 @@ class Stream:
         sizes = {"WIDTH": self.width, "T1": shape.t1, "T2": self.t2, "TCF": shape.tcf, "BLOCKS": shape.blocks}
         if self.form == "small":
             orders = {"A_ORDER": self.order, "C_ORDER": self.out_order, "C_WIDTH": self.out_width}
-            return {**types, **sizes, "T3": self.k, **orders}
+            return {**types, **sizes, "T3": self.k, "GROUP": shape.t3, "LEAVES_FIRST": shape.pairs, **orders}
         steps = {"T3": shape.t3, "PAIRS": shape.pairs}
         if self.form in TURNING:
             steps["TURNED"] = int(self.turned)
@@ -146,8 +149,7 @@ class Stream:
     def shared_bytes(self) -> int:
         """Shared memory of a block: of TSM2R two stages of B, and what the warps exchange; of TSM2L B and the tiles."""
         if self.form == "small":
-            group = min(self.t2, 4 if self.t2 > 2 else 2)
-            b = self.k * (-(-self.t2 // group) * group) * SIZES[self.sums]
+            b = self.k * (-(-self.t2 // self.shape.t3) * self.shape.t3) * SIZES[self.sums]
             tiles = (self.order, SIZES[self.dtype], self.k), (self.out_order, SIZES[self.sums], self.t2)
             return b + self.shape.t1 // 32 * max(self._tile_bytes(*tile) for tile in tiles)
         size, shape, warps = SIZES[self.sums], self.shape, self.shape.t1 // 32
@@ -224,10 +226,11 @@ def candidates(problem: Problem) -> Iterator[Stream]:
 
 def _small(problem: Problem) -> Stream:
     """TSM2L: a thread has some 128 bytes of A, less where rows are few, and as many blocks as registers are left."""
-    k, n = problem.k, problem.n
+    k, n, rows = problem.k, problem.n, problem.m * problem.batch
     (order, width), (out_order, out_width) = problem.small
     size, wide = SIZES[problem.dtype], SIZES[problem.sums]
-    few = problem.m * problem.batch <= _FEW_ROWS
+    single = size == wide == 4
+    few, alone = rows <= _FEW_ROWS, rows <= (_ONE_WAVE if single else _FEW_ROWS)
     if order == 0 and (size == wide or k > 8):
         width = min(width, 8)
     if order == 0 and few and width * k > 64:
@@ -240,26 +243,43 @@ def _small(problem: Problem) -> Stream:
         tcf = min(tcf, 4 if size == wide else 1)
     elif row >= 32:
         tcf = min(tcf, 2)
-    if few:
-        tcf = 1 if order == 0 else min(tcf, 2)
-    elif tcf == 1 and reach == 128 and (order == 0) == (width < 16):
+    if few or (alone and order == 0):
+        tcf = 1
+    elif tcf == 1 and reach == 128 and (width == 16 if order or size == 2 else size == wide == 8):
         tcf = 2
-    held = tcf * row // 4  # registers of A
-    held += max(0, tcf * run * min(n, 4) * wide // 4 - 16)  # of the sums beyond some
-    most = (32 if order and size == wide == 4 else 16, 6), (64 if size == wide == 4 else 48, 4), (80, 3)
-    blocks = next((blocks for registers, blocks in most if held <= registers), 2)
-    blocks = min(blocks, 2 if order else 4) if few else blocks
-    if n > _FEW * 4 or order != out_order or order == 2:  # strides of their own, or sums that wait, take registers too
-        blocks = min(blocks, 3 if order == out_order < 2 else 2)
+    group = -(-n // -(-n // _AT_ONCE)) if alone else 4  # as many at each of the times
+    group = min(n, group) if n <= 2 else -(-group // 4) * 4
+    blocks = _small_blocks(problem, tcf, row, run * group)
+    blocks = 1 if few else min(blocks, 3) if alone else blocks
+    leaves_first = rows * (k * size + n * SIZES[problem.out]) <= _CACHED
     types = (problem.dtype, problem.weights, problem.sums, problem.out)
-    shape = Shape(64, tcf, 1, 1, 2 * blocks)
-    config = Stream("small", *types, width, n, shape, order, k, out_order, out_width)
-    while config.shared_bytes > _SHARED:  # rows that go through shared memory: fewer of them
+    shape = Shape(64, tcf, group, int(leaves_first), 2 * blocks)
+    return _within_shared(Stream("small", *types, width, n, shape, order, k, out_order, out_width))
+
+
+def _small_blocks(problem: Problem, tcf: int, row: int, sums: int) -> int:
+    """Blocks of 128 threads that a multiprocessor has the registers for, where a thread holds `row` bytes of A and
+    `sums` sums, and `tcf` times so much."""
+    (order, _), (out_order, _) = problem.small
+    size, wide = SIZES[problem.dtype], SIZES[problem.sums]
+    single = size == wide == 4
+    held = tcf * row // 4 + max(0, tcf * sums * wide // 4 - 16)  # of the sums those beyond some
+    first = 32 if single and (order or tcf == 1) else 8 if tcf >= 4 and size < wide else 16
+    most = (first, 6), (64 if single else 48, 4), (80, 3)
+    blocks = next((blocks for registers, blocks in most if held <= registers), 2)
+    if problem.n > _FEW * 4 or order != out_order or order == 2:  # strides, or sums that wait, take registers too
+        blocks = min(blocks, 3 if order == out_order < 2 else 2)
+    return blocks
+
+
+def _within_shared(config: Stream) -> Stream:
+    """With so few rows of a thread that those which go through shared memory fit into it."""
+    while config.shared_bytes > _SHARED:
         if config.shape.tcf > 1:
-            config = replace(config, shape=replace(shape, tcf=config.shape.tcf // 2))
-        elif order == 0 and config.width > size:
+            config = replace(config, shape=replace(config.shape, tcf=config.shape.tcf // 2))
+        elif config.order == 0 and config.width > SIZES[config.dtype]:
             config = replace(config, width=config.width // 2)
-        elif config.out_width > SIZES[problem.out]:
+        elif config.out_width > SIZES[config.out]:
             config = replace(config, out_width=config.out_width // 2)
         else:
             break

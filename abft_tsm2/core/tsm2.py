@@ -283,7 +283,7 @@ def _plan(A: Array, B: Array, C: Array) -> Plan | None:
                 return launched(config, problem, device, A, B, C)
             except NotSuitable:
                 continue
-        return by_vendor(problem, B)
+        return by_vendor(problem, A, B, C)
     except NotSuitable:
         return None
 

@@ -6,6 +6,8 @@ float32 is float32 (never TF32), 16-bit operands are multiplied by the tensor co
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,53 +33,94 @@ def serves(problem: Problem) -> bool:
     )
 
 
-def gemm(problem: Problem, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
-    """``C = alpha A B + beta C`` by one call of cuBLAS, on the current device and stream.
+@dataclass(frozen=True)
+class Gemm:
+    """A plan: one call of cuBLAS.
 
-    Parameters
+    Attributes
     ----------
-    problem : Problem
-        Which `serves`.
-    A, B, C : (m, k), (k, n), (m, n) CuPy arrays, or stacks of `problem.batch` of them
-        Rows or columns contiguous, in each of them; B may be one matrix for all products.
+    function, handle : callable
+        Of cuBLAS; and what gives its handle of the current device.
+    swapped : bool
+        Whether B is the first operand: to cuBLAS a row-major matrix is the transpose of a column-major one, and a
+        row-major C is C^T = B^T A^T.
+    real : type of alpha and beta
+    head, first, second, result, tail : tuple of int
+        What the function is given beside the handle, the factors and the addresses: operations and sizes; after each
+        address its type, where there is a choice, leading dimension, and step in a stack; then what is left.
+    unit : array
+        alpha = 1 and beta = 0, at `unit_at`.
     """
-    import cupy
-    from cupy_backends.cuda.libs import cublas
 
-    handle = cupy.cuda.device.get_cublas_handle()
-    m, k, n = problem.m, problem.k, problem.n
-    # To cuBLAS a row-major matrix is the transpose of a column-major one; a row-major C is C^T = B^T A^T.
-    (a_op, lda), (b_op, ldb), (c_op, ldc) = (_leading(x) for x in (A, B, C))
-    if c_op:
-        first, second, sizes, ops = (B, ldb), (A, lda), (n, m, k), (1 - b_op, 1 - a_op)
-    else:
-        first, second, sizes, ops = (A, lda), (B, ldb), (m, n, k), (a_op, b_op)
-    real = np.float64 if problem.sums == "float64" else np.float32
-    one, other = np.array(alpha, real), np.array(beta, real)
-    x, y, z = first[0].data.ptr, second[0].data.ptr, C.data.ptr
-    kind = "gemmEx" if C.itemsize < 4 or A.itemsize < 4 else {"float32": "sgemm", "float64": "dgemm"}[problem.dtype]
-    strides = [a.strides[0] // a.itemsize if a.ndim == 3 and a.shape[0] > 1 else 0 for a in (first[0], second[0], C)]
-    pointers = one.ctypes.data, other.ctypes.data
-    if kind == "gemmEx":
-        types = _CUDA_TYPES[problem.dtype], _CUDA_TYPES[problem.out]
-        if problem.batch == 1:
-            cublas.gemmEx(
-                *(handle, *ops, *sizes, pointers[0], x, types[0], first[1], y, types[0], second[1]),
-                *(pointers[1], z, types[1], ldc, _COMPUTE_32F, _DEFAULT),
-            )
-        else:
-            cublas.gemmStridedBatchedEx(
-                *(handle, *ops, *sizes, pointers[0], x, types[0], first[1], strides[0]),
-                *(y, types[0], second[1], strides[1], pointers[1], z, types[1], ldc, strides[2]),
-                *(problem.batch, _COMPUTE_32F, _DEFAULT),
-            )
-    elif problem.batch == 1:
-        getattr(cublas, kind)(handle, *ops, *sizes, pointers[0], x, first[1], y, second[1], pointers[1], z, ldc)
-    else:
-        getattr(cublas, f"{kind}StridedBatched")(
-            *(handle, *ops, *sizes, pointers[0], x, first[1], strides[0], y, second[1], strides[1]),
-            *(pointers[1], z, ldc, strides[2], problem.batch),
+    function: Callable[..., None]
+    handle: Callable[[], int]
+    swapped: bool
+    real: Any
+    head: tuple[int, ...]
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    result: tuple[int, ...]
+    tail: tuple[int, ...]
+    unit: Any
+    unit_at: int
+
+    @classmethod
+    def of(cls, problem: Problem, A: Array, B: Array, C: Array) -> Gemm:
+        """The plan for a problem that cuBLAS `serves`, and arrays of such strides.
+
+        Parameters
+        ----------
+        problem : Problem
+        A, B, C : (m, k), (k, n), (m, n) CuPy arrays, or stacks of `problem.batch` of them
+            Rows or columns contiguous, in each of them; A or B may be one matrix for all products.
+        """
+        import cupy
+        from cupy_backends.cuda.libs import cublas
+
+        m, k, n = problem.m, problem.k, problem.n
+        (a_op, lda), (b_op, ldb), (c_op, ldc) = (_leading(x) for x in (A, B, C))
+        head = (1 - b_op, 1 - a_op, n, m, k) if c_op else (a_op, b_op, m, n, k)
+        operands = ((B, ldb), (A, lda), (C, ldc)) if c_op else ((A, lda), (B, ldb), (C, ldc))
+        mixed, stacked = A.itemsize < 4, problem.batch > 1
+        types = problem.dtype, problem.dtype, problem.out
+        first, second, result = (
+            ((_CUDA_TYPES[dtype],) if mixed else ()) + (leading,) + ((_step(x),) if stacked else ())
+            for dtype, (x, leading) in zip(types, operands, strict=True)
         )
+        name = "gemm" if mixed else {"float32": "sgemm", "float64": "dgemm"}[problem.dtype]
+        name += "StridedBatched" * stacked + "Ex" * mixed
+        real = np.float64 if problem.sums == "float64" else np.float32
+        unit = np.array((1, 0), real)
+        return cls(
+            getattr(cublas, name),
+            cupy.cuda.device.get_cublas_handle,
+            bool(c_op),
+            real,
+            head,
+            first,
+            second,
+            result,
+            (problem.batch,) * stacked + (_COMPUTE_32F, _DEFAULT) * mixed,
+            unit,
+            unit.ctypes.data,
+        )
+
+    def __call__(self, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
+        """Queue ``C = alpha A B + beta C`` on the current device and stream."""
+        x, y = (B, A) if self.swapped else (A, B)
+        factors, at = self.unit, self.unit_at
+        if alpha != 1 or beta != 0:
+            factors = np.array((alpha, beta), self.real)
+            at = factors.ctypes.data
+        self.function(
+            *(self.handle(), *self.head, at, x.data.ptr, *self.first, y.data.ptr, *self.second),
+            *(at + factors.itemsize, C.data.ptr, *self.result, *self.tail),
+        )
+
+
+def _step(x: Array) -> int:
+    """From one matrix of a stack to the next, in elements."""
+    return x.strides[0] // x.itemsize if x.ndim == 3 and x.shape[0] > 1 else 0
 
 
 def _leading(x: Array) -> tuple[int, int]:
