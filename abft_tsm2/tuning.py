@@ -239,7 +239,8 @@ def _name(entry: Entry) -> str:
     shape = entry.shape
     if shape is None:
         return "vendor library"
-    return f"{entry.kernel} {shape.t1}/{shape.tcf}/{shape.t3}/{shape.pairs}/{shape.blocks}"
+    kept = "" if shape.leaves_first else " kept"
+    return f"{entry.kernel} {shape.t1}/{shape.tcf}/{shape.t3}/{shape.pairs}/{shape.blocks}{kept}"
 
 
 def _label(problem: Problem) -> str:

@@ -7,8 +7,8 @@
 //
 // Launch   (blocks, 1, products) blocks of T1 threads: any number of blocks, ceil(m / (WARPS TILE)) for a tile a warp
 // Macros   those of wide.cuh; T1 threads; T2 = n; T3 = k; TCF times a thread has RUN rows; GROUP columns of C that are
-//          computed at a time, all of them or a multiple of 4; LEAVES_FIRST whether A and C leave the caches first;
-//          C_WIDTH bytes of C in one store; BLOCKS of a multiprocessor; ENTRY the name of the kernel
+//          computed at a time, all of them or a multiple of 4; C_WIDTH bytes of C in one store; LEAVES_FIRST of C too;
+//          BLOCKS of a multiprocessor; ENTRY the name of the kernel
 //          A_ORDER   0  threads follow the columns of A: rsa = 1, or any strides where V = 1
 //                    1  its rows, and they follow each other: csa = 1, rsa = k
 //                    2  its rows: csa = 1 and V divides k, or any strides where V = 1
@@ -18,16 +18,6 @@
 //          b lies b times the batch stride further on
 // Edges    m arbitrary, k and n are T3 and T2; nothing outside of the matrices is read or written. slice, partial and
 //          tickets have a meaning for other kernels only
-
-// Lines that leave the level-2 cache first leave other data in it, that of the next launch for one. But where the cache
-// is full of such data, they have little room there, and memory that is read and written at a time takes up to 5 % longer.
-#if LEAVES_FIRST
-#define LOAD __ldcs
-#define STORE(at, word) __stcs(at, word)
-#else
-#define LOAD __ldcg
-#define STORE(at, word) *(at) = word
-#endif
 #include "pieces.cuh"
 
 constexpr int WARPS = T1 / 32;
@@ -195,6 +185,14 @@ INLINE void multiply(ACC (&sum)[ROWS][GROUP], const Thread& a, ACC* weights, int
 #pragma unroll
     for (int i = 0; i < GROUP; i++) sum[r][i] *= alpha;
 }
+
+// Lines that leave the level-2 cache first leave other data in it, that of the next launch for one. But where the cache
+// is full of such data, they have little room there, and memory that is read and written at a time takes up to 5 % longer.
+#if LEAVES_FIRST
+#define STORE(at, word) __stcs(at, word)
+#else
+#define STORE(at, word) *(at) = word
+#endif
 
 // C(at : at + STORED) = x + beta C, side by side in memory, only the first `count` of them. PLAIN: all, and beta is 0.
 template <bool PLAIN>

@@ -7,7 +7,7 @@
 //   C_TYPE            of C: A_TYPE or ACC
 //   WIDTH             bytes of A in one vector: 16, or what its address and its strides are multiples of
 //   ALIGNED           the latter, where vectors are wider: each is loaded in so many bytes. WIDTH where it is not given
-//   LOAD              of a word of A: __ldcs where it is not given, which says that it is read once
+//   LEAVES_FIRST      1, or where it is not given: lines of A leave the level-2 cache first; 0: they pass it like others
 //
 // PTX stands behind `#if __CUDA_ARCH__`; what is plain has the same results, and serves where kernels run on a CPU.
 #pragma once
@@ -116,8 +116,13 @@ typedef unsigned Word;
 typedef unsigned short Word;
 #endif
 
-#ifndef LOAD
+#ifndef LEAVES_FIRST
+#define LEAVES_FIRST 1
+#endif
+#if LEAVES_FIRST
 #define LOAD __ldcs
+#else
+#define LOAD __ldcg
 #endif
 
 INLINE Vector load(const A_TYPE* at) {

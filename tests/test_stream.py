@@ -14,6 +14,7 @@ from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import SIZES, Problem
 from abft_tsm2.core.device import KNOWN, known
 from abft_tsm2.core.division import grid, workspace
+from abft_tsm2.core.measured import alternatives
 from abft_tsm2.core.stream import COLUMNS, Shape, Stream, candidates, why_not
 
 H200 = known("H200")
@@ -58,6 +59,7 @@ def test_every_constant_is_in_the_name_and_in_the_text() -> None:
         *(replace(ROWS, **{field: "float16"}) for field in ("dtype", "weights", "out")),
         *(replace(ROWS, **{field: "bfloat16"}) for field in ("dtype", "weights", "out")),
         *(replace(ROWS, shape=replace(ROWS.shape, **{f: 5})) for f in ("t1", "tcf", "t3", "pairs", "blocks")),
+        replace(ROWS, shape=replace(ROWS.shape, leaves_first=False)),
         ROWS,
     ]
     assert len({config.name for config in changed}) == len(changed)
@@ -138,6 +140,55 @@ def test_every_reason(problem: Problem | None, config: Stream, reason: str) -> N
     found = why_not(problem, config, H200)
     assert found is not None
     assert found.startswith(reason)
+
+
+# ---- TSM2L --------------------------------------------------------------------------------------------------------
+
+
+def small(m: int, k: int, n: int, dtype: str = "float32", order: str = "C") -> Stream:
+    """The first kernel for such a product, A and C in the same order."""
+    return next(candidates(Problem(m, k, n, dtype, order, out_order=order)))
+
+
+@given(
+    st.integers(1, 10**8), st.integers(1, 32), st.integers(1, 32), st.sampled_from(["float32", "float64", "float16"])
+)
+def test_columns_of_c_at_a_time_are_all_or_a_multiple_of_four(m: int, k: int, n: int, dtype: str) -> None:
+    for order in "FC":
+        problem = Problem(m, k, n, dtype, order, out_order=order)
+        for config in alternatives(problem, H200):
+            assert config.form != "small" or config.shape.t3 == n or config.shape.t3 % 4 == 0
+        config = next(candidates(problem))
+        assert config.shape.t3 < n + 4
+        assert why_not(problem, config, H200) is None
+        for wrong in {1, 2, 3, 6} - {n}:
+            reason = why_not(problem, replace(config, shape=replace(config.shape, t3=wrong)), H200)
+            assert reason == f"t3 = {wrong} columns at a time: all {n} of them, or a multiple of 4"
+
+
+def test_few_rows_leave_a_thread_one_of_them_and_all_columns() -> None:
+    for dtype, order in product(("float32", "float64"), "FC"):
+        few, many = small(10**4, 16, 16, dtype, order), small(10**7, 16, 16, dtype, order)
+        assert (few.shape.tcf, few.shape.t3, many.shape.t3) == (1, 16, 4)
+    assert small(10**4, 8, 20).shape.t3 == 12  # twice, not 16 and 4
+
+
+def test_what_fits_the_cache_leaves_it_first() -> None:
+    assert small(2**17, 32, 32).shape.leaves_first  # 32 MiB of A and C
+    assert not small(2**17 + 1, 32, 32).shape.leaves_first
+    assert small(2**16, 32, 32, "float64").macros["LEAVES_FIRST"] == 1
+    assert small(2**16 + 1, 32, 32, "float64").macros["LEAVES_FIRST"] == 0
+
+
+def test_tensor_cores_take_another_shape_for_large_matrices() -> None:
+    def shapes(m: int, n: int = 16, width: int = 16) -> list[Shape]:
+        problem = Problem(m, 2**14, n, "float64", "F", width=width)
+        return [config.shape for config in candidates(problem) if config.form == "tensor"]
+
+    small, large = shapes(2**14 - 2), shapes(2**14)  # 2 GiB of A
+    assert small == large[::-1]
+    assert large[0] != large[1]
+    assert (len(shapes(2**14, 8)), len(shapes(2**14, 17)), len(shapes(2**14, 16, 8))) == (1, 1, 1)
 
 
 def test_a_card_with_less_shared_memory_takes_smaller_stages() -> None:

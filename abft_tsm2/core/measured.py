@@ -29,7 +29,7 @@ VENDOR = "vendor"  # in place of a form: the vendor library multiplies
 NEAR = 2.0  # powers of two by which m, k and the number of products may differ from what was measured
 _log = logging.getLogger("abft_tsm2")
 _Record = TypeVar("_Record", Problem, Shape)
-_TYPES: Mapping[str, type] = {"int": int, "str": str}
+_TYPES: Mapping[str, type] = {"int": int, "str": str, "bool": bool}
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ class Shape:
         Vectors of a row, or columns of A, that a thread loads at a time; vectors of a row in a stage ("staged");
         columns of C that a thread computes at a time ("small").
     pairs : int
-        B is fetched for 2 pairs such steps at a time; 0 for a single one ("rows"). Stages under way ("staged"). Whether
-        A and C leave the caches first: 0 or 1 ("small").
+        B is fetched for 2 pairs such steps at a time; 0 for a single one ("rows"). Stages under way ("staged").
     blocks : int
         Of a multiprocessor: bounds the registers of a thread.
+    leaves_first : bool
+        Whether lines of A ("small": and of C) leave the level-2 cache first; else they pass it like any others.
     """
 
     t1: int
@@ -32,6 +33,7 @@ class Shape:
     t3: int
     pairs: int
     blocks: int
+    leaves_first: bool = True
 
 
 # The fastest of some hundred shapes at m = k = 10240 and 20480 on an H200, by form, type of A, type of the sums, and
@@ -118,6 +120,11 @@ TENSOR: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
     ("C", "float64", "C"): {8: Shape(128, 1, 2, 4, 3), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 1, 1, 2, 3)},
     ("C", "float16", "C"): {8: Shape(128, 1, 4, 1, 5), 16: Shape(128, 1, 4, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
     ("C", "float16", "F"): {8: Shape(128, 1, 4, 2, 4), 16: Shape(128, 1, 4, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
+}
+# Of tensor cores where A is `LARGE` bytes or more, by order and type of A: shapes for just so many columns.
+LARGE = 2**31
+TENSOR_LARGE: Mapping[tuple[str, str], Mapping[int, Shape]] = {
+    ("F", "float64"): {16: Shape(128, 2, 2, 2, 2, leaves_first=False)}
 }
 # Of A's rows through shared memory, where there are many columns, by type of A.
 STAGED: Mapping[str, Mapping[int, Shape]] = {"float32": {16: Shape(32, 4, 4, 2, 4), 32: Shape(64, 2, 4, 2, 4)}}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from abft_tsm2.core.config import C_TYPES, SIZES, Problem, fitting
 from abft_tsm2.core.device import Device
-from abft_tsm2.core.shapes import BEST, STAGED, TENSOR, Shape, shape_of
+from abft_tsm2.core.shapes import BEST, LARGE, STAGED, TENSOR, TENSOR_LARGE, Shape, shape_of
 
 TURNING = ("columns", "tensor")  # forms that may read B along its columns
 FORMS = ("columns", "rows", "staged", "tensor", "small")
@@ -81,7 +81,8 @@ class Stream:
         """Name of the compiled kernel."""
         types = "_".join(f"{letter}{_short(getattr(self, field))}" for letter, field in _TYPES.items())
         shape = self.shape
-        tail = f"_order_{self.order}" if self.form in ("tensor", "small") else ""
+        tail = "" if shape.leaves_first else "_kept"
+        tail += f"_order_{self.order}" if self.form in ("tensor", "small") else ""
         tail += "_turned" if self.turned else ""
         if self.form == "small":
             tail += f"_k_{self.k}_c_{self.out_order}_w{self.out_width}"
@@ -96,9 +97,10 @@ class Stream:
         shape = self.shape
         types = {name: C_TYPES[getattr(self, field)] for name, field in _MACROS.items()}
         sizes = {"WIDTH": self.width, "T1": shape.t1, "T2": self.t2, "TCF": shape.tcf, "BLOCKS": shape.blocks}
+        sizes["LEAVES_FIRST"] = int(shape.leaves_first)
         if self.form == "small":
             orders = {"A_ORDER": self.order, "C_ORDER": self.out_order, "C_WIDTH": self.out_width}
-            return {**types, **sizes, "T3": self.k, "GROUP": shape.t3, "LEAVES_FIRST": shape.pairs, **orders}
+            return {**types, **sizes, "T3": self.k, "GROUP": shape.t3, **orders}
         steps = {"T3": shape.t3, "PAIRS": shape.pairs}
         if self.form in TURNING:
             steps["TURNED"] = int(self.turned)
@@ -205,9 +207,13 @@ def candidates(problem: Problem) -> Iterator[Stream]:
         t2 = -(-n // 8) * 8
         shapes = TENSOR.get((problem.order, kind, problem.b_order), TENSOR.get((problem.order, kind, "C")))
         if shapes is not None and (kind == "float64" or problem.sums == "float32"):
-            shape = _for_width(shape_of(shapes, t2), "tensor", problem)
+            made = [_for_width(shape_of(shapes, t2), "tensor", problem)]
+            large = TENSOR_LARGE.get((problem.order, kind), {}).get(t2)
+            if large is not None and problem.width == 16:
+                made.insert(0 if m * k * SIZES[kind] >= LARGE else 1, large)
             order, turned = "FC".index(problem.order), problem.b_order == "F"
-            yield Stream("tensor", *types, problem.width, t2, shape, order=order, turned=turned)
+            for shape in made:
+                yield Stream("tensor", *types, problem.width, t2, shape, order=order, turned=turned)
     t2, width = fitting(COLUMNS, n), problem.width
     if form == "rows" and n > 2 * _FEW and width == 16 and problem.sums == problem.dtype in STAGED:
         yield Stream("staged", *types, 16, t2, shape_of(STAGED[kind], t2))
@@ -253,7 +259,7 @@ def _small(problem: Problem) -> Stream:
     blocks = 1 if few else min(blocks, 3) if alone else blocks
     leaves_first = rows * (k * size + n * SIZES[problem.out]) <= _CACHED
     types = (problem.dtype, problem.weights, problem.sums, problem.out)
-    shape = Shape(64, tcf, group, int(leaves_first), 2 * blocks)
+    shape = Shape(64, tcf, group, 1, 2 * blocks, leaves_first)
     return _within_shared(Stream("small", *types, width, n, shape, order, k, out_order, out_width))
 
 
@@ -356,6 +362,8 @@ def _objections(problem: Problem | None, config: Stream, device: Device) -> Iter
 def _small_objections(problem: Problem, config: Stream) -> Iterator[str]:
     if (config.k, config.t2) != (problem.k, problem.n):
         yield f"the kernel is made for k = {config.k}, n = {config.t2}, not {problem.k} and {problem.n}"
+    if config.shape.t3 != config.t2 and (config.shape.t3 % 4 or config.shape.t3 == 0):
+        yield f"t3 = {config.shape.t3} columns at a time: all {config.t2} of them, or a multiple of 4"
     for name, (order, width), (has, most) in (
         ("A", (config.order, config.width), problem.small[0]),
         ("C", (config.out_order, config.out_width), problem.small[1]),
