@@ -1,7 +1,8 @@
-// Tiles of 16-bit elements for the tensor cores, A row-major: what a thread loads of A and of B, and the product.
+// Tiles of 16-bit elements for the tensor cores: what a thread loads of A and of B, and the product.
 //
 // The tensor cores multiply 16 rows by 8 columns, 16 elements of k at a time. Threads come in groups of four, which have 8
-// elements of k each; products are exact, sums are float32 and not rounded to nearest.
+// elements of k each; products are exact, sums are float32 and not rounded to nearest. A's vectors are 8 columns of a row
+// (ORDER 1), or 8 rows of a column, of which 8 columns make up four tiles (ORDER 0).
 #pragma once
 #include "split.cuh"
 
@@ -14,6 +15,15 @@ constexpr int WEIGHTS = COLUMN * T2;  // elements of a stage
 
 INLINE int group() { return threadIdx.x % 32 / 4; }   // of four threads: rows of A and C, columns of B
 INLINE int member() { return threadIdx.x % 4; }
+
+// ORDER 0: where the vector v of tile c of a thread begins, in columns from `first_column`, and in rows from V group on.
+INLINE int first_column() { return 8 * member(); }
+INLINE constexpr int column_of(int c, int v) { return c % 4 * 2 + v; }
+INLINE constexpr int row_of(int c) { return c / 4 * 64; }
+// Row of C, from the warp's first one on, that the sums 2 high and 2 high + 1 of tile c belong to.
+INLINE int row_of_sums(int c, int high) {
+  return ORDER ? 16 * c + group() + 8 * high : row_of(c) + 8 * group() + c % 4 * 2 + high;
+}
 
 // Where element q of row j of B lies in shared memory: the rows that the four threads of a group read at the same time
 // side by side, and of eight such rows the same columns in different banks.
@@ -157,6 +167,23 @@ INLINE void load_b(unsigned (&b)[4], B_TYPE* weights, int first, int column) {
 #endif
 }
 
+// Pairs of elements of k of the two rows that this thread has of tile c: pair i is of 8 member + 2 i and the next one.
+INLINE void pairs_of(unsigned (&low)[4], unsigned (&high)[4], const Vector (&a)[TCF][T3][VECTORS], int c, int t) {
+  if constexpr (ORDER == 1) {
+    memcpy(low, &a[c][t][0], 16);
+    memcpy(high, &a[c][t][1], 16);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      unsigned one[4], next[4];  // of columns 2 i and 2 i + 1: rows 2 (c % 4) and 2 (c % 4) + 1 in a word
+      memcpy(one, &a[c / 4 * 4 + i][t][0], 16);
+      memcpy(next, &a[c / 4 * 4 + i][t][1], 16);
+      low[i] = (one[c % 4] & 0xffffu) | next[c % 4] << 16;
+      high[i] = one[c % 4] >> 16 | (next[c % 4] & 0xffff0000u);
+    }
+  }
+}
+
 // sum += a B(j : j + STEP, :), B in shared memory from element `first` of k on.
 template <bool COLUMNS_OF_B>
 INLINE void multiply(ACC (&sum)[TCF][T2 / 8][4], const Vector (&a)[TCF][T3][VECTORS], B_TYPE* weights, int first) {
@@ -168,11 +195,10 @@ INLINE void multiply(ACC (&sum)[TCF][T2 / 8][4], const Vector (&a)[TCF][T3][VECT
       load_b<COLUMNS_OF_B>(b, weights, first + t * DEPTH, p * 8);
 #pragma unroll
       for (int c = 0; c < TCF; c++) {
-        uint4 low, high;
-        memcpy(&low, &a[c][t][0], 16);
-        memcpy(&high, &a[c][t][1], 16);
-        multiply_tile(sum[c][p], low.x, high.x, low.y, high.y, b[0], b[1]);
-        multiply_tile(sum[c][p], low.z, high.z, low.w, high.w, b[2], b[3]);
+        unsigned low[4], high[4];
+        pairs_of(low, high, a, c, t);
+        multiply_tile(sum[c][p], low[0], high[0], low[1], high[1], b[0], b[1]);
+        multiply_tile(sum[c][p], low[2], high[2], low[3], high[3], b[2], b[3]);
       }
     }
   }

@@ -17,6 +17,13 @@ constexpr int WEIGHTS = STAGE * ROW > T2 * COLUMN ? STAGE * ROW : T2 * COLUMN;  
 INLINE int group() { return threadIdx.x % 32 / 4; }   // of four threads: rows of A and C, columns of B
 INLINE int member() { return threadIdx.x % 4; }
 
+// ORDER 0: where the vector v of tile c of a thread begins, in columns from `first_column`, and in rows from V group on.
+INLINE int first_column() { return member(); }
+INLINE constexpr int column_of(int, int v) { return 4 * v; }
+INLINE constexpr int row_of(int c) { return 16 * c; }
+// Row of C, from the warp's first one on, that the sums 2 high and 2 high + 1 of tile c belong to.
+INLINE int row_of_sums(int c, int high) { return 16 * c + (ORDER ? group() + 8 * high : 2 * group() + high); }
+
 // Which element of k the i-th number of a thread's B belongs to.
 INLINE int depth(int i) { return ORDER ? i / 2 * 8 + 2 * member() + i % 2 : 4 * i + member(); }
 

@@ -9,9 +9,9 @@
 // added in memory (split.cuh), always in the same order.
 //
 // Launch   (ceil(m / (TCF T1 / 2)), slices, products) blocks of T1 threads
-// Macros   those of wide.cuh, WIDTH = 16; SIZE bytes of an element of A; ORDER 0 where the columns of A are contiguous
-//          (float64), 1 where the rows are; T1 threads; T2 columns of C, a multiple of 8; T3 times DEPTH elements of k
-//          are loaded at a time; TCF tiles of a warp; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of
+// Macros   those of wide.cuh, WIDTH = 16; SIZE bytes of an element of A; ORDER 0 where the columns of A are contiguous, 1
+//          where the rows are; T1 threads; T2 columns of C, a multiple of 8; T3 times DEPTH elements of k are loaded at a
+//          time; TCF tiles of a warp, a multiple of 4 in columns of 16-bit elements; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of
 //          a multiprocessor; TURNED 1 where B's columns are contiguous and begin at multiples of 16 bytes, and are read
 //          so; ENTRY the name of the kernel
 // Storage  A(i, j) = A[i + j lda] or A[i lda + j], the contiguous lines begin at multiples of ALIGNED bytes;
@@ -30,17 +30,17 @@
 constexpr int WARPS = T1 / 32;
 constexpr int STEP = DEPTH * T3;  // of k
 constexpr int BANDS = T2 / 8;     // of 8 columns
-static_assert(WIDTH == 16 && T2 % 8 == 0 && same<A_TYPE, B_TYPE> && (SIZE == 8 || ORDER == 1), "no such kernel");
+static_assert(WIDTH == 16 && T2 % 8 == 0 && same<A_TYPE, B_TYPE>, "no such kernel");
+static_assert(SIZE == 8 || ORDER == 1 || TCF % 4 == 0, "columns of 16-bit elements make up four tiles at a time");
 
-// Where the vectors of a thread begin. ORDER 0: rows 2 group and 2 group + 1 of every fourth column, from column `member`
-// on. ORDER 1: rows group and group + 8 of each tile, every fourth vector of them; a row that is not there repeats the
+// Where the vectors of a thread begin. ORDER 0: rows V group to V group + V - 1, from column `first_column` on. ORDER 1: rows group and group + 8 of each tile, every fourth vector of them; a row that is not there repeats the
 // last one.
 constexpr int LINES = ORDER ? 2 * TCF : 1;
 
 INLINE void find_lines(const A_TYPE* (&lines)[LINES], const A_TYPE* __restrict__ A, Index lda, Index row, Index m,
                        Index begin) {
   if constexpr (ORDER == 0) {
-    lines[0] = A + row + 2 * group() + (begin + member()) * lda;
+    lines[0] = A + row + V * group() + (begin + first_column()) * lda;
   } else {
 #pragma unroll
     for (int i = 0; i < LINES; i++) lines[i] = A + smaller(row + group() + 8 * i, m - 1) * lda + begin + member() * V;
@@ -56,7 +56,7 @@ INLINE void load_tiles(Vector (&a)[TCF][T3][VECTORS], const A_TYPE* const (&line
 #pragma unroll
       for (int c = 0; c < TCF; c++)
         a[c][t][v] = ORDER ? load(lines[(2 * c + v % 2) % LINES] + done + t * DEPTH + v / 2 * (4 * V))
-                           : load(lines[0] + done + (t * DEPTH + 4 * v) * lda + c * 16);
+                           : load(lines[0] + done + (t * DEPTH + column_of(c, v)) * lda + row_of(c));
     }
   }
 }
@@ -70,10 +70,10 @@ INLINE void load_tiles(Vector (&a)[TCF][T3][VECTORS], const A_TYPE* const (&line
     for (int v = 0; v < VECTORS; v++) {
 #pragma unroll
       for (int c = 0; c < TCF; c++) {
-        const int j = t * DEPTH + (ORDER ? v / 2 * (4 * V) + member() * V : 4 * v + member());
+        const int j = t * DEPTH + (ORDER ? v / 2 * (4 * V) + member() * V : column_of(c, v) + first_column());
         a[c][t][v] = ORDER ? load(lines[(2 * c + v % 2) % LINES] + done + t * DEPTH + v / 2 * (4 * V), left - j)
-                           : load(lines[0] + done + (t * DEPTH + 4 * v) * lda + c * 16,
-                                  j < left ? rows - c * 16 - 2 * group() : 0);
+                           : load(lines[0] + done + (t * DEPTH + column_of(c, v)) * lda + row_of(c),
+                                  j < left ? rows - row_of(c) - V * group() : 0);
       }
     }
   }
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
 #pragma unroll
   for (int i = 0; i < TCF * BANDS * 4; i += 2) {  // pairs that lie side by side in C
     const int c = i / 4 / BANDS, q = i / 4 % BANDS * 8 + 2 * member(), high = i % 4 / 2;
-    const Index r = row + c * 16 + (ORDER ? group() + 8 * high : 2 * group() + high);
+    const Index r = row + row_of_sums(c, high);
     if (r >= own_row && r < m) store_row<2>(C + r * rsc + q * csc, csc, n - q, alpha, mine + i, beta);
   }
 }

@@ -63,6 +63,7 @@ def streams() -> Iterator[Stream]:
         for order in (0, 1):
             yield Stream("tensor", *("float64",) * 4, 16, 16, Shape(64, 2, 1, 1, 1), order, turned=turned)
         yield Stream("tensor", *half, 16, 24, Shape(64, 1, 1, 1, 1), 1, turned=turned)
+        yield Stream("tensor", *half, 16, 16, Shape(64, 4, 1, 1, 1), 0, turned=turned)
 
 
 def of_the_paper(text: Callable[[Kernel], str]) -> int:

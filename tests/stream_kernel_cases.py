@@ -163,6 +163,8 @@ TENSOR: Sequence[Stream] = (
     ),
     *_wide("tensor", ("dddd", 16, (32, 2, 1, 1), 0), ("dddd", 8, (64, 1, 1, 2), 1), width=8),
     *_wide("tensor", ("dddd", 8, (32, 1, 2, 1), 0), ("dddd", 16, (64, 1, 1, 1), 1), width=8, turned=True),
+    *_wide("tensor", ("hhss", 8, (64, 4, 1, 1), 0), ("bbss", 16, (32, 8, 1, 2), 0), ("bbsb", 24, (32, 4, 2, 1), 0)),
+    *_wide("tensor", ("bbss", 16, (64, 4, 1, 1), 0), ("hhsh", 8, (32, 4, 1, 2), 0), turned=True),
 )
 
 

@@ -149,6 +149,27 @@ def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster(monkey
     assert tune.shipped(replace(few, out_order="A", n=8), MEASURED).configs
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("n", "b_order", "out_order", "width", "form"),
+    [
+        (4, "F", "F", 16, "columns"),
+        (5, "F", "F", 16, "tensor"),
+        (8, "C", "F", 16, "tensor"),
+        (16, "C", "C", 16, "tensor"),
+        (9, "F", "C", 16, None),  # cuBLAS
+        (9, "C", "F", 16, None),
+        (17, "C", "C", 16, None),
+        (5, "C", "C", 8, None),  # no vectors for the tensor cores
+    ],
+)
+def test_columns_of_16_bits_go_to_the_tensor_cores_where_these_are_ahead(n, b_order, out_order, width, form, dtype):
+    card = replace(H200, name="NVIDIA H200")
+    problem = Problem(20480, 20480, n, dtype, out="float32", b_order=b_order, out_order=out_order, width=width)
+    configs = tune.shipped(problem, card).configs
+    assert [config.form for config in configs[:1]] == ([form] if form else [])
+
+
 def test_the_model_keeps_to_what_the_memory_leaves_time_for():
     slow = replace(NOBODYS, peak_gflops_float64=NOBODYS.peak_gbs)  # an operation for each byte
     one = Problem(20480, 20480, 1, "float64")

@@ -180,15 +180,26 @@ def test_what_fits_the_cache_leaves_it_first() -> None:
     assert small(2**16 + 1, 32, 32, "float64").macros["LEAVES_FIRST"] == 0
 
 
-def test_tensor_cores_take_another_shape_for_large_matrices() -> None:
+@pytest.mark.parametrize(("dtype", "side"), [("float64", 2**14), ("float16", 2**14)])  # 2 GiB, 512 MiB
+def test_tensor_cores_take_another_shape_for_large_matrices(dtype: str, side: int) -> None:
     def shapes(m: int, n: int = 16, width: int = 16) -> list[Shape]:
-        problem = Problem(m, 2**14, n, "float64", "F", width=width)
+        problem = Problem(m, side, n, dtype, "F", width=width)
         return [config.shape for config in candidates(problem) if config.form == "tensor"]
 
-    small, large = shapes(2**14 - 2), shapes(2**14)  # 2 GiB of A
+    small, large = shapes(side - 8), shapes(side)
     assert small == large[::-1]
     assert large[0] != large[1]
-    assert (len(shapes(2**14, 8)), len(shapes(2**14, 17)), len(shapes(2**14, 16, 8))) == (1, 1, 1)
+    assert len(shapes(side, 8)) == 1
+    assert len(shapes(side, 17)) == len(shapes(side, 16, 8)) == (dtype == "float64")
+
+
+def test_columns_of_16_bits_make_up_four_tiles_of_the_tensor_cores() -> None:
+    problem = Problem(20480, 20480, 16, "float16", out="float32")
+    config = next(candidates(problem))
+    assert (config.form, config.order, config.shape.tcf % 4) == ("tensor", 0, 0)
+    assert config.tile == 16 * config.shape.tcf * config.shape.t1 // 32
+    found = why_not(problem, replace(config, shape=replace(config.shape, tcf=6)), H200)
+    assert found == "tcf = 6: columns of 16-bit elements make up four tiles at a time"
 
 
 def test_a_card_with_less_shared_memory_takes_smaller_stages() -> None:

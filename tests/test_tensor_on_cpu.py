@@ -36,7 +36,8 @@ COLUMNS, TILES, STAGES = TENSOR[:3]  # columns of A are contiguous
 ROWS, LONG, WIDE = TENSOR[3:6]  # rows are
 HALVES, SHORT = TENSOR[6:8]  # rows of 16-bit elements
 TURNED, TURNED_TILES, TURNED_ROWS, TURNED_HALVES = TENSOR[11:15]  # B is read along its columns
-NARROW = TENSOR[-4]  # a vector is loaded in halves
+LINES = TENSOR[21]  # columns of 16-bit elements
+NARROW = TENSOR[16]  # a vector is loaded in halves
 SANITIZED = (*TENSOR[1:11:2], HALVES, *TENSOR[11:])  # among them all with several tiles of a warp
 KERNEL = 'extern "C" __global__ void'
 SYNC = "__syncthreads();"
@@ -60,9 +61,9 @@ PLANTED = {
     "parts_of_other_rows": (COLUMNS, "Index(blockIdx.z) * gridDim.x + blockIdx.x", 0, "blockIdx.z", WRONG + "|ticket"),
     "nothing_is_divided": (COLUMNS, "begin + slice)", 0, "k)", WRONG),
     "b_from_the_start": (COLUMNS, "bsb + begin * rsb", 0, "bsb", WRONG),
-    "columns_from_the_start": (COLUMNS, "(begin + member()) * lda", 0, "member() * lda", WRONG),
+    "columns_from_the_start": (COLUMNS, "(begin + first_column()) * lda", 0, "first_column() * lda", WRONG),
     "rows_from_the_start": (ROWS, "* lda + begin + member() * V", 0, "* lda + member() * V", WRONG),
-    "same_columns": (COLUMNS, "(begin + member()) * lda", 0, "begin * lda", WRONG),
+    "same_columns": (COLUMNS, "(begin + first_column()) * lda", 0, "begin * lda", WRONG),
     "same_vectors_of_rows": (HALVES, "* lda + begin + member() * V", 0, "* lda + begin", WRONG),
     "one_stage": (COLUMNS, "stage = 1 - stage;", 0, "", f"{RACE}|{WRONG}"),
     "stage_filled_too_early": (COLUMNS, "weights + (1 - stage) * WEIGHTS", 0, "weights + stage * WEIGHTS", RACE),
@@ -80,8 +81,8 @@ PLANTED = {
     "end_of_rows": (ROWS, "left - j)", 0, "V)", WRONG),
     "end_of_short_rows": (HALVES, "left - j)", 0, "left)", WRONG),
     "end_of_columns": (COLUMNS, "j < left ? rows", 0, "true ? rows", WRONG),
-    "tiles_of_columns": (TILES, "+ c * 16)", 0, ")", WRONG),
-    "tiles_of_columns_at_the_end": (TILES, "lda + c * 16,", 0, "lda,", WRONG),
+    "tiles_of_columns": (TILES, "+ row_of(c));", 0, ");", WRONG),
+    "tiles_of_columns_at_the_end": (TILES, "lda + row_of(c),", 0, "lda,", WRONG),
     "tiles_of_rows": (ROWS, "2 * c + v % 2", 0, "v % 2", WRONG),
     "tiles_of_rows_at_the_end": (ROWS, "2 * c + v % 2", 1, "v % 2", WRONG),
     "no_sums": (TILES, "sum[c][p][i] = ACC(0);", 0, ";", WRONG + "|uninitialised register"),
@@ -89,9 +90,9 @@ PLANTED = {
     "stages_count_twice": (HALVES, "clear(sum);\n}", 0, "}", WRONG),
     "order_of_b": (ROWS, "i / 2 * 8 + 2 * member() + i % 2 :", 0, "4 * i + member() :", WRONG),
     "order_of_a": (WIDE, "a[c][t][i / 4 * 2 + i % 2]", 0, "a[c][t][i / 4 + i % 2 * 2]", WRONG),
-    "order_of_pairs": (HALVES, "low.z, high.z, low.w, high.w", 0, "low.w, high.w, low.z, high.z", WRONG),
+    "order_of_pairs": (HALVES, "low[2], high[2], low[3], high[3]", 0, "low[3], high[3], low[2], high[2]", WRONG),
     "order_in_pairs": (SHORT, "low.bits | unsigned(high.bits)", 0, "high.bits | unsigned(low.bits)", WRONG),
-    "order_of_rows": (SHORT, "low.x, high.x, low.y, high.y", 0, "high.x, low.x, high.y, low.y", WRONG),
+    "order_of_rows": (SHORT, "low[0], high[0], low[1], high[1]", 0, "high[0], low[0], high[1], low[1]", WRONG),
     "depths_of_a_step": (WIDE, "first + t * DEPTH, p * 8", 0, "first, p * 8", WRONG),
     "bands_of_b": (TILES, "first + t * DEPTH, p * 8", 0, "first + t * DEPTH, 0", WRONG),
     "place_of_rows": (HALVES, "j % 8 * 4 + j % DEPTH / 8", 0, "j % 8 * 4 + j / 8 % 2", f"{RACE}|{UNSET}|{WRONG}"),
@@ -145,10 +146,18 @@ PLANTED = {
     "tile_too_early": (COLUMNS, "m - tile)", 0, "m - tile - V)", OUTSIDE + "|" + UNSET),
     "tile_between_vectors": (COLUMNS, "m % unit == 0 &&", 0, "", "misaligned|" + WRONG),
     "columns_of_c": (HALVES, "if (q < count) *at", 0, "*at", OUTSIDE),
-    "tiles_of_c": (TILES, "row + c * 16 + (ORDER", 0, "row + (ORDER", WRONG),
+    "tiles_of_c": (TILES, "return 16 * c + (ORDER", 0, "return (ORDER", WRONG),
     "bands_of_c": (WIDE, "i / 4 % BANDS * 8 + 2", 0, "2", WRONG),
     "halves_of_vectors": (NARROW, "const Word*>(at + i)", 0, "const Word*>(at)", WRONG),
     "places_of_halves": (NARROW, "memcpy(&a.x[i], &word, ALIGNED)", 0, "memcpy(&a.x[0], &word, ALIGNED)", WRONG),
+    "pairs_of_columns": (LINES, "next[c % 4] << 16", 0, "next[c % 4]", WRONG),
+    "second_rows_of_columns": (LINES, "one[c % 4] >> 16", 0, "one[c % 4] & 0xffffu", WRONG),
+    "rows_of_a_word": (LINES, "(one[c % 4] & 0xffffu)", 0, "(one[0] & 0xffffu)", WRONG),
+    "columns_of_a_tile": (LINES, "c % 4 * 2 + v", 0, "v", WRONG),
+    "first_of_eight_columns": (LINES, "return 8 * member()", 0, "return member()", WRONG),
+    "tiles_of_short_columns": (LINES, "c / 4 * 64", 0, "0", WRONG),
+    "words_of_other_tiles": (LINES, "c / 4 * 4 + i", 0, "i", WRONG),
+    "rows_of_a_tile_of_c": (LINES, "8 * group() + c % 4 * 2", 0, "8 * group()", WRONG),
     "one_a_for_all": (COLUMNS, "A += blockIdx.z * bsa;", 0, "", WRONG),
     "one_b_for_all": (ROWS, "B += blockIdx.z * bsb + ", 0, "B += ", WRONG),
     "one_c_for_all": (HALVES, "C += blockIdx.z * bsc;", 0, "", OUTSIDE),
@@ -158,7 +167,7 @@ ADDRESSES = {
     "tile_before_the_matrix": (COLUMNS, " && m >= tile ?", 0, " ?"),
     "whole_tiles": (COLUMNS, WHOLE, 0, "tile_row <= m"),
     "rows_beyond_m": (HALVES, "smaller(row + group() + 8 * i, m - 1)", 0, "(row + group() + 8 * i)"),
-    "rows_of_columns": (TILES, "rows - c * 16 - 2 * group()", 0, "2"),
+    "rows_of_columns": (TILES, "rows - row_of(c) - V * group()", 0, "V"),
     "after_the_last_columns": (COLUMNS, STEP_ON, 0, "done += step;"),
     "after_the_last_vectors": (ROWS, STEP_ON, 0, "done += step;"),
     "rows_of_next_stage": (COLUMNS, "end - begin - next, n, dense", 0, "end - begin, n, dense"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.gpu
 
 REPEATS = 10
 DOUBLE = (*TENSOR[1:4:2], *TENSOR[12:14])  # order 0 and 1, several tiles of a warp; both with B along its columns
-SHORT = (*TENSOR[7:9], *TENSOR[14:16])  # float16, bfloat16; both with B along its columns
+# float16 and bfloat16; both with B along its columns; the same of columns
+SHORT = (*TENSOR[7:9], *TENSOR[14:16], *TENSOR[20:25])
 # After which the plain twins of what the tensor cores and their copies do are to be found, in the text of a kernel.
 PRODUCTS = {"float64": "INLINE void multiply_tile(double", "float32": "INLINE void multiply_tile(float"}
 PAIRS, COPIES = (
@@ -146,8 +148,14 @@ def test_every_path_as_the_library_launches_it(cp: Any, config: Stream) -> None:
         assert not faults(operands, cp.asnumpy(buffer), np.zeros(0), flushes=True), str(case)
 
 
-@pytest.mark.parametrize("n", [5, 16, 29, 32])
-@pytest.mark.parametrize(("order", "dtype"), [("F", "float64"), ("C", "float64"), ("C", "float16")])
+@pytest.mark.parametrize(
+    ("order", "dtype", "n"),
+    [
+        *product("FC", ["float64"], [5, 16, 29, 32]),
+        *(("C", "float16", n) for n in (5, 16, 29, 32)),
+        *(("F", "float16", n) for n in (5, 16)),
+    ],
+)
 def test_repeats_of_what_ships_are_equal_bit_for_bit(cp: Any, order: str, dtype: str, n: int) -> None:
     m, k, rng = 2001, 12_345, np.random.default_rng(n)
     out = "float32" if dtype == "float16" else dtype

@@ -118,13 +118,14 @@ TENSOR: Mapping[tuple[str, str, str], Mapping[int, Shape]] = {
     ("F", "float64", "C"): {8: Shape(128, 1, 2, 2, 5), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 2, 1, 2, 2)},
     ("F", "float64", "F"): {8: Shape(128, 1, 1, 2, 5), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 2, 1, 2, 2)},
     ("C", "float64", "C"): {8: Shape(128, 1, 2, 4, 3), 16: Shape(128, 1, 2, 2, 3), 32: Shape(128, 1, 1, 2, 3)},
+    ("F", "float16", "C"): {8: Shape(64, 4, 1, 2, 6), 16: Shape(64, 4, 1, 4, 6)},
     ("C", "float16", "C"): {8: Shape(128, 1, 4, 1, 5), 16: Shape(128, 1, 4, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
     ("C", "float16", "F"): {8: Shape(128, 1, 4, 2, 4), 16: Shape(128, 1, 4, 2, 4), 32: Shape(128, 2, 2, 2, 2)},
 }
-# Of tensor cores where A is `LARGE` bytes or more, by order and type of A: shapes for just so many columns.
-LARGE = 2**31
-TENSOR_LARGE: Mapping[tuple[str, str], Mapping[int, Shape]] = {
-    ("F", "float64"): {16: Shape(128, 2, 2, 2, 2, leaves_first=False)}
+# Of tensor cores where A has so many bytes or more, by order and type of A: shapes for just so many columns.
+TENSOR_LARGE: Mapping[tuple[str, str], Mapping[int, tuple[int, Shape]]] = {
+    ("F", "float64"): {16: (2**31, Shape(128, 2, 2, 2, 2, leaves_first=False))},
+    ("F", "float16"): {16: (2**29, Shape(64, 4, 2, 1, 4))},
 }
 # Of A's rows through shared memory, where there are many columns, by type of A.
 STAGED: Mapping[str, Mapping[int, Shape]] = {"float32": {16: Shape(32, 4, 4, 2, 4), 32: Shape(64, 2, 4, 2, 4)}}

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 from abft_tsm2.core.config import C_TYPES, SIZES, Problem, fitting
 from abft_tsm2.core.device import Device
-from abft_tsm2.core.shapes import BEST, LARGE, STAGED, TENSOR, TENSOR_LARGE, Shape, shape_of
+from abft_tsm2.core.shapes import BEST, STAGED, TENSOR, TENSOR_LARGE, Shape, shape_of
 
 TURNING = ("columns", "tensor")  # forms that may read B along its columns
 FORMS = ("columns", "rows", "staged", "tensor", "small")
 COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # t2 of TSM2R; a product with fewer columns takes the next larger one
 SMALL = 32  # rows and columns of B with which TSM2L keeps all of B at hand
 _SHARED = 48 * 1024  # static shared memory of a block
-_FEW = 4  # columns of float64, which need no tensor cores
+_FEW = 4  # columns of C that need no tensor cores where A is of float64, or lies in columns
 _FEW_ROWS = 2**16  # which leave most of a card idle unless a thread has little to do
 _ONE_WAVE = 2**18  # rows of float32 that its multiprocessors hold at a time
 _AT_ONCE = 16  # columns of C that a thread computes at a time where it has no other work
@@ -202,15 +202,15 @@ def candidates(problem: Problem) -> Iterator[Stream]:
     if form is None or n > COLUMNS[-1]:
         return
     kind = problem.dtype.replace("bfloat16", "float16")
-    few = _FEW if kind == "float64" else 1  # 16-bit elements would have to be converted elsewhere
+    few = _FEW if kind == "float64" or form == "columns" else 1  # 16-bit rows would wait for their conversion
     if n > few and (problem.width == 16 or kind == "float64") and problem.weights == problem.dtype:
         t2 = -(-n // 8) * 8
         shapes = TENSOR.get((problem.order, kind, problem.b_order), TENSOR.get((problem.order, kind, "C")))
-        if shapes is not None and (kind == "float64" or problem.sums == "float32"):
+        if shapes is not None and t2 <= max(shapes) and (kind == "float64" or problem.sums == "float32"):
             made = [_for_width(shape_of(shapes, t2), "tensor", problem)]
-            large = TENSOR_LARGE.get((problem.order, kind), {}).get(t2)
+            least, large = TENSOR_LARGE.get((problem.order, kind), {}).get(t2, (0, None))
             if large is not None and problem.width == 16:
-                made.insert(0 if m * k * SIZES[kind] >= LARGE else 1, large)
+                made.insert(0 if m * k * SIZES[kind] >= least else 1, large)
             order, turned = "FC".index(problem.order), problem.b_order == "F"
             for shape in made:
                 yield Stream("tensor", *types, problem.width, t2, shape, order=order, turned=turned)
@@ -324,10 +324,10 @@ def _objections(problem: Problem | None, config: Stream, device: Device) -> Iter
     if config.form == "tensor":
         if config.t2 % 8 or not 0 < config.t2 <= COLUMNS[-1]:
             yield f"t2 = {config.t2}: the tensor cores take 8, 16, 24 or 32 columns"
-        if config.weights != config.dtype or (
-            config.dtype != "float64" and (config.order, config.sums) != (1, "float32")
-        ):
-            yield "the tensor cores multiply float64 by float64, and 16-bit rows by columns of the same type in float32"
+        if config.weights != config.dtype or (config.dtype != "float64" and config.sums != "float32"):
+            yield "the tensor cores multiply float64 by float64, and 16-bit elements by others of their type in float32"
+        if config.dtype != "float64" and config.order == 0 and config.shape.tcf % 4:
+            yield f"tcf = {config.shape.tcf}: columns of 16-bit elements make up four tiles at a time"
         if device.compute_capability < (8, 0):
             yield f"compute capability {device.compute_capability} has no such tensor cores: 8.0 has"
     elif config.form == "staged" and config.width != 16:

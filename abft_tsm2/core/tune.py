@@ -34,6 +34,7 @@ _TABLE: Mapping[str, Mapping[tuple[str, str, str], int]] = {
         ("C", "bfloat16", "float32"): 16,
     }
 }
+_MANY = 8  # columns of C; the next 8 of a 16-bit A in columns are for cuBLAS unless B and C both lie in rows
 BUSY = 0.45  # of the arithmetic peak, while reading at the peak of the memory: up to there a product streams
 
 
@@ -88,12 +89,20 @@ def shipped(problem: Problem, device: Device) -> Choice:
         return Choice(configs, "table" if table else "model")
     config = configs[0]
     if table is not None:
-        columns = SMALL if config.form == "small" else table.get((problem.order, problem.dtype, problem.sums), 0)
-        return Choice(configs if problem.n <= columns else (), "table")
+        return Choice(configs if problem.n <= _columns(table, problem, config) else (), "table")
     work = 2 * problem.n * device.peak_gbs / SIZES[problem.dtype]  # flops a second while A streams by
     if config.form == "small":
         work *= problem.k / (problem.k + problem.n)
     return Choice(configs if work <= BUSY * device.peak_gflops(problem.sums) else (), "model")
+
+
+def _columns(table: Mapping[tuple[str, str, str], int], problem: Problem, config: Stream) -> int:
+    """With how many columns of C at most a kernel is ahead of cuBLAS."""
+    if config.form == "small":
+        return SMALL
+    if config.form == "tensor" and SIZES[config.dtype] == 2 and config.order == 0:
+        return 2 * _MANY if problem.b_order == problem.out_order == "C" else _MANY
+    return table.get((problem.order, problem.dtype, problem.sums), 0)
 
 
 def described(device: Device) -> str:
