@@ -10,10 +10,10 @@
 //
 // Launch   (ceil(m / (TCF T1 / 2)), slices, products) blocks of T1 threads
 // Macros   those of wide.cuh, WIDTH = 16; SIZE bytes of an element of A; ORDER 0 where the columns of A are contiguous, 1
-//          where the rows are; T1 threads; T2 columns of C, a multiple of 8; T3 times DEPTH elements of k are loaded at a
-//          time; TCF tiles of a warp, a multiple of 4 in columns of 16-bit elements; PAIRS times 2 such steps, for which B is fetched at once; BLOCKS of
-//          a multiprocessor; TURNED 1 where B's columns are contiguous and begin at multiples of 16 bytes, and are read
-//          so; ENTRY the name of the kernel
+//          where the rows are; T1 threads; T2 columns of C, a multiple of 8; T3 times DEPTH elements of k are loaded
+//          at a time; TCF tiles of a warp, a multiple of 4 in columns of 16-bit elements; PAIRS times 2 such steps,
+//          for which B is fetched at once; BLOCKS of a multiprocessor; TURNED 1 where B's columns are contiguous and
+//          begin at multiples of 16 bytes, and are read so; ENTRY the name of the kernel
 // Storage  A(i, j) = A[i + j lda] or A[i lda + j], the contiguous lines begin at multiples of ALIGNED bytes;
 //          B(i, j) = B[i rsb + j csb], of the type of A; C(i, j) = C[i rsc + j csc]; product b lies b times bsa, bsb, bsc
 //          further on
@@ -33,8 +33,8 @@ constexpr int BANDS = T2 / 8;     // of 8 columns
 static_assert(WIDTH == 16 && T2 % 8 == 0 && same<A_TYPE, B_TYPE>, "no such kernel");
 static_assert(SIZE == 8 || ORDER == 1 || TCF % 4 == 0, "columns of 16-bit elements make up four tiles at a time");
 
-// Where the vectors of a thread begin. ORDER 0: rows V group to V group + V - 1, from column `first_column` on. ORDER 1: rows group and group + 8 of each tile, every fourth vector of them; a row that is not there repeats the
-// last one.
+// Where the vectors of a thread begin. ORDER 0: rows V group to V group + V - 1, from column `first_column` on. ORDER 1:
+// rows group and group + 8 of each tile, every fourth vector of them; a row that is not there repeats the last one.
 constexpr int LINES = ORDER ? 2 * TCF : 1;
 
 INLINE void find_lines(const A_TYPE* (&lines)[LINES], const A_TYPE* __restrict__ A, Index lda, Index row, Index m,

@@ -44,8 +44,7 @@ def problem_of(A: Array, B: Array, C: Array) -> Problem:
     order = vendor.layout(A)
     lines = A.strides[-1] if order == "F" else A.strides[-2]
     count = k if order == "F" else m
-    steps = [A.data.ptr, lines if count > 1 else 0, A.strides[0] if A.ndim == 3 and A.shape[0] > 1 else 0]
-    width = math.gcd(16, *(abs(step) for step in steps)) if order != "A" else A.itemsize
+    width = math.gcd(16, A.data.ptr, lines if count > 1 else 0, vendor.step(A)) if order != "A" else A.itemsize
     return Problem(
         m,
         k,
@@ -65,14 +64,13 @@ def problem_of(A: Array, B: Array, C: Array) -> Problem:
 def _is_turned(B: Array) -> bool:
     """Whether the columns of B are contiguous, more than one, and begin at multiples of 16 bytes."""
     down, along = B.strides[-2:]
-    step = B.strides[0] if B.ndim == 3 and B.shape[0] > 1 else 0
-    return B.shape[-1] > 1 and down == B.itemsize and not any(x % 16 for x in (B.data.ptr, along, step))
+    return B.shape[-1] > 1 and down == B.itemsize and not any(x % 16 for x in (B.data.ptr, along, vendor.step(B)))
 
 
 def _small(x: Array) -> tuple[int, int]:
     """How TSM2L takes a matrix: along its columns (0), its rows without (1) or with gaps (2), in so many bytes."""
     (rows, columns), (down, along), size = x.shape[-2:], x.strides[-2:], x.itemsize
-    step = x.strides[0] if x.ndim == 3 and x.shape[0] > 1 else 0
+    step = vendor.step(x)
     if (along == size or columns == 1) and (down == columns * size or rows == 1):
         return 1, math.gcd(16, x.data.ptr, step)
     if down == size:
@@ -153,8 +151,7 @@ def launched(config: Stream, problem: Problem, device: Device, A: Array, B: Arra
 
 def _strides(x: Array) -> tuple[Any, Any, Any]:
     """Of rows, of columns, and from one matrix of a stack to the next, in elements."""
-    step = x.strides[0] if x.ndim == 3 and x.shape[0] > 1 else 0
-    down, along, step = (np.int64(stride // x.itemsize) for stride in (*x.strides[-2:], step))
+    down, along, step = (np.int64(stride // x.itemsize) for stride in (*x.strides[-2:], vendor.step(x)))
     return down, along, step
 
 

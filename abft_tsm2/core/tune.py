@@ -21,20 +21,24 @@ from abft_tsm2.errors import NotSuitable
 
 DEEP = 256  # elements of k below which a block of TSM2R has no time to get going, and m has to make up for it
 # Cards on which own kernels and cuBLAS were measured side by side: the most columns with which the own ones are ahead,
-# by order of A, types of A and of the sums (benchmarks/results/stream.csv).
-_TABLE: Mapping[str, Mapping[tuple[str, str, str], int]] = {
+# by order of A, types of A and of the sums; where that tells them apart, by form too, and by the orders of B and C
+# (benchmarks/results/stream.csv).
+_TABLE: Mapping[str, Mapping[tuple[str, ...], int]] = {
     "NVIDIA H200": {
         ("F", "float32", "float32"): 16,
         ("F", "float64", "float64"): 16,
         ("F", "float16", "float32"): 4,
+        ("F", "float16", "float32", "tensor"): 8,
+        ("F", "float16", "float32", "tensor", "CC"): 16,
         ("F", "bfloat16", "float32"): 4,
+        ("F", "bfloat16", "float32", "tensor"): 8,
+        ("F", "bfloat16", "float32", "tensor", "CC"): 16,
         ("C", "float32", "float32"): 16,
         ("C", "float64", "float64"): 16,
         ("C", "float16", "float32"): 16,
         ("C", "bfloat16", "float32"): 16,
     }
 }
-_MANY = 8  # columns of C; the next 8 of a 16-bit A in columns are for cuBLAS unless B and C both lie in rows
 BUSY = 0.45  # of the arithmetic peak, while reading at the peak of the memory: up to there a product streams
 
 
@@ -96,13 +100,12 @@ def shipped(problem: Problem, device: Device) -> Choice:
     return Choice(configs if work <= BUSY * device.peak_gflops(problem.sums) else (), "model")
 
 
-def _columns(table: Mapping[tuple[str, str, str], int], problem: Problem, config: Stream) -> int:
-    """With how many columns of C at most a kernel is ahead of cuBLAS."""
+def _columns(table: Mapping[tuple[str, ...], int], problem: Problem, config: Stream) -> int:
+    """With how many columns of C at most a kernel is ahead of cuBLAS: what the table says of it most closely."""
     if config.form == "small":
         return SMALL
-    if config.form == "tensor" and SIZES[config.dtype] == 2 and config.order == 0:
-        return 2 * _MANY if problem.b_order == problem.out_order == "C" else _MANY
-    return table.get((problem.order, problem.dtype, problem.sums), 0)
+    key = problem.order, problem.dtype, problem.sums, config.form, problem.b_order + problem.out_order
+    return next((table[key[:length]] for length in (5, 4, 3) if key[:length] in table), 0)
 
 
 def described(device: Device) -> str:

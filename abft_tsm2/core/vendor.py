@@ -84,7 +84,7 @@ class Gemm:
         mixed, stacked = A.itemsize < 4, problem.batch > 1
         types = problem.dtype, problem.dtype, problem.out
         first, second, result = (
-            ((_CUDA_TYPES[dtype],) if mixed else ()) + (leading,) + ((_step(x),) if stacked else ())
+            ((_CUDA_TYPES[dtype],) if mixed else ()) + (leading,) + ((step(x) // x.itemsize,) if stacked else ())
             for dtype, (x, leading) in zip(types, operands, strict=True)
         )
         name = "gemm" if mixed else {"float32": "sgemm", "float64": "dgemm"}[problem.dtype]
@@ -118,11 +118,6 @@ class Gemm:
         )
 
 
-def _step(x: Array) -> int:
-    """From one matrix of a stack to the next, in elements."""
-    return x.strides[0] // x.itemsize if x.ndim == 3 and x.shape[0] > 1 else 0
-
-
 def _leading(x: Array) -> tuple[int, int]:
     """cuBLAS's operation (0 as it is, 1 transposed) of a matrix with contiguous columns or rows, and its leading
     dimension."""
@@ -130,6 +125,11 @@ def _leading(x: Array) -> tuple[int, int]:
     if down == size and (along >= rows * size or columns == 1):
         return 0, max(along // size if columns > 1 else 1, rows)
     return 1, max(down // size if rows > 1 else 1, columns)
+
+
+def step(x: Any) -> int:
+    """Bytes from one matrix of a stack to the next; 0 where there is one for all."""
+    return x.strides[0] if x.ndim == 3 and x.shape[0] > 1 else 0
 
 
 def layout(x: Any) -> str:
