@@ -15,6 +15,8 @@ from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
 from abft_tsm2.checksum.encode import Encoded
 
 CHECKS = ("auto", "rows", "columns", "both")
+VERIFY = (None, "float32")
+PRECISIONS = (None, "tf32")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,8 @@ class Problem:
         The axes of the result that 1-D operands do not have.
     exists : bool
         C was given, to be checked and not computed.
+    wide : bool
+        The product is computed and checked in float32, and rounded to c's 16 bits then.
     """
 
     a: Array
@@ -61,6 +65,7 @@ class Problem:
     exists: bool
     arithmetic: Arithmetic
     dtype: str
+    wide: bool = False
 
     def tasks(self) -> Iterator[Task]:
         for index in itertools.product(*(range(size) for size in self.batch)):
@@ -113,10 +118,16 @@ def problem_of(
     out: Any = None,
     out_dtype: Any = None,
     existing: Any = None,
+    verify: str | None = None,
+    precision: str | None = None,
 ) -> Problem:
     """Check the arguments of a protected product and bring them into one form. Allocates the result."""
     if check not in CHECKS:
         raise ValueError(f"check is {check!r}: choose one of {', '.join(map(repr, CHECKS))}")
+    if verify not in VERIFY:
+        raise ValueError(f"verify is {verify!r}: choose one of {', '.join(map(repr, VERIFY))}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: choose one of {', '.join(map(repr, PRECISIONS))}")
     alpha, beta = _factor(alpha, "alpha"), _factor(beta, "beta")
     encoded_a, a = (a, a.array) if isinstance(a, Encoded) else (None, as_operand(a, "a"))
     encoded_b, b = (b, b.array) if isinstance(b, Encoded) else (None, as_operand(b, "b"))
@@ -173,6 +184,11 @@ def problem_of(
     else:
         C = xp.empty(full, dtype=dtype, device=a.device)
     library = type(a).__module__.partition(".")[0]
+    name, out_name = dtype_name(promoted), dtype_name(dtype)
+    tf32 = precision == "tf32"
+    if tf32 and not (library == "cupy" and name == "float32"):
+        raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
+    wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
     return Problem(
         a=_broadcast(xp, a, batch),
         b=_broadcast(xp, b, batch),
@@ -187,8 +203,9 @@ def problem_of(
         squeeze=squeeze,
         given=given,
         exists=existing is not None,
-        arithmetic=arithmetic(dtype_name(promoted), dtype_name(dtype), library=library),
-        dtype=dtype_name(dtype),
+        arithmetic=arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32),
+        dtype=out_name,
+        wide=wide,
     )
 
 
@@ -247,12 +264,9 @@ def _result_dtype(xp: Any, promoted: Any, out_dtype: Any, existing: Any) -> Any:
     if asked == dtype_name(promoted):
         return promoted
     if half and asked == "float32":
-        return xp.float32 if not is_numpy_namespace(xp) else np.dtype(np.float32)
+        return np.dtype(np.float32) if str(xp.__name__).endswith(("numpy", "cupy")) else xp.float32
     raise ValueError(
         f"out_dtype {asked} for operands of {dtype_name(promoted)}: only that type, "
         "or float32 for 16-bit operands; convert the operands or the result instead"
     )
 
-
-def is_numpy_namespace(xp: Any) -> bool:
-    return str(xp.__name__).endswith("numpy")

@@ -53,6 +53,7 @@ class _Scope:
 
     actions: Mapping[str, Action]
     outer: _Scope | None
+    sync: bool = True
 
 
 _OUTERMOST = _Scope(DEFAULTS, None)
@@ -77,6 +78,10 @@ class errstate:
         An operand changed after it was encoded; by default "raise".
     uncorrectable : {"log", "warn", "raise"}, optional
         The result is wrong; by default "raise".
+    sync : bool, optional
+        False: products on a GPU are queued, repairs included, and their reports stay PENDING: the host waits for
+        nothing. ``report.wait()``, or the end of a `monitor` block, collects them, and acts and raises as said above.
+        True, which is the default: a protected product returns when its verdict is known.
 
     Raises
     ------
@@ -111,10 +116,13 @@ class errstate:
         unverifiable: Action | None = None,
         input_changed: Action | None = None,
         uncorrectable: Action | None = None,
+        sync: bool | None = None,
         **unknown: Never,  # for the message; type checkers refuse them
     ) -> None:
         if unknown:
-            raise TypeError(f"errstate has no {', '.join(unknown)}: choose from {', '.join(DEFAULTS)}")
+            raise TypeError(f"errstate has no {', '.join(unknown)}: choose from {', '.join(DEFAULTS)}, sync")
+        if not (sync is None or isinstance(sync, bool)):
+            raise TypeError(f"sync is {sync!r}: True or False")
         given = {
             "corrected": corrected,
             "checksum_fault": checksum_fault,
@@ -123,11 +131,13 @@ class errstate:
             "uncorrectable": uncorrectable,
         }
         self._changes = {key: _checked(key, action) for key, action in given.items() if action is not None}
+        self._sync = sync
 
     def __enter__(self) -> None:
         # The way back is kept in the context, not in this object, which several threads may hold at once.
         outer = _scope.get()
-        _scope.set(_Scope({**outer.actions, **self._changes}, outer))
+        sync = outer.sync if self._sync is None else self._sync
+        _scope.set(_Scope({**outer.actions, **self._changes}, outer, sync))
 
     def __exit__(self, *exception: object) -> None:
         outer = _scope.get().outer
@@ -177,10 +187,16 @@ def geterr() -> dict[str, Action]:
     return dict(_scope.get().actions)
 
 
+def synchronous() -> bool:
+    """Whether a protected product waits for its verdict here: ``errstate(sync=...)``."""
+    return _scope.get().sync
+
+
 class Monitor:
     """The reports of a `monitor` block, in order of arrival.
 
-    ``len(log)`` is their number, iterating gives them; a batch counts as one report.
+    ``len(log)`` is their number, iterating gives them; a batch counts as one report. Reports that are PENDING are
+    collected at the end of the block, and replaced by what they came to.
     """
 
     def __init__(self) -> None:
@@ -195,6 +211,19 @@ class Monitor:
     def counts(self) -> Counter[Status]:
         """How many reports have each status; 0 for a status that none has."""
         return Counter(report.status for report in self.reports)
+
+    def _collect(self) -> None:
+        """Wait for what is pending; raise the first of what they raise when all have been collected."""
+        raised: list[SilentDataCorruptionError] = []
+        for i, report in enumerate(self.reports):
+            if report.status is Status.PENDING:
+                try:
+                    self._reports[i] = report.wait()
+                except SilentDataCorruptionError as error:
+                    self._reports[i] = error.report
+                    raised.append(error)
+        if raised:
+            raise raised[0]
 
     def __len__(self) -> int:
         return len(self._reports)
@@ -238,6 +267,7 @@ def monitor() -> Iterator[Monitor]:
     finally:
         with _lock:
             _monitors = tuple(other for other in _monitors if other is not log)
+        log._collect()
 
 
 def check_on_error(on_error: str | None) -> None:
@@ -276,7 +306,11 @@ def deliver(report: Report, on_error: str | None = None) -> None:
     check_on_error(on_error)
     for log in _monitors:
         log._reports.append(report)
+    act(report, on_error)
 
+
+def act(report: Report, on_error: str | None = None) -> None:
+    """`deliver` without the monitors: for what a pending report, which they have, came to."""
     held = (report.status, *report.also)
     actions = {status: _action(status, on_error) for status in held if status in _KEYS}
     level = logging.WARNING if "log" in actions.values() else logging.DEBUG

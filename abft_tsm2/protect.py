@@ -87,6 +87,10 @@ class Product:
             with self.step("multiply"), np.errstate(**self.caller):
                 self.multiply(self.A, self.B, C, self.task.C0)
             self.stage("multiplied", C=C)
+        self.settle(encodings)
+
+    def settle(self, encodings: list[_Encoding]) -> None:
+        """Verify C, and repair it, until all sides agree."""
         for _ in range(_PASSES):
             decisions = self.verify(encodings)
             self.decisions += decisions

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 
 # Lowest first; inside a layer, the order in the list is the order of allowed import.
 LAYERS = [
-    ["errors", "arrays", "report", "policy"],
+    ["errors", "arrays", "report", "policy", "deferred"],
     [
         "core.device",
         "core.config",
@@ -28,6 +28,8 @@ LAYERS = [
         "core.stream",
         "core.division",
         "core.workspace",
+        "core.launcher",
+        "core.records",
         "core.vendor",
         "core.plan",
         "core.launch",
@@ -40,19 +42,21 @@ LAYERS = [
         "core.generated",
         "core.both_config",
         "core.encode_both",
+        "core.check_config",
     ],
     [
         "checksum.weights",
         "checksum.integers",
         "checksum.bounds",
         "checksum.carry",
+        "checksum.on_device",
         "checksum.encode",
         "checksum.lines",
         "checksum.verify",
         "checksum.correct",
         "checksum.decide",
     ],
-    ["operands", "protect", "gemm"],
+    ["operands", "protect", "ways", "queued", "gemm"],
     ["matrixio", "tuning", "facts", "demo", "cli", "__main__"],
 ]
 MODULES = [name for layer in LAYERS for name in layer]

@@ -7,13 +7,15 @@ With ``s = B v``, ``t = A s`` and ``u = C v``, row i of ``C = alpha A B + beta C
 2-norm of its partial sums (Higham and Mary, SIAM J. Sci. Comput. 41 (2019) A2815), and random signs make n of them
 add like ``sqrt(n)`` (Hoeffding, J. Amer. Statist. Assoc. 58 (1963) 13)::
 
-    tau_i = f max(|alpha| P2_i, ||C_i o v||_2, |beta| ||C0_i o v||_2)
+    tau_i = f max(|alpha| P2_i, ||C_i o v||_2, |beta| ||C0_i o v||_2) + 8 u_in |alpha| P2_i
             + 4 u_out ||C_i o v||_2 + (k tiny + tiny_out) ||v||_1
     P2_i^2 = sum_l a_il^2 ||B_l o v||_2^2
     ||C_i o v||_2 <= 1.01 (sqrt(k) |alpha| P2_i + |beta| ||C0_i o v||_2), or the line is wrong
-    f = sqrt((4 u sqrt(k))^2 + (3/4 u_c (sqrt(k) + sqrt(2 n)))^2)  [+ 0.1 u k where the adder truncates]
+    f = sqrt((4 u sqrt(k))^2 + (3/4 u_c (sqrt(k) + sqrt(2 n)))^2 [+ (4 u_p)^2])  [+ 0.1 u k where the adder truncates]
 
-C's rounding and the checksum's are independent of each other: their parts of f add in quadrature. The factor 4 is
+C's rounding and the checksum's are independent of each other: their parts of f add in quadrature. u_p is the roundoff
+of checksums whose terms are summed in float32 a few at a time, as the kernels do with 16-bit elements; u_in that of
+operands which the product rounds before it multiplies them (TF32). The factor 4 is
 measured: the largest residual of clean products is 2.6 units of ``u sqrt(k)`` on generic data, over BLAS, sequential
 summation and cuBLAS. Structured data may exceed it (a chain of equal terms rounds in one direction); that is a
 suspicion, not a verdict.
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,10 +38,14 @@ from abft_tsm2.arrays import FLOATS, FloatType, Namespace, dtype_name
 
 DETECT = 4.0  # units of u sqrt(k): measured largest on generic data 2.6, see above
 TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-bit inputs 0.06
+INPUT = 8.0  # units of u_in: measured largest on generic data 3.3
+PARTIAL_SUMS = 4.0  # units of u_p: s, t and u have a rounding or two each in float32 before they are added in float64
 CHECKSUM = 0.75  # units of u_c (sqrt(k) + sqrt(2n)): chosen; clean float64 products stay a factor 4 below the bound
 # From this k on checksums of float32 products may take float32 partial sums: 1.3 to 2 u rms each on normal data, beside
 # 4.8 u of the product's own rounding at k = 512 and 6.3 u at 2048; the bound is 4 sqrt(k) u = 90 u and more.
 PARTIAL = 512
+SLACK = 1.01  # on a norm that Minkowski's inequality bounds: its rounding, that of bfloat16 included
+TF32_ROUNDOFF = 2.0**-11  # 11 significant bits
 OUTLIER = 8.0  # an element this many times further off than nine tenths of its row is not rounding
 CHECKSUM_UNIT = FLOATS["float64"].unit_roundoff  # every checksum is summed in float64
 
@@ -58,12 +64,18 @@ class Arithmetic:
         Whether sums are truncated instead of rounded (tensor cores with 16-bit inputs).
     flushes : bool
         Whether subnormal results become zero.
+    u_in : float
+        Unit roundoff of the operands, where the product rounds them to fewer digits than they have; else 0.
+    partial : bool
+        Whether checksums are summed in float32 a few terms at a time, however short they are.
     """
 
     accumulator: FloatType
     stored: FloatType
     truncating: bool = False
     flushes: bool = False
+    u_in: float = 0.0
+    partial: bool = False
 
     @property
     def u(self) -> float:
@@ -82,10 +94,47 @@ class Arithmetic:
         return (k * max(1.0, abs(alpha)) + 2) * summed + (stored if self.u_out else 0.0)
 
 
-def arithmetic(inputs: str, output: str, *, library: str = "numpy") -> Arithmetic:
-    """The arithmetic of a product of promoted input type `inputs` and result type `output`, both by name."""
-    wide = "float32" if FLOATS[inputs].bits < 32 else inputs
-    return Arithmetic(FLOATS[wide], FLOATS[output], flushes=library == "cupy")
+class Factors(NamedTuple):
+    """What the statistical bound is made of, for one product.
+
+    Attributes
+    ----------
+    factor, input_factor, out_factor : float
+        Of ``max(|alpha| P2, ||C o v||, |beta| ||C0 o v||)``, of ``|alpha| P2``, of ``||C o v||``.
+    root : float
+        ``||C o v||`` cannot exceed so many ``|alpha| P2``, but for C0.
+    underflow : float
+        Of ``||v||_1``.
+    """
+
+    factor: float
+    input_factor: float
+    out_factor: float
+    root: float
+    underflow: float
+
+
+def bound_factors(a: Arithmetic, k: int, n: int, alpha: float = 1.0) -> Factors:
+    """The factors of `statistical_bound`, for kernels that work it out line by line."""
+    root = SLACK * math.sqrt(k)
+    return Factors(statistical_factor(a, k, n), INPUT * a.u_in, 4 * a.u_out, root, a.underflow(k, alpha))
+
+
+def arithmetic(inputs: str, output: str, *, library: str = "numpy", tf32: bool = False) -> Arithmetic:
+    """The arithmetic of a product of promoted input type `inputs` and result type `output`, both by name.
+
+    `tf32`: float32 operands are rounded to 11 significant bits, as tensor cores do when they are asked to.
+    """
+    half = FLOATS[inputs].bits < 32
+    gpu = library == "cupy"
+    return Arithmetic(
+        FLOATS["float32" if half else inputs],
+        FLOATS[output],
+        truncating=gpu and (half or tf32),
+        flushes=gpu,
+        u_in=TF32_ROUNDOFF if tf32 else 0.0,
+        partial=gpu and half,
+    )
 
 
 def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
@@ -95,7 +144,8 @@ def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
     """
     product = a.u * DETECT * math.sqrt(k)
     checksum = CHECKSUM_UNIT * CHECKSUM * (math.sqrt(k) + math.sqrt(2 * n))
-    return math.hypot(product, checksum) + (a.u * TRUNCATION * k if a.truncating else 0.0)
+    partial = FLOATS["float32"].unit_roundoff * PARTIAL_SUMS if a.partial else 0.0
+    return math.hypot(product, checksum, partial) + (a.u * TRUNCATION * k if a.truncating else 0.0)
 
 
 def checksum_noise_factor(k: int, n: int, *, partial: bool = False) -> float:
@@ -129,12 +179,13 @@ def statistical_bound(
         What `stored` is cut to; by default the `largest_norm` of the others.
     """
     scale = products if added is None else xp.maximum(products, added)
+    rounded = INPUT * a.u_in * products + underflow
     if stored is None:
-        return statistical_factor(a, k, n) * scale + underflow
+        return statistical_factor(a, k, n) * scale + rounded
     if largest is None:
         largest = largest_norm(k, products=products, added=added, underflow=underflow)
     stored = xp.minimum(stored, largest)
-    return statistical_factor(a, k, n) * xp.maximum(scale, stored) + 4 * a.u_out * stored + underflow
+    return statistical_factor(a, k, n) * xp.maximum(scale, stored) + 4 * a.u_out * stored + rounded
 
 
 def largest_norm(k: int, *, products: Any, added: Any, underflow: Any) -> Any:
@@ -143,18 +194,18 @@ def largest_norm(k: int, *, products: Any, added: Any, underflow: Any) -> Any:
     ``||C_i o v|| <= sum_l |a_il| ||B_l o v|| <= sqrt(k) P2_i`` (Minkowski, then Cauchy and Schwarz), and one per cent
     for rounding, that of bfloat16 included. Parameters as in `statistical_bound`.
     """
-    return 1.01 * (math.sqrt(k) * products + (0.0 if added is None else added)) + underflow
+    return SLACK * (math.sqrt(k) * products + (0.0 if added is None else added)) + underflow
 
 
 def rigorous_factor(a: Arithmetic, k: int) -> float:
     """gamma of the rigorous bound, for the product's rounding and for that of the float64 recomputation."""
     operations = (k + 2) * (2 if a.truncating else 1)
-    return operations * a.u + (k + 2) * CHECKSUM_UNIT
+    return operations * a.u + (k + 2) * CHECKSUM_UNIT + 4 * a.u_in  # truncated operands are off by 2 u_in each
 
 
 def element_noise(a: Arithmetic, k: int) -> float:
     """The usual error of an element in units of ``(A o A)(B o B)``'s root: ``(u + u_c) sqrt(k)``."""
-    return (a.u + CHECKSUM_UNIT) * math.sqrt(max(k, 1))
+    return (a.u + CHECKSUM_UNIT) * math.sqrt(max(k, 1)) + 2 * a.u_in
 
 
 def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: Any = None) -> float:

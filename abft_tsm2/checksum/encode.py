@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, as_operand, float_type, from_host, to_host
+from abft_tsm2.arrays import Array, as_operand, float_type, from_host, is_cupy, to_host
 from abft_tsm2.checksum.carry import Carried, carry, log2_column_norms
 from abft_tsm2.checksum.integers import (
     Diagnosis,
@@ -17,8 +17,10 @@ from abft_tsm2.checksum.integers import (
     integer_checksums,
     restore,
 )
+from abft_tsm2.checksum.on_device import Kept, carried_on_device
 from abft_tsm2.checksum.weights import Weights, weights
 from abft_tsm2.core.passes import fingerprint
+from abft_tsm2.core.vendor import layout
 from abft_tsm2.report import Fault, Report, Status
 
 
@@ -27,6 +29,24 @@ class Sided(NamedTuple):
 
     rows: Any
     columns: Any
+
+
+@dataclass(frozen=True, eq=False)
+class OnDevice:
+    """What a CuPy matrix carries for the kernels: as right operand (rows) and as left one (columns)."""
+
+    sides: Sided
+    memory: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, A: Array, right: bool, left: bool) -> OnDevice:
+        made = [carried_on_device(A, side) if wanted else None for side, wanted in (("rows", right), ("columns", left))]
+        return cls(Sided(*(one and one[0] for one in made)), tuple(one[1] for one in made if one))
+
+    def kept(self, side: str, recheck: bool) -> Kept | None:
+        """What it carries into a check of that side."""
+        right = getattr(self.sides, side)
+        return None if right is None else Kept(right, recheck)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +77,7 @@ class Encoded:
     fingerprint: Array
     right: Carried | None
     left: Carried | None
+    device: OnDevice | None = None
 
     @property
     def row_checksums(self) -> Array | None:
@@ -196,6 +217,11 @@ def _chosen_weights(given: Any, n: int, name: str) -> tuple[Weights, bool]:
     return V, False
 
 
+def _usual(given: Any) -> bool:
+    """Whether these weights are what the kernels make."""
+    return given is None or (isinstance(given, str) and given == "balanced")
+
+
 def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False, *, recheck: bool = True) -> Encoded:
     """Encode a matrix once, to check its storage and to reuse it over many protected products.
 
@@ -257,4 +283,7 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
         left = replace(carry(A.T, W, equilibrate=equilibrate), lasting=True)
     norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
-    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left)
+    device = None
+    if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
+        device = OnDevice.of(A, right is not None, left is not None)
+    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, device)

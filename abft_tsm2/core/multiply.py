@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from abft_tsm2.arrays import Array, float_type, is_cupy, is_numpy, namespace
+from abft_tsm2.arrays import Array, dtype_name, float_type, is_cupy, is_numpy, namespace
+from abft_tsm2.core import vendor
+from abft_tsm2.core.config import Problem
 
 BLOCK_BYTES = 16 << 20  # of one temporary; at most three live at once
 
 
-def multiply(A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> None:
+def multiply(
+    A: Array,
+    B: Array,
+    out: Array,
+    C0: Array | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    tf32: bool = False,
+) -> None:
     """``out = alpha A B + beta C0``.
 
     Parameters
@@ -24,7 +35,12 @@ def multiply(A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: 
         Written; shares no memory with the others. Its type is that of the sums, at least as wide as A's and B's.
     C0 : (m, n) array, optional
         Read only where ``beta != 0``.
+    tf32 : bool
+        On a GPU, let tensor cores round float32 operands to 11 significant bits.
     """
+    if is_cupy(out) and A.dtype == B.dtype and 0 not in (*A.shape, *B.shape) and vendor.layout(out) != "A":
+        _multiply_by_vendor(A, B, out, C0, alpha, beta, tf32)
+        return
     if float_type(A).bits < 32 and float_type(B).bits < 32 and float_type(out).bits <= 32:
         _multiply_halves(A, B, out, C0, alpha, beta)
         return
@@ -39,6 +55,19 @@ def multiply(A: Array, B: Array, out: Array, C0: Array | None = None, *, alpha: 
     if C0 is not None and beta != 0.0:
         for at in _parts(out.shape[0], out.shape[1]):  # C(i:j, :) += beta C0(i:j, :)
             out[at, :] += beta * C0[at, :]
+
+
+def _multiply_by_vendor(
+    A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float, tf32: bool
+) -> None:
+    """One call of cuBLAS; an operand with neither rows nor columns contiguous is copied, as everywhere on a GPU."""
+    A, B = (x if vendor.layout(x) != "A" else namespace(x).asarray(x, copy=True, order="C") for x in (A, B))
+    (m, k), n = A.shape, B.shape[1]
+    problem = Problem(m, k, n, dtype_name(A.dtype), out=dtype_name(out.dtype))
+    if C0 is not None and beta != 0.0:
+        out[...] = C0
+    with out.device:
+        vendor.Gemm.of(problem, A, B, out, tf32=tf32)(A, B, out, alpha, beta if C0 is not None else 0.0)
 
 
 def _multiply_widened(A: Array, B: Array, out: Array) -> None:

@@ -16,7 +16,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.core.config import Problem
 
 _CUDA_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType_t
-_COMPUTE_32F, _DEFAULT = 68, -1  # cublasComputeType_t, cublasGemmAlgo_t
+_COMPUTE_32F, _COMPUTE_TF32, _DEFAULT = 68, 77, -1  # cublasComputeType_t, cublasGemmAlgo_t
 SERVED = {
     ("float32", "float32", "float32"),
     ("float64", "float64", "float64"),
@@ -65,7 +65,7 @@ class Gemm:
     unit_at: int
 
     @classmethod
-    def of(cls, problem: Problem, A: Array, B: Array, C: Array) -> Gemm:
+    def of(cls, problem: Problem, A: Array, B: Array, C: Array, *, tf32: bool = False) -> Gemm:
         """The plan for a problem that cuBLAS `serves`, and arrays of such strides.
 
         Parameters
@@ -73,6 +73,8 @@ class Gemm:
         problem : Problem
         A, B, C : (m, k), (k, n), (m, n) CuPy arrays, or stacks of `problem.batch` of them
             Rows or columns contiguous, in each of them; A or B may be one matrix for all products.
+        tf32 : bool
+            Let tensor cores round float32 operands to 11 significant bits.
         """
         import cupy
         from cupy_backends.cuda.libs import cublas
@@ -81,7 +83,7 @@ class Gemm:
         (a_op, lda), (b_op, ldb), (c_op, ldc) = (_leading(x) for x in (A, B, C))
         head = (1 - b_op, 1 - a_op, n, m, k) if c_op else (a_op, b_op, m, n, k)
         operands = ((B, ldb), (A, lda), (C, ldc)) if c_op else ((A, lda), (B, ldb), (C, ldc))
-        mixed, stacked = A.itemsize < 4, problem.batch > 1
+        mixed, stacked = A.itemsize < 4 or tf32, problem.batch > 1
         types = problem.dtype, problem.dtype, problem.out
         first, second, result = (
             ((_CUDA_TYPES[dtype],) if mixed else ()) + (leading,) + ((step(x) // x.itemsize,) if stacked else ())
@@ -100,7 +102,7 @@ class Gemm:
             first,
             second,
             result,
-            (problem.batch,) * stacked + (_COMPUTE_32F, _DEFAULT) * mixed,
+            (problem.batch,) * stacked + (_COMPUTE_TF32 if tf32 else _COMPUTE_32F, _DEFAULT) * mixed,
             unit,
             unit.ctypes.data,
         )

@@ -310,6 +310,7 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, CUDA_ON_CPU
 // Blocks run one after the other and threads one at a time: what is written is seen.
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+inline void __threadfence_system() {}
 
 template <class T>
 T atomicAdd(T* at, T value) {

@@ -1,0 +1,198 @@
+"""The kernels that check a product on a GPU, as frozen configurations: `LineSums`, `Equilibrate`, `Judge`.
+
+kernels/line_sums.cu, kernels/equilibrate.cu and kernels/judge.cu say what each of them does.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+from abft_tsm2.core.config import C_TYPES, SIZES
+
+WARP = 32
+COLUMNS = 32  # of a block of kernels/equilibrate.cu
+STATE = 32  # words of a product's account
+_WARPS = 16  # of a multiprocessor, that keep the memory busy
+
+
+def sums_of(dtype: str) -> str:
+    """The type in which elements of `dtype` are multiplied by weights."""
+    return "float32" if SIZES[dtype] == 2 else "float64"
+
+
+def _types(dtype: str, width: int = 16, acc: str = "") -> dict[str, str | int]:
+    acc = C_TYPES[acc or sums_of(dtype)]
+    return {"A_TYPE": C_TYPES[dtype], "B_TYPE": acc, "ACC": acc, "C_TYPE": acc, "T2": 1, "WIDTH": 16, "ALIGNED": width}
+
+
+@dataclass(frozen=True)
+class LineSums:
+    """Compile-time constants of kernels/line_sums.cu.
+
+    Attributes
+    ----------
+    dtype, acc : str
+        Types of X, and of its products with weights: float64 unless operands have 16 bits.
+    given : bool
+        Whether the squares have weights of their own.
+    words : bool
+        Whether the rows' bits are added.
+    verdict : bool
+        Whether each row is judged.
+    out : str
+        Type of the sums; where `verdict`, of the copy that is stored, or "".
+    width : int
+        Bytes of a load.
+    t1, team, rows, ahead, blocks : int
+        Threads of a block, warps of a row, rows of a team at a time, vectors loaded at a time, blocks of a
+        multiprocessor.
+    leaves_first : bool
+        Whether lines of X leave the level-2 cache first.
+    """
+
+    dtype: str
+    acc: str
+    given: bool = False
+    words: bool = False
+    verdict: bool = False
+    out: str = "float64"
+    width: int = 16
+    t1: int = 256
+    team: int = 1
+    rows: int = 4
+    ahead: int = 2
+    blocks: int = 2
+    leaves_first: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        kind = ("verdict" if self.verdict else "sums") + "_given" * self.given + "_words" * self.words
+        sizes = f"{self.t1}_{self.team}_{self.rows}_{self.ahead}_{self.blocks}_{int(self.leaves_first)}"
+        return f"line_{kind}_{self.dtype}_{self.acc}_{self.out}_{self.width}_{sizes}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "line_sums.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        flags = {"GIVEN": self.given, "WORDS": self.words, "VERDICT": self.verdict}
+        flags |= {"CAST": self.verdict and bool(self.out), "LEAVES_FIRST": self.leaves_first}
+        sizes = {"T1": self.t1, "TEAM": self.team, "ROWS": self.rows, "AHEAD": self.ahead, "BLOCKS": self.blocks}
+        out = C_TYPES[self.out or self.dtype]
+        numbers = {name: int(value) for name, value in (flags | sizes).items()}
+        return {**_types(self.dtype, self.width, self.acc), **numbers, "OUT": out, "D_TYPE": out}
+
+    @property
+    def lines(self) -> int:
+        """Rows of a block."""
+        return self.rows * self.t1 // (WARP * self.team)
+
+
+@dataclass(frozen=True)
+class Equilibrate:
+    """Compile-time constants of kernels/equilibrate.cu: the type of R, and whether its columns are contiguous."""
+
+    dtype: str
+    turned: bool = False
+    t1: int = 256
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"equilibrate_{self.dtype}{'_turned' * self.turned}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "equilibrate.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        return {**_types(self.dtype), "T1": self.t1, "TURNED": int(self.turned)}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Compile-time constants of kernels/judge.cu."""
+
+    t1: int = 256
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"judge_{self.t1}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "judge.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        return {**_types("float64"), "T1": self.t1}
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Compile-time constants of kernels/repair.cu: types of the operands, of C and of its copy; the order of R."""
+
+    dtype: str
+    out: str
+    cast: str = ""
+    turned: bool = False
+    t1: int = 256
+    blocks: int = 1
+
+    stripe: ClassVar[int] = 512
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"repair_{self.dtype}_{self.out}_{self.cast}{'_turned' * self.turned}_{self.t1}_{self.blocks}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "repair.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        types = {**_types(self.dtype), "C_TYPE": C_TYPES[self.out], "D_TYPE": C_TYPES[self.cast or self.out]}
+        return {**types, "T1": self.t1, "BLOCKS": self.blocks, "TURNED": int(self.turned)}
+
+
+@functools.cache
+def line_sums(
+    dtype: str,
+    p: int,
+    q: int,
+    multiprocessors: int,
+    *,
+    acc: str,
+    given: bool = False,
+    words: bool = False,
+    verdict: bool = False,
+    out: str = "float64",
+    width: int = 16,
+    leaves_first: bool = False,
+) -> LineSums:
+    """The configuration for p rows of q elements: as many warps a row as keep the card busy."""
+    vectors = -(-q * SIZES[dtype] // 16)
+    team = rows = 1
+    if p >= 4 * _WARPS * multiprocessors:
+        rows = 4
+    elif p >= 2 * _WARPS * multiprocessors:
+        rows = 2
+    while team < 8 and p * team < rows * _WARPS * multiprocessors and 2 * team * WARP <= vectors:
+        team *= 2
+    ahead = 4 if rows == 1 else 2
+    return LineSums(dtype, acc, given, words, verdict, out, width, 256, team, rows, ahead, 2, leaves_first)

@@ -1,0 +1,176 @@
+// Weighted sums of the rows of X and of their squares in one read of it, with the sums of the rows' bits, or with the
+// verdict on each row.
+//
+//   y_i = sum_j X(i, j) w_j    z_i = sum_j X(i, j)^2 w2_j    words_i = sum_j bits of X(i, j)
+//
+// A team of warps takes ROWS rows at a time and walks along them, several vectors of each on their way. Weights are read
+// through the level-1 cache, where the teams of a multiprocessor meet. No block needs another one: a row is its team's.
+// Elements of 16 bits are multiplied in float32, and the sum of a vector is added in float64; others in float64.
+//
+// Launch   (ceil(p / (ROWS T1 / (32 TEAM))), products) blocks of T1 threads
+// Macros   those of wide.cuh; T1 threads; TEAM warps of a row; ROWS, a power of two; AHEAD vectors of a row loaded at a
+//          time; GIVEN 1 where the weights w2 of squares are given, else they are w^2; WORDS 0 or 1; OUT the type of y
+//          and z; VERDICT 1 where each row is judged instead (VERDICT_ARGUMENTS); CAST 1 where it is also stored as
+//          D_TYPE; BLOCKS of a multiprocessor; ENTRY the name of the kernel
+// Storage  X(i, j) of product b = X[b step + i ld + j]; ALIGNED divides its address, ld and step in bytes. Weights of
+//          product b from w + b w_step on, at multiples of 16 bytes; y, z, words of row i at b out_step + i
+// State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is not
+//          0 where this is a product's first kernel, which wipes its state
+// Edges    p, q arbitrary; nothing outside of the matrix is read
+#include "verdict.cuh"
+
+constexpr int WARPS = T1 / 32, TEAMS = WARPS / TEAM;
+constexpr int STRIDE = TEAM * 32 * V;  // columns that a team takes at a time
+constexpr int UNITS = (V + UNIT - 1) / UNIT;
+static_assert(WARPS % TEAM == 0 && V % UNIT == 0 || V == 1, "teams fill a block, weights of a vector whole units");
+
+// w(0 : V), of which the first `count` are there.
+INLINE void load_weights(ACC (&w)[V], const ACC* __restrict__ at, Index count) {
+  if (V % UNIT == 0 && count >= V) {
+#pragma unroll
+    for (int e = 0; e < V; e += UNIT) {
+      const uint4 word = __ldg(reinterpret_cast<const uint4*>(at + e));
+      memcpy(&w[e], &word, 16);
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < V; e++) w[e] = e < count ? at[e] : ACC(0);
+  }
+}
+
+// y += x w, z += x^2 w2, words += bits of x, for one vector of a row.
+INLINE void add_vector(double& y, ACC& z, Bits& words, const Vector& x, const ACC (&w)[V], const ACC (&w2)[V]) {
+  ACC sum = ACC(0);
+  unsigned narrow = 0;
+#pragma unroll
+  for (int e = 0; e < V; e++) {
+    const ACC element = ACC(widened(x.x[e]));
+#if GIVEN
+    sum += element * w[e];
+    z += element * element * w2[e];
+#else
+    const ACC term = element * w[e];
+    sum += term;
+    z += term * term;
+#endif
+#if WORDS
+    if (sizeof(A_TYPE) == 2)
+      narrow += unsigned(pattern(x.x[e]));
+    else
+      words += pattern(x.x[e]);
+#endif
+  }
+  words += narrow;
+  y += double(sum);
+}
+
+#if VERDICT
+#define RESULTS VERDICT_ARGUMENTS, D_TYPE *cast, Index ldd, Index cast_step
+#else
+#define RESULTS OUT *y_out, OUT *z_out, Bits *words_out, Index out_step, double outstanding, Bits *state, Index fresh, \
+  const Bits *expected
+#endif
+
+extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
+    ENTRY(Index p, Index q, const A_TYPE* __restrict__ X, Index ld, Index step, const ACC* __restrict__ weights,
+          const ACC* __restrict__ squares, Index w_step, RESULTS) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / TEAM;
+  const Index product = blockIdx.y, first = (Index(blockIdx.x) * TEAMS + team) * ROWS;
+  const ACC* __restrict__ w = weights + product * w_step;
+  const ACC* __restrict__ w2 = GIVEN ? squares + product * w_step : w;
+#if !VERDICT
+  // The first kernel of a product wipes its account.
+  if (fresh && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
+#endif
+  const A_TYPE* at[ROWS];
+  double y[ROWS];
+  ACC z[ROWS];
+  Bits words[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+    at[i] = X + product * step + smaller(first + i, p - 1) * ld;
+    y[i] = 0;
+    z[i] = ACC(0);
+    words[i] = 0;
+  }
+#if CAST
+  D_TYPE* to = cast + product * cast_step + first * ldd;
+#endif
+
+  // y += X(first : first + ROWS, j : j + V) w(j : j + V), of which `count` columns are there
+  auto take = [&](const Vector(&x)[ROWS], Index j, Index count) {
+    ACC right[V], right2[V];
+    load_weights(right, w + j, count);
+    if (GIVEN) load_weights(right2, w2 + j, count);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+      add_vector(y[i], z[i], words[i], x[i], right, right2);
+#if CAST
+      if (first + i < p) {
+#pragma unroll
+        for (int e = 0; e < V; e++)
+          if (e < count) to[i * ldd + j + e] = narrowed(x[i].x[e], D_TYPE());
+      }
+#endif
+    }
+  };
+
+  const Index whole = q - q % V;
+  Index j = (warp % TEAM * 32 + lane) * V;
+#pragma unroll 1
+  for (; j + (AHEAD - 1) * STRIDE < whole; j += AHEAD * STRIDE) {
+    Vector x[AHEAD][ROWS];
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) x[a][i] = load(at[i] + j + a * STRIDE);
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) take(x[a], j + a * STRIDE, V);
+  }
+#pragma unroll 1
+  for (; j < q; j += STRIDE) {
+    Vector x[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) x[i] = load(at[i] + j, q - j);
+    take(x, j, q - j);
+  }
+
+  // Each row's sums to one lane, and over the warps of a team.
+  const int place = sum_of<ROWS>(lane);
+  double y_sum = over_warp<ROWS>(y);
+  ACC z_sum = over_warp<ROWS>(z);
+  Bits word_sum = WORDS ? over_warp<ROWS>(words) : 0;
+#if TEAM > 1
+  __shared__ double y_parts[WARPS * ROWS];
+  __shared__ ACC z_parts[WARPS * ROWS];
+  __shared__ Bits word_parts[WARPS * ROWS];
+  if (place < ROWS) {
+    y_parts[warp * ROWS + place] = y_sum;
+    z_parts[warp * ROWS + place] = z_sum;
+    if (WORDS) word_parts[warp * ROWS + place] = word_sum;
+  }
+  __syncthreads();
+  if (place < ROWS && warp % TEAM == 0) {
+#pragma unroll
+    for (int member = 1; member < TEAM; member++) {
+      y_sum += y_parts[(warp + member) * ROWS + place];
+      z_sum += z_parts[(warp + member) * ROWS + place];
+      if (WORDS) word_sum += word_parts[(warp + member) * ROWS + place];
+    }
+  }
+#endif
+  const Index row = first + place;
+  const bool mine = place < ROWS && warp % TEAM == 0 && row < p;
+#if VERDICT
+  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + row, product, y_sum, double(z_sum)) : 0, state);
+#else
+  if (!mine) return;
+  y_out[product * out_step + row] = OUT(y_sum);
+  z_out[product * out_step + row] = OUT(z_sum);
+  if (WORDS) words_out[product * out_step + row] = word_sum;
+  // A row this far above the others may have escaped the sample that columns were scaled by.
+  if (double(z_sum) > outstanding) atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u);
+  if (WORDS && expected && word_sum != expected[product * out_step + row])
+    atomicOr(reinterpret_cast<unsigned*>(state) + 1, 2u);
+#endif
+}

@@ -1,0 +1,67 @@
+// The verdict on a line of C from its weighted sum, that of its squares, and what must hold of it
+// (abft_tsm2/checksum/bounds.py has the bound and its sources).
+#pragma once
+#include "sums.cuh"
+
+// What every verdict takes. All arrays but `sizes` have an element for each line, those of one product after the other.
+//   alpha, beta     C = alpha L R + beta C0
+//   t, p2           L (R v), and (L o L) of the squares of the rows of R o v
+//   t0, added2      C0 v and (C0 o v)^2; null where beta is 0
+//   sizes           sum |v| and smallest |v| of each product, `sizes_step` from one to the next
+//   factor, input_factor, out_factor, root, underflow
+//                   tau = factor max(|alpha| P2, ||C o v||, |beta| ||C0 o v||) + input_factor |alpha| P2
+//                         + out_factor ||C o v|| + underflow sum |v|, with ||C o v|| <= root |alpha| P2 + 1.01 |beta| ||C0 o v|| + ...
+//   tau, lines      where bounds, and the numbers of lines that fail go
+//   state           low half of word 0: how many fail; word 1: of the others the largest residual / tau, and its line
+#define VERDICT_ARGUMENTS                                                                                         \
+  double alpha, double beta, const double *__restrict__ t, const double *__restrict__ p2,                         \
+      const double *__restrict__ t0, const double *__restrict__ added2, const double *__restrict__ sizes,         \
+      Index sizes_step, double factor, double input_factor, double out_factor, double root, double underflow,     \
+      double *tau, unsigned *lines, Bits *state
+#define GIVE_VERDICT(line, product, u, squares)                                                                     \
+  verdict(line, product, u, squares, alpha, beta, t, p2, t0, added2, sizes, sizes_step, factor, input_factor,       \
+          out_factor, root, underflow, tau, lines, state)
+
+// Writes the bound of a line, and its number where it fails; else returns residual / bound and the line as one number,
+// which is the larger the closer the residual came.
+INLINE Bits verdict(Index line, Index product, double u, double squares, VERDICT_ARGUMENTS) {
+  const double least = underflow * sizes[product * sizes_step];
+  const double products = fabs(alpha) * sqrt(p2[line]);
+  double expected = alpha * t[line], added = 0;
+  if (t0) {
+    expected += beta * t0[line];
+    added = fabs(beta) * sqrt(added2[line]);
+  }
+  // A large fault must not widen the bound that it is compared with: ||C o v|| is cut to what it can be.
+  const double largest = root * products + 1.01 * added + least, found = sqrt(squares);
+  const double stored = found <= largest ? found : largest;
+  const double size = products > added ? products : added;
+  const double bound = factor * (stored > size ? stored : size) + input_factor * products + out_factor * stored + least;
+  const double residual = fabs(u - expected);
+  tau[line] = bound;
+  // NaN compares false, and so does a bound that overflowed.
+  if (residual <= bound && bound <= 0x1.fffffffffffffp1023 && found <= largest)
+    return Bits(to_bits(bound > 0 ? float(residual / bound) : 0.0f)) << 32 | Bits(line);
+  lines[atomicAdd(reinterpret_cast<unsigned*>(state), 1u)] = unsigned(line);
+  return 0;
+}
+
+// Keeps the largest number that a block's verdicts returned: `mine` is the thread's.
+template <int THREADS>
+INLINE void keep_closest(Bits mine, Bits* state) {
+  __shared__ Bits closest[THREADS / 32];
+#pragma unroll 1
+  for (int bit = 16; bit; bit /= 2) {
+    const Bits other = __shfl_xor_sync(~0u, mine, bit);
+    mine = other > mine ? other : mine;
+  }
+  if (threadIdx.x % 32 == 0) closest[threadIdx.x / 32] = mine;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+#pragma unroll
+  for (int w = 1; w < THREADS / 32; w++) {
+    const Bits other = closest[w];
+    mine = other > mine ? other : mine;
+  }
+  if (mine > __ldcg(state + 1)) atomicMax(state + 1, mine);
+}
