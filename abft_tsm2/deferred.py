@@ -18,7 +18,7 @@ from abft_tsm2 import policy
 from abft_tsm2.errors import CorruptionWarning
 from abft_tsm2.report import Report, Status
 
-_LOOKED_AT = 2  # forgotten reports that are looked at for each new one
+_LOOKED_AT = 64  # pending reports, after which those are looked for that nobody has any more
 
 
 class Pending(Protocol):
@@ -31,6 +31,21 @@ class Pending(Protocol):
     def wait(self) -> Report:
         """Wait for it, and say what it came to. Called once."""
 
+    @staticmethod
+    def dismiss(pending: Any, /) -> Any:
+        """Of verdicts that have arrived, those that somebody has to hear of."""
+
+
+class Facts(Protocol):
+    """What is known of a product before its verdict."""
+
+    @property
+    def operation(self) -> str: ...
+    @property
+    def sizes(self) -> tuple[int, int, int]: ...
+    @property
+    def dtype(self) -> str: ...
+
 
 class Deferred(Report):
     """A PENDING report: `wait` gives the final one."""
@@ -41,12 +56,10 @@ class Deferred(Report):
     _on_error: str | None
 
     @classmethod
-    def of(
-        cls, pending: Pending, operation: str, sizes: tuple[int, int, int], dtype: str, on_error: str | None
-    ) -> Deferred:
+    def of(cls, pending: Pending, facts: Facts, on_error: str | None) -> Deferred:
         """The report of a product whose verdict is pending."""
-        m, k, n = sizes
-        self = cls.plain(status=Status.PENDING, operation=operation, m=m, k=k, n=n, dtype=dtype)
+        m, k, n = facts.sizes
+        self = cls.plain(status=Status.PENDING, operation=facts.operation, m=m, k=k, n=n, dtype=facts.dtype)
         state = {"_pending": pending, "_final": None, "_lock": threading.Lock(), "_on_error": on_error}
         self.__dict__.update(state)
         _remember(self, pending)
@@ -81,20 +94,34 @@ _open: deque[tuple[weakref.ref[Deferred], Pending]] = deque()
 
 
 def _remember(report: Deferred, pending: Pending) -> None:
-    for _ in range(_LOOKED_AT):
-        try:
-            old, verdict = _open.popleft()
-        except IndexError:
-            break
-        held = old()
-        if held is not None:
-            if held._pending is not None:
-                _open.append((old, verdict))
-        elif verdict.there:
-            _forgotten(verdict)
-        else:
-            _open.append((old, verdict))
     _open.append((weakref.ref(report), pending))
+    if len(_open) >= _LOOKED_AT * _interval[0]:
+        _look()
+
+
+def _look() -> None:
+    """Let go of what was waited for, and look at verdicts that have arrived and whose reports nobody has."""
+    with _looking:
+        forgotten = []
+        for _ in range(len(_open)):
+            old, verdict = _open.popleft()
+            held = old()
+            if held is not None:
+                if held._pending is not None:
+                    _open.append((old, verdict))
+            elif verdict.there:
+                forgotten.append(verdict)
+            else:
+                _open.append((old, verdict))
+        _interval[0] = 1 + 2 * len(_open) // _LOOKED_AT  # not each time at the same ones
+    kinds = {type(verdict) for verdict in forgotten}
+    for kind in kinds:
+        for verdict in kind.dismiss([one for one in forgotten if type(one) is kind]):
+            _forgotten(verdict)
+
+
+_looking = threading.Lock()
+_interval = [1]
 
 
 def _forgotten(verdict: Pending) -> None:

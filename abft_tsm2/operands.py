@@ -269,4 +269,3 @@ def _result_dtype(xp: Any, promoted: Any, out_dtype: Any, existing: Any) -> Any:
         f"out_dtype {asked} for operands of {dtype_name(promoted)}: only that type, "
         "or float32 for 16-bit operands; convert the operands or the result instead"
     )
-

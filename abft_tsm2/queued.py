@@ -8,29 +8,29 @@ themselves (everything wrong, a checksum that was hit, an operand that changed, 
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, is_cupy
-from abft_tsm2.checksum.on_device import Kept
+from abft_tsm2.checksum.account import Kept
+from abft_tsm2.checksum.encode import Encoded
 from abft_tsm2.core import records, vendor
 from abft_tsm2.core.records import Record
 from abft_tsm2.deferred import Deferred
-from abft_tsm2.operands import Problem, Task
+from abft_tsm2.operands import Problem, Task, problem_of
 from abft_tsm2.protect import Hook, Product
-from abft_tsm2.report import Check, Fault, Report, Status
-from abft_tsm2.ways import Operands, Way, way_of
+from abft_tsm2.report import Fault, Report, Status
+from abft_tsm2.verdicts import Facts, Verdict, clean
+from abft_tsm2.ways import Operands, Program, Way, mark, way_of
+from abft_tsm2.ways import run as run_steps
 
-_CLEAN, _REPAIRED = 0, 1  # what a record says; everything else is for the host
-_CHANGED = 2
-_FAULTS = 40  # that a record has room for
 _MUCH_LONGER = 4  # lines along memory are checked until they are so many times longer than those across
-_REPAIR = "recomputed in float64 on the device"
 
 
 def serves(problem: Problem) -> bool:
@@ -45,18 +45,47 @@ def serves(problem: Problem) -> bool:
     return all(vendor.layout(x) != "A" for x in (p.a, p.b, p.c, p.c0) if x is not None)
 
 
-def run(problem: Problem, operation: str, on_stage: Hook | None, write: bool, on_error: str | None) -> Report:
-    """Multiply and check on the current stream of the operands' device; PENDING under ``errstate(sync=False)``."""
+def run(
+    problem: Problem, operation: str, on_stage: Hook | None, write: bool, on_error: str | None, key: Any = None
+) -> Report:
+    """Multiply and check on the current stream of the operands' device; PENDING under ``errstate(sync=False)``.
+
+    `key`: of `key_of` the arguments, to serve the next call with such arguments quickly.
+    """
     with problem.c.device:
-        sides = _sides(problem)
-        if problem.batch and (on_stage is not None or sides != ("rows",)):
-            each = (_Call(problem, operation, sides, task, on_stage, write) for task in problem.tasks())
-            return Report.merge([call.report() for call in each], operation=operation)
+        sides, watched = _sides(problem), on_stage is not None
+        if problem.batch and (watched or sides != ("rows",)):
+            reports = []
+            for one in problem.tasks():
+                plan, operands = _planned(problem, operation, sides, one, write, watched)
+                reports.append(Call(plan, operands, on_stage).report(lambda one=one: (problem, one)))  # type: ignore[misc]
+            return Report.merge(reports, operation=operation)
         task = None if problem.batch else next(problem.tasks())
-        call = _Call(problem, operation, sides, task, on_stage, write)
-        if policy.synchronous() or on_stage is not None:
-            return call.report()
-        return Deferred.of(_Pending(call), operation, call.facts.sizes, problem.dtype, on_error)
+        plan, operands = _planned(problem, operation, sides, task, write, watched)
+        if key is not None and not problem.squeeze:
+            _learn(key, plan, operands, problem)
+        call = Call(plan, operands, on_stage)
+        if policy.synchronous() or watched:
+            return call.report(lambda: (problem, task))
+        return Deferred.of(call.deferred(), plan.facts, on_error)
+
+
+def _planned(
+    problem: Problem, operation: str, sides: tuple[str, ...], task: Task | None, write: bool, watched: bool
+) -> tuple[Plan, Operands]:
+    """The plan of a product, or of a whole batch where `task` is None, and its arrays."""
+    import cupy
+
+    p = problem
+    A, B, C, C0 = (p.a, p.b, p.c, p.c0) if task is None else (task.A, task.B, task.C, task.C0)
+    wide = cupy.empty(C.shape, cupy.float32) if p.wide and not p.exists else None
+    operands = Operands(A, B, C, C0, wide)
+    kept = tuple(_kept(p, side) for side in sides)
+    way = way_of(operands, p, sides, kept, watched)
+    products, index = (p.batch[0], ()) if task is None else (None, task.index)
+    lines = tuple(checker.case.m for checker in way.checkers)
+    facts = Facts(operation, (A.shape[-2], A.shape[-1], B.shape[-1]), p.dtype, products, index, sides, lines)
+    return Plan(way, facts, kept, p.alpha, p.beta, write), operands
 
 
 def _kept(problem: Problem, side: str) -> Kept | None:
@@ -83,54 +112,117 @@ def _sides(problem: Problem) -> tuple[str, ...]:
     return ("columns",) if m <= _MUCH_LONGER * n else ("rows",)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a report says of a call before its verdict is known; holds no arrays.
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All of a protected call but its arrays.
 
     Attributes
     ----------
-    products : int or None
-        Of a batch.
-    index : tuple of int
-        In a batch, of one of its products.
-    lines : tuple of int
-        Of each side.
+    way : Way
+    facts : Facts
+    kept : tuple of Kept or None
+        What operands carry that were encoded before, for each side.
+    alpha, beta : float
+    write : bool
+        Whether C may be repaired.
     """
 
-    operation: str
-    sizes: tuple[int, int, int]
-    dtype: str
-    products: int | None
-    index: tuple[int, ...]
-    sides: tuple[str, ...]
-    lines: tuple[int, ...]
+    way: Way
+    facts: Facts
+    kept: tuple[Kept | None, ...]
+    alpha: float
+    beta: float
+    write: bool
 
 
-class _Call:
-    """One protected product, or a batch of them (`task` is None), on the current device and stream."""
+# ---- the same again, with little work for the host ------------------------------------------------------------------
 
-    def __init__(
-        self,
-        problem: Problem,
-        operation: str,
-        sides: tuple[str, ...],
-        task: Task | None,
-        on_stage: Hook | None,
-        write: bool,
-    ) -> None:
-        import cupy
 
-        self.problem, self.task, self.on_stage, self.write = problem, task, on_stage, write
-        p = problem
-        A, B, C, C0 = (p.a, p.b, p.c, p.c0) if task is None else (task.A, task.B, task.C, task.C0)
-        wide = cupy.empty(C.shape, cupy.float32) if p.wide and not p.exists else None
-        self.operands = Operands(A, B, C, C0, wide)
-        self.kept = tuple(_kept(p, side) for side in sides)
-        self.way: Way = way_of(self.operands, p, sides, self.kept, on_stage is not None)
-        sizes = (A.shape[-2], A.shape[-1], B.shape[-1])
-        products, index = (p.batch[0], ()) if task is None and p.batch else (None, () if task is None else task.index)
-        lines = tuple(checker.case.m for checker in self.way.checkers)
-        self.facts = Facts(operation, sizes, p.dtype, products, index, sides, lines)
+class _Known(NamedTuple):
+    """A plan for arguments that were checked once, and what is left to look at."""
+
+    plan: Plan
+    shape: tuple[int, ...]
+    dtype: Any
+    wide: bool
+    extents: tuple[int, int, int]
+
+
+_known: dict[Any, _Known] = {}
+_MOST_KNOWN = 4096
+
+
+def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
+    """All that a call depends on but addresses, where it is of the kind that is remembered; else None."""
+    kept = None
+    if isinstance(b, Encoded):
+        kept, b = None if b.device is None else b.device.kept("rows", b.recheck), b.array
+        if kept is None:
+            return None
+    cupy = sys.modules.get("cupy")
+    if cupy is None or type(a) is not cupy.ndarray or type(b) is not cupy.ndarray:
+        return None
+    if out is not None and type(out) is not cupy.ndarray:
+        return None
+    device = a.data.device_id
+    if not device == b.data.device_id == cupy.cuda.runtime.getDevice() or (
+        out is not None and out.data.device_id != device
+    ):
+        return None
+    return mark(a), mark(b), mark(out), kept, device, options
+
+
+def _learn(key: Any, plan: Plan, o: Operands, problem: Problem) -> None:
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    extents = tuple(_extent(x) for x in (o.A, o.B, o.C))
+    _known[key] = _Known(plan, o.C.shape, o.C.dtype, problem.wide, extents)  # type: ignore[arg-type]
+
+
+def _extent(x: Array) -> int:
+    """Bytes from the first element to the end of the last."""
+    return int(sum((n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)) + x.itemsize)
+
+
+def again(key: Any, a: Any, b: Any, out: Any, on_error: str | None, problem: Callable[[Any], Problem]) -> Any:
+    """Result and report of a call of which `run` has seen the like; None where it has not.
+
+    `problem` is asked for, with the result, only where something is left to the host.
+    """
+    import cupy
+
+    known = _known.get(key)
+    if known is None:
+        return None
+    A, B = a, b.array if isinstance(b, Encoded) else b
+    if out is not None:
+        at, reach = out.data.ptr, known.extents[2]
+        if any(at < x.data.ptr + n and x.data.ptr < at + reach for x, n in zip((A, B), known.extents, strict=False)):
+            return None  # they may share memory
+    C = cupy.empty(known.shape, known.dtype) if out is None else out
+    wide = cupy.empty(known.shape, cupy.float32) if known.wide else None
+    plan, ndim = known.plan, len(known.shape)
+    if ndim == 3:
+        A, B = (x if x.ndim == 3 else cupy.broadcast_to(x, (known.shape[0], *x.shape)) for x in (A, B))
+    call = Call(plan, Operands(A, B, C, None, wide))
+    if not policy.synchronous():
+        return C, Deferred.of(call.deferred(), plan.facts, on_error)
+
+    def asked() -> tuple[Problem, Task | None]:
+        found = problem(C)
+        return found, None if found.batch else next(found.tasks())
+
+    return C, call.report(asked)
+
+
+# ---- one call ------------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """One protected product, or a batch of them, on the current device and stream."""
+
+    def __init__(self, plan: Plan, operands: Operands, on_stage: Hook | None = None) -> None:
+        self.plan, self.operands, self.on_stage = plan, operands, on_stage
 
     def stage(self, name: str, **arrays: Array) -> None:
         if self.on_stage is not None:
@@ -138,175 +230,123 @@ class _Call:
 
     # ---- what is queued ----
 
-    def queue(self) -> list[Record]:
+    def queue(self, program: Program, stream: Any) -> list[Record]:
         """Queue everything; the records are there when the stream has come so far."""
-        import cupy
-
-        stream = cupy.cuda.get_current_stream()
-        self.memory = cupy.empty(self.way.nbytes, cupy.uint8)
-        self.stage("inputs", A=self.operands.A, B=self.operands.B)
-        if self.way.beside:
+        plan, o, here = self.plan, self.operands, stream.ptr
+        sides = plan.way.sides
+        where = [o.where(side) for side in sides]
+        if plan.way.beside:
             fork, join, side = _beside(stream)
             fork.record(stream)
             side.wait_event(fork)
             with side:
-                self._encode(self.memory.data.ptr, side)
+                for i in range(len(sides)):
+                    run_steps(program.encode[i], side.ptr, where[i])
             join.record(side)
             self._multiply()
-            stream.wait_event(join)  # also before the account may be somebody else's
+            stream.wait_event(join)  # also before the account is somebody else's
         else:
-            self._encode(self.memory.data.ptr, stream)
+            self.stage("inputs", A=o.A, B=o.B)
+            for i, checker in enumerate(plan.way.checkers):
+                run_steps(program.encode[i], here, where[i])
+                if self.on_stage is not None:
+                    s, t = checker.encoded(program.accounts[i], plan.kept[i])
+                    self.stage("encoded", A=o.A, B=o.B, s=s, t=t)
             self._multiply()
-        return [self._verify(i, stream) for i in range(len(self.kept))]
-
-    def _encode(self, account: int, stream: Any) -> None:
-        o = self.operands
-        for checker, place, kept, side in self._each():
-            checker.encode(account + place, o.arrays(side), kept, stream.ptr)
+        found = []
+        for i, checker in enumerate(plan.way.checkers):
+            run_steps(program.verify[i], here, where[i])
             if self.on_stage is not None:
-                s, t = checker.encoded(account + place, kept)
-                self.stage("encoded", A=o.A, B=o.B, s=s, t=t)
-
-    def _each(self) -> Iterator[Any]:
-        return zip(self.way.checkers, self.way.places, self.kept, self.facts.sides, strict=True)
+                self.stage("verified", C=o.multiplied, u=checker.observed(program.accounts[i]))
+                run_steps(program.judge[i], here, where[i])
+            record = records.take()
+            where[i]["record"] = record.address
+            run_steps(program.repair[i], here, where[i])
+            found.append(record)
+        return found
 
     def _multiply(self) -> None:
-        gemm, o, p = self.way.gemm, self.operands, self.problem
+        gemm, o, plan = self.plan.way.gemm, self.operands, self.plan
         if gemm is None:
             return
         if o.C0 is not None:
             o.multiplied[...] = o.C0
-        gemm(o.A, o.B, o.multiplied, p.alpha, p.beta)
+        gemm(o.A, o.B, o.multiplied, plan.alpha, plan.beta)
         self.stage("multiplied", C=o.multiplied)
-
-    def _verify(self, i: int, stream: Any) -> Record:
-        """Queue the verdict on one side, and the repair."""
-        o, p, checker, kept = self.operands, self.problem, self.way.checkers[i], self.kept[i]
-        account, arrays = self.memory.data.ptr + self.way.places[i], o.arrays(self.facts.sides[i])
-        checker.verify(account, arrays, kept, p.alpha, p.beta, stream.ptr)
-        if self.on_stage is not None:
-            self.stage("verified", C=o.multiplied, u=checker.observed(account))
-            checker.judge(account, kept, p.alpha, p.beta, stream.ptr)
-        record = records.take()
-        checker.repair(account, arrays, kept, p.alpha, p.beta, stream.ptr, record.address, write=self.write)
-        return record
 
     # ---- what the host makes of it ----
 
-    def report(self) -> Report:
-        """Do it, wait for the verdict, and say how it went."""
+    def report(self, asked: Callable[[], tuple[Problem, Task | None]]) -> Report:
+        """Do it, wait for the verdict, and say how it went; `asked`: the problem, and the product of a batch."""
         import cupy
 
-        found = self.queue()
-        cupy.cuda.get_current_stream().synchronize()
+        plan, stream = self.plan, cupy.cuda.get_current_stream()
+        key, program = plan.way.take(stream.ptr, plan.kept, plan.alpha, plan.beta, plan.write)
+        found = self.queue(program, stream)
         try:
-            verdict = Verdict(found, self.facts)
-            if verdict.settled:
-                if verdict.repaired:
-                    self.stage("corrected", C=self.operands.multiplied)
-                return verdict.report()
-            return self._looked_at(verdict)
+            for record in found:
+                record.bring(stream.ptr)
+            stream.synchronize()
+            verdict = Verdict(found, plan.facts)
+            if not verdict.settled:
+                return self._looked_at(verdict, program, *asked())
+            if verdict.repaired:
+                self.stage("corrected", C=self.operands.multiplied)
+            return verdict.report()
         finally:
             for record in found:
                 record.free()
+            plan.way.give(key, program)
 
-    def _looked_at(self, verdict: Verdict) -> Report:
+    def deferred(self) -> _Pending:
+        """Do it, and wait for nothing."""
+        import cupy
+
+        plan, stream = self.plan, cupy.cuda.get_current_stream()
+        key, program = plan.way.take(stream.ptr, plan.kept, plan.alpha, plan.beta, plan.write)
+        found = self.queue(program, stream)
+        plan.way.give(key, program)
+        return _Pending(found, self, stream)
+
+    def _looked_at(self, verdict: Verdict, program: Program, problem: Problem, task: Task | None) -> Report:
         """The report of what the kernels left to the host."""
-        changed, hit = self._differences()
-        tasks = [self.task] if self.task is not None else list(self.problem.tasks())
-        looks = (_Look(task, self, changed, hit, verdict) for task in tasks if task is not None)
-        reports = [look.report() for look in looks]
+        changed, hit = self._differences(program)
+        tasks = [task] if task is not None else list(problem.tasks())
+        reports = [_Look(one, problem, self, changed, hit, verdict).report() for one in tasks]
         if self.operands.wide is not None:
             self.operands.C[...] = self.operands.wide  # whatever was repaired
-        return reports[0] if self.facts.products is None else Report.merge(reports, operation=self.facts.operation)
+        facts = self.plan.facts
+        return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
 
-    def _differences(self) -> tuple[set[str], str]:
+    def _differences(self, program: Program) -> tuple[set[str], str]:
         """Which of A, B and c are not what was encoded, and which checksum not what it was: encode again."""
         import cupy
 
-        stream = cupy.cuda.get_current_stream()
-        again = cupy.empty(self.way.nbytes, cupy.uint8)
+        plan, stream = self.plan, cupy.cuda.get_current_stream().ptr
+        again = Program(plan.way, plan.kept, plan.alpha, plan.beta, False)
         changed: set[str] = set()
         hit = ""
-        for checker, place, kept, side in self._each():
-            now, then = again.data.ptr + place, self.memory.data.ptr + place
-            arrays = self.operands.arrays(side)
-            checker.encode(now, arrays, kept, stream.ptr)
+        for i, checker in enumerate(plan.way.checkers):
+            where = self.operands.where(plan.way.sides[i])
+            run_steps(again.encode[i], stream, where)
             if self.on_stage is not None:
-                checker.verify(now, arrays, kept, self.problem.alpha, self.problem.beta, stream.ptr)
-            names = checker.differences(then, now, kept, arrays)
-            left, right = "AB" if side == "rows" else "BA"
+                run_steps(again.verify[i], stream, where)
+            names = checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where)
+            left, right = "AB" if plan.way.sides[i] == "rows" else "BA"
             changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in names if name in ("L", "R", "C0")}
             hit = hit or next((name for name in names if name in ("v", "s", "t", "u")), "")
         return changed, hit
 
 
-class Verdict:
-    """What the records of a call say, one for each side."""
-
-    def __init__(self, found: list[Record], facts: Facts) -> None:
-        self.facts = facts
-        self.settled = all(int(r.words[2]) in (_CLEAN, _REPAIRED) and not int(r.words[7]) & _CHANGED for r in found)
-        self.repaired = any(int(r.words[2]) == _REPAIRED for r in found)
-        self.flagged = sum(int(r.words[1]) for r in found)
-        each = list(zip(found, facts.sides, facts.lines, strict=True))
-        self.checks = tuple(self._check(*one) for one in each)
-        self.faults = [fault for one in each for fault in self._faults(*one)]
-
-    def _check(self, record: Record, side: str, m: int) -> Check:
-        closest, line = int(record.words[3]) >> 32, int(record.words[3]) & 0xFFFFFFFF
-        ratio = float(np.array([closest], np.uint32).view(np.float32)[0])
-        bound, least = record.number(4), record.number(5)
-        with np.errstate(all="ignore"):
-            limit = float(np.float64((1 + ratio) * bound) / np.float64(least))
-        return Check(side, 1, m, m, bound, ratio, line % m, limit)
-
-    def _faults(self, record: Record, side: str, m: int) -> list[tuple[int, Fault]]:
-        """Product and fault of each wrong element; those that found no room in the record in one."""
-        count = int(record.words[6])
-        faults = []
-        for at in range(8, 8 + 3 * min(count, _FAULTS), 3):
-            where = int(record.words[at])
-            position, line = where >> 32, where & 0xFFFFFFFF
-            with np.errstate(all="ignore"):
-                off = abs(np.float64(record.number(at + 1)) - np.float64(record.number(at + 2)))
-            rows, columns = (line % m, position) if side == "rows" else (position, line % m)
-            faults.append((line // m, Fault("C", "element", (rows,), (columns,), 1, float(off), _REPAIR)))
-        if count > _FAULTS:
-            left = Fault("C", "block", (), (), count - _FAULTS, float("nan"), _REPAIR)
-            faults.append((faults[-1][0], left))
-        return faults
-
-    def report(self) -> Report:
-        """The report of a verdict that is settled."""
-        facts, (m, k, n) = self.facts, self.facts.sizes
-        reports = []
-        for number in range(facts.products or 1):
-            faults = tuple(fault for product, fault in self.faults if product == number)
-            reports.append(
-                Report.plain(
-                    status=Status.CORRECTED if faults else Status.CLEAN,
-                    operation=facts.operation,
-                    m=m,
-                    k=k,
-                    n=n,
-                    dtype=facts.dtype,
-                    checks=self.checks,
-                    faults=faults,
-                    index=facts.index if facts.products is None else (number,),
-                )
-            )
-        return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
-
-
 class _Look(Product):
     """A product that the kernels could not settle, looked at as any other."""
 
-    def __init__(self, task: Task, call: _Call, changed: set[str], hit: str, verdict: Verdict) -> None:
+    def __init__(self, task: Task, problem: Problem, call: Call, changed: set[str], hit: str, verdict: Verdict) -> None:
         wide = call.operands.wide
         if wide is not None:
             task = replace(task, C=wide if wide.ndim == 2 else wide[task.index])
-        super().__init__(task, call.problem, call.facts.operation, None, call.write, np.geterr())
+        plan = call.plan
+        super().__init__(task, problem, plan.facts.operation, None, plan.write, np.geterr())
         self.differing, self.hit, self.verdict, self._corrected = changed, hit, verdict, call.on_stage
 
     def stage(self, name: str, **arrays: Array) -> None:
@@ -337,37 +377,54 @@ class _Look(Product):
 class _Pending:
     """The verdict on a product that is still in the queue; it keeps none of the user's arrays alive."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, found: list[Record], call: Call, stream: Any) -> None:
         import cupy
 
-        self._records = call.queue()
+        self._records, self._device = found, cupy.cuda.Device()
         self._done = cupy.cuda.Event(disable_timing=True)
-        self._done.record()
-        p, self._facts = call.problem, call.facts
-        self._arrays = tuple(_Later.of(x) for x in (p.a, p.b, p.c, p.c0))
-        self._rest = replace(p, a=None, b=None, c=None, c0=None, given=None, encoded_a=None, encoded_b=None)
+        self._done.record(stream)
+        o = call.operands
+        self._plan, self._arrays = call.plan, tuple(_later(x) for x in (o.A, o.B, o.C, o.C0))
 
     @property
     def there(self) -> bool:
-        return all(record.there for record in self._records)
+        return bool(self._done.done)
+
+    @staticmethod
+    def dismiss(pending: Iterable[_Pending]) -> list[_Pending]:
+        """Of verdicts that are there, those that somebody has to hear of; the others are done with."""
+        done = list(pending)
+        records.bring(record for one in done for record in one._records)
+        left = [one for one in done if not clean(one._records)]
+        for one in done:
+            if one not in left:
+                for record in one._records:
+                    record.free()
+        return left
 
     def wait(self) -> Report:
         self._done.synchronize()
-        verdict = Verdict(self._records, self._facts)
+        with self._device:
+            records.bring(self._records)
+        verdict = Verdict(self._records, self._plan.facts)
         for record in self._records:
             record.free()
-        if verdict.settled:
-            return verdict.report()
-        arrays = [later if later is None else later.array() for later in self._arrays]
+        return verdict.report() if verdict.settled else self._late(verdict)
+
+    def _late(self, verdict: Verdict) -> Report:
+        """What can still be said of a product that the kernels could not settle: its operands may be gone."""
+        arrays = [later and _found(later) for later in self._arrays]
         gone = any(array is None and later is not None for array, later in zip(arrays, self._arrays, strict=True))
-        report = verdict.report()
+        report, why = verdict.report(), "its operands are gone"
         if not gone:
-            a, b, c, c0 = arrays
-            problem = replace(self._rest, a=a, b=b, c=c, c0=c0, exists=True)
-            report = run_now(problem, self._facts.operation)
+            A, B, C, c = arrays
+            plan = self._plan
+            problem = problem_of(A, B, c, alpha=plan.alpha, beta=plan.beta, existing=C, check="auto")
+            with policy.errstate(sync=True):
+                report = run(problem, plan.facts.operation, None, False, "detect")
             if report.status in (Status.CLEAN, Status.UNVERIFIABLE):
                 return replace(report, suspicions=max(report.suspicions, verdict.flagged))
-        why = "its operands are gone" if gone else "it still disagrees"
+            why = "it still disagrees"
         reason = (
             f"{verdict.flagged} lines of C failed the check, more than the device repairs by itself, and {why}: "
             "repeat the product under errstate(sync=True)"
@@ -375,15 +432,7 @@ class _Pending:
         return replace(report, status=Status.UNCORRECTABLE, also=(), reasons=(*report.reasons, reason))
 
 
-def run_now(problem: Problem, operation: str) -> Report:
-    """Look at an existing product and wait for the verdict; nothing is repaired."""
-    with problem.c.device:
-        task = None if problem.batch else next(problem.tasks())
-        return _Call(problem, operation, _sides(problem), task, None, False).report()
-
-
-@dataclass(frozen=True, eq=False)
-class _Later:
+class _Later(NamedTuple):
     """An array that may be gone when somebody looks for it."""
 
     owner: weakref.ref[Any]
@@ -392,21 +441,22 @@ class _Later:
     strides: tuple[int, ...]
     dtype: Any
 
-    @classmethod
-    def of(cls, x: Array | None) -> _Later | None:
-        if x is None:
-            return None
-        owner = x if x.base is None else x.base
-        return cls(weakref.ref(owner), x.data.ptr, x.shape, x.strides, x.dtype)
 
-    def array(self) -> Array | None:
-        import cupy
+def _later(x: Array | None) -> _Later | None:
+    if x is None:
+        return None
+    owner = x if x.base is None else x.base
+    return _Later(weakref.ref(owner), x.data.ptr, x.shape, x.strides, x.dtype)
 
-        owner = self.owner()
-        if owner is None:
-            return None
-        at = owner.data + (self.address - owner.data.ptr)
-        return cupy.ndarray(self.shape, self.dtype, at, self.strides)
+
+def _found(later: _Later) -> Array | None:
+    import cupy
+
+    owner = later.owner()
+    if owner is None:
+        return None
+    at = owner.data + (later.address - owner.data.ptr)
+    return cupy.ndarray(later.shape, later.dtype, at, later.strides)
 
 
 _streams: dict[tuple[int, int], tuple[Any, Any, Any]] = {}

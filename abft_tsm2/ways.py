@@ -1,20 +1,24 @@
-"""How a product on a GPU is computed and checked: one `Way` for all operands of the same shapes, layouts and types."""
+"""How a product on a GPU is computed and checked: a `Way` for all operands of the same shapes, layouts and types, and
+`Program`, all its steps on one stream, where only the addresses of the operands are missing."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 from abft_tsm2.arrays import Array, dtype_name
-from abft_tsm2.checksum.on_device import Arrays, Case, Checker, Kept, Layout
+from abft_tsm2.checksum.account import Case, Kept, Layout
+from abft_tsm2.checksum.on_device import Checker
 from abft_tsm2.core import vendor
 from abft_tsm2.core.config import Problem as Shape
 from abft_tsm2.core.launch import device_of
+from abft_tsm2.core.launcher import Step, Where
 from abft_tsm2.operands import Problem
 
 _MOST = 4096  # ways that are remembered
+_MOST_PROGRAMS = 64  # of a way that are remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +36,48 @@ class Operands:
         """What the product is written to, and checked."""
         return self.C if self.wide is None else self.wide
 
-    def arrays(self, side: str) -> Arrays:
-        """As the check of one side takes them: its lines are rows of C, or of its transpose."""
-        turned = side == "columns"
-        left, right = (self.B, self.A) if turned else (self.A, self.B)
-        return Arrays(left, right, self.multiplied, self.C0, None if self.wide is None else self.C, turned)
+    def of(self, side: str) -> dict[str, Array | None]:
+        """As the check of one side names them: its lines are rows of C, or of its transpose."""
+        left, right = (self.A, self.B) if side == "rows" else (self.B, self.A)
+        return {
+            "L": left,
+            "R": right,
+            "C": self.multiplied,
+            "C0": self.C0,
+            "D": self.C if self.wide is not None else None,
+        }
+
+    def where(self, side: str) -> dict[str, int]:
+        """Their addresses."""
+        return {name: x.data.ptr for name, x in self.of(side).items() if x is not None}
+
+
+class Program:
+    """The steps of a way on one stream, with an account of its own: for one call at a time.
+
+    Attributes
+    ----------
+    encode, verify, judge, repair : tuple of lists of Step
+        For each side; `judge` is empty unless somebody looks at every stage.
+    """
+
+    def __init__(self, way: Way, kept: tuple[Kept | None, ...], alpha: float, beta: float, write: bool) -> None:
+        import cupy
+
+        self.memory = cupy.empty(sum(checker.account.nbytes for checker in way.checkers), cupy.uint8)
+        self.accounts: list[int] = []
+        self.encode: list[list[Step]] = []
+        self.verify: list[list[Step]] = []
+        self.judge: list[list[Step]] = []
+        self.repair: list[list[Step]] = []
+        at = self.memory.data.ptr
+        for checker, one in zip(way.checkers, kept, strict=True):
+            self.accounts.append(at)
+            self.encode.append(checker.encode(at, one))
+            self.verify.append(checker.verify(at, one, alpha, beta))
+            self.judge.append(checker.judge(at, one, alpha, beta) if checker.case.split else [])
+            self.repair.append(checker.repair(at, one, alpha, beta, write=write))
+            at += checker.account.nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +86,7 @@ class Way:
 
     Attributes
     ----------
+    sides : tuple of str
     checkers : tuple of Checker
         One for each side.
     gemm : Gemm or None
@@ -53,21 +95,38 @@ class Way:
         Whether encoding runs beside the product, on a stream of its own.
     """
 
+    sides: tuple[str, ...]
     checkers: tuple[Checker, ...]
     gemm: vendor.Gemm | None
     beside: bool
 
-    @cached_property
-    def places(self) -> tuple[int, ...]:
-        """Where the account of each side begins."""
-        return tuple(accumulate((checker.nbytes for checker in self.checkers[:-1]), initial=0))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_idle", {})
+        object.__setattr__(self, "_lock", threading.Lock())
 
-    @cached_property
-    def nbytes(self) -> int:
-        """Of all accounts."""
-        return sum(checker.nbytes for checker in self.checkers)
+    def take(
+        self, stream: int, kept: tuple[Kept | None, ...], alpha: float, beta: float, write: bool
+    ) -> tuple[Any, Program]:
+        """A program that nobody else uses, and the key under which to `give` it back."""
+        key = (stream, threading.get_ident() if stream == _PER_THREAD else 0, kept, alpha, beta, write)
+        idle: dict[Any, deque[Program]] = self._idle  # type: ignore[attr-defined]
+        try:
+            return key, idle[key].popleft()
+        except (KeyError, IndexError):
+            return key, Program(self, kept, alpha, beta, write)
+
+    def give(self, key: Any, program: Program) -> None:
+        """Give a program back: all that it queued precedes what the next call queues on the same stream."""
+        idle: dict[Any, deque[Program]] = self._idle  # type: ignore[attr-defined]
+        with self._lock:  # type: ignore[attr-defined]
+            if key not in idle:
+                if len(idle) >= _MOST_PROGRAMS:
+                    idle.clear()
+                idle[key] = deque()
+            idle[key].append(program)
 
 
+_PER_THREAD = 2  # the handle of each thread's own default stream
 _ways: dict[Any, Way] = {}
 
 
@@ -78,7 +137,7 @@ def way_of(
     import cupy
 
     o, device = operands, cupy.cuda.runtime.getDevice()
-    arrays = (_mark(o.A), _mark(o.B), _mark(o.C), _mark(o.C0), o.wide is None)
+    arrays = (mark(o.A), mark(o.B), mark(o.C), mark(o.C0), o.wide is None)
     encoded = tuple(None if one is None else one.recheck for one in kept)
     key = (arrays, sides, encoded, watched, problem.alpha == 1.0, problem.arithmetic, problem.exists, device)
     way = _ways.get(key)
@@ -89,7 +148,8 @@ def way_of(
     return way
 
 
-def _mark(x: Array | None) -> Any:
+def mark(x: Array | None) -> Any:
+    """What a way depends on of an array."""
     return None if x is None else (x.shape, x.strides, x.dtype, x.data.ptr & 15)
 
 
@@ -102,26 +162,22 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
     dtype, out, a = dtype_name(o.A.dtype), dtype_name(o.multiplied.dtype), problem.arithmetic
     checkers = []
     for side, recheck in zip(sides, encoded, strict=True):
-        L, R, C, C0, D, turned = o.arrays(side)
-        layouts: Any = [None if x is None else Layout.of(x, turned=turned) for x in (L, R, C, C0, D)]
+        arrays, turned = o.of(side), side == "columns"
+        layouts: Any = {name: None if x is None else Layout.of(x, turned=turned) for name, x in arrays.items()}
         lines, length = (n, m) if turned else (m, n)
-        shared = R.ndim == 2 or R.strides[0] == 0 or batch == 1
+        R: Any = arrays["R"]
         case = Case(
             m=lines,
             k=k,
             n=length,
             batch=batch,
-            right_batch=1 if shared else batch,
+            right_batch=1 if R.ndim == 2 or R.strides[0] == 0 else batch,
             dtype=dtype,
             out=out,
-            cast="" if D is None else dtype_name(D.dtype),
-            L=layouts[0],
-            R=layouts[1],
-            C=layouts[2],
-            C0=layouts[3],
-            D=layouts[4],
+            cast="" if o.wide is None else dtype_name(o.C.dtype),
+            **layouts,
             arithmetic=a,
-            terms=k + (0 if problem.alpha == 1.0 and C0 is None else 2),
+            terms=k + (0 if problem.alpha == 1.0 and o.C0 is None else 2),
             carried=recheck is not None,
             recheck=bool(recheck),
             split=watched,
@@ -132,4 +188,10 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
         gemm = vendor.Gemm.of(Shape(m, k, n, dtype, out=out, batch=batch), o.A, o.B, o.multiplied, tf32=a.u_in > 0)
     # Tensor cores leave no time to hide in: beside a product of 16-bit operands the passes cost more than before it.
     beside = not watched and gemm is not None and dtype in ("float32", "float64")
-    return Way(tuple(checkers), gemm, beside)
+    return Way(sides, tuple(checkers), gemm, beside)
+
+
+def run(steps: list[Step], stream: int, where: Where) -> None:
+    """Queue steps in their order."""
+    for step in steps:
+        step(stream, where)

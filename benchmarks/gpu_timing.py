@@ -123,6 +123,13 @@ class Stopwatch:
         Fewest and most samples of a contender. Half of the fewest suffice where even these take 10 budgets.
     deadline : float
         `time.monotonic()` after which no further round begins.
+    even : bool
+        Whether every contender takes part in every round, so that the samples of a round can be compared one by one.
+
+    Attributes
+    ----------
+    after : function
+        Called behind each sample, while nobody looks at the clock: for what contenders leave to be tidied up.
     """
 
     def __init__(
@@ -132,10 +139,12 @@ class Stopwatch:
         budget: float = 0.15,
         rounds: tuple[int, int] = (7, 41),
         deadline: float = math.inf,
+        even: bool = False,
     ) -> None:
         import cupy
 
-        self.least, self.budget, self.rounds, self.deadline = least, budget, rounds, deadline
+        self.least, self.budget, self.rounds, self.deadline, self.even = least, budget, rounds, deadline, even
+        self.after: Callable[[], object] = lambda: None
         # Non-blocking: work on the null stream, of another library for one, must not order itself between samples.
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._kernel = cupy.RawKernel(_SPIN, "spin")
@@ -161,7 +170,11 @@ class Stopwatch:
             for name, call in calls.items():
                 with self._guard(times[name]):
                     ready[name] = self._prepare(call, times[name])
-            for number in range(max((series.rounds for series in ready.values()), default=0)):
+            most = max((series.rounds for series in ready.values()), default=0)
+            if self.even:
+                for series in ready.values():
+                    series.rounds = most
+            for number in range(most):
                 self._round(number, ready)
                 if time.monotonic() > self.deadline:
                     break
@@ -238,6 +251,7 @@ class Stopwatch:
                 series.spin = min(LONGEST_SPIN, 1.5 * host + 1e-4)
                 break
             series.spin = min(LONGEST_SPIN, 2 * max(host, series.spin))
+        self.after()
         elapsed: float = cupy.cuda.get_elapsed_time(self._start, self._end)  # milliseconds
         return 1e-3 * elapsed / series.times.batch, hidden
 

@@ -4,9 +4,12 @@
 // Macros   those of wide.cuh; T1; ENTRY the name of the kernel
 // Storage  u and squares of the lines of product b from b count on
 #include "verdict.cuh"
+#include "chain.cuh"
 
 extern "C" __global__ void __launch_bounds__(T1)
     ENTRY(Index count, const double* __restrict__ u, const double* __restrict__ squares, VERDICT_ARGUMENTS) {
   const Index product = blockIdx.y, i = Index(blockIdx.x) * T1 + threadIdx.x, line = product * count + i;
-  keep_closest<T1>(i < count ? GIVE_VERDICT(line, product, u[line], squares[line]) : 0, state);
+  after_previous();
+  next_may_begin();
+  keep_closest<T1>(i < count ? GIVE_VERDICT(line, u[line], squares[line], EXPECTED_OF(line, product)) : 0, state);
 }

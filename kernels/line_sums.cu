@@ -16,8 +16,10 @@
 //          product b from w + b w_step on, at multiples of 16 bytes; y, z, words of row i at b out_step + i
 // State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is not
 //          0 where this is a product's first kernel, which wipes its state
+// Sizes    where `parts` is given: sum |w| and smallest |w| from those of so many blocks of kernels/equilibrate.cu
 // Edges    p, q arbitrary; nothing outside of the matrix is read
 #include "verdict.cuh"
+#include "chain.cuh"
 
 constexpr int WARPS = T1 / 32, TEAMS = WARPS / TEAM;
 constexpr int STRIDE = TEAM * 32 * V;  // columns that a team takes at a time
@@ -38,10 +40,32 @@ INLINE void load_weights(ACC (&w)[V], const ACC* __restrict__ at, Index count) {
   }
 }
 
-// y += x w, z += x^2 w2, words += bits of x, for one vector of a row.
-INLINE void add_vector(double& y, ACC& z, Bits& words, const Vector& x, const ACC (&w)[V], const ACC (&w2)[V]) {
+// The sum of both halves of a word, and of `sum`.
+INLINE unsigned add_halves(unsigned word, unsigned sum) {
+#ifdef __CUDA_ARCH__
+  return __dp2a_lo(word, 0x0101u, sum);
+#else
+  return sum + (word & 0xffffu) + (word >> 16);
+#endif
+}
+
+// words += bits of x, element by element.
+INLINE void add_bits(Bits& words, const Vector& x) {
+  if constexpr (sizeof(A_TYPE) == 2 && V % 2 == 0) {
+    unsigned pairs[V / 2], sum = 0;
+    memcpy(pairs, &x, sizeof(pairs));
+#pragma unroll
+    for (int e = 0; e < V / 2; e++) sum = add_halves(pairs[e], sum);
+    words += sum;
+  } else {
+#pragma unroll
+    for (int e = 0; e < V; e++) words += pattern(x.x[e]);
+  }
+}
+
+// y += x w, z += x^2 w2, for one vector of a row.
+INLINE void add_vector(double& y, ACC& z, const Vector& x, const ACC (&w)[V], const ACC (&w2)[V]) {
   ACC sum = ACC(0);
-  unsigned narrow = 0;
 #pragma unroll
   for (int e = 0; e < V; e++) {
     const ACC element = ACC(widened(x.x[e]));
@@ -53,14 +77,7 @@ INLINE void add_vector(double& y, ACC& z, Bits& words, const Vector& x, const AC
     sum += term;
     z += term * term;
 #endif
-#if WORDS
-    if (sizeof(A_TYPE) == 2)
-      narrow += unsigned(pattern(x.x[e]));
-    else
-      words += pattern(x.x[e]);
-#endif
   }
-  words += narrow;
   y += double(sum);
 }
 
@@ -68,7 +85,7 @@ INLINE void add_vector(double& y, ACC& z, Bits& words, const Vector& x, const AC
 #define RESULTS VERDICT_ARGUMENTS, D_TYPE *cast, Index ldd, Index cast_step
 #else
 #define RESULTS OUT *y_out, OUT *z_out, Bits *words_out, Index out_step, double outstanding, Bits *state, Index fresh, \
-  const Bits *expected
+  const Bits *expected, const double *parts, Index part_count, double *sizes
 #endif
 
 extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
@@ -78,10 +95,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const Index product = blockIdx.y, first = (Index(blockIdx.x) * TEAMS + team) * ROWS;
   const ACC* __restrict__ w = weights + product * w_step;
   const ACC* __restrict__ w2 = GIVEN ? squares + product * w_step : w;
-#if !VERDICT
-  // The first kernel of a product wipes its account.
-  if (fresh && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
-#endif
   const A_TYPE* at[ROWS];
   double y[ROWS];
   ACC z[ROWS];
@@ -93,6 +106,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     z[i] = ACC(0);
     words[i] = 0;
   }
+  // The row whose sums this lane will have, and whether it has them all then.
+  const int place = sum_of<ROWS>(lane);
+  const Index row = first + place;
+  const bool mine = place < ROWS && warp % TEAM == 0 && row < p;
 #if CAST
   D_TYPE* to = cast + product * cast_step + first * ldd;
 #endif
@@ -104,7 +121,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     if (GIVEN) load_weights(right2, w2 + j, count);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-      add_vector(y[i], z[i], words[i], x[i], right, right2);
+      add_vector(y[i], z[i], x[i], right, right2);
+      if (WORDS) add_bits(words[i], x[i]);
 #if CAST
       if (first + i < p) {
 #pragma unroll
@@ -117,26 +135,44 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
 
   const Index whole = q - q % V;
   Index j = (warp % TEAM * 32 + lane) * V;
-#pragma unroll 1
-  for (; j + (AHEAD - 1) * STRIDE < whole; j += AHEAD * STRIDE) {
-    Vector x[AHEAD][ROWS];
+  Vector x[AHEAD][ROWS];
+  auto fetch = [&]() {
 #pragma unroll
     for (int a = 0; a < AHEAD; a++)
 #pragma unroll
       for (int i = 0; i < ROWS; i++) x[a][i] = load(at[i] + j + a * STRIDE);
+  };
+  auto there = [&]() { return j + (AHEAD - 1) * STRIDE < whole; };
+#if VERDICT
+  after_previous();
+  next_may_begin();
+  Expected known = {0, 0, 0, 0};
+  if (there()) fetch();
+  if (mine) known = EXPECTED_OF(product * p + row, product);
+#else
+  // X was there before the kernel in front began, unless that one is no part of this product.
+  if (!fresh && there()) fetch();
+  after_previous();
+  next_may_begin();
+  if (fresh && there()) fetch();
+  // The first kernel of a product wipes its account.
+  if (fresh && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
+#endif
+#pragma unroll 1
+  while (there()) {
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) take(x[a], j + a * STRIDE, V);
+    j += AHEAD * STRIDE;
+    if (there()) fetch();
   }
 #pragma unroll 1
   for (; j < q; j += STRIDE) {
-    Vector x[ROWS];
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) x[i] = load(at[i] + j, q - j);
-    take(x, j, q - j);
+    for (int i = 0; i < ROWS; i++) x[0][i] = load(at[i] + j, q - j);
+    take(x[0], j, q - j);
   }
 
   // Each row's sums to one lane, and over the warps of a team.
-  const int place = sum_of<ROWS>(lane);
   double y_sum = over_warp<ROWS>(y);
   ACC z_sum = over_warp<ROWS>(z);
   Bits word_sum = WORDS ? over_warp<ROWS>(words) : 0;
@@ -159,11 +195,22 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     }
   }
 #endif
-  const Index row = first + place;
-  const bool mine = place < ROWS && warp % TEAM == 0 && row < p;
 #if VERDICT
-  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + row, product, y_sum, double(z_sum)) : 0, state);
+  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + row, y_sum, double(z_sum), known) : 0, state);
 #else
+  if (parts && blockIdx.x == 0 && threadIdx.x < 32) {
+    double total = 0, least = 0x1.fffffffffffffp1023;
+    for (Index b = lane; b < part_count; b += 32) {
+      total += parts[2 * (product * part_count + b)];
+      least = fmin(least, parts[2 * (product * part_count + b) + 1]);
+    }
+#pragma unroll 1
+    for (int bit = 16; bit; bit /= 2) {
+      total += __shfl_xor_sync(~0u, total, bit);
+      least = fmin(least, __shfl_xor_sync(~0u, least, bit));
+    }
+    if (lane == 0) sizes[2 * product] = total, sizes[2 * product + 1] = least;
+  }
   if (!mine) return;
   y_out[product * out_step + row] = OUT(y_sum);
   z_out[product * out_step + row] = OUT(z_sum);

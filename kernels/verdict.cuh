@@ -18,26 +18,37 @@
       const double *__restrict__ t0, const double *__restrict__ added2, const double *__restrict__ sizes,         \
       Index sizes_step, double factor, double input_factor, double out_factor, double root, double underflow,     \
       double *tau, unsigned *lines, Bits *state
-#define GIVE_VERDICT(line, product, u, squares)                                                                     \
-  verdict(line, product, u, squares, alpha, beta, t, p2, t0, added2, sizes, sizes_step, factor, input_factor,       \
-          out_factor, root, underflow, tau, lines, state)
+
+// What is known of a line before its sums are: loaded early, so that the verdict does not wait for memory.
+struct Expected {
+  double sum, products, added, least;
+};
+
+INLINE Expected expected_of(Index line, Index product, double alpha, double beta, const double* __restrict__ t,
+                            const double* __restrict__ p2, const double* __restrict__ t0,
+                            const double* __restrict__ added2, const double* __restrict__ sizes, Index sizes_step,
+                            double underflow) {
+  Expected e = {alpha * t[line], fabs(alpha) * sqrt(p2[line]), 0, underflow * sizes[product * sizes_step]};
+  if (t0) {
+    e.sum += beta * t0[line];
+    e.added = fabs(beta) * sqrt(added2[line]);
+  }
+  return e;
+}
+#define EXPECTED_OF(line, product) \
+  expected_of(line, product, alpha, beta, t, p2, t0, added2, sizes, sizes_step, underflow)
 
 // Writes the bound of a line, and its number where it fails; else returns residual / bound and the line as one number,
 // which is the larger the closer the residual came.
-INLINE Bits verdict(Index line, Index product, double u, double squares, VERDICT_ARGUMENTS) {
-  const double least = underflow * sizes[product * sizes_step];
-  const double products = fabs(alpha) * sqrt(p2[line]);
-  double expected = alpha * t[line], added = 0;
-  if (t0) {
-    expected += beta * t0[line];
-    added = fabs(beta) * sqrt(added2[line]);
-  }
+INLINE Bits verdict(Index line, double u, double squares, const Expected& e, double factor, double input_factor,
+                    double out_factor, double root, double* tau, unsigned* lines, Bits* state) {
   // A large fault must not widen the bound that it is compared with: ||C o v|| is cut to what it can be.
-  const double largest = root * products + 1.01 * added + least, found = sqrt(squares);
+  const double largest = root * e.products + 1.01 * e.added + e.least, found = sqrt(squares);
   const double stored = found <= largest ? found : largest;
-  const double size = products > added ? products : added;
-  const double bound = factor * (stored > size ? stored : size) + input_factor * products + out_factor * stored + least;
-  const double residual = fabs(u - expected);
+  const double size = e.products > e.added ? e.products : e.added;
+  const double bound =
+      factor * (stored > size ? stored : size) + input_factor * e.products + out_factor * stored + e.least;
+  const double residual = fabs(u - e.sum);
   tau[line] = bound;
   // NaN compares false, and so does a bound that overflowed.
   if (residual <= bound && bound <= 0x1.fffffffffffffp1023 && found <= largest)
@@ -45,6 +56,8 @@ INLINE Bits verdict(Index line, Index product, double u, double squares, VERDICT
   lines[atomicAdd(reinterpret_cast<unsigned*>(state), 1u)] = unsigned(line);
   return 0;
 }
+#define GIVE_VERDICT(line, u, squares, expected) \
+  verdict(line, u, squares, expected, factor, input_factor, out_factor, root, tau, lines, state)
 
 // Keeps the largest number that a block's verdicts returned: `mine` is the thread's.
 template <int THREADS>

@@ -71,7 +71,7 @@ def _module(name: str, **contents: Any) -> ModuleType:
 
 def _cupy(card: Card) -> ModuleType:
     module = _module("cupy", __version__="0.fake")
-    for name in ("float32", "float64", "uint16", "uint32", "rint", "isfinite", "linalg"):
+    for name in ("float32", "float64", "uint16", "uint32", "rint", "isfinite", "linalg", "concatenate"):
         setattr(module, name, getattr(np, name))
     for name in ("empty", "empty_like", "zeros", "full", "asarray"):
         setattr(module, name, _maker(getattr(np, name)))
@@ -186,7 +186,7 @@ def _replay(card: Card, recorded: list[tuple[Work, float]]) -> None:
 
 
 _REALS = {0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16}  # cudaDataType_t
-_COMPUTE = 68  # CUBLAS_COMPUTE_32F
+_COMPUTE = {68, 77}  # CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
 
 
 def _cublas(card: Card) -> dict[str, Any]:
@@ -236,10 +236,17 @@ def _cublas(card: Card) -> dict[str, Any]:
         return call
 
     def gemm_ex(_, ta, tb, m, n, k, alpha, a, of_a, lda, b, of_b, ldb, beta, c, of_c, ldc, compute, algorithm):  # type: ignore[no-untyped-def]
-        if compute != _COMPUTE:
+        stacked_ex(
+            _, ta, tb, m, n, k, alpha, a, of_a, lda, 0, b, of_b, ldb, 0, beta, c, of_c, ldc, 0, 1, compute, algorithm
+        )
+
+    def stacked_ex(
+        _, ta, tb, m, n, k, alpha, a, of_a, lda, sa, b, of_b, ldb, sb, beta, c, of_c, ldc, sc, batch, compute, algorithm
+    ):  # type: ignore[no-untyped-def]
+        if compute not in _COMPUTE:
             raise ValueError(f"CUBLAS_STATUS_NOT_SUPPORTED: compute type {compute}")
-        operands = [(x, _REALS[of], stride, 0) for x, of, stride in ((a, of_a, lda), (b, of_b, ldb), (c, of_c, ldc))]
-        queue((ta, tb), (m, n, k), np.float32, *operands, (alpha, beta))
+        operands = [(a, _REALS[of_a], lda, sa), (b, _REALS[of_b], ldb, sb), (c, _REALS[of_c], ldc, sc)]
+        queue((ta, tb), (m, n, k), np.float32, *operands, (alpha, beta), batch)
 
     def gemv(dtype: Any) -> Callable[..., None]:
         def call(_, ta, m, n, alpha, a, lda, x, stride_x, beta, y, stride_y):  # type: ignore[no-untyped-def]
@@ -262,6 +269,7 @@ def _cublas(card: Card) -> dict[str, Any]:
         "sgemmStridedBatched": batched(np.float32),
         "dgemmStridedBatched": batched(np.float64),
         "gemmEx": gemm_ex,
+        "gemmStridedBatchedEx": stacked_ex,
         "sgemv": gemv(np.float32),
         "dgemv": gemv(np.float64),
     }

@@ -49,6 +49,7 @@ LAYERS = [
         "checksum.integers",
         "checksum.bounds",
         "checksum.carry",
+        "checksum.account",
         "checksum.on_device",
         "checksum.encode",
         "checksum.lines",
@@ -56,7 +57,7 @@ LAYERS = [
         "checksum.correct",
         "checksum.decide",
     ],
-    ["operands", "protect", "ways", "queued", "gemm"],
+    ["operands", "protect", "ways", "verdicts", "queued", "gemm"],
     ["matrixio", "tuning", "facts", "demo", "cli", "__main__"],
 ]
 MODULES = [name for layer in LAYERS for name in layer]

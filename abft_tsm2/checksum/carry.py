@@ -19,7 +19,6 @@ from abft_tsm2.core.passes import column_squares, encoding_pass, rows_per_block,
 
 _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
 _SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
-_DEVICE_RUNS = 16  # of the sample that a GPU takes
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
 _OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
@@ -113,17 +112,6 @@ def _sample(k: int) -> list[slice]:
     places = np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, _SAMPLE_RUNS)
     starts = np.maximum(np.arange(_SAMPLE_RUNS) * group + places, part_of(k))
     return [slice(0, part_of(k)), *(slice(int(at), int(at) + _SAMPLE_RUN) for at in starts)]
-
-
-@functools.lru_cache(maxsize=64)
-def sampled_rows(k: int) -> NDArray[np.int32]:
-    """The numbers of the rows that a GPU scales the columns of k rows by: runs of eight, at random places."""
-    if k <= _DEVICE_RUNS * _SAMPLE_RUN:
-        return np.arange(k, dtype=np.int32)
-    group = k // _DEVICE_RUNS
-    places = np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, _DEVICE_RUNS)
-    starts = np.arange(_DEVICE_RUNS) * group + places
-    return (starts[:, None] + np.arange(_SAMPLE_RUN)).ravel().astype(np.int32)
 
 
 def _sampled_exponents(R: Array) -> NDArray[np.int64]:

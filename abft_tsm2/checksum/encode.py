@@ -9,6 +9,7 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, as_operand, float_type, from_host, is_cupy, to_host
+from abft_tsm2.checksum.account import Kept
 from abft_tsm2.checksum.carry import Carried, carry, log2_column_norms
 from abft_tsm2.checksum.integers import (
     Diagnosis,
@@ -17,7 +18,7 @@ from abft_tsm2.checksum.integers import (
     integer_checksums,
     restore,
 )
-from abft_tsm2.checksum.on_device import Kept, carried_on_device
+from abft_tsm2.checksum.on_device import carried_on_device
 from abft_tsm2.checksum.weights import Weights, weights
 from abft_tsm2.core.passes import fingerprint
 from abft_tsm2.core.vendor import layout

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
 
 from abft_tsm2.core.config import C_TYPES, SIZES
 
 WARP = 32
 COLUMNS = 32  # of a block of kernels/equilibrate.cu
+SAMPLE = 128  # rows that it looks at, where there are twice as many
 STATE = 32  # words of a product's account
-_WARPS = 16  # of a multiprocessor, that keep the memory busy
+_FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
 
 
 def sums_of(dtype: str) -> str:
@@ -148,10 +148,13 @@ class Repair:
     out: str
     cast: str = ""
     turned: bool = False
-    t1: int = 256
-    blocks: int = 1
+    t1: int = 128
+    blocks: int = 2
 
-    stripe: ClassVar[int] = 512
+    @property
+    def stripe(self) -> int:
+        """Columns of R that a block reads at a time."""
+        return 2 * self.t1
 
     @property
     def name(self) -> str:
@@ -166,8 +169,9 @@ class Repair:
     @property
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
-        types = {**_types(self.dtype), "C_TYPE": C_TYPES[self.out], "D_TYPE": C_TYPES[self.cast or self.out]}
-        return {**types, "T1": self.t1, "BLOCKS": self.blocks, "TURNED": int(self.turned)}
+        types = {"A_TYPE": C_TYPES[self.dtype], "ACC": C_TYPES[sums_of(self.dtype)], "C_TYPE": C_TYPES[self.out]}
+        sizes = {"WIDTH": SIZES[self.dtype], "T1": self.t1, "BLOCKS": self.blocks, "TURNED": int(self.turned)}
+        return {**types, "D_TYPE": C_TYPES[self.cast or self.out], **sizes}
 
 
 @functools.cache
@@ -185,14 +189,19 @@ def line_sums(
     width: int = 16,
     leaves_first: bool = False,
 ) -> LineSums:
-    """The configuration for p rows of q elements: as many warps a row as keep the card busy."""
+    """The configuration for p rows of q elements; shapes from a sweep on an H200."""
     vectors = -(-q * SIZES[dtype] // 16)
-    team = rows = 1
-    if p >= 4 * _WARPS * multiprocessors:
-        rows = 4
-    elif p >= 2 * _WARPS * multiprocessors:
-        rows = 2
-    while team < 8 and p * team < rows * _WARPS * multiprocessors and 2 * team * WARP <= vectors:
-        team *= 2
-    ahead = 4 if rows == 1 else 2
-    return LineSums(dtype, acc, given, words, verdict, out, width, 256, team, rows, ahead, 2, leaves_first)
+    if vectors <= 64:
+        team, rows, ahead = (2 if vectors > WARP else 1), 2, 1
+    elif p <= _FEW_ROWS * multiprocessors and vectors >= 512:
+        team, rows, ahead = 8, 1, 4
+    elif SIZES[dtype] == 8:
+        team, rows, ahead = 2, (1 if vectors <= 512 else 2), 4
+    elif vectors <= 256:
+        team, rows, ahead = 4, 2, 1
+    elif vectors <= 512 and SIZES[dtype] == 4:
+        team, rows, ahead = 2, 2, 4
+    else:
+        team, rows, ahead = 2, 4, 2
+    t1, blocks = (256, 2) if team == 8 else (128, 4)
+    return LineSums(dtype, acc, given, words, verdict, out, width, t1, team, rows, ahead, blocks, leaves_first)

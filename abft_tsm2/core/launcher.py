@@ -1,47 +1,118 @@
-"""Launches of one kernel with little work for the host: its arguments are packed in one step and handed to the driver.
+"""Launches of one kernel with little work for the host: its arguments lie ready, but for the addresses that change.
 
-CuPy packs arguments one by one, which for the dozen of a check's kernels takes longer than a small product.
+CuPy packs arguments one by one, which for the dozens of a check's kernels takes longer than a small product.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 import struct
-import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from abft_tsm2.core.compiler import Kernel, kernel
 
+Where = Mapping[str, int]
+"""Names of operands, and their addresses."""
 
-class Launcher:
-    """A compiled kernel of the current device, with its grid.
+
+class Step(Protocol):
+    """Something that can be queued on a stream, given by its handle, again and again; not by two threads at a time."""
+
+    def __call__(self, stream: int, where: Where, /) -> None:
+        """Queue it for operands at these addresses."""
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: may begin before the kernel before has ended
+
+
+@functools.cache
+def _driver() -> Any:
+    name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+    launch = ctypes.CDLL(name).cuLaunchKernelEx
+    launch.argtypes = (ctypes.c_void_p,) * 4
+    return launch
+
+
+class Launch:
+    """A launch of a compiled kernel on the current device.
 
     Parameters
     ----------
     config : Kernel
     grid : tuple of int
-        Blocks along x and y.
+        Blocks along x and y, and z.
     threads : int
         Of a block.
-    letters : str
-        One for each argument, all of eight bytes: ``q`` an integer or an address, ``d`` a float64.
+    values : sequence of int, float or str
+        The arguments, all of eight bytes; a name stands for an address that is known when the kernel is queued.
+    keeps : object
+        Whatever has to live as long as the addresses among the values are used.
+    chained : bool
+        The kernel is one of a chain (kernels/chain.cuh).
     """
 
-    def __init__(self, config: Kernel, grid: tuple[int, int], threads: int, letters: str) -> None:
-        from cupy_backends.cuda.api import driver
+    def __init__(
+        self,
+        config: Kernel,
+        grid: tuple[int, ...],
+        threads: int,
+        values: tuple[int | float | str, ...],
+        keeps: Any = None,
+        *,
+        chained: bool = True,
+    ) -> None:
+        import cupy
 
-        self._function = kernel(config)
-        self._launch = driver.launchKernel
-        self._shape = (self._function.ptr, grid[0], grid[1], 1, threads, 1, 1, 0)
-        self._pack = struct.Struct("=" + letters).pack_into
-        self._values = ctypes.create_string_buffer(8 * len(letters))
+        function = kernel(config)
+        self._keeps = keeps, function
+        self._function = getattr(function, "kernel", function).ptr
+        letters = "".join("d" if isinstance(value, float) else "q" for value in values)
+        self._slots = tuple((i, value) for i, value in enumerate(values) if isinstance(value, str))
+        self._values = (ctypes.c_longlong * len(values))()
+        struct.pack_into(f"={letters}", self._values, 0, *(0 if isinstance(value, str) else value for value in values))
         start = ctypes.addressof(self._values)
-        self._pointers = (ctypes.c_void_p * len(letters))(*range(start, start + 8 * len(letters), 8))
-        self._where = ctypes.addressof(self._pointers)
-        self._lock = threading.Lock()  # the driver has copied the values when a launch returns
+        self._pointers = (ctypes.c_void_p * len(values))(*range(start, start + 8 * len(values), 8))
+        self._attribute = _Attribute(_PROGRAMMATIC, 0, (1,))
+        able = chained and int(cupy.cuda.Device().compute_capability) >= 90
+        shape = (*grid, 1, 1)[:3]
+        self._config = _Config(shape, (threads, 1, 1), 0, 0, ctypes.addressof(self._attribute), int(able))
+        self._launch = _driver()
+        self._where = ctypes.addressof(self._config), self._function, ctypes.addressof(self._pointers), None
 
-    def __call__(self, stream: int, *values: Any) -> None:
-        """Queue the kernel on a stream, given by its handle."""
-        with self._lock:
-            self._pack(self._values, 0, *values)
-            self._launch(*self._shape, stream, self._where, 0)
+    def __call__(self, stream: int, where: Where) -> None:
+        """Queue the kernel. The driver has copied the arguments when this returns."""
+        values = self._values
+        for i, name in self._slots:
+            values[i] = where[name]
+        self._config.stream = stream
+        status = self._launch(*self._where)
+        if status:
+            from cupy_backends.cuda.api import driver
+
+            raise driver.CUDADriverError(status)
+
+
+Value = Any
+"""An argument of a launch: a number, or a name."""

@@ -1,12 +1,13 @@
-"""Where kernels leave what they found for the host: pages of pinned memory, cut into records of 1 KB.
+"""Where kernels leave what they found for the host: pages of memory on the device, cut into records of 1 KB.
 
-A record is written last by the kernel behind a product, and read by the host whenever it likes: its first word, the
-stamp, says whether it is there. Nobody copies anything, and nobody waits for a stream to look.
+A record is written by the kernel behind a product. The host brings it over when it wants to look, one at a time or a
+page at a time; no kernel waits for the way to the host.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,17 @@ import numpy as np
 WORDS = 128  # of a record
 _PAGE = 64  # records
 
-_free: list[Record] = []
-_lock = threading.Lock()
-_pages: list[Any] = []  # pinned memory goes back to the system with the process
+
+class _Page:
+    """Records that lie together, on a device and on the host."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        nbytes = 8 * WORDS * _PAGE
+        self.there = cupy.zeros(nbytes, cupy.uint8)
+        self.here = cupy.cuda.alloc_pinned_memory(nbytes)
+        cupy.cuda.get_current_stream().synchronize()
 
 
 class Record:
@@ -27,44 +36,71 @@ class Record:
     address : int
         Where a kernel writes it.
     words : (128,) uint64 ndarray
-        kernels/repair.cu says what they mean.
+        As it was when it was brought; kernels/repair.cu says what they mean.
     """
 
-    __slots__ = ("address", "words")
+    __slots__ = ("_device", "_here", "_page", "address", "words")
 
-    def __init__(self, address: int, words: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
-        self.address, self.words = address, words
+    def __init__(self, device: int, page: _Page, number: int) -> None:
+        at = 8 * WORDS * number
+        self._device, self._page = device, page
+        self.address, self._here = page.there.data.ptr + at, page.here.ptr + at
+        self.words = np.frombuffer(page.here, np.uint64, WORDS, at)
 
-    @property
-    def there(self) -> bool:
-        """Whether the kernel has written it."""
-        return bool(self.words[0])
+    def bring(self, stream: int) -> None:
+        """Queue its way to the host on a stream, given by its handle."""
+        from cupy.cuda import runtime
+
+        runtime.memcpyAsync(self._here, self.address, 8 * WORDS, runtime.memcpyDeviceToHost, stream)
 
     def number(self, word: int) -> float:
         """A word read as float64."""
         return float(self.words[word : word + 1].view(np.float64)[0])
 
     def free(self) -> None:
-        """Give it back: nobody reads it any more, and no kernel will write it."""
+        """Give it back: nobody reads it any more, and what is queued to write it precedes all later work."""
         with _lock:
-            _free.append(self)
+            _free[self._device].append(self)
+
+
+_free: dict[int, list[Record]] = {}
+_lock = threading.Lock()
 
 
 def take() -> Record:
-    """A record that is not there yet."""
-    with _lock:
-        if not _free:
-            _more()
-        record = _free.pop()
-    record.words[0] = 0
-    return record
-
-
-def _more() -> None:
+    """A record on the current device."""
     import cupy
 
-    page = cupy.cuda.alloc_pinned_memory(_PAGE * WORDS * 8)
-    words = np.frombuffer(page, np.uint64, _PAGE * WORDS).reshape(_PAGE, WORDS)
-    words[...] = 0
-    _pages.append(page)
-    _free.extend(Record(page.ptr + 8 * WORDS * i, words[i]) for i in range(_PAGE))
+    device = cupy.cuda.runtime.getDevice()
+    with _lock:
+        free = _free.setdefault(device, [])
+        if not free:
+            page = _Page()
+            free += [Record(device, page, number) for number in range(_PAGE)]
+        return free.pop()
+
+
+def bring(records: Iterable[Record]) -> None:
+    """Bring records whose kernels have ended, each page once. Synchronises."""
+    import cupy
+    from cupy.cuda import runtime
+
+    pages: dict[int, Any] = {id(record._page): record._page for record in records}
+    stream = cupy.cuda.Stream.null.ptr if not pages else _stream()
+    for page in pages.values():
+        nbytes = 8 * WORDS * _PAGE
+        runtime.memcpyAsync(page.here.ptr, page.there.data.ptr, nbytes, runtime.memcpyDeviceToHost, stream)
+    runtime.streamSynchronize(stream)
+
+
+_streams: dict[int, Any] = {}
+
+
+def _stream() -> int:
+    """A stream of its own, so that nothing that is queued has to be waited for."""
+    import cupy
+
+    device = cupy.cuda.runtime.getDevice()
+    if device not in _streams:
+        _streams[device] = cupy.cuda.Stream(non_blocking=True)
+    return int(_streams[device].ptr)

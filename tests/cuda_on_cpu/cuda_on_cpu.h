@@ -329,6 +329,21 @@ inline unsigned atomicInc(unsigned* at, unsigned most) {
 }
 
 template <class T>
+T atomicMax(T* at, T value) {
+  ::cuda_on_cpu::note_atomic(at, sizeof(T));
+  const T before = *at;
+  *at = before < value ? value : before;
+  return before;
+}
+template <class T>
+T atomicOr(T* at, T value) {
+  ::cuda_on_cpu::note_atomic(at, sizeof(T));
+  const T before = *at;
+  *at = before | value;
+  return before;
+}
+
+template <class T>
 T __ldg(const T* at) {
   return *at;
 }

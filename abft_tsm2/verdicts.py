@@ -1,0 +1,101 @@
+"""What the records of the kernels say: a `Verdict`, and the report of one that is settled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from abft_tsm2.core.records import Record
+from abft_tsm2.report import Check, Fault, Report, Status
+
+_CLEAN, _REPAIRED = 0, 1  # what a record says; everything else is for the host
+_CHANGED = 2
+_FAULTS = 40  # that a record has room for
+_REPAIR = "recomputed in float64 on the device"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a report says of a call before its verdict is known; holds no arrays.
+
+    Attributes
+    ----------
+    products : int or None
+        Of a batch.
+    index : tuple of int
+        In a batch, of one of its products.
+    lines : tuple of int
+        Of each side.
+    """
+
+    operation: str
+    sizes: tuple[int, int, int]
+    dtype: str
+    products: int | None
+    index: tuple[int, ...]
+    sides: tuple[str, ...]
+    lines: tuple[int, ...]
+
+
+def clean(found: list[Record]) -> bool:
+    """Whether nothing was found, as nearly always."""
+    return all(int(r.words[2]) == _CLEAN and not int(r.words[7]) & _CHANGED for r in found)
+
+
+class Verdict:
+    """What the records of a call say, one for each side."""
+
+    def __init__(self, found: list[Record], facts: Facts) -> None:
+        self.facts = facts
+        self.settled = all(int(r.words[2]) in (_CLEAN, _REPAIRED) and not int(r.words[7]) & _CHANGED for r in found)
+        self.repaired = any(int(r.words[2]) == _REPAIRED for r in found)
+        self.flagged = sum(int(r.words[1]) for r in found)
+        each = list(zip(found, facts.sides, facts.lines, strict=True))
+        self.checks = tuple(self._check(*one) for one in each)
+        self.faults = [fault for one in each for fault in self._faults(*one)]
+
+    def _check(self, record: Record, side: str, m: int) -> Check:
+        closest, line = int(record.words[3]) >> 32, int(record.words[3]) & 0xFFFFFFFF
+        ratio = float(np.array([closest], np.uint32).view(np.float32)[0])
+        bound, least = record.number(4), record.number(5)
+        with np.errstate(all="ignore"):
+            limit = float(np.float64((1 + ratio) * bound) / np.float64(least))
+        return Check(side, 1, m, m, bound, ratio, line % m, limit)
+
+    def _faults(self, record: Record, side: str, m: int) -> list[tuple[int, Fault]]:
+        """Product and fault of each wrong element; those that found no room in the record in one."""
+        count = int(record.words[6])
+        faults = []
+        for at in range(8, 8 + 3 * min(count, _FAULTS), 3):
+            where = int(record.words[at])
+            position, line = where >> 32, where & 0xFFFFFFFF
+            with np.errstate(all="ignore"):
+                off = abs(np.float64(record.number(at + 1)) - np.float64(record.number(at + 2)))
+            rows, columns = (line % m, position) if side == "rows" else (position, line % m)
+            faults.append((line // m, Fault("C", "element", (rows,), (columns,), 1, float(off), _REPAIR)))
+        if count > _FAULTS:
+            left = Fault("C", "block", (), (), count - _FAULTS, float("nan"), _REPAIR)
+            faults.append((faults[-1][0], left))
+        return faults
+
+    def report(self) -> Report:
+        """The report of a verdict that is settled."""
+        facts, (m, k, n) = self.facts, self.facts.sizes
+        reports = []
+        for number in range(facts.products or 1):
+            faults = tuple(fault for product, fault in self.faults if product == number)
+            reports.append(
+                Report.plain(
+                    status=Status.CORRECTED if faults else Status.CLEAN,
+                    operation=facts.operation,
+                    m=m,
+                    k=k,
+                    n=n,
+                    dtype=facts.dtype,
+                    checks=self.checks,
+                    faults=faults,
+                    index=facts.index if facts.products is None else (number,),
+                )
+            )
+        return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)

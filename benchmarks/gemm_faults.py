@@ -1,0 +1,122 @@
+"""Faults for a product on a GPU: a hook that plants them between the product and the check, by a kernel of its own.
+
+One element, or sixteen, become -3 times themselves and 1; or a tile of 128 x 128 becomes 0. Every hook launches the
+same kernel, that of a clean product too, so that the difference of two calls is the repair and not the planting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import bit_pattern, dtype_name
+from benchmarks.gemm_device import CLEAN, FAULTS
+from benchmarks.gpu_products import Array, widened
+
+TILE = 128
+SETS = 8  # of places, which successive calls walk through
+_THREADS = 128
+_REALS = {"float32": "float", "float64": "double", "bfloat16": "unsigned short"}
+_PLANT = r"""
+__device__ double value(float x) { return x; }
+__device__ double value(double x) { return x; }
+__device__ double value(unsigned short x) {  // bfloat16: the upper half of a float
+  const unsigned bits = static_cast<unsigned>(x) << 16;
+  return *reinterpret_cast<const float*>(&bits);
+}
+__device__ void store(float* at, double x) { *at = static_cast<float>(x); }
+__device__ void store(double* at, double x) { *at = x; }
+__device__ void store(unsigned short* at, double x) {
+  const float narrow = static_cast<float>(x);
+  const unsigned bits = *reinterpret_cast<const unsigned*>(&narrow);
+  *at = static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+// C[places[i]] = factor C[places[i]] + shift for `count` of them.
+extern "C" __global__ void plant(REAL* C, const long long* places, long long count, double factor, double shift) {
+  const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
+  if (i < count) store(C + places[i], factor * value(C[places[i]]) + shift);
+}
+"""
+
+
+def source(dtype: str) -> str:
+    """The text of the kernel for a C of that type."""
+    return f"#define REAL {_REALS[dtype]}\n{_PLANT}"
+
+
+class Faults:
+    """Places of faults in a product of some size, and the hooks that plant them.
+
+    Parameters
+    ----------
+    clean : (m, n) CuPy array, row-major
+        The right product: elements that the change would leave nearly as they are, are left out.
+    k : int
+        Terms of an element.
+    seed : int
+    """
+
+    def __init__(self, clean: Array, k: int, seed: int) -> None:
+        import cupy
+
+        self.shape, self.dtype = clean.shape, dtype_name(clean.dtype)
+        self._kernel = cupy.RawKernel(source(self.dtype), "plant")
+        rng = np.random.default_rng(seed)
+        self.places: dict[str, list[np.ndarray[Any, Any]]] = {CLEAN: [np.zeros(1, np.int64)] * SETS}
+        for faults in FAULTS[1:3]:
+            self.places[faults] = [_elements(clean, int(faults), math.sqrt(k) / 4, rng) for _ in range(SETS)]
+        self.places["tile"] = [_tile(clean.shape, rng) for _ in range(SETS)]
+        self._on_card = {name: [cupy.asarray(one) for one in sets] for name, sets in self.places.items()}
+
+    @property
+    def rows(self) -> list[int]:
+        """Of C, that the first call's faults lie in; three of the tile's."""
+        n, found = self.shape[1], set[int]()
+        for name, sets in self.places.items():
+            lines = sorted({int(place) // n for place in sets[0]})
+            found |= {lines[0], lines[len(lines) // 2], lines[-1]} if name == "tile" else set(lines)
+        return sorted(found)
+
+    def hook(self, faults: str) -> Callable[[str, Mapping[str, Array]], None]:
+        """For ``on_stage``: plants another set at each call, the first one at the first."""
+        sets, turn = self._on_card[faults], 0
+        count = 0 if faults == CLEAN else sets[0].size
+        factor, shift = (0.0, 0.0) if faults == "tile" else (-3.0, 1.0)
+
+        def on_stage(stage: str, arrays: Mapping[str, Array]) -> None:
+            nonlocal turn
+            if stage == "multiplied":
+                grid = (max(1, -(-count // _THREADS)),)
+                numbers = np.int64(count), np.float64(factor), np.float64(shift)
+                self._kernel(grid, (_THREADS,), (bit_pattern(arrays["C"]), sets[turn % SETS], *numbers))
+                turn += 1
+
+        return on_stage
+
+
+def _elements(C: Array, count: int, least: float, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Places of different elements, each of which x -> 1 - 3 x changes by `least` or more."""
+    import cupy
+
+    patterns = bit_pattern(C).reshape(-1)
+    found = np.zeros(0, np.int64)
+    while found.size < count:
+        places = np.unique(rng.integers(0, C.size, 4 * count))
+        values = widened(np.asarray(cupy.asnumpy(patterns[cupy.asarray(places)])).view(C.dtype))
+        found = np.unique([*found, *places[abs(1 - 4 * values) >= least]])
+    chosen: np.ndarray[Any, Any] = rng.permutation(found)[:count].astype(np.int64)
+    return chosen
+
+
+def _tile(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Places of the elements of a tile, as cuBLAS would lay it."""
+    m, n = shape
+    side = min(TILE, m, n)
+    row, column = (side * int(rng.integers(0, length // side)) for length in shape)
+    rows, columns = row + np.arange(side, dtype=np.int64)[:, None], column + np.arange(side, dtype=np.int64)
+    found: np.ndarray[Any, Any] = (rows * n + columns).reshape(-1)
+    return found

@@ -1,0 +1,572 @@
+"""Protected products on a GPU where no GPU is: the grid, the judge, rows, bars, tables, and whole runs on a fake card.
+
+The stopwatch is tested in test_gpu_timing.py. The kernel that plants faults is the real one, run on the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abft_tsm2 import SilentDataCorruptionError, policy
+from abft_tsm2.checksum.encode import Encoded
+from abft_tsm2.core.device import known
+from abft_tsm2.report import Report, Status
+from benchmarks import (
+    bench_gemm,
+    campaign,
+    gemm_bars,
+    gemm_device,
+    gemm_faults,
+    gemm_figure,
+    gemm_judge,
+    gemm_rows,
+    gemm_suites,
+    gpu_timing,
+    tables,
+)
+from benchmarks.gemm_bars import BARS, verdicts
+from benchmarks.gemm_device import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
+from benchmarks.gemm_judge import Judge, arithmetic
+from benchmarks.gpu_timing import Call, Stopwatch, Times
+from benchmarks.registers import compiled
+from benchmarks.sheet import Sheet
+from tests.cuda_on_cpu import Library, build
+from tests.fake_card import Card
+
+H200 = known("H200")
+TYPES = ("float32", "float64", "bfloat16")
+BETWEEN = 1e-6  # seconds of the card from a protected product to the next one, beyond its own
+
+# ---- the grid -----------------------------------------------------------------------------------------------------
+
+
+def test_names_are_unique_and_groups_are_neighbours() -> None:
+    cells = gemm_device.grid()
+    assert len({str(cell) for cell in cells}) == len(cells)
+    assert {cell.suite for cell in cells} == set(gemm_device.SUITES)
+    groups = [group for group, _ in groupby(cells, key=lambda cell: cell.group)]
+    assert len(groups) == len(set(groups))
+    assert len([cell for cell in cells if cell.default]) == len(gemm_device._EVERY_DAY) + 2  # three kinds of faults
+
+
+def test_every_bar_speaks_of_one_cell() -> None:
+    assert len({bar.name for bar in BARS}) == len(BARS)
+    for bar in BARS:
+        assert len([cell for cell in gemm_device.grid() if bar.covers(cell)]) == 1, bar.name  # type: ignore[arg-type]
+    by_name = {bar.name: bar.limit for bar in BARS}
+    assert by_name["float32, one-sided, n = 2048"] == 4
+    assert by_name["float32, B encoded, n = 2048"] == 2.8
+    assert by_name["float16, checked in float32, n = 16384"] == 5
+
+
+def test_bytes() -> None:
+    cell = Cell("square", 10, 20, 30, "bfloat16")
+    assert cell.bytes == cell.checked_bytes == 2 * (200 + 600 + 300)
+    assert replace(cell, variant=ENCODED).checked_bytes == 2 * (200 + 300)
+    assert replace(cell, variant=RECHECKED, batch=3).checked_bytes == 3 * cell.bytes
+    assert replace(cell, variant=WIDE).checked_bytes == 2 * (200 + 600) + (2 * 4 + 2) * 300
+
+
+def test_the_kernels_of_all_cells_can_be_named() -> None:
+    found = {one for cell in gemm_device.grid() for one in gemm_device.kernels(cell, H200.multiprocessors)}
+    assert len({one.name for one in found}) == len(found) > 20
+
+
+# ---- the judge ----------------------------------------------------------------------------------------------------
+
+
+def operands(dtype: str, shape: tuple[int, ...] = (40, 30, 50), seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    import ml_dtypes
+
+    *batch, m, k, n = shape
+    rng, kind = np.random.default_rng(seed), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    return rng.standard_normal((*batch, m, k)).astype(kind), rng.standard_normal((*batch, k, n)).astype(kind)
+
+
+def multiplied(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    wide = np.float64 if A.dtype == np.float64 else np.float32
+    product: np.ndarray = (A.astype(wide) @ B.astype(wide)).astype(A.dtype)
+    return product
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("shape", [(40, 30, 50), (3, 40, 30, 50), (1, 64, 200), (200, 8, 90)])
+@pytest.mark.parametrize("dtype", [*TYPES, "float16"])
+def test_a_right_product_passes_and_a_wrong_element_does_not(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...], whole: bool
+) -> None:
+    monkeypatch.setattr(gemm_judge, "WHOLE", 2**33 if whole else 0)
+    monkeypatch.setattr(gemm_judge, "SAMPLED", 7)
+    A, B = operands(dtype, shape)
+    judge = Judge(A, B, arithmetic(dtype), np)
+    C = multiplied(A, B)
+    assert judge(C) <= (1 if C.itemsize == 2 else 0.6)
+    m = C.shape[-2]
+    for row in {0, m // 2 + 1 if m > 1 else 0, m - 1}:  # the second is none of those that are sampled
+        wrong = C.copy()
+        wrong[..., row, 3] = 3e3
+        assert judge(wrong) > 1
+        wrong[..., row, 3] = np.nan
+        assert np.isnan(judge(wrong))
+
+
+def test_rows_that_are_asked_for_are_compared_element_by_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_judge, "WHOLE", 0)
+    monkeypatch.setattr(gemm_judge, "SAMPLED", 4)
+    A, B = operands("float32", (90, 30, 50))
+    C = multiplied(A, B)
+    C[17, 5] += 2e-4  # too little for the random vector
+    assert Judge(A, B, arithmetic("float32"), np)(C) <= 1
+    assert Judge(A, B, arithmetic("float32"), np, [17])(C) > 1
+
+
+def test_tf32_is_allowed_what_cutting_its_operands_takes_and_no_more() -> None:
+    A, B = operands("float32", (60, 400, 50))
+    cut = [(x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (A, B)]
+    C = multiplied(*cut)
+    assert Judge(A, B, arithmetic("float32", tf32=True), np)(C) <= 1
+    assert Judge(A, B, arithmetic("float32"), np)(C) > 1
+    C[3, 4] += 2
+    assert Judge(A, B, arithmetic("float32", tf32=True), np)(C) > 1
+
+
+# ---- faults -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def planting(build_cache: Path) -> dict[str, Library]:
+    """The kernel that plants faults, for each type, on the CPU."""
+    return {dtype: build([("plant", gemm_faults.source(dtype))], cache=build_cache) for dtype in TYPES}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_planting_kernel_compiles(dtype: str) -> None:
+    code, _ = compiled(gemm_faults.source(dtype), "sm_90")
+    assert b"plant" in code
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_planted(card: Card, dtype: str) -> None:
+    A, B = operands(dtype, (300, 64, 400))
+    C = multiplied(A, B)
+    faults = gemm_faults.Faults(C, 64, 0)
+    for name, changed in ((CLEAN, 0), ("1", 1), ("16", 16), ("tile", 128 * 128)):
+        hook, places = faults.hook(name), []
+        for turn in range(3):
+            after = C.copy()
+            hook("encoded", {"C": after})
+            hook("multiplied", {"C": after})
+            where = np.flatnonzero(after.view(f"u{C.itemsize}") != C.view(f"u{C.itemsize}"))
+            assert where.size == changed
+            values = C.reshape(-1)[where].astype(float)
+            expected = np.zeros(changed) if name == "tile" else (1 - 3 * values).astype(C.dtype).astype(float)
+            np.testing.assert_array_equal(after.reshape(-1)[where].astype(float), expected)
+            places.append(where.tolist())
+            if turn == 0:
+                assert {int(place) // 400 for place in where[:1]} <= set(faults.rows)
+        assert name == CLEAN or places[0] != places[1]
+
+
+# ---- a fake card --------------------------------------------------------------------------------------------------
+
+
+class Protected:
+    """What protected_gemm is on the fake card: 1.1 times as slow as cuBLAS, 1.4 times if it is waited for.
+
+    Attributes
+    ----------
+    asked : Counter of str
+        Variants, as they were asked for.
+    wrong : str
+        What goes wrong.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self.card, self.asked, self.wrong, self.calls = card, Counter[str](), "", 0
+
+    def __call__(
+        self, A: Any, B: Any, *, out: Any, return_report: bool = False, on_stage: Any = None, **named: str
+    ) -> Any:
+        self.calls += 1
+        variant = ", ".join(f"{name}={value}" for name, value in named.items())
+        if isinstance(B, Encoded):
+            assert B.array.shape == (A.shape[-1], out.shape[-1])
+            variant, B = f"encoded, recheck={B.recheck}", B.array
+        self.asked[variant or "plain"] += 1
+        right = multiplied(A, B)
+        self.card.launch(lambda: np.copyto(out, right), 1.1 * self.card.gemm_seconds + BETWEEN)
+        status = Status.CLEAN
+        if on_stage is not None:
+            on_stage("multiplied", {"C": out})
+            bad = int((out != right).sum())
+            if bad:
+                status = Status.CORRECTED
+                self.card.launch(lambda: np.copyto(out, right), 1e-5 * bad**0.5)
+                if self.wrong == "not repaired":
+                    out[...] = out + (out != right)  # nothing
+                    out[int(np.flatnonzero(right)[0])] *= 2
+        if self.wrong == "element" and self.calls > 20:
+            out[..., 1, 1] += 100
+        if self.wrong == "not written":
+            out[..., -1, :] = np.nan
+        if self.wrong == "raises":
+            raise ValueError("no such luck")
+        if self.wrong == "alarm" and self.calls % 10 == 0:
+            status = Status.CORRECTED
+        final = report_of(status)
+        waits = policy.synchronous() or on_stage is not None
+        if waits:
+            self.card.host = max(self.card.host, self.card.free)
+        report = final if waits or self.wrong == "not queued" else Pending(final, self.wrong == "corruption")
+        return (out, report) if return_report else out
+
+
+def report_of(status: Status) -> Report:
+    return Report(status, "gemm", 1, 1, 1, "float32", suspicions=2 if status is Status.CLEAN else 0)
+
+
+class Pending(SimpleNamespace):
+    def __init__(self, final: Report, raises: bool) -> None:
+        super().__init__(status=Status.PENDING, final=final, raises=raises)
+
+    def wait(self) -> Report:
+        if self.raises:
+            raise SilentDataCorruptionError(replace(self.final, status=Status.UNCORRECTABLE))
+        return self.final
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, planting: dict[str, Library]) -> Card:
+    card = Card()
+    for name, module in card.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    spinning = sys.modules["cupy"].RawKernel
+
+    def raw_kernel(code: str, name: str) -> Any:
+        if name != "plant":
+            return spinning(code, name)
+        (dtype,) = (dtype for dtype in TYPES if code == gemm_faults.source(dtype))
+
+        def call(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+            C, places, count, *numbers = arguments
+            assert C.itemsize == np.dtype({"bfloat16": "u2"}.get(dtype, dtype)).itemsize
+            given = (np.asarray(C).view(), np.asarray(places), int(count), *map(float, numbers))
+            card.launch(lambda: planting[dtype].run("plant", grid[0], block[0], given), 1e-6)
+
+        return call
+
+    monkeypatch.setattr(sys.modules["cupy"], "RawKernel", raw_kernel)
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(gpu_timing.time, name, lambda: card.host)
+    monkeypatch.setattr(campaign, "query", lambda: H200)
+    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(campaign.contenders, "compiled", lambda config: None)
+    monkeypatch.setattr(gemm_device, "grid", lambda: SMALL)
+    monkeypatch.setattr(gemm_bars, "verdicts", lambda rows: verdicts(rows, ()))
+    monkeypatch.setattr("benchmarks.ceilings.BYTES", 1 << 20)
+    return card
+
+
+@pytest.fixture
+def library(card: Card, monkeypatch: pytest.MonkeyPatch) -> Protected:
+    made = Protected(card)
+    monkeypatch.setattr(gemm_device, "protected_gemm", made)
+    monkeypatch.setattr(gemm_suites, "protected_gemm", made)
+    monkeypatch.setattr(gemm_faults, "TILE", 16)
+    return made
+
+
+SMALL = (
+    *(Cell("square", 40, 40, 40, "float32", one, default=True) for one in (ONE, TWO, ENCODED, RECHECKED)),
+    Cell("square", 40, 40, 40, "float32", TF32),
+    *(Cell("square", 40, 40, 40, "bfloat16", one) for one in (ONE, WIDE)),
+    *(Cell("square", 40, 40, 40, "float16", one) for one in (ENCODED, WIDE)),
+    Cell("square", 40, 40, 40, "float64"),
+    *(Cell("skinny", 1, 48, 64, "bfloat16", one) for one in (ENCODED, RECHECKED)),
+    *(Cell("batched", 20, 20, 20, dtype, batch=5) for dtype in ("float32", "bfloat16")),
+    *(Cell("repair", 48, 40, 64, dtype, faults=one) for dtype in TYPES for one in gemm_device.FAULTS),
+    *(Cell("host", 40, 40, 40, "float32", one) for one in (gemm_device.CUPY, PLAN, QUEUED, WAITED, DROPPED)),
+)
+
+
+def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[tables.Row]]:
+    path = tmp_path / "gemm_device.csv"
+    code = bench_gemm.main(["--device", "--output", str(path), *arguments])
+    return code, tables.read("gemm_device", path)
+
+
+# ---- whole runs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_measures_and_judges_every_cell(library: Protected, tmp_path: Path, capsys: Any) -> None:
+    code, rows = bench(tmp_path, "--full")
+    text = capsys.readouterr().out
+    assert [row["error"] or row["note"] for row in rows if row["error"] or row["note"]] == []
+    assert code == 0, text
+    assert [gemm_rows.key(row) for row in rows] == [gemm_rows.key(gemm_rows.empty_row(cell)) for cell in SMALL]
+    for row in rows:
+        assert 0 <= float(row["judged"]) <= 1
+        assert row["device"] == "Fake card"
+        assert float(row["read_gbs"]) == pytest.approx(4000, rel=0.01)
+        if row["suite"] in ("square", "skinny", "batched"):
+            assert float(row["plain_us"]) == pytest.approx(2000, rel=1e-3)
+            assert float(row["overhead_us"]) == pytest.approx(201, rel=1e-3)
+            assert float(row["low_pct"]) <= float(row["overhead_pct"]) <= float(row["high_pct"])
+            assert float(row["overhead_pct"]) == pytest.approx(10.05, rel=1e-3)
+            assert (row["status"], row["hidden"]) == ("CLEAN", row["samples"])
+            assert int(row["samples"]) >= 9
+            assert int(row["suspicions"]) > 0
+    assert f"{len(SMALL)} of {len(SMALL)} cells" in text
+    wanted = {"plain", "check=both", "precision=tf32", "verify=float32", "encoded, recheck=False"}
+    assert set(library.asked) == {*wanted, "encoded, recheck=True"}
+
+
+def test_the_floor_is_that_of_the_variant(library: Protected, tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "--only", "square float32", "--only", "bfloat16 40x40x40")
+    floors = {(row["dtype"], row["variant"]): float(row["floor_pct"]) for row in rows}
+    matrix = 100 * 40 * 40 / 4000e9 / 2e-3
+    assert floors["float32", ONE] == pytest.approx(3 * 4 * matrix, rel=0.01)
+    assert floors["float32", ENCODED] == pytest.approx(2 * 4 * matrix, rel=0.01)
+    assert floors["bfloat16", WIDE] == pytest.approx(14 * matrix, rel=0.01)
+
+
+def test_what_repairs_cost_is_beside_a_hook_that_plants_nothing(library: Protected, tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "--only", "repair")
+    assert [row["faults"] for row in rows] == 3 * list(gemm_device.FAULTS)
+    for row in rows:
+        faults = {CLEAN: 0, "1": 1, "16": 16, "tile": 16 * 16}[row["faults"]]
+        assert row["status"] == ("CORRECTED" if faults else "CLEAN")
+        extra = 10 * faults**0.5 if faults else 202  # where none is planted, also by the hook's launch
+        assert float(row["overhead_us"]) == pytest.approx(extra, abs=0.1)
+        assert float(row["overhead_pct"]) == pytest.approx(100 * extra / float(row["plain_us"]), rel=1e-3)
+        assert int(row["samples"]) >= 15
+
+
+def test_one_kind_of_fault_can_be_measured_alone(library: Protected, tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "--only", "repair float64 48x40x64 one-sided, faults: 16")
+    assert [(row["faults"], row["status"], row["error"]) for row in rows] == [("16", "CORRECTED", "")]
+
+
+def test_host_times_are_of_the_calls(library: Protected, tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "--only", "host")
+    times = {row["variant"]: float(row["host_us"]) for row in rows}
+    assert times[PLAN] == times[QUEUED] == times[DROPPED] == pytest.approx(10)  # a launch of the fake card
+    assert times[WAITED] == pytest.approx(2211, rel=1e-2)
+    assert {row["status"] for row in rows if row["variant"] == QUEUED} == {"CLEAN"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("element", "wrong product"),
+        ("not written", "wrong product: nan"),
+        ("raises", "ValueError: no such luck"),
+        ("alarm", "reports that should say CLEAN"),
+        ("corruption", "UNCORRECTABLE"),
+    ],
+)
+def test_what_goes_wrong_is_a_fault(
+    library: Protected, tmp_path: Path, capsys: Any, wrong: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.wrong = wrong
+    code, rows = bench(tmp_path, "--only", "square float32 40x40x40 one")
+    assert code == 1
+    assert said in rows[0]["error"]
+    text = capsys.readouterr().out
+    assert "FAULT square float32 float32 40 40 40 1 one-sided clean: " in text
+    assert "1 of 1 cells" in text
+
+
+def test_a_repair_that_left_something_wrong_is_a_fault(library: Protected, tmp_path: Path) -> None:
+    library.wrong = "not repaired"
+    code, rows = bench(tmp_path, "--only", "repair float32")
+    assert code == 1
+    assert [bool(row["error"]) for row in rows] == [False, True, True, True]
+
+
+def test_a_wrong_plain_product_is_told(library: Protected, card: Card, tmp_path: Path, monkeypatch: Any) -> None:
+    cublas = sys.modules["cupy_backends.cuda.libs.cublas"]
+    monkeypatch.setattr(cublas, "dgemm", lambda *arguments: None)
+    code, rows = bench(tmp_path, "--only", "square float64")
+    assert code == 1
+    assert rows[0]["error"] == "ArithmeticError: the plain product: wrong product: nan of what is allowed"
+
+
+def test_calls_that_are_not_queued_are_told(library: Protected, tmp_path: Path) -> None:
+    library.wrong = "not queued"
+    code, rows = bench(tmp_path, "--only", "square float64")
+    assert code == 0
+    assert "the kernels do not serve this product" in rows[0]["note"]
+
+
+def test_memory_and_time_limits_leave_cells_out(
+    library: Protected, card: Card, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench(tmp_path, "--limit-seconds", "1") == (0, [])
+    assert "4 cells left out after the time limit" in capsys.readouterr().out
+    monkeypatch.setattr(gemm_device, "memory", lambda cell, outputs: card.memory + 1)
+    code, rows = bench(tmp_path)
+    assert code == 0
+    assert {row["note"].partition(":")[0] for row in rows} == {"not measured"}
+    assert len(rows) == 4
+
+
+def test_copies_are_enough_for_a_cold_cache_and_not_too_many(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("square", 40, 40, 40, "float32")
+    assert gemm_device.copies_of(cell, 2) == -(-4 * (1 << 16) // cell.bytes)
+    monkeypatch.setattr(gemm_device, "MOST_BYTES", 3 * (cell.bytes + 4 * 1600))
+    assert gemm_device.copies_of(cell, 2) == 3
+    assert gemm_device.copies_of(replace(cell, m=10**6), 2) == 1
+    made = gemm_device.Operands(cell, 12, 0)
+    assert len(made.encoded(True)) == 12
+    assert all(one.recheck and one.array is B for one, B in zip(made.encoded(True), made.B, strict=True))
+    assert not made.encoded(False)[11].recheck
+    assert all(np.array_equal(made.A[0], A) for A in made.A)
+
+
+# ---- the stopwatch's rounds ---------------------------------------------------------------------------------------
+
+
+def test_even_rounds_have_a_sample_of_every_contender(card: Card) -> None:
+    watch, seen = Stopwatch(budget=0.05, even=True), []
+    watch.after = lambda: seen.append(card.host)
+
+    def taking(seconds: float) -> Call:
+        return Call(lambda _: card.launch(lambda: None, seconds))
+
+    times = watch.measure({"fast": taking(2e-3), "slow": taking(9e-3)})
+    assert len(times["fast"].seconds) == len(times["slow"].seconds) >= 7
+    assert len(seen) >= 2 * len(times["fast"].seconds)
+
+
+# ---- rows, bars, tables, figure -----------------------------------------------------------------------------------
+
+
+def row(cell: Cell, percent: float, plain: float = 1e-3) -> dict[str, Any]:
+    """A row whose rounds drift by half, both samples alike."""
+    drift = [plain * (1 + 0.05 * i) for i in range(11)]
+    mine = [x * (1 + 1e-2 * percent) for x in drift]
+    made = gemm_rows.timed(cell, Times(drift, hidden=11), Times(mine, hidden=9), 4000)
+    return {**gemm_rows.empty_row(cell), **made, "read_gbs": 4000, "status": "CLEAN", "judged": 0.1}
+
+
+def test_rounds_are_compared_in_pairs() -> None:
+    found = row(Cell("square", 1024, 1024, 1024, "float32"), 3.0)
+    assert found["overhead_pct"] == found["low_pct"] == found["high_pct"] == 3
+    assert found["plain_us"] == pytest.approx(1250)
+    assert found["overhead_us"] == pytest.approx(37.5)
+    assert (found["samples"], found["hidden"]) == (11, 9)
+    assert "hidden 9 of 11" in gemm_rows.text(found)
+    times = gemm_rows.timed(SMALL[0], Times(error="lost"), Times([1.0]), 4000)
+    assert times == {"error": "lost"}
+    assert "time limit" in gemm_rows.timed(SMALL[0], Times(), Times(), 4000)["error"]
+
+
+def measured(factor: float) -> list[dict[str, Any]]:
+    """Rows of the whole grid, each at so much of its bar."""
+    rows = []
+    for cell in gemm_device.grid():
+        limits = [bar for bar in BARS if bar.covers(cell)]  # type: ignore[arg-type]
+        limit = limits[0].limit if limits and limits[0].column == "overhead_pct" else 10
+        one = row(cell, factor * limit)
+        if cell.suite == "host":
+            one = {**gemm_rows.empty_row(cell), "host_us": 60 * factor, "read_gbs": 4000}
+        elif (cell.suite, cell.n) == ("square", 512):
+            one["overhead_us"] = 20 * factor
+        rows.append(one)
+    return rows
+
+
+def test_bars_hold_or_are_missed() -> None:
+    found = verdicts(measured(0.9))
+    assert [str(one) for one in found if not one.holds] == []
+    assert gemm_bars.table(found).count("| yes |") == len(BARS)
+    missed = verdicts(measured(1.4))
+    assert all(one.holds is False for one in missed)
+    text = gemm_bars.table(missed)
+    assert text.count("| **no** |") == len(BARS)
+    assert "| float32, one-sided, n = 2048: <= 4.00 % | 5.60 % (square float32 2048x2048x2048 one-sided) |" in text
+    assert "| host time of a call that is not waited for: <= 80.0 us | 84.0 us (" in text
+    assert {one.holds for one in verdicts([])} == {None}
+
+
+def test_the_last_row_counts_and_a_wrong_one_does_not() -> None:
+    rows = measured(0.9)
+    (at,) = (i for i, one in enumerate(rows) if (one["suite"], one["n"], one["variant"]) == ("square", 512, TF32))
+    assert rows[at]["overhead_us"] == 18
+    wrong = [{**one, "error": "wrong product"} for one in rows if one["suite"] == "host"]
+    (host,) = (one for one in verdicts([*rows, *wrong]) if one.bar.column == "host_us")
+    assert host.holds is None
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    environment = {"device": "Made-up card", "driver": "1", "cuda": "13.0", "cupy": "14", "date": "2026-01-01"}
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    rows = measured(0.9)
+    (failed,) = (one for one in rows if (one["dtype"], one["n"], one["variant"]) == ("float16", 4096, WIDE))
+    failed.update(error="wrong product")
+    with Sheet(tmp_path / "gemm_device.csv", (*gemm_rows.COLUMNS, *environment)) as sheet:
+        for one in rows:
+            sheet.append({**one, **environment})
+    return tmp_path
+
+
+def test_the_tables_show_every_cell(results: Path) -> None:
+    lengths = {}
+    for name in ("gemm-square", "gemm-shapes", "gemm-repair", "gemm-host", "gemm-bars"):
+        lines = tables.fill(f"<!-- table:{name} -->\n<!-- /table -->").splitlines()
+        assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+        lengths[name] = len([line for line in lines if line.startswith("| ")]) - 2
+        assert name == "gemm-bars" or any("Made-up card" in line for line in lines)
+    assert lengths == {"gemm-square": 29, "gemm-shapes": 26, "gemm-repair": 9, "gemm-host": 5, "gemm-bars": len(BARS)}
+    text = tables.fill("<!-- table:gemm-square -->\n<!-- /table -->")
+    line = next(one for one in text.splitlines() if one.startswith("| float32 2048 x 2048 x 2048 |"))
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells[1:4] == ["1250", "3.60%", "3.60% to 3.60%"]
+    assert cells[6] == "2.52%"
+    assert float(cells[9]) == pytest.approx(1250 * (0.036 - 0.0252), abs=0.1)
+    assert "| failed |" in next(one for one in text.splitlines() if one.startswith("| float16 4096 "))
+    assert any(one.startswith("| float32 by TF32 4096 ") for one in text.splitlines())
+
+
+def test_the_figure_is_drawn(results: Path, capsys: Any) -> None:
+    pytest.importorskip("matplotlib")
+    file = results / "gemm.svg"
+    assert gemm_figure.main(["--output", str(file)]) == 0
+    first = file.read_bytes()
+    assert first.count(b"<path") > 20
+    assert gemm_figure.main(["--output", str(file)]) == 0
+    assert file.read_bytes() == first
+    assert gemm_figure.main(["--input", str(results / "absent.csv"), "--output", str(file)]) == 1
+    assert "is missing" in capsys.readouterr().err
+
+
+# ---- the command line ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert bench_gemm.main([]) == 2
+    assert "pytest benchmarks/bench_gemm.py" in capsys.readouterr().out
+    assert bench_gemm.main(["--device", "--only", "nothing of the kind"]) == 2
+    capsys.readouterr()
+    assert bench_gemm.main(["--device", "--list", "--only", "skinny bfloat16 64x"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"skinny bfloat16 64x8192x8192 {variant}" for variant in (ENCODED, RECHECKED)
+    ]
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert bench_gemm.main(["--device", "--output", str(tmp_path / "x.csv")]) == 2
+    assert "nothing can be measured here" in capsys.readouterr().out
+    for module in (bench_gemm, gemm_figure):
+        with pytest.raises(SystemExit) as stopped:
+            module.main(["--help"])
+        assert stopped.value.code == 0

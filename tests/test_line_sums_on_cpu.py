@@ -1,0 +1,324 @@
+"""kernels/line_sums.cu and kernels/judge.cu on the CPU: sums, verdicts and copies, and whether planted faults are found."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abft_tsm2.core.check_config import Judge, LineSums
+from tests import check_cases as cases
+from tests.check_cases import JUDGE, JUDGING, SUMMING, Case, Launch, Trial
+from tests.cuda_on_cpu import ORDERS, Library
+from tests.libraries import first_fault, library_of, texts, with_faults
+
+names = {"ids": lambda x: getattr(x, "name", x)}
+library = library_of(lambda: texts((*SUMMING, *JUDGING, JUDGE)))
+
+
+def launch_on(library: Library, order: str, renamed: str = "") -> Launch:
+    def launch(name: str, grid: tuple[int, ...], threads: int, args: tuple[Any, ...]) -> None:
+        library.run(renamed or name, grid, threads, args, order=order)
+
+    return launch
+
+
+# ---- sums ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", SUMMING, **names)
+def test_sums_in_every_order(library: Library, config: LineSums) -> None:
+    for number, case in enumerate(cases.cases(config)):
+        task = case.task()
+        results = [cases.summed(task, launch_on(library, order)) for order in ORDERS]
+        assert not cases.faults(task, results[0]), str(case)
+        for other in results[1:]:
+            for x, y in zip(results[0], other, strict=True):
+                assert x is y is None or x.tobytes() == y.tobytes(), str(case)
+        if number % 3 == 0:
+            assert not cases.flag_faults(task, launch_on(library, ORDERS[number % 2])), str(case)
+
+
+@given(
+    config=st.sampled_from(SUMMING),
+    p=st.integers(1, 40),
+    q=st.integers(1, 900),
+    batch=st.integers(1, 3),
+    gap=st.integers(0, 3),
+    shared=st.booleans(),
+    order=st.sampled_from(ORDERS),
+    seed=st.integers(0, 2**32),
+)
+def test_drawn_sums(library, config, p, q, batch, gap, shared, order, seed):
+    case = Case(config, p, q, batch, gap, shared)
+    task = case.task(seed)
+    assert not cases.faults(task, cases.summed(task, launch_on(library, order))), str(case)
+
+
+@pytest.mark.parametrize("config", SUMMING, **names)
+def test_what_is_not_finite_stays_in_its_row(library: Library, config: LineSums) -> None:
+    task = Case(config, config.lines + 2, 77, 2, 1).task()
+    X, p = task.X.x, config.lines + 2
+    X[0, 0, 76], X[0, p - 1, 0], X[1, 1, 40] = np.nan, np.inf, -np.inf
+    X[1, 0, 3], X[1, 0, 70] = np.inf, np.inf * np.sign(-task.w[-1, 3] * task.w[-1, 70])
+    sums = cases.summed(task, launch_on(library, "random"))
+    for name, (value, _) in cases.exactly(task).items():
+        found, wanted = getattr(sums, name), value.astype(np.float64)
+        other = ~np.isfinite(wanted)
+        assert other.sum() == 4, name
+        assert np.array_equal(found[other], wanted[other], equal_nan=True), name
+        assert np.isfinite(found[~other]).all(), name
+    assert np.isnan(sums.y[1, 0])
+    if sums.words is not None:
+        assert np.array_equal(sums.words, cases.words_of(X))
+
+
+def test_nan_is_no_outstanding_row(library: Library) -> None:
+    task = Case(SUMMING[0], 5, 30).task()
+    task.X.x[0, 2, 3] = np.nan
+    assert cases.summed(task, launch_on(library, "forward"), outstanding=1e9).state[0] == 0
+    task.X.x[0, 2, 3] = np.inf
+    assert cases.summed(task, launch_on(library, "forward"), outstanding=1e9).state[0] == 1 << 32
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_first_kernel_of_a_product_raises_flags_too(library: Library, order: str) -> None:
+    config = next(config for config in SUMMING if config.words)
+    task = Case(config, 3 * config.lines, 30).task()
+    wanted = cases.words_of(task.X.x)
+    wanted[0, -1] ^= np.uint64(1)
+    state = np.full(cases.STATE, cases.SEALED, np.uint64)
+    sums = cases.summed(task, launch_on(library, order), fresh=True, expected=wanted, outstanding=0, state=state)
+    assert sums.state[0] == 3 << 32
+    assert not sums.state[1:].any()
+
+
+def test_any_two_constants_meet() -> None:
+    types = {(config.dtype, config.acc) for config in SUMMING}
+    for a, b in itertools.combinations(("team", "rows", "ahead"), 2):
+        assert len({(getattr(x, a), getattr(x, b)) for x in SUMMING}) == (9 if a == "rows" else 12), (a, b)
+    for dtype, acc in types:
+        some = [config for config in SUMMING if (config.dtype, config.acc) == (dtype, acc)]
+        assert {(config.given, config.words) for config in some} == set(itertools.product((False, True), repeat=2))
+        assert {config.width for config in some} == set(cases.WIDTHS[dtype])
+
+
+# ---- verdicts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", (*JUDGING, JUDGE), **names)
+def test_verdicts_in_every_order(library: Library, config: LineSums | Judge) -> None:
+    for trial in cases.trials(config):
+        judged = trial.judged()
+        results = [cases.verdicts(judged, launch_on(library, order)) for order in ORDERS]
+        assert not cases.verdict_faults(judged, results[0]), str(trial)
+        for other in results[1:]:
+            assert not cases.verdict_faults(judged, other), str(trial)
+            assert other.tau.tobytes() == results[0].tau.tobytes(), str(trial)
+            assert other.state.tobytes() == results[0].state.tobytes(), str(trial)
+
+
+@given(
+    config=st.sampled_from((*JUDGING, JUDGE)),
+    p=st.integers(1, 60),
+    q=st.integers(1, 600),
+    batch=st.integers(1, 3),
+    gap=st.integers(0, 2),
+    shared=st.booleans(),
+    alpha=st.sampled_from([1.0, -0.5, 3.0, 1e-3]),
+    beta=st.sampled_from([0.0, 1.0, -2.0, 0.25]),
+    special=st.booleans(),
+    tf32=st.booleans(),
+    order=st.sampled_from(ORDERS),
+    seed=st.integers(0, 2**32),
+)
+def test_drawn_verdicts(library, config, p, q, batch, gap, shared, alpha, beta, special, tf32, order, seed):
+    trial = Trial(config, p, q, batch, gap, shared, alpha, beta, special, tf32)
+    judged = trial.judged(seed)
+    assert not cases.verdict_faults(judged, cases.verdicts(judged, launch_on(library, order))), str(trial)
+
+
+def test_nearly_every_line_of_a_trial_is_decided_both_ways() -> None:
+    for config in (*JUDGING, JUDGE):
+        decided, ok = (
+            np.concatenate([getattr(trial.judged(), name).ravel() for trial in cases.trials(config)])
+            for name in ("decided", "ok")
+        )
+        assert decided.mean() > 0.98, config.name
+        assert 0.2 < ok.mean() < 0.8, config.name
+
+
+@pytest.mark.parametrize("config", (JUDGING[0], JUDGE), **names)
+def test_verdicts_add_to_a_state(library: Library, config: LineSums | Judge) -> None:
+    judged = Trial(config, 50, 20, 2, near=config == JUDGE).judged()
+    launch = launch_on(library, "random")
+    first = cases.verdicts(judged, launch)
+    count = int(first.state[0])
+    assert 0 < count < 100
+    # Flags stay, and so does a residual that is closer; one that is not gives way.
+    for before, kept in ((0x3F80_0001_0000_0007, True), (1, False)):
+        state = first.state.copy()
+        state[0], state[1] = 3 << 32, before
+        again = cases.verdicts(judged, launch, state).state
+        assert again[0] == 3 << 32 | count
+        assert again[1] == (before if kept else first.state[1])
+    assert int(first.state[1]) >> 32 <= 0x3F80_0000  # it passed: at most 1
+
+
+@pytest.mark.parametrize("config", [config for config in JUDGING if config.out], **names)
+def test_the_copy_is_rounded_as_by_numpy(library: Library, config: LineSums) -> None:
+    rng = np.random.default_rng(3)
+    judged = Trial(config, 40, 203, special=False).judged()
+    assert judged.C is not None
+    bits = rng.integers(0, 2**32, judged.C.x.shape, dtype=np.uint32)
+    near = rng.integers(0x3000_0000, 0x4800_0000, judged.C.x.shape, dtype=np.uint32) & ~np.uint32(0xFFF)
+    signs = rng.integers(0, 2, judged.C.x.shape, dtype=np.uint32) << np.uint32(31)
+    judged.C.x[...] = np.where(rng.random(bits.shape) < 0.5, bits, near | signs).view(np.float32)
+    made = cases.verdicts(judged, launch_on(library, "reverse"))
+    wrong = [fault for fault in cases.verdict_faults(judged, made) if "copy" in fault]
+    assert not wrong
+    assert made.D is not None
+    assert np.isnan(made.D.astype(np.float32)).any()
+
+
+# ---- under AddressSanitizer ----------------------------------------------------------------------------------------
+
+CHECKED = (*SUMMING[::2], *JUDGING[1::2], JUDGE)
+READS = {
+    "rows_beyond": (SUMMING[2], "smaller(first + i, p - 1)", 0, "(first + i)"),
+    "elements_beyond": (SUMMING[2], "if (i < count) a.x[i]", 0, "a.x[i]"),
+    "weights_beyond": (SUMMING[2], "e < count ? at[e] : ACC(0)", 0, "at[e]"),
+}
+sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
+
+
+@pytest.mark.parametrize("config", CHECKED, **names)
+def test_every_path_under_address_sanitizer(sanitized: Library, config: LineSums | Judge) -> None:
+    for number, case in enumerate(cases.cases(config) if config in SUMMING else ()):
+        task, launch = case.task(), launch_on(sanitized, ORDERS[number % 3])
+        assert not cases.faults(task, cases.summed(task, launch)), str(case)
+    for number, trial in enumerate(cases.trials(config) if config not in SUMMING else ()):
+        judged, launch = trial.judged(), launch_on(sanitized, ORDERS[number % 3])
+        assert not cases.verdict_faults(judged, cases.verdicts(judged, launch)), str(trial)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> None:
+    config = SUMMING[2]
+    found = first_fault(
+        (Case(config, p, q).task() for p, q in cases.shapes(config)),
+        lambda task: cases.faults(task, cases.summed(task, launch_on(sanitized, "forward", name))),
+    )
+    assert re.search(r"(?s)heap-buffer-overflow.*READ of size", found)
+
+
+# ---- planted faults ------------------------------------------------------------------------------------------------
+
+
+TEAM = next(config for config in SUMMING if config.team > 2 and config.given and config.words and config.width > 4)
+ALONE = replace(SUMMING[0], words=True, rows=4)
+NARROW = next(config for config in SUMMING if config.dtype == "float16" and config.words)
+COPY = next(config for config in JUDGING if config.out and config.team > 1)
+PLAIN = next(config for config in JUDGING if not config.out)
+RACE, WRONG, OVERRUN = "race: |uninitialised shared", "are wrong", "global memory overrun"
+FLAGS, LISTED, CLOSEST = "word 0 of the state", "listed", "the closest"
+# name: (kernel, what is replaced, which occurrence, by what, what is then said)
+PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
+    "no_barrier_of_a_team": (TEAM, "__syncthreads();", 1, "", RACE),
+    "a_member_twice": (TEAM, "y_parts[(warp + member)", 0, "y_parts[(warp + member - 1)", "y are wrong"),
+    "squares_of_members": (TEAM, "z_parts[(warp + member)", 0, "z_parts[(warp + 1)", "z are wrong"),
+    "words_of_members": (TEAM, "word_parts[(warp + member)", 0, "word_parts[(warp + 1)", "words are wrong"),
+    "every_warp_stores": (
+        TEAM,
+        "place < ROWS && warp % TEAM == 0 && row",
+        0,
+        "place < ROWS && row",
+        f"{WRONG}|{FLAGS}",
+    ),
+    "every_lane_adds": (TEAM, "if (place < ROWS) {", 0, "if (true) {", f"{RACE}|{WRONG}|overrun"),
+    "rows_beyond_are_stored": (ALONE, "warp % TEAM == 0 && row < p", 0, "warp % TEAM == 0", f"{OVERRUN}|between two"),
+    "a_row_in_two_places": (ALONE, "product * out_step + row] = OUT(y_sum)", 0, "row] = OUT(y_sum)", WRONG),
+    "rows_of_the_neighbour": (ALONE, "smaller(first + i, p - 1)", 0, "smaller(first + i + 1, p - 1)", WRONG),
+    "the_first_matrix_only": (ALONE, "X + product * step", 0, "X", WRONG),
+    "the_first_weights_only": (ALONE, "weights + product * w_step", 0, "weights", WRONG),
+    "weights_of_y_for_squares": (TEAM, "element * element * w2[e]", 0, "element * element * w[e]", "z are wrong"),
+    "squares_of_weights_given": (TEAM, "squares + product * w_step", 0, "weights + product * w_step", "z are wrong"),
+    "not_squared": (ALONE, "z += term * term;", 0, "z += element * term;", "z are wrong"),
+    "elements_beyond_the_row": (TEAM, "if (i < count) a.x[i]", 0, "a.x[i]", WRONG),
+    "weights_beyond_the_end": (ALONE, "e < count ? at[e] : ACC(0)", 0, "at[e]", WRONG),
+    "words_differ": (ALONE, "words += pattern(x.x[e]);", 0, "words ^= pattern(x.x[e]);", "words are wrong"),
+    "words_of_narrow_elements": (NARROW, "words += sum;", 0, "words = sum;", "words are wrong"),
+    "outstanding_below": (ALONE, "double(z_sum) > outstanding", 0, "double(z_sum) < outstanding", FLAGS),
+    "outstanding_unseen": (ALONE, "+ 1, 1u)", 0, "+ 1, 0u)", FLAGS),
+    "expected_of_the_first": (ALONE, "expected[product * out_step + row]", 0, "expected[row]", FLAGS),
+    "the_other_flag": (ALONE, "+ 1, 2u)", 0, "+ 1, 1u)", FLAGS),
+    "half_of_the_state": (ALONE, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "were not wiped"),
+    "sizes_of_the_first_product": (ALONE, "sizes[2 * product] = total", 0, "sizes[0] = total", "sizes are wrong"),
+    "sizes_of_32_blocks": (ALONE, "b < part_count; b += 32", 0, "b < 32; b += 32", f"sizes are wrong|{OVERRUN}"),
+    "least_of_a_lane": (ALONE, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "sizes are wrong"),
+    # Verdicts
+    "no_barrier_of_a_verdict": (PLAIN, "__syncthreads();", 0, "", RACE),
+    "infinite_bounds_pass": (PLAIN, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
+    "infinite_bounds_pass_the_judge": (JUDGE, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
+    "large_norms_pass": (PLAIN, " && found <= largest)", 0, ")", LISTED),
+    "large_norms_widen": (PLAIN, "found <= largest ? found : largest;", 0, "found;", "bounds are wrong"),
+    "nan_passes": (PLAIN, "if (residual <= bound", 0, "if (!(residual > bound)", LISTED),
+    "sign_of_alpha": (PLAIN, "fabs(alpha)", 0, "alpha", "bounds are wrong"),
+    "sign_of_beta": (PLAIN, "fabs(beta)", 0, "beta", "bounds are wrong"),
+    "nothing_added": (PLAIN, "beta * t0[line]", 0, "0 * t0[line]", LISTED),
+    "largest_without_what_is_added": (PLAIN, "1.01 * ", 0, "0 * ", f"{LISTED}|bounds are wrong"),
+    "input_rounding": (JUDGE, "input_factor * ", 0, "0 * ", "bounds are wrong"),
+    "stored_twice": (PLAIN, "(stored > size", 0, "(stored < size", "bounds are wrong"),
+    "sizes_of_the_first": (PLAIN, "product * sizes_step", 0, "0", "bounds are wrong"),
+    "underflow_forgotten": (PLAIN, "underflow * sizes[", 0, "0 * sizes[", "bounds are wrong"),
+    "closest_of_a_lane": (PLAIN, "mine = other > mine ? other : mine;", 0, "", CLOSEST),
+    "closest_of_a_warp": (PLAIN, "mine = other > mine ? other : mine;", 1, "", CLOSEST),
+    "closest_not_kept": (PLAIN, "mine > __ldcg(state + 1)", 0, "mine < __ldcg(state + 1)", CLOSEST),
+    "closest_of_the_last_block": (JUDGE, "atomicMax(state + 1, mine)", 0, "state[1] = mine - 1", CLOSEST),
+    "closest_ratio_upside_down": (JUDGE, "float(residual / bound)", 0, "float(bound / residual)", CLOSEST),
+    "lines_of_the_first": (PLAIN, "GIVE_VERDICT(product * p + row", 0, "GIVE_VERDICT(row", "listed|bounds are wrong"),
+    "lines_of_the_first_judge": (JUDGE, "line = product * count + i", 0, "line = i", "listed|bounds are wrong"),
+    "a_line_beyond": (JUDGE, "(i < count ?", 0, "(i <= count ?", f"{OVERRUN}|listed|the closest"),
+    "copied_beyond_the_rows": (COPY, "if (first + i < p)", 0, "if (true)", f"{OVERRUN}|between two rows"),
+    "copied_beyond_the_columns": (COPY, "if (e < count) to", 0, "to", f"{OVERRUN}|between two rows|copy is wrong"),
+    "copied_elsewhere": (COPY, "i * ldd + j", 0, "i * ld + j", f"{OVERRUN}|copy is wrong|between two rows"),
+    "copied_to_the_first": (COPY, "product * cast_step", 0, "0", "copy is wrong"),
+    "copy_truncated": (COPY, "0xfffu + (size >> 13 & 1u)", 0, "0u", "copy is wrong"),
+    "copy_of_ties": (COPY, "0xfffu + (size >> 13 & 1u)", 0, "0x1000u", "copy is wrong"),
+}
+faulty = library_of(lambda: [*with_faults(PLANTED), *texts({plan[0]: 0 for plan in PLANTED.values()})])
+
+
+def what_is_found(library: Library, config: LineSums | Judge, order: str, renamed: str = "") -> str:
+    launch = launch_on(library, order, renamed)
+    judged: Callable[[Any], list[str]]
+    if isinstance(config, LineSums) and not config.verdict:
+        problems: Iterator[Any] = (case.task() for case in cases.cases(config))
+        judged = lambda task: cases.flag_faults(task, launch)  # noqa: E731
+    else:
+        problems = (trial.judged() for trial in cases.trials(config))
+        judged = lambda trial: cases.verdict_faults(trial, cases.verdicts(trial, launch))  # noqa: E731
+    try:
+        return first_fault(problems, judged)
+    except AssertionError as fault:
+        return str(fault)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_faults_are_caught(faulty: Library, name: str) -> None:
+    config, *_, expected = PLANTED[name]
+    for order in ORDERS:
+        assert re.search(expected, what_is_found(faulty, config, order, name)), order
+
+
+@pytest.mark.parametrize("config", {plan[0]: 0 for plan in PLANTED.values()}, **names)
+def test_without_them_nothing_is_found(faulty: Library, config: LineSums | Judge) -> None:
+    for order in ORDERS:
+        assert what_is_found(faulty, config, order) == "nothing", order
