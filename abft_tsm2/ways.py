@@ -186,8 +186,7 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
     gemm = None
     if not problem.exists:
         gemm = vendor.Gemm.of(Shape(m, k, n, dtype, out=out, batch=batch), o.A, o.B, o.multiplied, tf32=a.u_in > 0)
-    # Tensor cores leave no time to hide in: beside a product of 16-bit operands the passes cost more than before it.
-    beside = not watched and gemm is not None and dtype in ("float32", "float64")
+    beside = not watched and gemm is not None
     return Way(sides, tuple(checkers), gemm, beside)
 
 

@@ -1,71 +1,74 @@
 // Weighted sums of lines that lie across memory and of their squares in one read of X, with the sums of the lines'
 // bits, or with the verdict on each line: what line_sums.cu does, for the columns of a row-major matrix.
 //
-//   y_i = sum_j x w_j    z_i = sum_j x^2 w2_j    words_i = sum_j bits of x,    x = X(i, j), element i of row j of memory
+//   y_i = sum_j x w_j    z_i = sum_j x^2 w2_j    words_i = sum_j bits of x,    x = X(i, j), element i of row j
 //
-// A block takes a stripe of 32 V lines, a thread V of them, and keeps their sums in registers. The rows of memory j go to
-// the warps in turn, and to groups of blocks by slices. Weights are one number for a warp, read through the level-1
-// cache. The sums of AHEAD rows are added in ACC, and these in float64. The warps' sums meet in shared memory; those of
-// groups where the last block of a stripe finds them: both are added in the order of their numbers, whoever came last.
+// A block takes a stripe of 32 V lines, a thread V of them, and keeps their sums in registers. The rows of memory go
+// to the warps in turn, and to groups of blocks by slices. Weights are one number for a warp, read through the level-1
+// cache. The sums of AHEAD rows are added in ACC, and these, of y, in float64. The warps' sums meet in shared memory,
+// those of groups where the last block of a stripe finds them: both are added in the order of their numbers, whoever
+// came last.
 //
 // Launch   (stripes = ceil(p / (32 V)), groups = ceil(q / slice), products) blocks of T1 threads, at least 32 V
-// Macros   those of wide.cuh; T1 threads; AHEAD rows of memory that a warp loads at a time; GIVEN 1 where the weights w2
-//          of squares are given, else they are w^2; WORDS 0 or 1; OUT the type of y and z; VERDICT 1 where each line is
-//          judged instead (VERDICT_ARGUMENTS); CAST 1 where it is also stored as D_TYPE; BLOCKS of a multiprocessor;
+// Macros   those of wide.cuh; T1 threads; AHEAD rows of memory that a warp loads at a time; GIVEN 1 where the weights
+//          w2 of squares are given, else they are w^2; WORDS 0 or 1; OUT the type of y and z; VERDICT 1 where each line
+//          is judged instead (VERDICT_ARGUMENTS); CAST 1 where it is also stored as D_TYPE; BLOCKS of a multiprocessor;
 //          ENTRY the name of the kernel
-// Storage  x of product b = X[b step + j ld + i], its copy = cast[b cast_step + j ldd + i]; ALIGNED divides X's address, ld
-//          and step in bytes. Weights of product b from w + b w_step on; y, z, words of line i at b out_step + i.
-//          partial: (2 + WORDS) 32 V words of 8 bytes a block, where there is more than one group; tickets: a 0 a stripe
-//          and product, which is 0 again afterwards
+// Storage  x of product b = X[b step + j ld + i], its copy = cast[b cast_step + j ldd + i]; WIDTH divides X's address,
+//          ld and step in bytes. Weights of product b from w + b w_step on; y, z, words of line i at b out_step + i.
+//          partial: (2 + WORDS) 32 V words of 8 bytes a block, where there is more than one group; tickets: a 0 a
+//          stripe and product, which is 0 again afterwards
 // State    as in line_sums.cu: flags in the high half of word 0, 1: some z_i > outstanding; 2: some words_i is not
-//          expected_i. `fresh` is not 0 where this is a product's first kernel, which wipes its state. `sizes` of product
-//          b: the sum of parts[2 (b part_count + i)], and the least of those at odd places; `parts` may be null
-// Edges    p, q arbitrary; nothing outside of the matrix is read
+//          expected_i. `fresh` is not 0 where this is a product's first kernel, which wipes its state. `sizes` of
+//          product b: the sum of parts[2 (b part_count + i)], the least of those behind them; `parts` may be null
+// Edges    V divides p; q arbitrary; nothing outside of the matrix is read. `slice` is at most 2^16 WARPS where the
+//          words of elements of 16 bits are added
 #include "verdict.cuh"
 #include "chain.cuh"
 
 constexpr int WARPS = T1 / 32, LINES = 32 * V, VALUES = 2 + WORDS;
-constexpr int APART = 32 + 16 / V;  // of the sums of 32 lanes in shared memory: no two threads of an access meet in a bank
+constexpr int APART = 32 + 16 / V;  // of 32 sums in shared memory, so that a stripe's lines do not meet in one bank
 constexpr int AT_ONCE = 8;          // parts of a line that are on their way from memory
 static_assert(T1 % 32 == 0 && LINES <= T1, "a thread for each line of a stripe");
 
-// Bits of elements can be added in 32 bits, as many as a thread takes at a time, where elements have 16.
+// Of the bits of elements: a thread's 2^16 elements of 16 bits do not exceed 32.
 template <int BYTES>
-struct Narrow {
+struct OfElements {
   typedef Bits Sum;
 };
 template <>
-struct Narrow<2> {
+struct OfElements<2> {
   typedef unsigned Sum;
 };
+typedef OfElements<sizeof(A_TYPE)>::Sum BitSum;
 
 #if CAST
 struct __align__(V * sizeof(D_TYPE)) Copy {
   D_TYPE x[V];
 };
 
-// The first `count` elements of x; `whole`: all of them, and the address is a multiple of a Copy's size.
-INLINE void store(D_TYPE* to, const Vector& x, Index count, bool whole) {
+template <class W>
+INLINE void store_word(void* to, const Copy& copy) {
+  W word;
+  memcpy(&word, &copy, sizeof(W));
+  *static_cast<W*>(to) = word;
+}
+
+// `whole`: the address is a multiple of a Copy's size.
+INLINE void store(D_TYPE* to, const Vector& x, bool whole) {
+  constexpr int SIZE = sizeof(Copy);
   Copy copy;
 #pragma unroll
   for (int e = 0; e < V; e++) copy.x[e] = narrowed(x.x[e], D_TYPE());
-  if (whole) {
-    if constexpr (sizeof(Copy) == 16) {
-      uint4 word;
-      memcpy(&word, &copy, 16);
-      *reinterpret_cast<uint4*>(to) = word;
-    } else if constexpr (sizeof(Copy) == 8) {
-      uint2 word;
-      memcpy(&word, &copy, 8);
-      *reinterpret_cast<uint2*>(to) = word;
-    } else {
-      *reinterpret_cast<Copy*>(to) = copy;
-    }
-  } else {
-#pragma unroll
-    for (int e = 0; e < V; e++)
-      if (e < count) to[e] = copy.x[e];
+  if constexpr (SIZE == 16) {
+    if (whole) return store_word<uint4>(to, copy);
+  } else if constexpr (SIZE == 8) {
+    if (whole) return store_word<uint2>(to, copy);
+  } else if constexpr (SIZE == 4) {
+    if (whole) return store_word<unsigned>(to, copy);
   }
+#pragma unroll
+  for (int e = 0; e < V; e++) to[e] = copy.x[e];
 }
 #endif
 
@@ -83,19 +86,19 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           Index w_step, RESULTS, Index slice, char* partial, unsigned* tickets) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index product = blockIdx.z, first = Index(blockIdx.x) * LINES;
-  const Index count = p - first - lane * V;  // lines of this thread's vector that there are, if positive
+  const bool there = first + lane * V < p;
   const Index begin = blockIdx.y * slice + warp, end = smaller(q, (blockIdx.y + 1) * slice);
   const A_TYPE* at = X + product * step + begin * ld + first + lane * V;
   const ACC* w = weights + product * w_step;
   const ACC* w2 = GIVEN ? squares + product * w_step : w;
 #if CAST
   D_TYPE* to = cast + product * cast_step + begin * ldd + first + lane * V;
-  const bool whole = count >= V && (reinterpret_cast<unsigned long long>(cast) | ldd * sizeof(D_TYPE) |
-                                    cast_step * sizeof(D_TYPE)) % sizeof(Copy) == 0;
+  const bool whole = (reinterpret_cast<unsigned long long>(cast) | ldd * sizeof(D_TYPE) |
+                      cast_step * sizeof(D_TYPE)) % sizeof(Copy) == 0;
 #endif
   double y[V];
   ACC z[V];
-  Bits words[V];
+  BitSum words[V];
 #pragma unroll
   for (int e = 0; e < V; e++) {
     y[e] = 0;
@@ -103,31 +106,23 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     words[e] = 0;
   }
 #if VERDICT
-  bool waits = true;
+  after_previous();
+  next_may_begin();
 #else
   // X was there before the kernel in front began, unless that one is no part of this product.
-  bool waits = fresh;
-#endif
-  if (VERDICT || waits) after_previous();
-#if VERDICT
-  next_may_begin();
+  if (fresh) after_previous();
 #endif
 
   // Each warp comes here once, though there may be no row for it.
   Index j = begin;
 #pragma unroll 1
   do {
-    const Index left = end - j;  // row a is there if a WARPS < left
+    const int left = int(smaller(end - j, AHEAD * WARPS));  // row a is there if a WARPS < left
     Vector x[AHEAD];
-    if (count >= V) {
 #pragma unroll
-      for (int a = 0; a < AHEAD; a++) {
-        memset(&x[a], 0, WIDTH);
-        if (a * WARPS < left) x[a] = load(at + a * WARPS * ld);
-      }
-    } else {
-#pragma unroll
-      for (int a = 0; a < AHEAD; a++) x[a] = load(at + a * WARPS * ld, a * WARPS < left ? count : 0);
+    for (int a = 0; a < AHEAD; a++, at += WARPS * ld) {
+      memset(&x[a], 0, WIDTH);
+      if (there && a * WARPS < left) x[a] = load(at);
     }
 #if !VERDICT
     if (j == begin) {
@@ -145,27 +140,23 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     }
 #if CAST
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++)
-      if (a * WARPS < left) store(to + a * WARPS * ldd, x[a], count, whole);
-    to += AHEAD * WARPS * ldd;
+    for (int a = 0; a < AHEAD; a++, to += WARPS * ldd)
+      if (there && a * WARPS < left) store(to, x[a], whole);
 #endif
 #pragma unroll
     for (int e = 0; e < V; e++) {
       ACC sum = ACC(0), square = ACC(0);
-      typename Narrow<sizeof(A_TYPE)>::Sum bits = 0;
 #pragma unroll
       for (int a = 0; a < AHEAD; a++) {
         const ACC element = ACC(widened(x[a].x[e])), term = element * right[a];
         const ACC term2 = GIVEN ? element * element * right2[a] : term * term;
         sum = a ? sum + term : term;
         square = a ? square + term2 : term2;
-        if (WORDS) bits += pattern(x[a].x[e]);
+        if (WORDS) words[e] += BitSum(pattern(x[a].x[e]));
       }
       y[e] += double(sum);
       z[e] += square;
-      words[e] += bits;
     }
-    at += AHEAD * WARPS * ld;
     j += AHEAD * WARPS;
   } while (j < end);
 
@@ -173,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   __shared__ double y_parts[WARPS * V * APART];
   __shared__ ACC z_parts[WARPS * V * APART];
 #if WORDS
-  __shared__ Bits word_parts[WARPS * V * APART];
+  __shared__ BitSum word_parts[WARPS * V * APART];
 #endif
 #pragma unroll
   for (int e = 0; e < V; e++) {
@@ -243,11 +234,11 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       Bits some[AT_ONCE];
 #pragma unroll
       for (int g = 0; g < AT_ONCE; g++) {
-        const bool there = mine && group + g < gridDim.y;
+        const bool left = mine && group + g < gridDim.y;
         const double* sum = sums + g * (VALUES * LINES);
-        ys[g] = there ? __ldcg(sum) : 0;
-        zs[g] = there ? __ldcg(sum + LINES) : 0;
-        some[g] = WORDS && there ? __ldcg(reinterpret_cast<const Bits*>(sum) + 2 * LINES) : 0;
+        ys[g] = left ? __ldcg(sum) : 0;
+        zs[g] = left ? __ldcg(sum + LINES) : 0;
+        some[g] = WORDS && left ? __ldcg(reinterpret_cast<const Bits*>(sum) + 2 * LINES) : 0;
       }
 #pragma unroll
       for (int g = 0; g < AT_ONCE; g++) y_sum += ys[g], z_sum += zs[g], word_sum += some[g];

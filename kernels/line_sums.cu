@@ -15,7 +15,7 @@
 // Storage  X(i, j) of product b = X[b step + i ld + j]; ALIGNED divides its address, ld and step in bytes. Weights of
 //          product b from w + b w_step on, at multiples of 16 bytes; y, z, words of row i at b out_step + i
 // State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is not
-//          0 where this is a product's first kernel, which wipes its state
+//          0 where this is a product's first kernel, which wipes its state and raises no flags
 // Sizes    where `parts` is given: sum |w| and smallest |w| from those of so many blocks of kernels/equilibrate.cu
 // Edges    p, q arbitrary; nothing outside of the matrix is read
 #include "verdict.cuh"
@@ -26,17 +26,16 @@ constexpr int STRIDE = TEAM * 32 * V;  // columns that a team takes at a time
 constexpr int UNITS = (V + UNIT - 1) / UNIT;
 static_assert(WARPS % TEAM == 0 && V % UNIT == 0 || V == 1, "teams fill a block, weights of a vector whole units");
 
-// w(0 : V), of which the first `count` are there.
-INLINE void load_weights(ACC (&w)[V], const ACC* __restrict__ at, Index count) {
-  if (V % UNIT == 0 && count >= V) {
+// w(0 : V)
+INLINE void load_weights(ACC (&w)[V], const ACC* __restrict__ at) {
+  if constexpr (V % UNIT == 0) {
 #pragma unroll
     for (int e = 0; e < V; e += UNIT) {
       const uint4 word = __ldg(reinterpret_cast<const uint4*>(at + e));
       memcpy(&w[e], &word, 16);
     }
   } else {
-#pragma unroll
-    for (int e = 0; e < V; e++) w[e] = e < count ? at[e] : ACC(0);
+    w[0] = __ldg(at);
   }
 }
 
@@ -63,23 +62,42 @@ INLINE void add_bits(Bits& words, const Vector& x) {
   }
 }
 
+// sum += x w, z += x^2 w2
+INLINE void add_element(ACC& sum, ACC& z, ACC x, ACC w, ACC w2) {
+#if GIVEN
+  sum += x * w;
+  z += x * x * w2;
+#else
+  const ACC term = x * w;
+  sum += term;
+  z += term * term;
+#endif
+}
+
 // y += x w, z += x^2 w2, for one vector of a row.
 INLINE void add_vector(double& y, ACC& z, const Vector& x, const ACC (&w)[V], const ACC (&w2)[V]) {
   ACC sum = ACC(0);
 #pragma unroll
-  for (int e = 0; e < V; e++) {
-    const ACC element = ACC(widened(x.x[e]));
-#if GIVEN
-    sum += element * w[e];
-    z += element * element * w2[e];
-#else
-    const ACC term = element * w[e];
-    sum += term;
-    z += term * term;
-#endif
-  }
+  for (int e = 0; e < V; e++) add_element(sum, z, ACC(widened(x.x[e])), w[e], w2[e]);
   y += double(sum);
 }
+
+#if CAST
+// to(0 : V) = x, in one store where that is `packed`
+INLINE void store_narrowed(D_TYPE* to, const Vector& x, bool packed) {
+  D_TYPE narrow[V];
+#pragma unroll
+  for (int e = 0; e < V; e++) narrow[e] = narrowed(x.x[e], D_TYPE());
+  if (packed && sizeof(narrow) == 8) {
+    uint2 word;
+    memcpy(&word, narrow, 8);
+    *reinterpret_cast<uint2*>(to) = word;
+  } else {
+#pragma unroll
+    for (int e = 0; e < V; e++) to[e] = narrow[e];
+  }
+}
+#endif
 
 #if VERDICT
 #define RESULTS VERDICT_ARGUMENTS, D_TYPE *cast, Index ldd, Index cast_step
@@ -88,7 +106,14 @@ INLINE void add_vector(double& y, ACC& z, const Vector& x, const ACC (&w)[V], co
   const Bits *expected, const double *parts, Index part_count, double *sizes
 #endif
 
-extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
+// Compilers need some registers more on other architectures than the one that BLOCKS was tuned on.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#define LEAST_BLOCKS (BLOCKS > 2 ? 2 : BLOCKS)
+#else
+#define LEAST_BLOCKS BLOCKS
+#endif
+
+extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
     ENTRY(Index p, Index q, const A_TYPE* __restrict__ X, Index ld, Index step, const ACC* __restrict__ weights,
           const ACC* __restrict__ squares, Index w_step, RESULTS) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / TEAM;
@@ -110,66 +135,85 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const int place = sum_of<ROWS>(lane);
   const Index row = first + place;
   const bool mine = place < ROWS && warp % TEAM == 0 && row < p;
+#if VERDICT
+  constexpr bool early = false;
+#else
+  // X was there before the kernel in front began, unless that one is no part of this product.
+  const bool early = !fresh;
+#endif
 #if CAST
   D_TYPE* to = cast + product * cast_step + first * ldd;
+  const bool packed = reinterpret_cast<unsigned long long>(to) % 8 == 0 && ldd % 4 == 0;
 #endif
 
-  // y += X(first : first + ROWS, j : j + V) w(j : j + V), of which `count` columns are there
-  auto take = [&](const Vector(&x)[ROWS], Index j, Index count) {
+  // y += X(first : first + ROWS, l : l + V) w(l : l + V)
+  auto take = [&](const Vector(&x)[ROWS], Index l) {
     ACC right[V], right2[V];
-    load_weights(right, w + j, count);
-    if (GIVEN) load_weights(right2, w2 + j, count);
+    load_weights(right, w + l);
+    if (GIVEN) load_weights(right2, w2 + l);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
       add_vector(y[i], z[i], x[i], right, right2);
       if (WORDS) add_bits(words[i], x[i]);
 #if CAST
-      if (first + i < p) {
-#pragma unroll
-        for (int e = 0; e < V; e++)
-          if (e < count) to[i * ldd + j + e] = narrowed(x[i].x[e], D_TYPE());
-      }
+      if (first + i < p) store_narrowed(to + i * ldd + l, x[i], packed);
 #endif
     }
   };
 
+  // The loop stands once: code that is run once costs more than what it does.
   const Index whole = q - q % V;
   Index j = (warp % TEAM * 32 + lane) * V;
   Vector x[AHEAD][ROWS];
-  auto fetch = [&]() {
+#pragma unroll 1
+  for (bool begun = false;; j += AHEAD * STRIDE) {
+    const bool there = j + (AHEAD - 1) * STRIDE < whole;
+    if (!begun && !early) after_previous();
+    if (there) {
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++)
+      for (int a = 0; a < AHEAD; a++)
 #pragma unroll
-      for (int i = 0; i < ROWS; i++) x[a][i] = load(at[i] + j + a * STRIDE);
-  };
-  auto there = [&]() { return j + (AHEAD - 1) * STRIDE < whole; };
-#if VERDICT
-  after_previous();
-  next_may_begin();
-  Expected known = {0, 0, 0, 0};
-  if (there()) fetch();
-  if (mine) known = EXPECTED_OF(product * p + row, product);
-#else
-  // X was there before the kernel in front began, unless that one is no part of this product.
-  if (!fresh && there()) fetch();
-  after_previous();
-  next_may_begin();
-  if (fresh && there()) fetch();
-  // The first kernel of a product wipes its account.
-  if (fresh && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
+        for (int i = 0; i < ROWS; i++) x[a][i] = load(at[i] + j + a * STRIDE);
+    }
+    if (!begun) {
+      begun = true;
+      if (early) after_previous();
+      next_may_begin();
+#if !VERDICT
+      // The first kernel of a product wipes its account.
+      if (fresh && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
 #endif
-#pragma unroll 1
-  while (there()) {
+    }
+    if (!there) break;
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++) take(x[a], j + a * STRIDE, V);
-    j += AHEAD * STRIDE;
-    if (there()) fetch();
+    for (int a = 0; a < AHEAD; a++) take(x[a], j + a * STRIDE);
   }
+#if AHEAD > 1
 #pragma unroll 1
-  for (; j < q; j += STRIDE) {
+  for (; j < whole; j += STRIDE) {
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) x[0][i] = load(at[i] + j, q - j);
-    take(x[0], j, q - j);
+    for (int i = 0; i < ROWS; i++) x[0][i] = load(at[i] + j);
+    take(x[0], j);
+  }
+#endif
+#if VERDICT
+  Expected known = {0, 0, 0, 0};
+  if (mine) known = EXPECTED_OF(product * p + row, product);
+#endif
+  // What is left of a vector, an element a lane.
+  if (whole + lane < q && warp % TEAM == 0) {
+    const ACC right = w[whole + lane], right2 = GIVEN ? w2[whole + lane] : ACC(0);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+      const A_TYPE element = at[i][whole + lane];
+      ACC sum = ACC(0);
+      add_element(sum, z[i], ACC(widened(element)), right, right2);
+      y[i] += double(sum);
+      words[i] += pattern(element);
+#if CAST
+      if (first + i < p) to[i * ldd + whole + lane] = narrowed(element, D_TYPE());
+#endif
+    }
   }
 
   // Each row's sums to one lane, and over the warps of a team.
@@ -200,9 +244,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
 #else
   if (parts && blockIdx.x == 0 && threadIdx.x < 32) {
     double total = 0, least = 0x1.fffffffffffffp1023;
-    for (Index b = lane; b < part_count; b += 32) {
-      total += parts[2 * (product * part_count + b)];
-      least = fmin(least, parts[2 * (product * part_count + b) + 1]);
+#pragma unroll 1
+    for (Index b = product * part_count + lane; b < (product + 1) * part_count; b += 32) {
+      total += parts[2 * b];
+      least = fmin(least, parts[2 * b + 1]);
     }
 #pragma unroll 1
     for (int bit = 16; bit; bit /= 2) {

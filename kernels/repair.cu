@@ -27,7 +27,7 @@
 //          state: 32 words, all from the third on 0. scratch: from a multiple of 16 on, at least
 //          45152 + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / (2 T1)), ceil(k / 128))),
 //          divided without remainder
-// record   0: 1, written last; 1: flagged lines; 2: 0 clean, 1 all repaired, 2 not resolved; 3: state[1]; 4: tau of the
+// record   0: 1; 1: flagged lines; 2: 0 clean, 1 all repaired, 2 not resolved; 3: state[1]; 4: tau of the
 //          line it names; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L or R changed; from 8
 //          on up to 40 faults by line and position: position << 32 | line, found, now. Of more than LOG of them those
 //          found first are sorted
@@ -685,8 +685,7 @@ INLINE void write_record(Bits outcome, Bits changed, Bits wrong, Index lines, In
   record[5] = same_bits<Bits>(least);
   record[6] = wrong;
   record[7] = flags >> 32 | (changed ? 2 : 0);
-  __threadfence_system();
-  *static_cast<volatile Bits*>(record) = 1;
+  record[0] = 1;
 }
 
 // With the faults that were logged, by line and position. `checked`: the last stages had items.
@@ -709,7 +708,6 @@ INLINE void finish(const Problem* problem, bool checked, const double* tau, Bits
     }
     for (int q = 0; q < 3 && rank < TOLD; q++) record[8 + 3 * rank + q] = __ldcg(p.fixed->log + 3 * mine + q);
   }
-  __threadfence_system();
   __syncthreads();
   const bool changed = has_changed(p), open = __ldcg(p.state + UNRESOLVED) != 0;
   write_record(changed || open || !checked ? 2 : 1, changed, wrong, p.m * p.batch, p.v_step ? p.batch : 1, tau, p.sizes,
@@ -772,11 +770,15 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   next_may_begin();
   const unsigned flagged = unsigned(state[FLAGGED]);
   const Index products = v_step ? batch : 1;
+  if (flagged == 0) {  // nearly always: as little as possible stands in front of this
+    if (blockIdx.x == 0) write_record(0, 0, 0, m * batch, products, tau, sizes, state, record);
+    return;
+  }
   const Index stripes = pieces(n, STRIPE), most = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = most > 1 ? most : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
-  if (flagged == 0 || flagged > (batch > 1 ? GROUPS : CAP) || scratch_bytes < needed) {
-    if (blockIdx.x == 0) write_record(flagged ? 2 : 0, 0, 0, m * batch, products, tau, sizes, state, record);
+  if (flagged > (batch > 1 ? GROUPS : CAP) || scratch_bytes < needed) {
+    if (blockIdx.x == 0) write_record(2, 0, 0, m * batch, products, tau, sizes, state, record);
     return;
   }
   __shared__ __align__(16) double pool[POOL];

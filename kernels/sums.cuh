@@ -4,14 +4,18 @@
 
 typedef unsigned long long Bits;
 
+template <class To, class From>
+INLINE To same_bits(From x) {
+  static_assert(sizeof(To) == sizeof(From), "of one size");
+  To y;
+  memcpy(&y, &x, sizeof(y));
+  return y;
+}
+
 INLINE Bits pattern(float16 x) { return x.bits; }
 INLINE Bits pattern(bfloat16 x) { return x.bits; }
 INLINE Bits pattern(float x) { return to_bits(x); }
-INLINE Bits pattern(double x) {
-  Bits bits;
-  memcpy(&bits, &x, 8);
-  return bits;
-}
+INLINE Bits pattern(double x) { return same_bits<Bits>(x); }
 
 // Adds the first COUNT of x over the threads of a warp: each exchange, with the lane that differs in BIT, halves what a
 // thread has left to add.

@@ -19,6 +19,24 @@
       Index sizes_step, double factor, double input_factor, double out_factor, double root, double underflow,     \
       double *tau, unsigned *lines, Bits *state
 
+// The square root to seven digits, whatever the range: exact ones are longer than all else here, and code that is run
+// once costs by its length.
+INLINE double root_of(double x) {
+  if (!(x > 0 && x <= 0x1.fffffffffffffp1023)) return x;  // 0, infinity, NaN
+  const Bits bits = pattern(x);
+  const long long half = ((long long)(bits >> 52) - 1023) >> 1;  // x = 4^half m, m in [1, 4)
+  const double m = same_bits<double>(bits - (Bits(2 * half) << 52));
+  return same_bits<double>(pattern(double(sqrtf(float(m)))) + (Bits(half) << 52));
+}
+
+// x / y to seven digits, for 0 <= x <= y.
+INLINE float ratio_of(double x, double y) {
+  const Bits bits = pattern(y);
+  if (bits >> 52 == 0) return 0;  // 0, and what is next to it
+  const double scale = same_bits<double>((2045 - (bits >> 52)) << 52);
+  return float(x * scale) / float(y * scale);
+}
+
 // What is known of a line before its sums are: loaded early, so that the verdict does not wait for memory.
 struct Expected {
   double sum, products, added, least;
@@ -28,10 +46,10 @@ INLINE Expected expected_of(Index line, Index product, double alpha, double beta
                             const double* __restrict__ p2, const double* __restrict__ t0,
                             const double* __restrict__ added2, const double* __restrict__ sizes, Index sizes_step,
                             double underflow) {
-  Expected e = {alpha * t[line], fabs(alpha) * sqrt(p2[line]), 0, underflow * sizes[product * sizes_step]};
+  Expected e = {alpha * t[line], fabs(alpha) * root_of(p2[line]), 0, underflow * sizes[product * sizes_step]};
   if (t0) {
     e.sum += beta * t0[line];
-    e.added = fabs(beta) * sqrt(added2[line]);
+    e.added = fabs(beta) * root_of(added2[line]);
   }
   return e;
 }
@@ -43,7 +61,7 @@ INLINE Expected expected_of(Index line, Index product, double alpha, double beta
 INLINE Bits verdict(Index line, double u, double squares, const Expected& e, double factor, double input_factor,
                     double out_factor, double root, double* tau, unsigned* lines, Bits* state) {
   // A large fault must not widen the bound that it is compared with: ||C o v|| is cut to what it can be.
-  const double largest = root * e.products + 1.01 * e.added + e.least, found = sqrt(squares);
+  const double largest = root * e.products + 1.01 * e.added + e.least, found = root_of(squares);
   const double stored = found <= largest ? found : largest;
   const double size = e.products > e.added ? e.products : e.added;
   const double bound =
@@ -52,7 +70,7 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
   tau[line] = bound;
   // NaN compares false, and so does a bound that overflowed.
   if (residual <= bound && bound <= 0x1.fffffffffffffp1023 && found <= largest)
-    return Bits(to_bits(bound > 0 ? float(residual / bound) : 0.0f)) << 32 | Bits(line);
+    return Bits(to_bits(ratio_of(residual, bound))) << 32 | Bits(line);
   lines[atomicAdd(reinterpret_cast<unsigned*>(state), 1u)] = unsigned(line);
   return 0;
 }

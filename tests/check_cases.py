@@ -1,4 +1,4 @@
-"""Problems for the kernels that check products (line_sums, judge, equilibrate), and the judges of what they made of them.
+"""Problems for the kernels that check products (line_sums, judge, equilibrate), and judges of what they made of them.
 
 Nothing here runs a kernel: a `Launch` is handed in, which takes the kernel's name, the grid, the threads of a block and
 the arguments.
@@ -264,7 +264,7 @@ def summed(
     )
     for x, before in zip((*out, words), sealed, strict=True):
         assert (_bits(x)[:, p:] == before[:, p:]).all(), "an element between two products was written"
-    return Sums(*(x[:, :p] for x in out), words[:, :p] if config.words else None, state, sizes)
+    return Sums(out[0][:, :p], out[1][:, :p], words[:, :p] if config.words else None, state, sizes)
 
 
 def exactly(task: Task) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -290,7 +290,7 @@ def exactly(task: Task) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def words_of(x: np.ndarray) -> np.ndarray:
     """Sums of the bits of each row, modulo 2^64."""
-    return _bits(x).astype(np.uint64).sum(-1, dtype=np.uint64)
+    return np.asarray(_bits(x).astype(np.uint64).sum(-1, dtype=np.uint64))
 
 
 def faults(task: Task, sums: Sums) -> list[str]:
@@ -632,8 +632,8 @@ def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
             copy = judged.C.x.astype(made.D.dtype)
         both = np.isnan(copy.astype(np.float32)) & np.isnan(made.D.astype(np.float32))
         if not ((_bits(copy) == _bits(made.D)) | both).all():
-            at = tuple(int(i) for i in np.argwhere((_bits(copy) != _bits(made.D)) & ~both)[0])
-            found.append(f"the copy is wrong at {at}: {made.D[at]}, not {copy[at]} of {judged.C.x[at]}")
+            place = tuple(int(i) for i in np.argwhere((_bits(copy) != _bits(made.D)) & ~both)[0])
+            found.append(f"the copy is wrong at {place}: {made.D[place]}, not {copy[place]} of {judged.C.x[place]}")
     return found
 
 

@@ -566,7 +566,3 @@ def test_the_command_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert bench_gemm.main(["--device", "--output", str(tmp_path / "x.csv")]) == 2
     assert "nothing can be measured here" in capsys.readouterr().out
-    for module in (bench_gemm, gemm_figure):
-        with pytest.raises(SystemExit) as stopped:
-            module.main(["--help"])
-        assert stopped.value.code == 0

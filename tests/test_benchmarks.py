@@ -26,8 +26,10 @@ FIGURES = ("speedup", "bandwidth", "tall", "rectangular", "small_k", "tcf", "lad
 # ---- command lines ------------------------------------------------------------------------------------------------
 
 SCRIPTS = (
+    "bench_gemm",
     "bench_tsm2",
     "ceilings",
+    "gemm_figure",
     "load_efficiency",
     "stream_figure",
     "tables",

@@ -157,7 +157,7 @@ def test_planted_faults_are_caught(faulty: Library, name: str) -> None:
         assert re.search(expected, what_is_found(faulty, config, order, name)), order
 
 
-@pytest.mark.parametrize("config", (SMALL, TURNED, BRAIN), **names)
+@pytest.mark.parametrize("config", [SMALL, TURNED, BRAIN], **names)
 def test_without_them_nothing_is_found(faulty: Library, config: Equilibrate) -> None:
     for order in ORDERS:
         assert what_is_found(faulty, config, order) == "nothing", order

@@ -70,15 +70,14 @@ class Checker:
             Of a right operand that was encoded before.
         """
         case, right = self.case, self.account.right(memory)
-        steps: list[Step] = []
-        if kept is None:
-            steps += self.carry(memory)
-        elif case.recheck:
-            into = Sums(right.s, right.squares, right.words, case.acc, padded(case.k))
-            steps.append(self._pass("R", memory, kept.right.v, 0, into, expected=kept.right.words, fresh=True))
-        right = right if kept is None else kept.right
+        steps = self.carry(memory) if kept is None else []
+        carried = right if kept is None else kept.right
         into = self._lines(memory, "t", "p2", "left_words")
-        steps.append(self._pass("L", memory, right.s, right.squares, into, fresh=not steps))
+        steps.append(self._pass("L", memory, carried.s, carried.squares, into, fresh=kept is not None))
+        if kept is not None and case.recheck:
+            into = Sums(right.s, right.squares, right.words, case.acc, padded(case.k))
+            steps.append(self._pass("R", memory, carried.v, 0, into, expected=carried.words))
+        right = carried
         if case.C0 is not None:
             into = self._lines(memory, "t0", "added2", "added_words")
             steps.append(self._pass("C0", memory, right.v, 0, into))
@@ -96,7 +95,8 @@ class Checker:
         right, at = self.account.right(memory), functools.partial(self.account.at, memory)
         config = Equilibrate(case.dtype, turned=not case.R.contiguous)
         values: tuple[Value, ...] = (
-            *(case.k, case.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts"), at("state")),
+            *(case.k, case.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
+            *((min(case.k, SAMPLE) / case.k if case.k >= 2 * SAMPLE else 1.0) ** 0.5, at("state")),
         )
         return Launch(config, (-(-case.n // COLUMNS), case.right_batch), config.t1, values, base)
 
@@ -246,10 +246,10 @@ class Checker:
         import cupy
 
         k = padded(self.case.k)
-        memory = cupy.empty((self.account.nbytes // 8 + 3 * k,))
+        memory = cupy.zeros(self.account.nbytes // 8 + 3 * k)
         y, z, words = (memory.data.ptr + self.account.nbytes + 8 * k * i for i in range(3))
         into = Sums(y, z, words, self.case.acc, k)
-        step = self._pass("R", memory.data.ptr, right.v, 0, into, expected=right.words, fresh=True)
+        step = self._pass("R", memory.data.ptr, right.v, 0, into, expected=right.words)
         step(cupy.cuda.get_current_stream().ptr, where)
         return bool(self.account.array(memory.data.ptr, "state").view(cupy.uint32)[0, 1] & 2)
 

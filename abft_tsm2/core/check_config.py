@@ -190,18 +190,20 @@ def line_sums(
     leaves_first: bool = False,
 ) -> LineSums:
     """The configuration for p rows of q elements; shapes from a sweep on an H200."""
-    vectors = -(-q * SIZES[dtype] // 16)
+    size, vectors = SIZES[dtype], -(-q * SIZES[dtype] // 16)
+    t1, blocks = 128, 4
     if vectors <= 64:
         team, rows, ahead = (2 if vectors > WARP else 1), 2, 1
     elif p <= _FEW_ROWS * multiprocessors and vectors >= 512:
-        team, rows, ahead = 8, 1, 4
-    elif SIZES[dtype] == 8:
-        team, rows, ahead = 2, (1 if vectors <= 512 else 2), 4
-    elif vectors <= 256:
+        team, rows, ahead, t1, blocks = 8, 1, 4, 256, 2
+    elif size == 8:
+        team, rows, ahead = (1, 1, 4) if vectors <= 512 else (2, 2, 4)
+    elif size == 2 and vectors <= 256:
+        team, rows, ahead, t1, blocks = 4, 2, 1, 256, 3
+    elif vectors <= (512 if size == 2 else 256):
         team, rows, ahead = 4, 2, 1
-    elif vectors <= 512 and SIZES[dtype] == 4:
+    elif vectors <= 512:
         team, rows, ahead = 2, 2, 4
     else:
-        team, rows, ahead = 2, 4, 2
-    t1, blocks = (256, 2) if team == 8 else (128, 4)
+        team, rows, ahead = 1, 2, 4
     return LineSums(dtype, acc, given, words, verdict, out, width, t1, team, rows, ahead, blocks, leaves_first)

@@ -1,0 +1,622 @@
+"""kernels/across_sums.cu on the CPU: sums, verdicts and copies of lines across memory, and faults planted into it.
+
+What is judged, and by which model, is that of `tests.check_cases`; X lies in memory row by row of positions here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abft_tsm2.core.across_config import MOST_GROUPS, AcrossPlan, AcrossSums, across_sums
+from abft_tsm2.core.check_config import STATE, LineSums, sums_of
+from abft_tsm2.core.compiler import source
+from abft_tsm2.core.config import SIZES
+from benchmarks.registers import ARCHITECTURES, compiled
+from tests import check_cases as cases
+from tests.both_cases import TYPES
+from tests.check_cases import NULL, SEALED, TYPES_OF_SUMS, UNIT, WIDTHS, Judged, Stack, Trial, Verdicts
+from tests.cuda_on_cpu import ORDERS, Library
+from tests.libraries import first_fault, library_of, texts, with_faults
+from tests.test_kernels_compile import spilled
+
+names = {"ids": lambda x: getattr(x, "name", x)}
+
+
+def _vector(config: AcrossSums) -> int:
+    return config.width // SIZES[config.dtype]
+
+
+def _summing() -> Iterator[AcrossSums]:
+    for a, (dtype, acc) in enumerate(TYPES_OF_SUMS):
+        for b in range(4):
+            given, words = divmod((a + b) % 4, 2)
+            width = WIDTHS[dtype][b % len(WIDTHS[dtype])]
+            t1 = max(32 * width // SIZES[dtype], (32, 64, 96, 256)[(a + b) % 4])
+            ahead, out = (1, 2, 3, 6)[(a + 2 * b) % 4], (acc, "float64")[b % 2]
+            yield AcrossSums(
+                dtype, acc, bool(given), bool(words), False, out, width, t1, ahead, leaves_first=(a + b) % 3 == 0
+            )
+
+
+def _judging() -> Iterator[AcrossSums]:
+    i = 0
+    for dtype, acc in TYPES_OF_SUMS:
+        for out in ("", "float16", "bfloat16") if dtype == acc == "float32" else ("",):
+            if out in ("", *TYPES):
+                width = (16, 8)[i % 2] if out else WIDTHS[dtype][i % 2]
+                t1 = max(32 * width // SIZES[dtype], (64, 256, 128)[i % 3])
+                yield AcrossSums(dtype, acc, verdict=True, out=out, width=width, t1=t1, ahead=(2, 5, 3)[i % 3])
+                i += 1
+
+
+SUMMING, JUDGING = tuple(_summing()), tuple(_judging())
+library = library_of(lambda: texts((*SUMMING, *JUDGING)))
+
+
+# ---- sums ----------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """One pass over `batch` matrices (p, q) in slices; `gap` loads between rows of memory and more between matrices."""
+
+    config: AcrossSums
+    p: int
+    q: int
+    slice: int
+    batch: int = 1
+    gap: int = 0
+    shared: bool = False
+
+    def task(self, seed: int = 0) -> Task:
+        config, rng = self.config, np.random.default_rng([seed, self.p, self.q])
+        X = Stack.rows(self.batch, self.q, self.p, config.dtype, config.width, self.gap)
+        X.x[...] = rng.standard_normal(X.x.shape) * 2.0 ** rng.integers(-3, 4, (self.batch, 1, self.p))
+        vectors = 1 if self.shared else self.batch
+        w = _apart(rng.standard_normal((vectors, self.q)).astype(config.acc))
+        w2 = _apart(rng.random((vectors, self.q)).astype(config.acc)) if config.given else None
+        return Task(self, X, w, w2)
+
+
+class Task(NamedTuple):
+    case: Case
+    X: Stack
+    w: np.ndarray
+    w2: np.ndarray | None
+
+    @property
+    def lines(self) -> np.ndarray:
+        """(batch, p, q)."""
+        return self.X.x.transpose(0, 2, 1)
+
+
+class Sums(NamedTuple):
+    y: np.ndarray
+    z: np.ndarray
+    words: np.ndarray
+    state: np.ndarray
+    sizes: np.ndarray
+
+
+def _apart(values: np.ndarray) -> np.ndarray:
+    """Rows with NaN in between; ends with the last value."""
+    r, n = values.shape
+    memory = np.full((r, n + 3), np.nan, values.dtype)
+    memory[:, :n] = values
+    return memory[:, :n]
+
+
+def _step(values: np.ndarray) -> int:
+    return values.strides[0] // values.itemsize if len(values) > 1 else 0
+
+
+def _workspace(config: AcrossSums, p: int, q: int, slice: int, batch: int) -> tuple[tuple[int, int, int], Any, Any]:
+    """Grid, memory that is just large enough, tickets."""
+    stripes, groups = -(-p // config.lines), -(-q // slice)
+    size = stripes * groups * batch * (2 + config.words) * config.lines
+    partial = np.full(size, np.nan).view(np.uint8) if groups > 1 else NULL
+    return (stripes, groups, batch), partial, np.zeros(stripes * batch, np.uint32)
+
+
+def summed(
+    task: Task,
+    library: Library,
+    order: str = "forward",
+    renamed: str = "",
+    *,
+    fresh: bool = False,
+    outstanding: float = np.inf,
+    expected: np.ndarray | None = None,
+    state: np.ndarray | None = None,
+    parts: np.ndarray | None = None,
+) -> Sums:
+    """Launch; AssertionError where something is written that should stay."""
+    (config, p, q, slice, batch, *_), X = task.case, task.X
+    step, ld, _ = X.strides
+    if state is None:
+        state = np.full(STATE, SEALED, np.uint64)
+        state[0] = 5
+    y, z = (np.full((batch, p + 3), np.nan, config.out) for _ in "yz")
+    words = np.full((batch, p + 3), SEALED, np.uint64)
+    wanted: Any = NULL
+    if expected is not None:
+        wanted = np.full((batch, p + 3), SEALED, np.uint64)
+        wanted[:, :p] = expected
+    grid, partial, tickets = _workspace(config, p, q, slice, batch)
+    sizes = np.full((batch, 2), np.nan)
+    given = (NULL, 0, NULL) if parts is None else (parts, parts.shape[1], sizes)
+    library.run(
+        renamed or config.name,
+        grid,
+        config.t1,
+        (
+            *(p, q, X.x, ld, step if batch > 1 else 0, task.w, NULL if task.w2 is None else task.w2, _step(task.w)),
+            *(y, z, words if config.words else NULL, p + 3, float(outstanding), state, int(fresh), wanted, *given),
+            *(slice, partial, tickets),
+        ),
+        order=order,
+    )
+    assert not tickets.any(), "tickets are not 0 again"
+    assert np.isnan(y[:, p:]).all(), "an element between two products was written"
+    assert np.isnan(z[:, p:]).all(), "an element between two products was written"
+    assert (words[:, p if config.words else 0 :] == SEALED).all(), "a word between two products was written"
+    return Sums(y[:, :p], z[:, :p], words[:, :p], state, sizes)
+
+
+def exactly(task: Task) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Sums in longdouble, and how far rounding explains (Higham, 2002, sec. 3.1)."""
+    config, q = task.case.config, task.case.q
+    wide = [None if x is None else x.astype(np.longdouble)[:, None, :] for x in (task.w, task.w2)]
+    X, w, w2 = _long(task.lines), wide[0], wide[1]
+    w2 = w * w if w2 is None else w2
+    units = {"y": (config.ahead + 2) * UNIT[config.acc] + (q + 40) * UNIT["float64"], "z": (q + 10) * UNIT[config.acc]}
+    found = {}
+    with np.errstate(all="ignore"):
+        for name, terms in (("y", X * w), ("z", X * X * w2)):
+            bound = 1.01 * (units[name] + UNIT[config.out]) * abs(terms).sum(2)
+            found[name] = terms.sum(2), bound + 2 * q * float(np.finfo(config.acc).tiny)
+    return found
+
+
+def _long(x: np.ndarray) -> np.ndarray:
+    return (x.astype(np.float32) if x.itemsize == 2 else x).astype(np.longdouble)
+
+
+def faults(task: Task, sums: Sums) -> list[str]:
+    found = []
+    for name, (value, bound) in exactly(task).items():
+        with np.errstate(all="ignore"):
+            ok = abs(getattr(sums, name).astype(np.longdouble) - value) <= bound
+        if not ok.all():
+            at = tuple(int(i) for i in np.argwhere(~ok)[0])
+            found.append(
+                f"{(~ok).sum()} of {name} are wrong, the first {at}: {getattr(sums, name)[at]}, not {value[at]}"
+            )
+    if task.case.config.words and not np.array_equal(sums.words, cases.words_of(task.lines)):
+        found.append("words are wrong")
+    return found
+
+
+def flag_faults(task: Task, library: Library, order: str = "forward", renamed: str = "") -> list[str]:
+    """What is wrong with the sums, with the flags that they raise, with the state, and with sizes."""
+    case, rng = task.case, np.random.default_rng(1)
+
+    def made(**options: Any) -> Sums:
+        return summed(task, library, order, renamed, **options)
+
+    sums = made()
+    found = faults(task, sums)
+    largest = float(sums.z.max())
+    above, below = largest * (1 + 1e-6), largest * (1 - 1e-3)
+    wanted = cases.words_of(task.lines)
+    changed = wanted.copy()
+    changed[-1, -1] ^= np.uint64(1)
+    tried: list[tuple[dict[str, Any], int]] = [({}, 0), ({"outstanding": above}, 0), ({"outstanding": below}, 1)]
+    if case.config.words:
+        tried += [
+            ({"expected": wanted}, 0),
+            ({"expected": changed}, 2),
+            ({"expected": changed, "outstanding": below}, 3),
+        ]
+    for options, flags in tried:
+        state = made(**options).state
+        if state[0] != 5 | flags << 32:
+            found.append(f"word 0 of the state is {int(state[0]):#x}, not {5 | flags << 32:#x}")
+        if (state[1:] != SEALED).any():
+            found.append("other words of the state were written")
+    if made(fresh=True).state.any():
+        found.append("words of the state were not wiped")
+    parts = rng.random((case.batch, 37, 2))
+    sizes = made(parts=parts).sizes
+    if not (np.allclose(sizes[:, 0], parts[..., 0].sum(1), 1e-14) and (sizes[:, 1] == parts[..., 1].min(1)).all()):
+        found.append("sizes are wrong")
+    return found
+
+
+def shapes(config: AcrossSums) -> list[tuple[int, int, int]]:
+    """p, q, slice at which a kernel of these constants has its edges."""
+    v, lines, warps = _vector(config), config.lines, config.warps
+    turn = warps * config.ahead
+    return [
+        *((v, 1, 1), (lines - v or v, max(1, warps - 1), 7), (lines, warps, 1), (lines + v, warps + 1, warps + 1)),
+        *((v, turn - 1 or 1, 3 * turn), (2 * lines + v, turn, turn), (v, turn + 1, turn), (lines, 2 * turn, turn)),
+        *((lines + v, 2 * turn + warps + 1, warps + 2), (2 * v, 3 * turn + 1, turn + 1), (v, 67, 4), (v, 67, 4 * turn)),
+    ]
+
+
+def some_cases(config: AcrossSums) -> Iterator[Case]:
+    """Every shape, with batches, gaps and shared weights in turn."""
+    for i, shape in enumerate(shapes(config)):
+        yield Case(config, *shape, (1, 3, 2)[i % 3], (0, 1, 2, 3)[i % 4], i % 6 == 4)
+
+
+@pytest.mark.parametrize("config", SUMMING, **names)
+def test_sums_in_every_order(library: Library, config: AcrossSums) -> None:
+    for number, case in enumerate(some_cases(config)):
+        task = case.task()
+        results = [summed(task, library, order) for order in ORDERS]
+        assert not faults(task, results[0]), str(case)
+        for other in results[1:]:
+            assert all(x.tobytes() == y.tobytes() for x, y in zip(results[0], other, strict=True)), str(case)
+        if number % 3 == 1:
+            assert not flag_faults(task, library, ORDERS[number % 2]), str(case)
+
+
+@given(
+    config=st.sampled_from(SUMMING),
+    vectors=st.integers(1, 90),
+    q=st.integers(1, 200),
+    slice=st.integers(1, 250),
+    batch=st.integers(1, 3),
+    gap=st.integers(0, 3),
+    shared=st.booleans(),
+    order=st.sampled_from(ORDERS),
+    seed=st.integers(0, 2**32),
+)
+def test_drawn_sums(library, config, vectors, q, slice, batch, gap, shared, order, seed):
+    case = Case(config, vectors * _vector(config), q, max(slice, q // 40), batch, gap, shared)
+    task = case.task(seed)
+    assert not faults(task, summed(task, library, order)), str(case)
+
+
+@pytest.mark.parametrize("config", SUMMING, **names)
+def test_what_is_not_finite_stays_in_its_line(library: Library, config: AcrossSums) -> None:
+    v, slice = _vector(config), 40
+    p = config.lines + v
+    task = Case(config, p, 77, slice, 2, 1).task()
+    X = task.lines
+    X[0, 0, 76], X[0, p - 1, 0], X[1, v - 1, 40] = np.nan, np.inf, -np.inf
+    X[1, p // 2, 3], X[1, p // 2, 70] = np.inf, np.inf * np.sign(-task.w[-1, 3] * task.w[-1, 70])
+    sums = summed(task, library, "random")
+    for name, (value, _) in exactly(task).items():
+        found, wanted = getattr(sums, name), value.astype(np.float64)
+        other = ~np.isfinite(wanted)
+        assert other.sum() == 4, name
+        assert np.array_equal(found[other], wanted[other], equal_nan=True), name
+        assert np.isfinite(found[~other]).all(), name
+    if config.words:
+        assert np.array_equal(sums.words, cases.words_of(X))
+
+
+def test_the_first_kernel_of_a_product_raises_flags_too(library: Library) -> None:
+    config = next(config for config in SUMMING if config.words)
+    task = Case(config, 2 * config.lines, 30, 7).task()
+    wanted = cases.words_of(task.lines)
+    wanted[0, -1] ^= np.uint64(1)
+    state = summed(task, library, fresh=True, expected=wanted, outstanding=0).state
+    assert state[0] == 3 << 32
+    assert not state[1:].any()
+
+
+def test_words_of_a_warp_do_not_overflow(library: Library) -> None:
+    config = next(x for x in SUMMING if x.words and x.dtype == "float16" and x.width < 8)
+    q = (1 << 16) * config.warps
+    task = Case(config, _vector(config), q, q).task()
+    task.X.x.view(np.uint16)[...] = 0xFFFF
+    assert (summed(task, library).words == 0xFFFF * q).all()
+
+
+# ---- verdicts ------------------------------------------------------------------------------------------------------
+
+
+def judged_by_digits(trial: Trial, seed: int = 0) -> Judged:
+    """The model's verdict; roots and ratios of the kernel have seven digits (kernels/verdict.cuh)."""
+    judged = trial.judged(seed)
+    return replace(judged, delta=judged.delta + 1e-6, slack=judged.slack + 1e-6 * (1 + judged.ratio))
+
+
+def trials(config: AcrossSums) -> Iterator[Trial]:
+    """The model's: of a kernel for contiguous lines, with the same types."""
+    v, lines, warps = _vector(config), config.lines, config.warps
+    turn = warps * config.ahead
+    like = LineSums(config.dtype, config.acc, verdict=True, out=config.out)
+    sizes = [
+        (v, 1),
+        (7 * v, warps + 1),
+        (2 * lines + v, turn - 1),
+        (lines, turn + 3),
+        (3 * v, 3 * turn + 2),
+        (9 * v, 70),
+    ]
+    for i, (p, q) in enumerate(sizes):
+        alpha, beta = ((1.0, 0.0), (-0.5, 0.0), (2.0, -1.5), (1.0, 0.75), (-3.0, 2.0), (1.0, 1.0))[i % 6]
+        yield Trial(
+            *(like, p, q, (2, 1, 3)[i % 3], (0, 2, 1)[i % 3], i % 4 == 3, alpha, beta),
+            tf32=i % 2 == 1,
+            underflow=i % 5 != 4,
+        )
+
+
+def verdicts(
+    config: AcrossSums, judged: Judged, slice: int, library: Library, order: str, renamed: str = "", gap: int = 1
+) -> Verdicts:
+    """Launch; AssertionError where something is written that should stay."""
+    terms, (batch, p), q = judged.terms, judged.u.shape, judged.w.shape[1]
+    assert judged.C is not None
+    C = Stack.rows(batch, q, p, config.dtype, config.width, gap)
+    C.x[...] = judged.C.x.transpose(0, 2, 1)
+    step, ld, _ = C.strides
+    state = np.full(STATE, SEALED, np.uint64)
+    state[:2] = 0
+    tau, lines = np.full((batch, p), np.nan), np.full(batch * p, 0xFBFBFBFB, np.uint32)
+    cast: tuple[Any, ...] = (NULL, 0, 0)
+    D, around = None, b""
+    if config.out:
+        D = Stack.rows(batch, q, p, config.out, (2, 16)[gap % 2], 1)
+        around = D.around
+        cast = (D.x, D.strides[1], D.strides[0] if batch > 1 else 0)
+    grid, partial, tickets = _workspace(config, p, q, slice, batch)
+    library.run(
+        renamed or config.name,
+        grid,
+        config.t1,
+        (
+            *(p, q, C.x, ld, step if batch > 1 else 0, judged.w, NULL, _step(judged.w), terms.alpha, terms.beta),
+            *(NULL if x is None else x for x in (terms.t, terms.p2, terms.t0, terms.added2)),
+            *(terms.sizes, 2 if len(terms.sizes) > 1 else 0, *(float(x) for x in terms.factors), tau, lines, state),
+            *(*cast, slice, partial, tickets),
+        ),
+        order=order,
+    )
+    assert not tickets.any(), "tickets are not 0 again"
+    assert D is None or D.around == around, "an element between two rows of the copy was written"
+    return Verdicts(tau, lines, state, None if D is None else D.x.transpose(0, 2, 1))
+
+
+def slices(config: AcrossSums, q: int) -> tuple[int, ...]:
+    """One group, and several."""
+    return q, max(1, q // 3), config.warps * config.ahead
+
+
+@pytest.mark.parametrize("config", JUDGING, **names)
+def test_verdicts_in_every_order(library: Library, config: AcrossSums) -> None:
+    for number, trial in enumerate(trials(config)):
+        judged, slice = judged_by_digits(trial), slices(config, trial.q)[number % 3]
+        results = [verdicts(config, judged, slice, library, order, gap=number) for order in ORDERS]
+        for made in results:
+            assert not cases.verdict_faults(judged, made), str(trial)
+            assert made.tau.tobytes() == results[0].tau.tobytes(), str(trial)
+            assert made.state.tobytes() == results[0].state.tobytes(), str(trial)
+
+
+@given(
+    config=st.sampled_from(JUDGING),
+    vectors=st.integers(1, 70),
+    q=st.integers(1, 150),
+    slice=st.integers(1, 200),
+    batch=st.integers(1, 3),
+    gap=st.integers(0, 2),
+    shared=st.booleans(),
+    alpha=st.sampled_from([1.0, -0.5, 3.0, 1e-3]),
+    beta=st.sampled_from([0.0, 1.0, -2.0, 0.25]),
+    special=st.booleans(),
+    order=st.sampled_from(ORDERS),
+    seed=st.integers(0, 2**32),
+)
+def test_drawn_verdicts(library, config, vectors, q, slice, batch, gap, shared, alpha, beta, special, order, seed):
+    like = LineSums(config.dtype, config.acc, verdict=True, out=config.out)
+    trial = Trial(like, vectors * _vector(config), q, batch, 0, shared, alpha, beta, special)
+    judged = judged_by_digits(trial, seed)
+    assert not cases.verdict_faults(judged, verdicts(config, judged, slice, library, order, gap=gap)), str(trial)
+
+
+# ---- under AddressSanitizer, and with faults -----------------------------------------------------------------------
+
+CHECKED = (*SUMMING[1::4], SUMMING[10], SUMMING[12], *JUDGING[::2])
+READS = {
+    "lines_beyond": (SUMMING[5], "first + lane * V < p", 0, "true"),
+    "rows_beyond": (SUMMING[5], "smaller(q, (blockIdx.y + 1) * slice)", 0, "((blockIdx.y + 1) * slice)"),
+    "weights_beyond": (SUMMING[5], "a * WARPS < left ? w[", 0, "true ? w["),
+}
+sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
+
+
+@pytest.mark.parametrize("config", CHECKED, **names)
+def test_every_path_under_address_sanitizer(sanitized: Library, config: AcrossSums) -> None:
+    for number, case in enumerate(some_cases(config) if config in SUMMING else ()):
+        task = case.task()
+        assert not faults(task, summed(task, sanitized, ORDERS[number % 3])), str(case)
+    for number, trial in enumerate(trials(config) if config in JUDGING else ()):
+        judged, slice = judged_by_digits(trial), slices(config, trial.q)[number % 3]
+        assert not cases.verdict_faults(
+            judged, verdicts(config, judged, slice, sanitized, ORDERS[number % 3], gap=number)
+        )
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> None:
+    found = first_fault(
+        (case.task() for case in some_cases(SUMMING[5])),
+        lambda task: faults(task, summed(task, sanitized, renamed=name)),
+    )
+    assert re.search(r"(?s)heap-buffer-overflow.*READ of size", found)
+
+
+FULL = next(x for x in SUMMING if x.given and x.words and x.t1 > x.lines)
+PLAIN = next(x for x in SUMMING if x.words and not x.given and _vector(x) > 1)
+COPY = next(x for x in JUDGING if x.out)
+RACE, WRONG = "race: |uninitialised shared", "are wrong"
+# name: (kernel, what is replaced, which occurrence, by what, what is then said)
+PLANTED: dict[str, tuple[AcrossSums, str, int, str, str]] = {
+    "no_barrier_of_the_warps": (FULL, "__syncthreads();", 1, "", RACE),
+    "no_barrier_of_the_ticket": (FULL, "__syncthreads();", 3, "", RACE),
+    "rows_of_the_next_group": (FULL, "smaller(q, (blockIdx.y + 1) * slice)", 0, "q", WRONG),
+    "rows_beyond_the_end": (FULL, "smaller(q, (blockIdx.y + 1) * slice)", 0, "((blockIdx.y + 1) * slice)", WRONG),
+    "rows_not_cleared": (FULL, "memset(&x[a], 0, WIDTH);", 0, "", WRONG),
+    "weights_beyond_the_end": (FULL, "a * WARPS < left ? w[", 0, "true ? w[", WRONG),
+    "squares_by_the_other_weights": (FULL, "element * right2[a]", 0, "element * right[a]", "z are wrong"),
+    "not_squared": (PLAIN, "term * term;", 0, "element * term;", "z are wrong"),
+    "words_differ": (PLAIN, "words[e] += BitSum", 0, "words[e] ^= BitSum", "words are wrong"),
+    "the_first_matrix_only": (PLAIN, "X + product * step", 0, "X", WRONG),
+    "the_first_weights_only": (PLAIN, "weights + product * w_step", 0, "weights", WRONG),
+    "lines_out_of_order": (PLAIN, "own % V * APART + own / V", 0, "own / 32 * APART + own % 32", WRONG),
+    "threads_without_a_line": (FULL, "own < LINES && line < p", 0, "line < p", "y_parts"),
+    "lines_beyond_are_stored": (PLAIN, "own < LINES && line < p", 0, "own < LINES", "overrun|between two"),
+    "groups_in_one_place": (FULL, "sums + blockIdx.y * (", 0, "sums + 0 * (", WRONG),
+    "one_group_too_many": (FULL, "group + g < gridDim.y", 0, "group + g <= gridDim.y", WRONG),
+    "eight_groups_only": (FULL, "group += AT_ONCE,", 0, "group += 1 << 20,", WRONG),
+    "the_first_block_adds": (FULL, "== gridDim.y - 1;", 0, "== 0;", WRONG),
+    "tickets_stay": (
+        FULL,
+        "atomicInc(tickets + stripe, gridDim.y - 1)",
+        0,
+        "atomicAdd(tickets + stripe, 1u)",
+        "tickets",
+    ),
+    "stripes_share_a_ticket": (FULL, "product * gridDim.x + blockIdx.x;", 0, "product;", WRONG),
+    "half_of_the_state": (PLAIN, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "not wiped"),
+    "the_other_flag": (PLAIN, "+ 1, 2u)", 0, "+ 1, 1u)", "word 0 of the state"),
+    "outstanding_unseen": (PLAIN, "+ 1, 1u)", 0, "+ 1, 0u)", "word 0 of the state"),
+    "parts_of_the_first": (PLAIN, "(product * part_count + b)", 0, "b", "sizes are wrong"),
+    "copied_to_the_first": (COPY, "product * cast_step", 0, "0", "copy is wrong"),
+    "copied_beyond_the_rows": (
+        COPY,
+        "if (there && a * WARPS < left) store",
+        0,
+        "if (there) store",
+        "overrun|between two",
+    ),
+    "copied_beyond_the_lines": (
+        COPY,
+        "if (there && a * WARPS < left) store",
+        0,
+        "if (a * WARPS < left) store",
+        "overrun|two",
+    ),
+    "copied_by_whole_words": (COPY, "bool whole =", 0, "bool whole = true ||", "misaligned|alignment|illegal|SIG"),
+    "lines_of_the_first": (COPY, "GIVE_VERDICT(product * p + line", 0, "GIVE_VERDICT(line", "listed|bounds are wrong"),
+    "expected_of_the_first": (COPY, "EXPECTED_OF(product * p + line", 0, "EXPECTED_OF(line", "listed|bounds are wrong"),
+}
+USED = tuple({plan[0]: 0 for plan in PLANTED.values()})
+faulty = library_of(lambda: [*with_faults(PLANTED), *texts(USED)])
+
+
+def what_is_found(library: Library, config: AcrossSums, order: str, renamed: str = "") -> str:
+    try:
+        if config.verdict:
+            some = (
+                (judged_by_digits(trial), slices(config, trial.q)[n % 3], n) for n, trial in enumerate(trials(config))
+            )
+            return first_fault(
+                some,
+                lambda x: cases.verdict_faults(x[0], verdicts(config, x[0], x[1], library, order, renamed, x[2])),
+            )
+        tasks = (case.task() for case in some_cases(config))
+        return first_fault(tasks, lambda task: flag_faults(task, library, order, renamed))
+    except AssertionError as fault:
+        return str(fault)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_faults_are_caught(faulty: Library, name: str) -> None:
+    config, *_, expected = PLANTED[name]
+    for order in ORDERS:
+        assert re.search(expected, what_is_found(faulty, config, order, name)), order
+
+
+@pytest.mark.parametrize("config", USED, **names)
+def test_without_them_nothing_is_found(faulty: Library, config: AcrossSums) -> None:
+    for order in ORDERS:
+        assert what_is_found(faulty, config, order) == "nothing", order
+
+
+# ---- configurations ------------------------------------------------------------------------------------------------
+
+
+def chosen() -> Iterator[tuple[AcrossSums, str]]:
+    """The kernels that are chosen, with all that needs registers, and architectures."""
+    kinds: tuple[dict[str, Any], ...] = (
+        {"words": True, "given": True},
+        {"words": True},
+        {"verdict": True, "out": ""},
+        {"verdict": True, "out": "float16"},
+    )
+    turn = 0
+    for dtype, acc in TYPES_OF_SUMS:
+        for width, kind in itertools.product(WIDTHS[dtype], kinds if dtype == "float32" else kinds[:3]):
+            config = across_sums(dtype, 10**5, 10**5, 132, acc=acc, width=width, **kind)
+            for architecture in ARCHITECTURES if width == 16 and acc == sums_of(dtype) else (ARCHITECTURES[turn % 4],):
+                yield config, architecture
+            turn += 1
+
+
+@pytest.mark.parametrize(("config", "architecture"), [*chosen()], ids=lambda x: getattr(x, "name", x))
+def test_no_kernel_spills(config: AcrossSums, architecture: str) -> None:
+    code, log = compiled(source(config), architecture)
+    assert config.name.encode() in code
+    assert spilled(log) == 0, log
+
+
+def test_spills_are_seen() -> None:
+    config = replace(across_sums("float16", 4096, 10**5, 132, acc="float32", words=True), ahead=16)
+    assert spilled(compiled(source(config), "sm_90")[1]) > 0
+
+
+@given(
+    dtype=st.sampled_from(sorted(SIZES)),
+    p=st.integers(1, 10**6) | st.integers(1, 70),
+    q=st.integers(1, 10**6) | st.integers(1, 70) | st.integers(1, 10**9),
+    products=st.integers(1, 300),
+    width=st.sampled_from([16, 8, 4, 2]),
+    words=st.booleans(),
+    multiprocessors=st.sampled_from([1, 68, 132]),
+)
+def test_plans(dtype, p, q, products, width, words, multiprocessors):
+    width = max(width, SIZES[dtype])
+    config = across_sums(dtype, p, q, multiprocessors, acc="float32", words=words, width=width, products=products)
+    assert config.width <= width
+    assert p * SIZES[dtype] % config.width == 0
+    assert config.t1 >= config.lines
+    plan = AcrossPlan.of(config, p, q, multiprocessors, products)
+    stripes, groups, z = plan.grid
+    assert (z, plan.tickets) == (products, stripes * products)
+    assert (stripes - 1) * config.lines < p <= stripes * config.lines
+    assert (groups - 1) * plan.slice < q <= groups * plan.slice
+    assert plan.slice >= 16 * config.warps
+    assert plan.slice <= (1 << 16) * config.warps
+    assert groups <= MOST_GROUPS or plan.slice > (1 << 15) * config.warps
+    assert plan.nbytes == (groups > 1) * stripes * groups * products * (2 + words) * config.lines * 8
+
+
+def test_plans_fill_the_card() -> None:
+    for size, dtype in itertools.product((2048, 4096, 10_000, 20_000), SIZES):
+        config = across_sums(dtype, size, size, 132, acc="float32")
+        stripes, groups, _ = AcrossPlan.of(config, size, size, 132).grid
+        assert stripes * groups >= 0.7 * 132 * config.blocks, (size, dtype)
+
+
+def test_loads_take_lines_that_are_there() -> None:
+    assert across_sums("float16", 65_536, 256, 132, acc="float32").width == 16
+    assert across_sums("float16", 65_532, 256, 132, acc="float32").width == 8
+    assert across_sums("float32", 65_531, 256, 132, acc="float64").width == 4
+    config = across_sums("float32", 65_536, 256, 132, acc="float64")
+    with pytest.raises(ValueError, match="65535 lines of float32 are no multiple of 16 bytes"):
+        AcrossPlan.of(config, 65_535, 256, 132)
