@@ -9,26 +9,23 @@ themselves (everything wrong, a checksum that was hit, an operand that changed, 
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, is_cupy
+from abft_tsm2.calls import Call, Plan
 from abft_tsm2.checksum.account import Kept
 from abft_tsm2.checksum.encode import Encoded
-from abft_tsm2.core import records, vendor
-from abft_tsm2.core.records import Record
+from abft_tsm2.core import vendor
 from abft_tsm2.deferred import Deferred
-from abft_tsm2.operands import Problem, Task, problem_of
-from abft_tsm2.protect import Hook, Product
-from abft_tsm2.report import Fault, Report, Status
-from abft_tsm2.verdicts import Facts, Verdict, clean
-from abft_tsm2.ways import Operands, Program, Way, mark, way_of
-from abft_tsm2.ways import run as run_steps
+from abft_tsm2.leftover import look_at
+from abft_tsm2.operands import Problem, Task
+from abft_tsm2.pending import Pending
+from abft_tsm2.protect import Hook
+from abft_tsm2.report import Report
+from abft_tsm2.verdicts import Facts
+from abft_tsm2.ways import Operands, mark, way_of
 
 _MUCH_LONGER = 4  # lines along memory are checked until they are so many times longer than those across
 
@@ -54,11 +51,11 @@ def run(
     """
     with problem.c.device:
         sides, watched = _sides(problem), on_stage is not None
-        if problem.batch and (watched or sides != ("rows",)):
+        if problem.batch and watched:
             reports = []
             for one in problem.tasks():
                 plan, operands = _planned(problem, operation, sides, one, write, watched)
-                reports.append(Call(plan, operands, on_stage).report(lambda one=one: (problem, one)))  # type: ignore[misc]
+                reports.append(Call(plan, operands, on_stage).report(lambda one=one: (problem, one), look_at))  # type: ignore[misc]
             return Report.merge(reports, operation=operation)
         task = None if problem.batch else next(problem.tasks())
         plan, operands = _planned(problem, operation, sides, task, write, watched)
@@ -66,8 +63,14 @@ def run(
             _learn(key, plan, operands, problem)
         call = Call(plan, operands, on_stage)
         if policy.synchronous() or watched:
-            return call.report(lambda: (problem, task))
-        return Deferred.of(call.deferred(), plan.facts, on_error)
+            return call.report(lambda: (problem, task), look_at)
+        return Deferred.of(Pending(call.queued(), call, _look_again), plan.facts, on_error)
+
+
+def _look_again(problem: Problem, operation: str) -> Report:
+    """Check an existing product, and wait for the verdict; nothing is repaired."""
+    with policy.errstate(sync=True):
+        return run(problem, operation, None, False, "detect")
 
 
 def _planned(
@@ -110,29 +113,6 @@ def _sides(problem: Problem) -> tuple[str, ...]:
     if vendor.layout(problem.c) == "C":
         return ("rows",) if n <= _MUCH_LONGER * m else ("columns",)
     return ("columns",) if m <= _MUCH_LONGER * n else ("rows",)
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """All of a protected call but its arrays.
-
-    Attributes
-    ----------
-    way : Way
-    facts : Facts
-    kept : tuple of Kept or None
-        What operands carry that were encoded before, for each side.
-    alpha, beta : float
-    write : bool
-        Whether C may be repaired.
-    """
-
-    way: Way
-    facts: Facts
-    kept: tuple[Kept | None, ...]
-    alpha: float
-    beta: float
-    write: bool
 
 
 # ---- the same again, with little work for the host ------------------------------------------------------------------
@@ -206,269 +186,10 @@ def again(key: Any, a: Any, b: Any, out: Any, on_error: str | None, problem: Cal
         A, B = (x if x.ndim == 3 else cupy.broadcast_to(x, (known.shape[0], *x.shape)) for x in (A, B))
     call = Call(plan, Operands(A, B, C, None, wide))
     if not policy.synchronous():
-        return C, Deferred.of(call.deferred(), plan.facts, on_error)
+        return C, Deferred.of(Pending(call.queued(), call, _look_again), plan.facts, on_error)
 
     def asked() -> tuple[Problem, Task | None]:
         found = problem(C)
         return found, None if found.batch else next(found.tasks())
 
-    return C, call.report(asked)
-
-
-# ---- one call ------------------------------------------------------------------------------------------------------
-
-
-class Call:
-    """One protected product, or a batch of them, on the current device and stream."""
-
-    def __init__(self, plan: Plan, operands: Operands, on_stage: Hook | None = None) -> None:
-        self.plan, self.operands, self.on_stage = plan, operands, on_stage
-
-    def stage(self, name: str, **arrays: Array) -> None:
-        if self.on_stage is not None:
-            self.on_stage(name, arrays)
-
-    # ---- what is queued ----
-
-    def queue(self, program: Program, stream: Any) -> list[Record]:
-        """Queue everything; the records are there when the stream has come so far."""
-        plan, o, here = self.plan, self.operands, stream.ptr
-        sides = plan.way.sides
-        where = [o.where(side) for side in sides]
-        if plan.way.beside:
-            fork, join, side = _beside(stream)
-            fork.record(stream)
-            side.wait_event(fork)
-            with side:
-                for i in range(len(sides)):
-                    run_steps(program.encode[i], side.ptr, where[i])
-            join.record(side)
-            self._multiply()
-            stream.wait_event(join)  # also before the account is somebody else's
-        else:
-            self.stage("inputs", A=o.A, B=o.B)
-            for i, checker in enumerate(plan.way.checkers):
-                run_steps(program.encode[i], here, where[i])
-                if self.on_stage is not None:
-                    s, t = checker.encoded(program.accounts[i], plan.kept[i])
-                    self.stage("encoded", A=o.A, B=o.B, s=s, t=t)
-            self._multiply()
-        found = []
-        for i, checker in enumerate(plan.way.checkers):
-            run_steps(program.verify[i], here, where[i])
-            if self.on_stage is not None:
-                self.stage("verified", C=o.multiplied, u=checker.observed(program.accounts[i]))
-                run_steps(program.judge[i], here, where[i])
-            record = records.take()
-            where[i]["record"] = record.address
-            run_steps(program.repair[i], here, where[i])
-            found.append(record)
-        return found
-
-    def _multiply(self) -> None:
-        gemm, o, plan = self.plan.way.gemm, self.operands, self.plan
-        if gemm is None:
-            return
-        if o.C0 is not None:
-            o.multiplied[...] = o.C0
-        gemm(o.A, o.B, o.multiplied, plan.alpha, plan.beta)
-        self.stage("multiplied", C=o.multiplied)
-
-    # ---- what the host makes of it ----
-
-    def report(self, asked: Callable[[], tuple[Problem, Task | None]]) -> Report:
-        """Do it, wait for the verdict, and say how it went; `asked`: the problem, and the product of a batch."""
-        import cupy
-
-        plan, stream = self.plan, cupy.cuda.get_current_stream()
-        key, program = plan.way.take(stream.ptr, plan.kept, plan.alpha, plan.beta, plan.write)
-        found = self.queue(program, stream)
-        try:
-            for record in found:
-                record.bring(stream.ptr)
-            stream.synchronize()
-            verdict = Verdict(found, plan.facts)
-            if not verdict.settled:
-                return self._looked_at(verdict, program, *asked())
-            if verdict.repaired:
-                self.stage("corrected", C=self.operands.multiplied)
-            return verdict.report()
-        finally:
-            for record in found:
-                record.free()
-            plan.way.give(key, program)
-
-    def deferred(self) -> _Pending:
-        """Do it, and wait for nothing."""
-        import cupy
-
-        plan, stream = self.plan, cupy.cuda.get_current_stream()
-        key, program = plan.way.take(stream.ptr, plan.kept, plan.alpha, plan.beta, plan.write)
-        found = self.queue(program, stream)
-        plan.way.give(key, program)
-        return _Pending(found, self, stream)
-
-    def _looked_at(self, verdict: Verdict, program: Program, problem: Problem, task: Task | None) -> Report:
-        """The report of what the kernels left to the host."""
-        changed, hit = self._differences(program)
-        tasks = [task] if task is not None else list(problem.tasks())
-        reports = [_Look(one, problem, self, changed, hit, verdict).report() for one in tasks]
-        if self.operands.wide is not None:
-            self.operands.C[...] = self.operands.wide  # whatever was repaired
-        facts = self.plan.facts
-        return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
-
-    def _differences(self, program: Program) -> tuple[set[str], str]:
-        """Which of A, B and c are not what was encoded, and which checksum not what it was: encode again."""
-        import cupy
-
-        plan, stream = self.plan, cupy.cuda.get_current_stream().ptr
-        again = Program(plan.way, plan.kept, plan.alpha, plan.beta, False)
-        changed: set[str] = set()
-        hit = ""
-        for i, checker in enumerate(plan.way.checkers):
-            where = self.operands.where(plan.way.sides[i])
-            run_steps(again.encode[i], stream, where)
-            if self.on_stage is not None:
-                run_steps(again.verify[i], stream, where)
-            names = checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where)
-            left, right = "AB" if plan.way.sides[i] == "rows" else "BA"
-            changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in names if name in ("L", "R", "C0")}
-            hit = hit or next((name for name in names if name in ("v", "s", "t", "u")), "")
-        return changed, hit
-
-
-class _Look(Product):
-    """A product that the kernels could not settle, looked at as any other."""
-
-    def __init__(self, task: Task, problem: Problem, call: Call, changed: set[str], hit: str, verdict: Verdict) -> None:
-        wide = call.operands.wide
-        if wide is not None:
-            task = replace(task, C=wide if wide.ndim == 2 else wide[task.index])
-        plan = call.plan
-        super().__init__(task, problem, plan.facts.operation, None, plan.write, np.geterr())
-        self.differing, self.hit, self.verdict, self._corrected = changed, hit, verdict, call.on_stage
-
-    def stage(self, name: str, **arrays: Array) -> None:
-        """Only what was not told before."""
-        if name == "corrected" and self._corrected is not None:
-            self._corrected(name, arrays)
-
-    def report(self) -> Report:
-        intact = self.look_after_encoded()
-        if self.differing:
-            self.changed = set(self.differing)
-            if intact and (Status.CORRECTED in self.statuses or self.restore_changed()):
-                self.product()  # with the restored operands, once
-            elif Status.INPUT_CHANGED not in self.statuses:
-                self.statuses.append(Status.INPUT_CHANGED)
-            return self.summary()
-        self.settle([self.encode(side) for side in self.verdict.facts.sides])
-        held = [status for decision in self.decisions for status in decision.statuses]
-        if not held and self.hit:
-            self.statuses.append(Status.CHECKSUM_FAULT)
-            self.faults.append(Fault(self.hit, "checksum", (), (), 0, float("nan"), "computed again"))
-        report = self.summary()
-        if report.status is Status.CLEAN:  # what the kernels suspected, and nobody else does
-            report = replace(report, suspicions=max(report.suspicions, self.verdict.flagged))
-        return report
-
-
-class _Pending:
-    """The verdict on a product that is still in the queue; it keeps none of the user's arrays alive."""
-
-    def __init__(self, found: list[Record], call: Call, stream: Any) -> None:
-        import cupy
-
-        self._records, self._device = found, cupy.cuda.Device()
-        self._done = cupy.cuda.Event(disable_timing=True)
-        self._done.record(stream)
-        o = call.operands
-        self._plan, self._arrays = call.plan, tuple(_later(x) for x in (o.A, o.B, o.C, o.C0))
-
-    @property
-    def there(self) -> bool:
-        return bool(self._done.done)
-
-    @staticmethod
-    def dismiss(pending: Iterable[_Pending]) -> list[_Pending]:
-        """Of verdicts that are there, those that somebody has to hear of; the others are done with."""
-        done = list(pending)
-        records.bring(record for one in done for record in one._records)
-        left = [one for one in done if not clean(one._records)]
-        for one in done:
-            if one not in left:
-                for record in one._records:
-                    record.free()
-        return left
-
-    def wait(self) -> Report:
-        self._done.synchronize()
-        with self._device:
-            records.bring(self._records)
-        verdict = Verdict(self._records, self._plan.facts)
-        for record in self._records:
-            record.free()
-        return verdict.report() if verdict.settled else self._late(verdict)
-
-    def _late(self, verdict: Verdict) -> Report:
-        """What can still be said of a product that the kernels could not settle: its operands may be gone."""
-        arrays = [later and _found(later) for later in self._arrays]
-        gone = any(array is None and later is not None for array, later in zip(arrays, self._arrays, strict=True))
-        report, why = verdict.report(), "its operands are gone"
-        if not gone:
-            A, B, C, c = arrays
-            plan = self._plan
-            problem = problem_of(A, B, c, alpha=plan.alpha, beta=plan.beta, existing=C, check="auto")
-            with policy.errstate(sync=True):
-                report = run(problem, plan.facts.operation, None, False, "detect")
-            if report.status in (Status.CLEAN, Status.UNVERIFIABLE):
-                return replace(report, suspicions=max(report.suspicions, verdict.flagged))
-            why = "it still disagrees"
-        reason = (
-            f"{verdict.flagged} lines of C failed the check, more than the device repairs by itself, and {why}: "
-            "repeat the product under errstate(sync=True)"
-        )
-        return replace(report, status=Status.UNCORRECTABLE, also=(), reasons=(*report.reasons, reason))
-
-
-class _Later(NamedTuple):
-    """An array that may be gone when somebody looks for it."""
-
-    owner: weakref.ref[Any]
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: Any
-
-
-def _later(x: Array | None) -> _Later | None:
-    if x is None:
-        return None
-    owner = x if x.base is None else x.base
-    return _Later(weakref.ref(owner), x.data.ptr, x.shape, x.strides, x.dtype)
-
-
-def _found(later: _Later) -> Array | None:
-    import cupy
-
-    owner = later.owner()
-    if owner is None:
-        return None
-    at = owner.data + (later.address - owner.data.ptr)
-    return cupy.ndarray(later.shape, later.dtype, at, later.strides)
-
-
-_streams: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
-
-
-def _beside(stream: Any) -> tuple[Any, Any, Any]:
-    """Two events and the stream on which what runs beside a stream's products is queued."""
-    import cupy
-
-    key = cupy.cuda.runtime.getDevice(), stream.ptr
-    found = _streams.get(key)
-    if found is None:
-        events = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
-        found = _streams[key] = (*events, cupy.cuda.Stream(non_blocking=True))
-    return found
+    return C, call.report(asked, look_at)

@@ -246,15 +246,8 @@ class Report(_Record):
         what = f"{self.operation}{batch} m={self.m} k={self.k} n={self.n} {self.dtype}"
         return f"{what}: {self.status.name}, {self.status.value}{also}"
 
-    @classmethod
-    def plain(cls, **values: Any) -> Self:
-        """Build a report of values that are of the fields' own types already: much faster than converting them."""
-        self = cls.__new__(cls)
-        self.__dict__.update(_PLAIN, **values)
-        return self
-
     def wait(self) -> Report:
-        """Return what a PENDING report came to, waiting for it; any other report is returned as it is."""
+        """Return what a PENDING report came to, waiting for it; any other one as it is."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -403,6 +396,3 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-_PLAIN = {part.name: part.default for part in fields(Report)} | {"seconds": {}}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from abft_tsm2.core.records import Record
+from abft_tsm2.deferred import plain
 from abft_tsm2.report import Check, Fault, Report, Status
 
 _CLEAN, _REPAIRED = 0, 1  # what a record says; everything else is for the host
@@ -48,12 +49,18 @@ class Verdict:
 
     def __init__(self, found: list[Record], facts: Facts) -> None:
         self.facts = facts
-        self.settled = all(int(r.words[2]) in (_CLEAN, _REPAIRED) and not int(r.words[7]) & _CHANGED for r in found)
+        self._settled = all(int(r.words[2]) in (_CLEAN, _REPAIRED) and not int(r.words[7]) & _CHANGED for r in found)
+        self.held = True  # whether repairs lasted
         self.repaired = any(int(r.words[2]) == _REPAIRED for r in found)
         self.flagged = sum(int(r.words[1]) for r in found)
         each = list(zip(found, facts.sides, facts.lines, strict=True))
         self.checks = tuple(self._check(*one) for one in each)
         self.faults = [fault for one in each for fault in self._faults(*one)]
+
+    @property
+    def settled(self) -> bool:
+        """Whether the host need not look."""
+        return self._settled and self.held
 
     def _check(self, record: Record, side: str, m: int) -> Check:
         closest, line = int(record.words[3]) >> 32, int(record.words[3]) & 0xFFFFFFFF
@@ -86,7 +93,8 @@ class Verdict:
         for number in range(facts.products or 1):
             faults = tuple(fault for product, fault in self.faults if product == number)
             reports.append(
-                Report.plain(
+                plain(
+                    Report,
                     status=Status.CORRECTED if faults else Status.CLEAN,
                     operation=facts.operation,
                     m=m,

@@ -7,7 +7,7 @@
 #include "chain.cuh"
 
 extern "C" __global__ void __launch_bounds__(T1, 1)
-    ENTRY(Index count, const double* __restrict__ u, const double* __restrict__ squares, VERDICT_ARGUMENTS) {
+    ENTRY(Index count, const double* u, const double* squares, VERDICT_ARGUMENTS) {
   const Index product = blockIdx.y, i = Index(blockIdx.x) * T1 + threadIdx.x, line = product * count + i;
   after_previous();
   next_may_begin();

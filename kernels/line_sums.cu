@@ -26,16 +26,17 @@ constexpr int STRIDE = TEAM * 32 * V;  // columns that a team takes at a time
 constexpr int UNITS = (V + UNIT - 1) / UNIT;
 static_assert(WARPS % TEAM == 0 && V % UNIT == 0 || V == 1, "teams fill a block, weights of a vector whole units");
 
-// w(0 : V)
-INLINE void load_weights(ACC (&w)[V], const ACC* __restrict__ at) {
+// w(0 : V). Not by __ldg, nor from what is __restrict__: the kernel in front may have written them while this one had
+// begun, and such loads may be moved in front of after_previous().
+INLINE void load_weights(ACC (&w)[V], const ACC* at) {
   if constexpr (V % UNIT == 0) {
 #pragma unroll
     for (int e = 0; e < V; e += UNIT) {
-      const uint4 word = __ldg(reinterpret_cast<const uint4*>(at + e));
+      const uint4 word = *reinterpret_cast<const uint4*>(at + e);
       memcpy(&w[e], &word, 16);
     }
   } else {
-    w[0] = __ldg(at);
+    w[0] = *at;
   }
 }
 
@@ -114,12 +115,12 @@ INLINE void store_narrowed(D_TYPE* to, const Vector& x, bool packed) {
 #endif
 
 extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
-    ENTRY(Index p, Index q, const A_TYPE* __restrict__ X, Index ld, Index step, const ACC* __restrict__ weights,
-          const ACC* __restrict__ squares, Index w_step, RESULTS) {
+    ENTRY(Index p, Index q, const A_TYPE* __restrict__ X, Index ld, Index step, const ACC* weights, const ACC* squares,
+          Index w_step, RESULTS) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / TEAM;
   const Index product = blockIdx.y, first = (Index(blockIdx.x) * TEAMS + team) * ROWS;
-  const ACC* __restrict__ w = weights + product * w_step;
-  const ACC* __restrict__ w2 = GIVEN ? squares + product * w_step : w;
+  const ACC* w = weights + product * w_step;
+  const ACC* w2 = GIVEN ? squares + product * w_step : w;
   const A_TYPE* at[ROWS];
   double y[ROWS];
   ACC z[ROWS];

@@ -14,9 +14,8 @@
 //   tau, lines      where bounds, and the numbers of lines that fail go
 //   state           low half of word 0: how many fail; word 1: of the others the largest residual / tau, and its line
 #define VERDICT_ARGUMENTS                                                                                         \
-  double alpha, double beta, const double *__restrict__ t, const double *__restrict__ p2,                         \
-      const double *__restrict__ t0, const double *__restrict__ added2, const double *__restrict__ sizes,         \
-      Index sizes_step, double factor, double input_factor, double out_factor, double root, double underflow,     \
+  double alpha, double beta, const double *t, const double *p2, const double *t0, const double *added2,           \
+      const double *sizes, Index sizes_step, double factor, double input_factor, double out_factor, double root, double underflow,     \
       double *tau, unsigned *lines, Bits *state
 
 // The square root to seven digits, whatever the range: exact ones are longer than all else here, and code that is run
@@ -42,9 +41,8 @@ struct Expected {
   double sum, products, added, least;
 };
 
-INLINE Expected expected_of(Index line, Index product, double alpha, double beta, const double* __restrict__ t,
-                            const double* __restrict__ p2, const double* __restrict__ t0,
-                            const double* __restrict__ added2, const double* __restrict__ sizes, Index sizes_step,
+INLINE Expected expected_of(Index line, Index product, double alpha, double beta, const double* t, const double* p2,
+                            const double* t0, const double* added2, const double* sizes, Index sizes_step,
                             double underflow) {
   Expected e = {alpha * t[line], fabs(alpha) * root_of(p2[line]), 0, underflow * sizes[product * sizes_step]};
   if (t0) {

@@ -18,7 +18,8 @@ lies beyond a matrix is guarded by tests/cuda_on_cpu.
 
 *Verdicts.* The bounds are those of abft_tsm2/checksum/bounds.py. Residuals are planted at a known part of the bound,
 negative ones too, and between them lines that are zero or hold NaN or Inf, whose bound is not finite, or whose norm is
-above the largest. `judge` takes sums as they are given, and so residuals one part in 10^8 off the bound.
+above the largest. `judge` takes sums as they are given, and so residuals one part in 10^6 off the bound: square roots
+of a kernel and its ratios have seven digits (ROOT, RATIO).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.checksum import bounds
-from abft_tsm2.core.check_config import COLUMNS, STATE, Equilibrate, Judge, LineSums
+from abft_tsm2.core.check_config import COLUMNS, SAMPLE, STATE, Equilibrate, Judge, LineSums
 from abft_tsm2.core.config import SIZES
 from tests.both_cases import TYPES
 from tests.cuda_on_cpu.library import _Address
@@ -352,7 +353,9 @@ def _changed(words: np.ndarray, line: int) -> np.ndarray:
 # ---- verdicts ------------------------------------------------------------------------------------------------------
 
 RATIOS = (0.0, 0.3, -0.8, 1.3, 0.8, -3.0, 1e-3, 50.0, -0.6)  # of a residual to its bound
-NEAR = (1 - 1e-8, 1 + 1e-8, -1 + 1e-8, -1 - 1e-8, 0.5, 1 + 1e-8, 0.0)
+NEAR = (1 - 1e-6, 1 + 1e-6, -1 + 1e-6, -1 - 1e-6, 0.5, 1 + 1e-6, 0.0)
+ROOT = 2.0**-23  # of kernels/verdict.cuh: half the rounding of its argument to float32, and that of the root
+RATIO = 3 * 2.0**-24  # both sides are rounded to float32, and so is the quotient
 SPECIAL = (
     *("nan in C", "inf in C", "zero", "zero but residual", "infinite squares", "nan squares", "nan prediction"),
     *("infinite prediction", "norm above", "norm just below", "infinite addend"),
@@ -387,7 +390,9 @@ class Judged:
     tau, ok, decided, ratio : (batch, p) arrays
         `decided`: not so close to the bound that rounding of the sums decides.
     slack, delta : (batch, p) array, and float
-        How far a kernel's ratio may be off, and relatively its squares.
+        How far a kernel's ratio may be off, and relatively its norms and bounds.
+    copied : int
+        Bytes that the addresses of D are multiples of; 0: of 16 that of the first element, and odd distances.
     """
 
     config: LineSums | Judge
@@ -402,6 +407,7 @@ class Judged:
     ratio: np.ndarray
     slack: np.ndarray
     delta: float
+    copied: int = 2
 
 
 @dataclass(frozen=True)
@@ -420,6 +426,7 @@ class Trial:
     tf32: bool = False
     underflow: bool = True  # False: the bound of zero is zero
     near: bool = False  # residuals of NEAR
+    copied: int = 2  # as in Judged
 
     @property
     def dtype(self) -> str:
@@ -518,18 +525,19 @@ class Trial:
                 noise = noise + 4 * norm * (
                     UNIT["float64"] * np.sqrt(depth) + (np.sqrt(v) * UNIT["float32"] if acc == "float32" else 0)
                 )
-            delta = depth * UNIT[acc] + 1e-14
+            delta = depth * UNIT[acc] + 1e-14 + ROOT
             ok = (residual <= tau) & np.isfinite(tau) & (norm <= largest)
             near = (abs(residual - tau) <= noise + delta * tau) | (abs(norm - largest) <= delta * largest)
             near &= np.isfinite(tau) & np.isfinite(residual)
             zero = (tau == 0) & (residual == 0)
             ratio = np.where(tau > 0, residual / tau, 0)
-            slack = np.where(tau > 0, noise / tau, 0) + (delta + 2.0**-22) * ratio
+            slack = np.where(tau > 0, noise / tau, 0) + (delta + 1.01 * RATIO) * ratio
         if isinstance(config, LineSums) and config.out:
             _ties(C.x, named == "", config.out, rng)
         terms = Terms(alpha, beta, t, p2, t0, added2, sizes, factors)
         decided = ~near | zero
-        return Judged(config, C if lines else None, w, u, squares, terms, tau, ok, decided, ratio, slack, delta)
+        sums = (C if lines else None, w, u, squares)
+        return Judged(config, *sums, terms, tau, ok, decided, ratio, slack, delta, self.copied)
 
 
 def _ties(X: np.ndarray, plain: np.ndarray, out: str, rng: np.random.Generator) -> None:
@@ -575,7 +583,10 @@ def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None) ->
     cast: tuple[Any, ...] = (NULL, 0, 0)
     D, around = None, b""
     if config.out:
-        D = Stack.rows(batch, p, q, config.out, 2, 1)
+        if judged.copied:
+            D = Stack.rows(batch, p, q, config.out, judged.copied, 1)
+        else:
+            D = Stack.of((batch, p, q), TYPES[config.out], (p * (q | 1) + 3, q | 1, 1))
         around = D.around
         cast = (D.x, D.strides[1], D.strides[0] if batch > 1 else 0)
     step, ld, _ = judged.C.strides
@@ -653,6 +664,7 @@ def trials(config: LineSums | Judge) -> Iterator[Trial]:
             tf32=i % 2 == 1,
             near=isinstance(config, Judge) and i % 2 == 1,
             underflow=i % 5 != 4,
+            copied=(2, 8, 4, 0)[i % 4],
         )
 
 
@@ -667,22 +679,24 @@ class Columns:
     k: int
     n: int
     batch: int = 1
-    scales: str = "equal"  # "tens": by powers of ten; "large": by more of them; "extreme": as much
-    # as the type allows; "zero": all columns are 0
+    scales: str = "equal"  # columns differ by powers of ten: none, "tens": 2, "large": 30 or what the type allows,
+    # "extreme": as many as have squares, "beyond": more in float64. "zero": all of them are 0
     special: tuple[str, ...] = ()  # of "nan", "inf", "zero": columns that have no scale
 
     def matrices(self, seed: int = 0, sample: np.ndarray | None = None) -> Scaled:
-        """All rows are the sample unless it is given."""
+        """All rows are the sample unless it is given.
+
+        Columns of "beyond" have a size and no scale: squares of 1e200 are no float64, and so are those of 1e-200.
+        """
         rng = np.random.default_rng([seed, self.k, self.n])
         dtype, shape = TYPES[self.config.dtype], (self.batch, self.k, self.n)
         gap = 1 + seed % 3
         step = (self.k + gap) * (self.n + gap)
         strides = (step, 1, self.k + gap) if self.config.turned else (step, self.n + gap, 1)
         R = Stack.of(shape, dtype, strides, 1)
-        extreme = {"float64": 200, "float32": 30, "bfloat16": 35, "float16": 3}[self.config.dtype]
-        most = {"equal": 0, "tens": 2, "large": extreme if extreme < 100 else 30, "extreme": extreme, "zero": 0}[
-            self.scales
-        ]
+        extreme = {"float64": 150, "float32": 30, "bfloat16": 35, "float16": 3}[self.config.dtype]
+        beyond = 200 if self.config.dtype == "float64" else extreme
+        most = {"tens": 2, "large": min(extreme, 30), "extreme": extreme, "beyond": beyond}.get(self.scales, 0)
         power = rng.integers(-1, 2, (self.batch, 1, self.n)) * most
         values = rng.standard_normal(shape) * 10.0**power
         if self.scales == "zero":
@@ -730,36 +744,52 @@ def equilibrated(task: Scaled, launch: Launch) -> Weights:
         config.name,
         (blocks, batch),
         config.t1,
-        (k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts, state),
+        (k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts, unshare_of(k), state),
     )
     assert np.isnan(memory[:, n:]).all(), "an element between the weights of two products was written"
     return Weights(v, parts, state)
 
 
+def unshare_of(k: int) -> float:
+    """sqrt(rows in the sample / k), as abft_tsm2/checksum/on_device.py gives it."""
+    return float((SAMPLE / k if k >= 2 * SAMPLE else 1.0) ** 0.5)
+
+
+def scales_of(task: Scaled) -> np.ndarray:
+    """What the base is multiplied by, (batch, n): 1 / norm, within limits, or that of neighbours."""
+    far = 100 if SIZES[task.config.dtype] == 2 else 1000
+    with np.errstate(all="ignore"):
+        seen = task.R.x[:, task.sample].astype(np.float64)
+        square = (seen**2).sum(1)
+        has = (square > 0) & np.isfinite(square)
+        # square = 4^half m, m in [1, 4)
+        half = (np.frexp(np.where(has, square, 1))[1] - 1) // 2
+        m = np.where(has, square, 1) * 2.0**-half * 2.0**-half
+        digits = np.where(has, unshare_of(task.R.x.shape[1]) / np.sqrt(m), 1)
+    exponent = np.where(has, np.clip(-half, -far, far), -2 * far)
+    for first in range(0, square.shape[1], COLUMNS):
+        block = exponent[:, first : first + COLUMNS]
+        top = block.max(1, keepdims=True)
+        block[...] = np.where(block > -2 * far, block, np.where(top > -2 * far, top, 0))
+    return digits.astype(np.longdouble) * np.exp2(exponent.astype(np.longdouble))
+
+
 def weight_faults(task: Scaled, made: Weights) -> list[str]:
     """What is wrong with weights."""
     found = []
-    k = task.R.x.shape[1]
-    narrow = SIZES[task.config.dtype] == 2
-    lowest, highest = (2.0**-100, 2.0**100) if narrow else (2.0**-1000, 2.0**1000)
+    scale = scales_of(task)
+    blocks = [slice(j, j + COLUMNS) for j in range(0, scale.shape[1], COLUMNS)]
+    v = made.v.astype(np.longdouble)
     with np.errstate(all="ignore"):
-        seen = _wide(task.R.x[:, task.sample])
-        norm = np.sqrt((seen**2).sum(1) * k / task.sample.size)
-        has = (norm > 0) & np.isfinite(norm)
-        scale = np.where(has, np.clip(1 / norm, lowest, highest), 0)
-        blocks = [slice(j, j + COLUMNS) for j in range(0, scale.shape[1], COLUMNS)]
-        largest = np.concatenate([np.ones_like(scale[:, b]) * scale[:, b].max(1, keepdims=True) for b in blocks], 1)
-        scale = np.where(has, scale, np.where(largest > 0, largest, 1))
-        v = made.v.astype(np.longdouble)
-        # Eight significant bits: off by a half of the last one at most, and by the rounding of the norm.
-        right = abs(v - task.base * scale) <= (2.0**-8 + 1e-12) * abs(task.base) * scale
+        # Eight significant bits: off by a half of the last one at most, and by what float32 rounds of the scale.
+        right = abs(v - task.base * scale) <= (2.0**-8 + 2.0**-21) * abs(task.base) * scale
         digits = np.frexp(made.v)[0].astype(np.float64) * 256
     if not right.all():
         at = tuple(int(i) for i in np.argwhere(~right)[0])
         found.append(
-            f"{(~right).sum()} weights are wrong, the first {at}: {v[at]}, not {task.base[at[1]] * scale[at]}, "
-            f"of a column of norm {norm[at]}"
+            f"{(~right).sum()} weights are wrong, the first {at}: {v[at]}, not {task.base[at[1]] * scale[at]}"
         )
+    found += _balance_faults(task, v)
     if (np.isfinite(digits) & (digits != np.round(digits))).any():
         found.append("weights have more than eight significant bits")
     for number, block in enumerate(blocks):
@@ -773,6 +803,46 @@ def weight_faults(task: Scaled, made: Weights) -> list[str]:
     return found
 
 
+def _balance_faults(task: Scaled, v: np.ndarray) -> list[str]:
+    """Columns with a scale weigh as much as their base, as far as the sample tells; 2 % is twice what bits leave out."""
+    far = 99 if SIZES[task.config.dtype] == 2 else 490  # what is certain to be within limits
+    with np.errstate(all="ignore"):
+        norm = np.sqrt((_wide(task.R.x[:, task.sample]) ** 2).sum(1)) / unshare_of(task.R.x.shape[1])
+        within = (norm > 2.0**-far) & (norm < 2.0**far)
+        wrong = within & ~(abs(v * norm / task.base - 1) <= 0.02)
+    if not wrong.any():
+        return []
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return [f"{wrong.sum()} weights are wrong: column {at} of norm {norm[at]} has {v[at]} of {task.base[at[1]]}"]
+
+
+def sample_faults(config: Equilibrate, k: int, launch: Launch) -> list[str]:
+    """What is wrong with the rows that are looked at, of k that are too many, and with the weights that follow."""
+    # An element of each column is large: its weight tells whether the element was seen.
+    task = Columns(config, k, k).matrices()
+    task.R.x[...] = np.ones((), task.R.x.dtype)
+    task.R.x[0, np.arange(k), np.arange(k)] = 2.0**15
+    sample = np.flatnonzero(abs(equilibrated(task, launch).v[0]) < 2.0**-10)
+    if sample.size != SAMPLE:
+        return [f"{sample.size} rows are looked at"]
+    runs, found = sample.reshape(-1, 8), []
+    if (np.diff(runs) != 1).any() or (runs[:, [0, -1]] // (k // len(runs)) != np.arange(len(runs))[:, None]).any():
+        found.append(f"the rows looked at are no runs of eight, one in each part: {sample.tolist()}")
+    if k >= 1000 and len(set(np.diff(runs[:, 0]))) < len(runs) // 2:
+        found.append(f"the rows looked at are periodic: {sample.tolist()}")
+    for number, special in enumerate(((), ("zero", "nan"))):
+        some = Columns(config, k, 40, 2, special=special).matrices(number, sample)
+        made = equilibrated(some, launch)
+        found += weight_faults(some, made)
+        if not special:  # what a sample of 128 misses
+            size = abs(made.v * np.sqrt((_wide(some.R.x) ** 2).sum(1)) / some.base)
+            if not (abs(size - 1) < 0.25).all():
+                found.append(f"columns weigh from {size.min()} to {size.max()} times as much as they should")
+    outside = Columns(config, k, 40, 2).matrices()
+    outside.R.x[:, sample, 5] = 0
+    return found + weight_faults(outside._replace(sample=sample), equilibrated(outside, launch))
+
+
 def matrices(config: Equilibrate) -> Iterator[Columns]:
     """Shapes around a block's columns and a warp's samples, with all that columns may be like in turn."""
     yield Columns(config, 1, 1)
@@ -782,3 +852,5 @@ def matrices(config: Equilibrate) -> Iterator[Columns]:
     yield Columns(config, 9, 31, 2, special=("nan",) * 31)
     yield Columns(config, 8, 65, 2, scales="zero")
     yield Columns(config, 255, 70, 2, scales="tens", special=("zero", "inf"))
+    yield Columns(config, 16, 64, 1, scales="extreme", special=("zero",))
+    yield Columns(config, 7, 40, 2, scales="beyond")

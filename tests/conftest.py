@@ -26,6 +26,19 @@ settings.register_profile("search", max_examples=2000, deadline=None, print_blob
 settings.load_profile("default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--on-gpu", action="store_true", help="run tests of products on a GPU: see tests/on_gpu.py")
+
+
+@pytest.fixture(autouse=True)
+def _on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.config.getoption("--on-gpu"):
+        from tests import on_gpu, planting
+
+        for module in (request.module, planting):
+            on_gpu.put_in(module, monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def build_cache(request: pytest.FixtureRequest) -> Path:
     """Where tests/cuda_on_cpu keeps what it compiled, from one run to the next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abft_tsm2.core.check_config import Equilibrate
+from abft_tsm2.checksum import bounds
+from abft_tsm2.core.check_config import Equilibrate, LineSums
 from tests import check_cases as cases
-from tests.check_cases import EQUILIBRATING, Columns, Launch
+from tests.check_cases import EQUILIBRATING, Columns, Judged, Launch, Scaled, Stack, Terms
 from tests.cuda_on_cpu import ORDERS, Library
 from tests.libraries import first_fault, library_of, texts, with_faults
 
@@ -21,8 +23,10 @@ library = library_of(lambda: texts(EQUILIBRATING))
 SMALL, TURNED, BRAIN = EQUILIBRATING[2], EQUILIBRATING[1], EQUILIBRATING[-1]
 CHECKED = EQUILIBRATING[::3]
 READS = {
-    "columns_beyond": (SMALL, "first + lane < n ?", 0, "true ?"),
-    "turned_columns_beyond": (TURNED, "j < n ?", 0, "true ?"),
+    "columns_beyond": (SMALL, "k && j < n", 0, "k"),
+    "turned_columns_beyond": (TURNED, "k && j < n", 0, "k"),
+    "rows_beyond": (SMALL, "start + down < k && ", 0, ""),
+    "turned_rows_beyond": (TURNED, "start + down < k && ", 0, ""),
 }
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
@@ -47,10 +51,10 @@ def test_weights_in_every_order(library: Library, config: Equilibrate) -> None:
 
 @given(
     config=st.sampled_from(EQUILIBRATING),
-    k=st.integers(1, 80),
+    k=st.integers(1, 255),
     n=st.integers(1, 130),
     batch=st.integers(1, 3),
-    scales=st.sampled_from(["equal", "tens", "zero"]),
+    scales=st.sampled_from(["equal", "tens", "large", "zero"]),
     special=st.lists(st.sampled_from(["nan", "inf", "zero"]), max_size=5),
     order=st.sampled_from(ORDERS),
     seed=st.integers(0, 2**32),
@@ -63,35 +67,92 @@ def test_drawn_matrices(library, config, k, n, batch, scales, special, order, se
 
 @pytest.mark.parametrize("config", EQUILIBRATING, **names)
 def test_columns_as_large_and_as_small_as_the_type_allows(library: Library, config: Equilibrate) -> None:
-    for number, special in enumerate(((), ("zero", "nan"))):
-        case = Columns(config, 12, 40, 2, scales="extreme", special=special)
+    for number, (scales, special) in enumerate(
+        (scales, special) for scales in ("extreme", "beyond") for special in ((), ("zero", "nan"))
+    ):
+        case = Columns(config, 12, 40, 2, scales=scales, special=special)
         task = case.matrices(number)
         assert not cases.weight_faults(task, cases.equilibrated(task, launch_on(library, "random"))), str(case)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_squares_that_are_nearly_zero_limit_a_scale(library: Library, turned: bool) -> None:
+    # Between columns with a scale and those of 1e-162 without: squares have lost digits, weights are below the right ones.
+    task = Columns(Equilibrate("float64", turned), 12, 40).matrices()
+    task.R.x[...] *= 10.0 ** -np.linspace(155.5, 160, 40)
+    made = cases.equilibrated(task, launch_on(library, "forward"))
+    size = abs(made.v * np.sqrt((task.R.x.astype(np.longdouble) ** 2).sum(1)) / task.base)
+    assert (size < 1.02).all()
+    assert (abs(made.v) > 2.0**510).all()
 
 
 @pytest.mark.parametrize("k", [256, 257, 1000, 4099])
 @pytest.mark.parametrize("config", EQUILIBRATING[2:4], **names)
 def test_of_many_rows_runs_are_sampled(library: Library, config: Equilibrate, k: int) -> None:
-    # An element of each column is large: its weight tells whether the element was seen.
-    launch = launch_on(library, "forward")
-    task = Columns(config, k, k).matrices()
-    task.R.x[...] = np.float32(1)
-    task.R.x[0, np.arange(k), np.arange(k)] = 2.0**20
-    sample = np.flatnonzero(abs(cases.equilibrated(task, launch).v[0]) < 2.0**-10)
-    runs = sample.reshape(16, 8)
-    assert (np.diff(runs, axis=1) == 1).all()
-    assert (runs[:, 0] // (k // 16) == np.arange(16)).all()
-    assert k < 1000 or len(set(np.diff(runs[:, 0]))) > 2  # at no fixed distance
-    for number, special in enumerate(((), ("zero", "nan"))):
-        some = Columns(config, k, 40, 2, special=special).matrices(number, sample)
-        made = cases.equilibrated(some, launch)
-        assert not cases.weight_faults(some, made)
-        if not special:  # what a sample of 128 misses
-            size = abs(made.v * np.sqrt((some.R.x.astype(np.float64) ** 2).sum(1)) / some.base)
-            assert (abs(size - 1) < 0.25).all()
-    outside = Columns(config, k, 40, 2).matrices()
-    outside.R.x[:, sample, 5] = 0
-    assert not cases.weight_faults(outside._replace(sample=sample), cases.equilibrated(outside, launch))
+    assert not cases.sample_faults(config, k, launch_on(library, "forward"))
+
+
+@pytest.mark.parametrize("config", [*EQUILIBRATING[:2], *EQUILIBRATING[4:]], **names)
+def test_runs_are_sampled_in_every_type(library: Library, config: Equilibrate) -> None:
+    assert not cases.sample_faults(config, 300, launch_on(library, "random"))
+
+
+# ---- columns whose squares are no numbers ---------------------------------------------------------------------------
+
+PASS = LineSums("float64", "float64", given=True, width=8, t1=64, rows=2)
+VERDICT = LineSums("float64", "float64", verdict=True, out="", width=8, t1=64, rows=2)
+chain = library_of(lambda: texts([*EQUILIBRATING[:2], PASS, VERDICT]))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("power", [-200, 200])
+@pytest.mark.parametrize("alone", [False, True])
+def test_no_wrong_line_passes_whatever_has_no_scale(chain: Library, power: int, alone: bool, turned: bool) -> None:
+    """Columns beyond 1e+-154 count as columns without a scale: their weights are finite, and not 0.
+
+    The product's check stays valid. Small ones among others disturb nothing; large ones leave no finite bound, and no line
+    passes; where all are small, no line passes unless rounding is less than what underflow may take. Lines that do not
+    pass are looked at again, where nothing overflows (`abft_tsm2.checksum.lines`).
+    """
+    task = Columns(Equilibrate("float64", turned), 40, 70, 1).matrices(3)
+    task.R.x[:, :, :: 1 if alone else 7] *= 10.0**power
+    launch, rng = launch_on(chain, "random"), np.random.default_rng(4)
+    made = cases.equilibrated(task, launch)
+    assert not cases.weight_faults(task, made)
+    assert np.isfinite(made.v).all()
+    assert (made.v != 0).all()
+    L = Stack.rows(1, 9, 40, "float64", 8)
+    L.x[...] = rng.standard_normal(L.x.shape)
+    R = task.R.x[0]
+    C = Stack.rows(1, 9, 70, "float64", 8)
+    C.x[0] = L.x[0] @ R
+    clean = _listed(task, made, L, C, launch)
+    if power > 0 or not alone:
+        assert clean == (set() if power < 0 else set(range(9)))
+    for line, column in ((2, 7), (5, 8)):  # 7 is beyond
+        C.x[0] = L.x[0] @ R
+        C.x[0, line, column] += 1e-3 * max(abs(C.x[0, line]))
+        assert _listed(task, made, L, C, launch) == clean | {line}
+
+
+def _listed(task: Scaled, made: cases.Weights, L: Stack, C: Stack, launch: Launch) -> set[int]:
+    """Lines of C = L R that do not pass."""
+    (_, m, k), n = L.x.shape, C.x.shape[2]
+    v = cases._vectors(made.v)
+    R = Stack.rows(1, k, n, "float64", 8)
+    R.x[...] = task.R.x
+    right = cases.summed(cases.Task(PASS, R, v, v * v), launch)
+    left = cases.summed(cases.Task(PASS, L, cases._vectors(right.y), cases._vectors(right.z)), launch)
+    sizes = np.stack([made.parts[:, :, 0].sum(1), made.parts[:, :, 1].min(1)], 1)
+    factors = bounds.bound_factors(bounds.arithmetic("float64", "float64"), k, n)
+    t, p2 = (np.ascontiguousarray(x) for x in (left.y, left.z))
+    terms, nothing = Terms(1.0, 0.0, t, p2, None, None, sizes, factors), np.zeros((1, m))
+    judged = Judged(VERDICT, C, v, nothing, nothing, terms, *[nothing] * 5, 0.0)
+    found = cases.verdicts(judged, launch)
+    return {int(line) for line in found.lines[: int(found.state[0])]}
+
+
+# ---- under AddressSanitizer, and with faults -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", CHECKED, **names)
@@ -116,21 +177,43 @@ RACE, WRONG, OVERRUN = "race: |uninitialised shared", "weights are wrong", "glob
 PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "squares_unfinished": (SMALL, "__syncthreads();", 0, "", RACE),
     "squares_unfinished_turned": (TURNED, "__syncthreads();", 0, "", RACE),
-    "a_row_twice": (SMALL, "return s;", 0, "return s > 0 ? s - 1 : s;", WRONG),
+    "rows_of_a_column_unfinished": (TURNED, "__syncwarp();", 0, "", RACE),
+    "few_rows_twice": (SMALL, "down < length && ", 0, "", WRONG),
+    "few_rows_left_out": (SMALL, "int(k + WARPS - 1) / WARPS", 0, "int(k) / WARPS", WRONG),
+    "eight_of_few_rows": (SMALL, "l < length; l += RUN", 0, "l < RUN; l += RUN", WRONG),
     "other_stride": (TURNED, "rs + j * cs", 0, "cs + j * rs", f"{WRONG}|{OVERRUN}"),
     "the_first_matrix_only": (SMALL, "R + product * step", 0, "R", WRONG),
     "a_part_of_the_squares": (SMALL, "w < WARPS; w++) square", 0, "w < WARPS - 1; w++) square", WRONG),
-    "no_norm": (SMALL, "norm > 0 && norm", 0, "norm", WRONG),
-    "unlimited_scale": (BRAIN, "scale > HIGHEST ? HIGHEST : scale", 0, "scale", WRONG),
-    "truncated": (SMALL, "(1ull << 44)", 0, "0", WRONG),
-    "seven_bits": (SMALL, "(1ull << 45) - 1", 0, "(1ull << 46) - 1", WRONG),
-    "nine_bits": (SMALL, "(1ull << 45) - 1", 0, "(1ull << 44) - 1", "more than eight"),
+    "a_part_of_the_rows": (TURNED, "i < RUN; i++) sum[0]", 0, "i < RUN - 1; i++) sum[0]", WRONG),
+    "rows_of_the_first_warp": (TURNED, "by_row[(warp * COLUMNS + lane) * RUN", 0, "by_row[lane * RUN", f"{WRONG}|{RACE}"),
+    "columns_in_another_order": (TURNED, "lane / RUN + 4 * i)", 0, "RUN * (lane / RUN) + i)", f"{WRONG}|race"),
+    "one_run_of_two": (SMALL, "few ? 1 : 2", 0, "1", "64 rows are looked at"),
+    "runs_of_few_rows": (SMALL, "k < 2 * RUN * RUNS", 0, "k < RUN * RUNS", WRONG),
+    "few_where_there_are_many": (SMALL, "k < 2 * RUN * RUNS", 0, "k < 3 * RUN * RUNS", "257 rows are looked at"),
+    "runs_beyond_their_part": (SMALL, "(group - RUN + 1)", 0, "(group + RUN)", "no runs|rows are looked at"),
+    "runs_in_one_part": (TURNED, "run * Index(group)", 0, "run * Index(RUN)", "no runs|rows are looked at"),
+    "periodic_runs": (SMALL, "scattered(run) %", 0, "0 *", "periodic"),
+    "nearly_periodic_runs": (TURNED, "scattered(run) %", 0, "run % 2 %", "periodic"),
+    "not_unshared": (SMALL, "unshare / sqrtf(m)", 0, "1 / sqrtf(m)", WRONG),
+    "unshared_twice": (TURNED, "unshare / sqrtf(m)", 0, "unshare * unshare / sqrtf(m)", WRONG),
+    "zero_has_a_scale": (SMALL, "square > 0 && square <=", 0, "square <=", WRONG),
+    "infinity_has_a_scale": (SMALL, "square > 0 && square <= 0x1.fffffffffffffp1023", 0, "square > 0", WRONG),
+    "nan_has_a_scale": (SMALL, "!(square > 0 && square <=", 0, "square == 0 || !!(square >", WRONG),
+    "half_an_exponent": (SMALL, "1023) >> 1", 0, "1022) >> 1", WRONG),
+    "unlimited_scale": (BRAIN, "max(-FAR, min(FAR, -half))", 0, "max(-FAR, -half)", WRONG),
+    "unlimited_below": (BRAIN, "max(-FAR, min(FAR, -half))", 0, "min(FAR, -half)", WRONG),
+    "truncated": (SMALL, " + 0x8000u", 0, "", WRONG),
+    "seven_bits": (SMALL, "0x8000u & 0xffff0000u", 0, "0x10000u & 0xfffe0000u", WRONG),
+    "nine_bits": (SMALL, "0x8000u & 0xffff0000u", 0, "0x4000u & 0xffff8000u", "more than eight"),
     "weights_of_the_first": (SMALL, "v[product * v_step + j]", 0, "v[j]", WRONG),
     "weights_of_the_first_columns": (SMALL, "base[j]", 0, "base[lane]", WRONG),
     "a_weight_beyond": (SMALL, "if (j < n)", 0, "if (true)", f"{OVERRUN}|between the weights"),
-    "smallest_scale_for_zero": (SMALL, "top = fmax(top, ", 0, "top = fmin(top, ", WRONG),
-    "no_scale_for_zero": (SMALL, "top > 0 ? top : 1", 0, "top", WRONG),
-    "zero_columns_of_one": (SMALL, "top > 0 ? top : 1", 0, "1", WRONG),
+    "smallest_scale_for_zero": (SMALL, "top = max(top, ", 0, "top = min(top, ", WRONG),
+    "scale_of_a_lane_for_zero": (SMALL, "top = max(top, __shfl_xor_sync(~0u, top, bit))", 0, "", WRONG),
+    "no_scale_for_zero": (SMALL, "top == -2 * FAR ? 0 : top", 0, "top", WRONG),
+    "zero_columns_of_one": (SMALL, "top == -2 * FAR ? 0 : top", 0, "0", WRONG),
+    "digits_for_zero": (TURNED, "scale = {1, ", 0, "scale = {2, ", WRONG),
+    "all_are_zero": (TURNED, "if (!(scale.digits > 0)) scale", 0, "scale", WRONG),
     "size_of_a_lane": (SMALL, "total += __shfl_xor_sync", 0, "__shfl_xor_sync", "sum "),
     "least_of_a_lane": (SMALL, "least = fmin(least, ", 0, "least = fmax(least, ", "smallest"),
     "parts_of_the_first": (SMALL, "product * gridDim.x + blockIdx.x)] ", 0, "blockIdx.x)] ", "sum "),
@@ -141,11 +224,17 @@ faulty = library_of(lambda: [*with_faults(PLANTED), *texts((SMALL, TURNED, BRAIN
 
 def what_is_found(library: Library, config: Equilibrate, order: str, renamed: str = "") -> str:
     launch = launch_on(library, order, renamed)
+    problems = itertools.chain(enumerate(cases.matrices(config)), ((k, None) for k in (257, 1000)))
+
+    def judged(problem: tuple[int, Columns | None]) -> list[str]:
+        number, case = problem
+        if case is None:
+            return cases.sample_faults(config, number, launch)
+        task = case.matrices(number)
+        return cases.weight_faults(task, cases.equilibrated(task, launch))
+
     try:
-        return first_fault(
-            (case.matrices(number) for number, case in enumerate(cases.matrices(config))),
-            lambda task: cases.weight_faults(task, cases.equilibrated(task, launch)),
-        )
+        return first_fault(problems, judged)
     except AssertionError as fault:
         return str(fault)
 

@@ -43,6 +43,7 @@ LAYERS = [
         "core.both_config",
         "core.encode_both",
         "core.check_config",
+        "core.across_config",
     ],
     [
         "checksum.weights",
@@ -57,7 +58,7 @@ LAYERS = [
         "checksum.correct",
         "checksum.decide",
     ],
-    ["operands", "protect", "ways", "verdicts", "queued", "gemm"],
+    ["operands", "protect", "ways", "verdicts", "calls", "leftover", "pending", "queued", "gemm"],
     ["matrixio", "tuning", "facts", "demo", "cli", "__main__"],
 ]
 MODULES = [name for layer in LAYERS for name in layer]

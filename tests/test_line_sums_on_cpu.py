@@ -179,10 +179,12 @@ def test_the_copy_is_rounded_as_by_numpy(library: Library, config: LineSums) -> 
 # ---- under AddressSanitizer ----------------------------------------------------------------------------------------
 
 CHECKED = (*SUMMING[::2], *JUDGING[1::2], JUDGE)
+FULL = next(config for config in SUMMING if config.ahead > 1 and config.rows > 1 and config.team < 8)
 READS = {
-    "rows_beyond": (SUMMING[2], "smaller(first + i, p - 1)", 0, "(first + i)"),
-    "elements_beyond": (SUMMING[2], "if (i < count) a.x[i]", 0, "a.x[i]"),
-    "weights_beyond": (SUMMING[2], "e < count ? at[e] : ACC(0)", 0, "at[e]"),
+    "rows_beyond": (FULL, "smaller(first + i, p - 1)", 0, "(first + i)"),
+    "elements_beyond": (FULL, "whole + lane < q && ", 0, ""),
+    "vectors_beyond": (FULL, "j < whole; j += STRIDE", 0, "j < q; j += STRIDE"),
+    "vectors_ahead_beyond": (FULL, "j + (AHEAD - 1) * STRIDE < whole", 0, "j < whole"),
 }
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
@@ -199,9 +201,8 @@ def test_every_path_under_address_sanitizer(sanitized: Library, config: LineSums
 
 @pytest.mark.parametrize("name", READS)
 def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> None:
-    config = SUMMING[2]
     found = first_fault(
-        (Case(config, p, q).task() for p, q in cases.shapes(config)),
+        (Case(FULL, p, q).task() for p, q in cases.shapes(FULL)),
         lambda task: cases.faults(task, cases.summed(task, launch_on(sanitized, "forward", name))),
     )
     assert re.search(r"(?s)heap-buffer-overflow.*READ of size", found)
@@ -236,11 +237,21 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "rows_of_the_neighbour": (ALONE, "smaller(first + i, p - 1)", 0, "smaller(first + i + 1, p - 1)", WRONG),
     "the_first_matrix_only": (ALONE, "X + product * step", 0, "X", WRONG),
     "the_first_weights_only": (ALONE, "weights + product * w_step", 0, "weights", WRONG),
-    "weights_of_y_for_squares": (TEAM, "element * element * w2[e]", 0, "element * element * w[e]", "z are wrong"),
+    "weights_of_y_for_squares": (TEAM, "z += x * x * w2", 0, "z += x * x * w", "z are wrong"),
     "squares_of_weights_given": (TEAM, "squares + product * w_step", 0, "weights + product * w_step", "z are wrong"),
-    "not_squared": (ALONE, "z += term * term;", 0, "z += element * term;", "z are wrong"),
-    "elements_beyond_the_row": (TEAM, "if (i < count) a.x[i]", 0, "a.x[i]", WRONG),
-    "weights_beyond_the_end": (ALONE, "e < count ? at[e] : ACC(0)", 0, "at[e]", WRONG),
+    "not_squared": (ALONE, "z += term * term;", 0, "z += x * term;", "z are wrong"),
+    "vectors_beyond_the_row": (FULL, "j < whole; j += STRIDE", 0, "j < q; j += STRIDE", f"{WRONG}|{OVERRUN}"),
+    "vectors_ahead_beyond": (FULL, "j + (AHEAD - 1) * STRIDE < whole", 0, "j < whole", f"{WRONG}|{OVERRUN}"),
+    "last_vectors_forgotten": (FULL, "j < whole; j += STRIDE", 0, "false; j += STRIDE", WRONG),
+    "the_first_vectors_only": (FULL, "take(x[a], j + a * STRIDE);", 0, "take(x[0], j + a * STRIDE);", WRONG),
+    "weights_of_the_first_vectors": (FULL, "take(x[a], j + a * STRIDE);", 0, "take(x[a], j);", WRONG),
+    "the_rest_forgotten": (ALONE, "whole + lane < q && ", 0, "false && ", WRONG),
+    "the_rest_beyond_the_row": (TEAM, "whole + lane < q && ", 0, "", f"{WRONG}|{OVERRUN}"),
+    "the_rest_by_every_warp": (TEAM, "< q && warp % TEAM == 0", 0, "< q", WRONG),
+    "the_rest_of_the_first_row": (ALONE, "at[i][whole + lane]", 0, "at[0][whole + lane]", WRONG),
+    "weights_of_the_rest": (TEAM, "right = w[whole + lane]", 0, "right = w[lane]", "y are wrong"),
+    "square_weights_of_the_rest": (TEAM, "w2[whole + lane]", 0, "w2[lane]", "z are wrong"),
+    "words_of_the_rest": (ALONE, "words[i] += pattern(element);", 0, "", "words are wrong"),
     "words_differ": (ALONE, "words += pattern(x.x[e]);", 0, "words ^= pattern(x.x[e]);", "words are wrong"),
     "words_of_narrow_elements": (NARROW, "words += sum;", 0, "words = sum;", "words are wrong"),
     "outstanding_below": (ALONE, "double(z_sum) > outstanding", 0, "double(z_sum) < outstanding", FLAGS),
@@ -249,7 +260,8 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "the_other_flag": (ALONE, "+ 1, 2u)", 0, "+ 1, 1u)", FLAGS),
     "half_of_the_state": (ALONE, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "were not wiped"),
     "sizes_of_the_first_product": (ALONE, "sizes[2 * product] = total", 0, "sizes[0] = total", "sizes are wrong"),
-    "sizes_of_32_blocks": (ALONE, "b < part_count; b += 32", 0, "b < 32; b += 32", f"sizes are wrong|{OVERRUN}"),
+    "sizes_of_32_blocks": (ALONE, "* part_count; b += 32", 0, "* part_count; b += 999", "sizes are wrong"),
+    "sizes_from_the_first_product": (ALONE, "b = product * part_count + lane", 0, "b = lane", "sizes are wrong"),
     "least_of_a_lane": (ALONE, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "sizes are wrong"),
     # Verdicts
     "no_barrier_of_a_verdict": (PLAIN, "__syncthreads();", 0, "", RACE),
@@ -270,13 +282,26 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "closest_of_a_warp": (PLAIN, "mine = other > mine ? other : mine;", 1, "", CLOSEST),
     "closest_not_kept": (PLAIN, "mine > __ldcg(state + 1)", 0, "mine < __ldcg(state + 1)", CLOSEST),
     "closest_of_the_last_block": (JUDGE, "atomicMax(state + 1, mine)", 0, "state[1] = mine - 1", CLOSEST),
-    "closest_ratio_upside_down": (JUDGE, "float(residual / bound)", 0, "float(bound / residual)", CLOSEST),
+    "closest_ratio_upside_down": (JUDGE, "ratio_of(residual, bound)", 0, "ratio_of(bound, residual)", CLOSEST),
+    "closest_ratio_of_no_bound": (JUDGE, "if (bits >> 52 == 0) return 0;", 0, "", CLOSEST),
+    "no_root_of_squares": (JUDGE, "found = root_of(squares)", 0, "found = squares", "bounds are wrong|listed"),
+    "no_root_of_products": (PLAIN, "root_of(p2[line])", 0, "p2[line]", "bounds are wrong|listed"),
+    "no_root_of_what_is_added": (PLAIN, "root_of(added2[line])", 0, "added2[line]", "bounds are wrong|listed"),
+    "roots_of_other_digits": (JUDGE, "Bits(2 * half)", 0, "Bits(2 * half + 1)", "bounds are wrong"),
+    "roots_of_six_digits": (JUDGE, "sqrtf(float(m))", 0, "sqrtf(float(m) * 0.9999995f)", "bounds are wrong"),
+    "root_of_zero": (PLAIN, "!(x > 0 && x <=", 0, "!(x <=", "bounds are wrong|listed"),
+    "root_of_infinity": (JUDGE, "!(x > 0 && x <= 0x1.fffffffffffffp1023)", 0, "!(x > 0)", "listed"),
     "lines_of_the_first": (PLAIN, "GIVE_VERDICT(product * p + row", 0, "GIVE_VERDICT(row", "listed|bounds are wrong"),
     "lines_of_the_first_judge": (JUDGE, "line = product * count + i", 0, "line = i", "listed|bounds are wrong"),
     "a_line_beyond": (JUDGE, "(i < count ?", 0, "(i <= count ?", f"{OVERRUN}|listed|the closest"),
-    "copied_beyond_the_rows": (COPY, "if (first + i < p)", 0, "if (true)", f"{OVERRUN}|between two rows"),
-    "copied_beyond_the_columns": (COPY, "if (e < count) to", 0, "to", f"{OVERRUN}|between two rows|copy is wrong"),
-    "copied_elsewhere": (COPY, "i * ldd + j", 0, "i * ld + j", f"{OVERRUN}|copy is wrong|between two rows"),
+    "copied_beyond_the_rows": (COPY, "if (first + i < p) store", 0, "store", f"{OVERRUN}|between two rows"),
+    "rest_beyond_the_rows": (COPY, "if (first + i < p) to", 0, "to", f"{OVERRUN}|between two rows|copy is wrong"),
+    "the_rest_is_not_copied": (COPY, "if (first + i < p) to", 0, "if (false) to", "copy is wrong"),
+    "copied_elsewhere": (COPY, "to + i * ldd + l", 0, "to + i * ld + l", f"{OVERRUN}|misaligned|copy is wrong|between two rows"),
+    "rest_elsewhere": (COPY, "to[i * ldd + whole", 0, "to[i * ld + whole", f"{OVERRUN}|copy is wrong|between two rows"),
+    "packed_wherever_it_begins": (COPY, "(to) % 8 == 0 && ldd", 0, "(to) % 2 == 0 && ldd", "misaligned"),
+    "packed_whatever_the_rows": (COPY, "% 8 == 0 && ldd % 4 == 0", 0, "% 8 == 0", "misaligned"),
+    "packed_twice": (COPY, "memcpy(&word, narrow, 8)", 0, "memcpy(&word, narrow + 2, 4)", "copy is wrong"),
     "copied_to_the_first": (COPY, "product * cast_step", 0, "0", "copy is wrong"),
     "copy_truncated": (COPY, "0xfffu + (size >> 13 & 1u)", 0, "0u", "copy is wrong"),
     "copy_of_ties": (COPY, "0xfffu + (size >> 13 & 1u)", 0, "0x1000u", "copy is wrong"),

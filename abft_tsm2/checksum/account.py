@@ -144,7 +144,7 @@ class Account:
             for name, dtype in (("s", acc), ("squares", acc), ("right_words", "uint64")):
                 self._add(name, dtype, rights, case.k, k)
         added = ("t0", "added2", "added_words") if case.C0 is not None else ()
-        stored = ("u", "u2") if case.split or not case.C.contiguous else ()
+        stored = ("u", "u2") if case.split else ()
         for name in ("t", "p2", "left_words", "tau", *added, *stored):
             self._add(name, "uint64" if name.endswith("words") else "float64", case.batch, case.m)
         self._add("lines", "uint32", case.batch, case.m)
@@ -175,14 +175,8 @@ class Account:
 
 def elements(address: int, n: int, dtype: Any) -> Array:
     """n elements of a GPU's memory that somebody else keeps."""
-    return matrix(address, (n,), None, dtype)
-
-
-def matrix(address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: Any) -> Array:
-    """An array of a GPU's memory that somebody else keeps; strides in bytes."""
     import cupy
 
     kind = np.dtype(dtype)
-    reach = int(np.prod(shape)) if strides is None else 1
-    memory = cupy.cuda.UnownedMemory(address, reach * kind.itemsize, None)
-    return cupy.ndarray(shape, kind, cupy.cuda.MemoryPointer(memory, 0), strides)
+    memory = cupy.cuda.UnownedMemory(address, n * kind.itemsize, None)
+    return cupy.ndarray((n,), kind, cupy.cuda.MemoryPointer(memory, 0))

@@ -5,23 +5,22 @@ A product is seen line by line as in `abft_tsm2.checksum.lines`: C (m lines of n
 bits; behind it, `Checker.verify` takes ``u = C v`` and compares it with t line by line, and `Checker.repair` lets
 kernels/repair.cu locate and repair what failed, and write down for the host what it found.
 
-Matrices whose lines are contiguous are read by kernels/line_sums.cu, the others by kernels/encode_both.cu.
+Matrices whose lines are contiguous are read by kernels/line_sums.cu, the others by kernels/across_sums.cu.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, dtype_name
-from abft_tsm2.checksum.account import Account, Case, Kept, Layout, Right, elements, matrix, padded
+from abft_tsm2.arrays import Array, dtype_name, to_host
+from abft_tsm2.checksum.account import Account, Case, Kept, Layout, Right, elements, padded
 from abft_tsm2.checksum.bounds import arithmetic, bound_factors, rigorous_factor
 from abft_tsm2.checksum.weights import weights
-from abft_tsm2.core.check_config import COLUMNS, SAMPLE, STATE, Equilibrate, Judge, Repair, line_sums
-from abft_tsm2.core.encode_both import encode_both
-from abft_tsm2.core.generated import Generated
+from abft_tsm2.core.across_config import AcrossPlan, across_sums
+from abft_tsm2.core.check_config import COLUMNS, SAMPLE, Equilibrate, Judge, Repair, line_sums
 from abft_tsm2.core.launch import device_of
 from abft_tsm2.core.launcher import Launch, Step, Value, Where
 from abft_tsm2.core.workspace import scratch
@@ -30,6 +29,9 @@ OPERANDS = ("L", "R", "C", "C0", "D")
 """Names under which steps look for addresses; "record" is where the repair writes what it found."""
 _OUTSTANDING = 64.0  # a row's weighted squares, in units of the mean that equilibrated columns give: look again
 _MEAN_SQUARE = sum((1 + h / 128) ** 2 for h in range(65)) / 65  # of a balanced weight
+
+
+_NONE = (0, 0, 0)
 
 
 class Sums(NamedTuple):
@@ -114,28 +116,33 @@ class Checker:
         """
         case, state = self.case, self.account.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
-        if not layout.contiguous:
-            return _AcrossMemory(name, layout, (p, q), dtype, (w, w2, case.acc), into, state, expected, fresh)
-        config = line_sums(
-            dtype,
-            p,
-            q,
-            self._multiprocessors,
-            acc=case.acc,
-            given=name == "L",
-            words=name != "C",
-            out=into.dtype,
-            width=layout.width,
-        )
         first = name == "R" and not expected  # the first look at R: its weights are from a sample
         outstanding = _OUTSTANDING * _MEAN_SQUARE * case.n / case.k if first and case.k >= 2 * SAMPLE else np.inf
         sizes = (self.account.at(memory, "parts"), -(-case.n // COLUMNS), self.account.at(memory, "sizes"))
-        values: tuple[Value, ...] = (
-            *(p, q, name, layout.rs, layout.step, w, w2, w_step, into.sums, into.squares, into.words, into.step),
-            *(float(outstanding), state, int(fresh), expected, *(sizes if first else (0, 0, 0))),
-        )
+        results = (*into[:3], into.step, float(outstanding), state, int(fresh), expected, *(sizes if first else _NONE))
         products = case.right_batch if name == "R" else case.batch
-        return Launch(config, (-(-p // config.lines), products), config.t1, values)
+        wanted = {"acc": case.acc, "given": name == "L", "words": name != "C", "out": into.dtype}
+        return self._over((name, layout, dtype), (p, q, products), (w, w2, w_step), results, wanted)
+
+    def _over(
+        self,
+        matrix: tuple[str, Layout, str],
+        counts: tuple[int, int, int],
+        right: tuple[int, int, int],
+        results: tuple[Value, ...],
+        wanted: dict[str, Any],
+    ) -> Step:
+        """A launch over the lines of a matrix: along memory or across it, as they lie."""
+        (name, layout, dtype), (p, q, products) = matrix, counts
+        if layout.contiguous:
+            config = line_sums(dtype, p, q, self._multiprocessors, width=layout.width, **wanted)
+            values: tuple[Value, ...] = (p, q, name, layout.rs, layout.step, *right, *results)
+            return Launch(config, (-(-p // config.lines), products), config.t1, values)
+        across = across_sums(dtype, p, q, self._multiprocessors, width=layout.width, products=products, **wanted)
+        plan = AcrossPlan.of(across, p, q, self._multiprocessors, products)
+        partial, tickets = scratch(plan.nbytes, plan.tickets)
+        values = (p, q, name, layout.cs, layout.step, *right, *results, plan.slice, partial.data.ptr, tickets.data.ptr)
+        return Launch(across, plan.grid, across.t1, values, (partial, tickets))
 
     def _operand(self, name: str) -> tuple[Layout, int, int, int, str]:
         """Layout, lines, positions, step of the weights, and type of R, L, C or C0."""
@@ -154,24 +161,14 @@ class Checker:
         """``u = C v``, and the verdict on each line unless the case is `split`: then `judge` has it."""
         case, right = self.case, self.account.right(memory) if kept is None else kept.right
         if "u" in self.account:
-            steps = [self._pass("C", memory, right.v, 0, self._lines(memory, "u", "u2", ""))]
-            return steps if case.split else steps + self.judge(memory, kept, alpha, beta)
-        config = line_sums(
-            case.out,
-            case.m,
-            case.n,
-            self._multiprocessors,
-            acc=case.acc,
-            verdict=True,
-            out=case.cast,
-            width=case.C.width,
-        )
-        values: tuple[Value, ...] = (
-            *(case.m, case.n, "C", case.C.rs, case.C.step, right.v, 0, self._v_step),
+            return [self._pass("C", memory, right.v, 0, self._lines(memory, "u", "u2", ""))]
+        results = (
             *self._bound(memory, right, alpha, beta),
-            *((0, 0, 0) if case.D is None else ("D", case.D.rs, case.D.step)),
+            *((0, 0, 0) if case.D is None else ("D", case.D.rs if case.D.contiguous else case.D.cs, case.D.step)),
         )
-        return [Launch(config, (-(-case.m // config.lines), case.batch), config.t1, values)]
+        counts, weights = (case.m, case.n, case.batch), (right.v, 0, self._v_step)
+        wanted = {"acc": case.acc, "verdict": True, "out": case.cast}
+        return [self._over(("C", case.C, case.out), counts, weights, results, wanted)]
 
     def judge(self, memory: int, kept: Kept | None, alpha: float, beta: float) -> list[Step]:
         """The verdict on sums that `verify` has stored."""
@@ -220,26 +217,30 @@ class Checker:
         """u (m, 1) of a single product whose case is `split`."""
         return self.account.array(memory, "u").T
 
-    def differences(self, then: int, now: int, kept: Kept | None, where: Where) -> list[str]:
-        """Where two accounts of the same product differ: "R", "L", "C0" for operands, "v", "s", "t", "u" for checksums.
+    def differences(self, then: int, now: int, kept: Kept | None, where: Where) -> dict[str, tuple[int, ...]]:
+        """Where two accounts of the same product differ: "R", "L", "C0" for operands, "v", "s", "t", "u" for checksums,
+        each with the places.
 
         Kernels add in a fixed order, so that what is not the same bit for bit is not the same. Synchronises.
         """
         names = {"R": ("right_words",), "L": ("left_words",), "C0": ("added_words",), "v": ("v", "sizes")}
         names |= {"s": ("s", "squares"), "t": ("t", "p2", "t0", "added2"), "u": ("u", "u2")}
-        found = [name for name, parts in names.items() if any(self._differs(then, now, part) for part in parts)]
-        if kept is not None:
-            found = [name for name in found if name not in "Rvs"]  # those of an encoded operand are its own
-            if self._changed(kept.right, where):
-                found.insert(0, "R")
-        return found
+        if kept is not None:  # what an encoded operand carries is its own
+            names = {name: parts for name, parts in names.items() if name not in "Rvs"}
+        found = {name: self._differing(then, now, parts) for name, parts in names.items()}
+        if kept is not None and self._changed(kept.right, where):
+            found["R"] = (0,)
+        return {name: places for name, places in found.items() if places}
 
-    def _differs(self, then: int, now: int, name: str) -> bool:
-        if name not in self.account:
-            return False
-        before, after = (self.account.array(memory, name) for memory in (then, now))
-        bits = f"u{before.itemsize}"
-        return bool((before.view(bits) != after.view(bits)).any())
+    def _differing(self, then: int, now: int, parts: tuple[str, ...]) -> tuple[int, ...]:
+        places: set[int] = set()
+        for name in parts:
+            if name in self.account:
+                before, after = (self.account.array(memory, name) for memory in (then, now))
+                bits = f"u{before.itemsize}"
+                different = (before.view(bits) != after.view(bits)).any(axis=0)
+                places.update(int(i) for i in to_host(different.nonzero()[0]))
+        return tuple(sorted(places))
 
     def _changed(self, right: Right, where: Where) -> bool:
         """Whether R is not what it was when it was encoded."""
@@ -252,53 +253,6 @@ class Checker:
         step = self._pass("R", memory.data.ptr, right.v, 0, into, expected=right.words)
         step(cupy.cuda.get_current_stream().ptr, where)
         return bool(self.account.array(memory.data.ptr, "state").view(cupy.uint32)[0, 1] & 2)
-
-
-class _AcrossMemory:
-    """The pass of kernels/line_sums.cu over lines that are not contiguous, of one matrix."""
-
-    def __init__(
-        self,
-        name: str,
-        layout: Layout,
-        shape: tuple[int, int],
-        dtype: str,
-        right: tuple[int, int, str],
-        into: Sums,
-        state: int,
-        expected: int,
-        fresh: bool,
-    ) -> None:
-        self._name, self._layout, self._shape, self._dtype = name, layout, shape, dtype
-        self._weights, self._into, self._state, self._expected, self._fresh = right, into, state, expected, fresh
-
-    def __call__(self, stream: int, where: Where) -> None:
-        import cupy
-
-        (p, q), (w, w2, acc), into = self._shape, self._weights, self._into
-        # Its columns are the lines.
-        X = matrix(where[self._name], (q, p), None, self._dtype)
-        X = cupy.ndarray((q, p), X.dtype, X.data, (self._layout.cs * X.itemsize, self._layout.rs * X.itemsize))
-        weight = elements(w, q, acc).astype("float64")
-        square = elements(w2, q, acc).astype("float64") if w2 else weight * weight
-        found = encode_both(
-            X,
-            Generated("ones"),
-            weight[:, None],
-            squares=(square, cupy.zeros(p)),
-            words=into.words != 0,
-            dtype="float64",
-        )
-        elements(into.sums, p, into.dtype)[...] = found.columns[0]
-        elements(into.squares, p, into.dtype)[...] = found.column_squares
-        if into.words:
-            elements(into.words, p, "uint64")[...] = found.column_words
-        flags = elements(self._state, 2, "uint32")
-        if self._fresh:
-            elements(self._state, STATE, "uint64")[...] = 0
-        if self._expected:
-            changed = (elements(into.words, p, "uint64") != elements(self._expected, p, "uint64")).any()
-            flags[1:] |= changed.astype("uint32") << 1
 
 
 def repair_bytes(config: Repair, k: int, n: int) -> int:

@@ -1,0 +1,175 @@
+"""One protected product on a GPU: everything queued in its order, and what the host makes of the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from abft_tsm2.arrays import Array
+from abft_tsm2.checksum.account import Kept
+from abft_tsm2.core import records
+from abft_tsm2.core.records import Record
+from abft_tsm2.operands import Problem, Task
+from abft_tsm2.protect import Hook
+from abft_tsm2.report import Fault, Report
+from abft_tsm2.verdicts import Facts, Verdict
+from abft_tsm2.ways import Operands, Program, Way
+from abft_tsm2.ways import run as run_steps
+
+ROUNDS = 3  # repairs that somebody undid before giving up
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All of a protected call but its arrays.
+
+    Attributes
+    ----------
+    way : Way
+    facts : Facts
+    kept : tuple of Kept or None
+        What operands carry that were encoded before, for each side.
+    alpha, beta : float
+    write : bool
+        Whether C may be repaired.
+    """
+
+    way: Way
+    facts: Facts
+    kept: tuple[Kept | None, ...]
+    alpha: float
+    beta: float
+    write: bool
+
+
+class Look(Protocol):
+    """What is done with a product that the kernels could not settle: `abft_tsm2.leftover.look_at`."""
+
+    def __call__(
+        self, call: Call, verdict: Verdict, program: Program, problem: Problem, task: Task | None, /
+    ) -> Report: ...
+
+
+class Call:
+    """One protected product, or a batch of them, on the current device and stream."""
+
+    def __init__(self, plan: Plan, operands: Operands, on_stage: Hook | None = None) -> None:
+        self.plan, self.operands, self.on_stage = plan, operands, on_stage
+
+    def stage(self, name: str, **arrays: Array) -> None:
+        if self.on_stage is not None:
+            self.on_stage(name, arrays)
+
+    # ---- what is queued ----
+
+    def queue(self, program: Program, stream: Any) -> list[Record]:
+        """Queue everything; the records are there when the stream has come so far."""
+        plan, o, here = self.plan, self.operands, stream.ptr
+        sides = plan.way.sides
+        where = [o.where(side) for side in sides]
+        if plan.way.beside:
+            fork, join, side = _beside(stream)
+            fork.record(stream)
+            side.wait_event(fork)
+            with side:
+                for i in range(len(sides)):
+                    run_steps(program.encode[i], side.ptr, where[i])
+            join.record(side)
+            self._multiply()
+            stream.wait_event(join)  # also before the account is somebody else's
+        else:
+            self.stage("inputs", A=o.A, B=o.B)
+            for i, checker in enumerate(plan.way.checkers):
+                run_steps(program.encode[i], here, where[i])
+                if self.on_stage is not None:
+                    s, t = checker.encoded(program.accounts[i], plan.kept[i])
+                    self.stage("encoded", A=o.A, B=o.B, s=s, t=t)
+            self._multiply()
+        return self._check(program, stream, where)
+
+    def _check(self, program: Program, stream: Any, where: list[dict[str, int]] | None = None) -> list[Record]:
+        """Queue the verdict of every side, and the repairs."""
+        plan, o, here = self.plan, self.operands, stream.ptr
+        where = where or [o.where(side) for side in plan.way.sides]
+        found = []
+        for i, checker in enumerate(plan.way.checkers):
+            run_steps(program.verify[i], here, where[i])
+            if self.on_stage is not None:
+                self.stage("verified", C=o.multiplied, u=checker.observed(program.accounts[i]))
+                run_steps(program.judge[i], here, where[i])
+            record = records.take()
+            where[i]["record"] = record.address
+            run_steps(program.repair[i], here, where[i])
+            found.append(record)
+        return found
+
+    def _multiply(self) -> None:
+        gemm, o, plan = self.plan.way.gemm, self.operands, self.plan
+        if gemm is None:
+            return
+        if o.C0 is not None:
+            o.multiplied[...] = o.C0
+        gemm(o.A, o.B, o.multiplied, plan.alpha, plan.beta)
+        self.stage("multiplied", C=o.multiplied)
+
+    # ---- what the host makes of it ----
+
+    def report(self, asked: Callable[[], tuple[Problem, Task | None]], look_at: Look) -> Report:
+        """Do it, wait for the verdict, and say how it went; `asked`: the problem, and the product of a batch;
+        `look_at`: what is done where the kernels could not settle it."""
+        import cupy
+
+        plan, stream = self.plan, cupy.cuda.get_current_stream()
+        key, program = plan.way.take(stream.ptr, plan.kept, plan.alpha, plan.beta, plan.write)
+        faults: list[tuple[int, Fault]] = []
+        try:
+            verdict = self._verdict(self.queue(program, stream), stream)
+            for _ in range(ROUNDS if self.on_stage is not None else 0):
+                if not (verdict.settled and verdict.repaired):
+                    break
+                faults += verdict.faults
+                self.stage("corrected", C=self.operands.multiplied)  # which may have changed it
+                verdict = self._verdict(self._check(program, stream), stream)
+            else:
+                if self.on_stage is not None:
+                    verdict.held = False
+            verdict.faults = faults + verdict.faults
+            return verdict.report() if verdict.settled else look_at(self, verdict, program, *asked())
+        finally:
+            plan.way.give(key, program)
+
+    def _verdict(self, found: list[Record], stream: Any) -> Verdict:
+        """Wait for records, and read them."""
+        for record in found:
+            record.bring(stream.ptr)
+        stream.synchronize()
+        verdict = Verdict(found, self.plan.facts)
+        for record in found:
+            record.free()
+        return verdict
+
+    def queued(self) -> list[Record]:
+        """Do it, and wait for nothing."""
+        import cupy
+
+        plan, stream = self.plan, cupy.cuda.get_current_stream()
+        key, program = plan.way.take(stream.ptr, plan.kept, plan.alpha, plan.beta, plan.write)
+        found = self.queue(program, stream)
+        plan.way.give(key, program)
+        return found
+
+
+_streams: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+
+
+def _beside(stream: Any) -> tuple[Any, Any, Any]:
+    """Two events and the stream on which what runs beside a stream's products is queued."""
+    import cupy
+
+    key = cupy.cuda.runtime.getDevice(), stream.ptr
+    found = _streams.get(key)
+    if found is None:
+        events = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        found = _streams[key] = (*events, cupy.cuda.Stream(non_blocking=True))
+    return found

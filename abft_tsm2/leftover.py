@@ -1,0 +1,102 @@
+"""What the kernels leave to the host: everything wrong, a checksum that was hit, an operand that changed, patterns of
+rounding. It is looked at by `abft_tsm2.protect.Product`, the procedure of every other array."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from abft_tsm2.arrays import Array
+from abft_tsm2.calls import ROUNDS, Call
+from abft_tsm2.operands import Problem, Task
+from abft_tsm2.protect import Product
+from abft_tsm2.report import Fault, Report, Status
+from abft_tsm2.verdicts import Verdict
+from abft_tsm2.ways import Program
+from abft_tsm2.ways import run as run_steps
+
+
+def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, task: Task | None) -> Report:
+    """The report of a call that the kernels could not settle; `program` holds what they found.
+
+    Synchronises with the host many times.
+    """
+    facts, operands = call.plan.facts, call.operands
+    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        changed, hit = _differences(call, program)
+        tasks = [task] if task is not None else list(problem.tasks())
+        reports = [_Look(one, problem, call, changed, hit, verdict).report() for one in tasks]
+        if operands.wide is not None:
+            operands.C[...] = operands.wide  # whatever was repaired
+    return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
+
+
+def _differences(call: Call, program: Program) -> tuple[set[str], Fault | None]:
+    """Which of A, B and c are not what was encoded, and which checksum is not what it was: encode again."""
+    import cupy
+
+    plan, stream = call.plan, cupy.cuda.get_current_stream().ptr
+    again = Program(plan.way, plan.kept, plan.alpha, plan.beta, False)
+    changed: set[str] = set()
+    hit = None
+    for i, checker in enumerate(plan.way.checkers):
+        where = call.operands.where(plan.way.sides[i])
+        run_steps(again.encode[i], stream, where)
+        if call.on_stage is not None:
+            run_steps(again.verify[i], stream, where)
+        found = checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where)
+        left, right = "AB" if plan.way.sides[i] == "rows" else "BA"
+        changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in found if name in ("L", "R", "C0")}
+        for name in ("v", "s", "t", "u"):
+            if name in found and hit is None:
+                places = found[name]
+                hit = Fault(name, "checksum", places[:1000], (), len(places), float("nan"), "computed again")
+    return changed, hit
+
+
+class _Look(Product):
+    """A product that the kernels could not settle, looked at as any other."""
+
+    def __init__(
+        self, task: Task, problem: Problem, call: Call, changed: set[str], hit: Fault | None, verdict: Verdict
+    ) -> None:
+        wide = call.operands.wide
+        if wide is not None:
+            task = replace(task, C=wide if wide.ndim == 2 else wide[task.index])
+        plan = call.plan
+        super().__init__(task, problem, plan.facts.operation, None, plan.write, np.geterr())
+        self.differing, self.hit, self.verdict, self._corrected = changed, hit, verdict, call.on_stage
+
+    def stage(self, name: str, **arrays: Array) -> None:
+        """Only what was not told before."""
+        if name == "corrected" and self._corrected is not None:
+            self._corrected(name, arrays)
+
+    def report(self) -> Report:
+        intact = self.look_after_encoded()
+        if self.differing:
+            self.changed = set(self.differing)
+            if intact and (Status.CORRECTED in self.statuses or self.restore_changed()):
+                self.product()  # with the restored operands, once
+            elif Status.INPUT_CHANGED not in self.statuses:
+                self.statuses.append(Status.INPUT_CHANGED)
+            return self.summary()
+        self.settle([self.encode(side) for side in self.verdict.facts.sides])
+        if self.hit is not None:
+            self.statuses.append(Status.CHECKSUM_FAULT)
+            self.faults.append(self.hit)
+        index = self.task.index[0] if self.task.index and self.verdict.facts.products is not None else 0
+        repaired = [fault for product, fault in self.verdict.faults if product == index]
+        if repaired and self.write:  # by the kernels, before they left the rest to the host
+            self.statuses.append(Status.CORRECTED)
+            self.faults += repaired
+        if not self.verdict.held:
+            self.statuses.append(Status.UNCORRECTABLE)
+            self.reasons.append(
+                f"{ROUNDS} repairs did not hold: the machine is damaging data faster than it can be recomputed"
+            )
+        report = self.summary()
+        if report.status is Status.CLEAN:  # what the kernels suspected, and nobody else does
+            report = replace(report, suspicions=max(report.suspicions, self.verdict.flagged))
+        return report

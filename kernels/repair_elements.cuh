@@ -1,0 +1,200 @@
+// Stages 5 and 6 of repair.cu: elements are computed again and replaced, and their lines checked again.
+#pragma once
+#include "repair_problem.cuh"
+
+constexpr int SHARE = 4, PAIR = 2;  // lines and columns that are computed again together
+constexpr int FEW = 64;             // elements of a group that are better computed one by one
+constexpr int PER_WARP = TURNED ? 2 * SHARE * PAIR : 2 * SHARE * 32;  // sums of a warp in stage 5
+
+// ---- stage 5: C(lines, candidates) of a group again -----------------------------------------------------------------
+
+// With sum = L(i, :) R(:, j) and size = |L(i, :)| |R(:, j)|, judges C(i, j), i being line `place`, and replaces it.
+INLINE void judge(const Problem& p, int g, int place, Index j, double sum, double size) {
+  const int lines = p.first(g + 1) - p.first(g);
+  const Index line = p.line(place);
+  const double c0 = p.beta != 0 ? p.beta * fresh(p.added(line, j)) : 0.0;
+  const double exact = p.alpha * sum + c0, s = fabs(p.alpha) * size + fabs(c0), found = fresh(p.result(line, j));
+  const C_TYPE made = narrowed(exact, C_TYPE());  // 16 bits by way of float: rounded twice, by half a unit and a bit
+  const double value = widened(made);
+  if (found == value || (found != found && value != value)) return;
+  // Errors of the lines of a group may have cancelled in its z: its usual one is that much more for one line.
+  const double outlier = OUTLIER * __ldcg(p.fixed->usual + g) * sqrt(double(lines)) * p.unit_roundoff * s;
+  const double excess = fabs(found - exact) - p.out_roundoff * fabs(exact) - p.underflow;
+  if (finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s && excess <= outlier) return;
+  // Where magnitudes overflow, what is not finite may be what honest arithmetic gives: for the host to see.
+  const double largest = p.unit_roundoff > 1e-12 ? 0x1.fffffep127 : 0x1.fffffffffffffp1023;
+  if (!finite(s) || (!finite(found) && s >= largest / 2)) {
+    atomicAdd(p.state + UNRESOLVED, 1ull);
+    return;
+  }
+  *const_cast<C_TYPE*>(p.result(line, j)) = made;
+  if (p.cast != nullptr)
+    p.cast[line / p.m * p.d_step + line % p.m * p.d_rs + j * p.d_cs] = narrowed(widened(made), D_TYPE());
+  atomicAdd(p.fixed->hits + place, 1u);
+  const Bits number = atomicAdd(p.state + WRONG, 1ull);
+  if (number >= LOG) return;
+  Bits* log = p.fixed->log + 3 * number;
+  log[0] = Bits(j) << 32 | Bits(line);
+  log[1] = same_bits<Bits>(found);
+  log[2] = same_bits<Bits>(value);
+}
+
+// What the warps of a block have of ROWS x COLUMNS elements, from line `place` and candidate `at` on, is judged.
+template <int ROWS, int COLUMNS>
+INLINE void judge_all(const Problem& p, int g, int place, int at, const double* pool) {
+  const int last = p.first(g + 1), candidates = int(__ldcg(p.fixed->candidates + g));
+  __syncthreads();
+  for (int x = threadIdx.x; x < ROWS * COLUMNS; x += T1) {
+    const int i = place + x / COLUMNS, c = at + x % COLUMNS;
+    if (i >= last || c >= candidates) continue;
+    double sum = 0, size = 0;
+    for (int w = 0; w < WARPS; w++) {
+      sum += pool[(w * ROWS * COLUMNS + x) * 2];
+      size += pool[(w * ROWS * COLUMNS + x) * 2 + 1];
+    }
+    judge(p, g, i, __ldcg(p.columns(g) + c), sum, size);
+  }
+}
+
+// The threads of a block share l.
+template <int ROWS, int COLUMNS>
+INLINE void recompute(const Problem& p, int g, int place, int at, double* pool) {
+  const int last = p.first(g + 1) - 1, candidates = int(__ldcg(p.fixed->candidates + g));
+  const A_TYPE *left[ROWS], *right[COLUMNS];
+  double sum[ROWS * COLUMNS * 2];
+#pragma unroll
+  for (int x = 0; x < ROWS * COLUMNS * 2; x++) sum[x] = 0;
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) left[i] = p.left(p.line(min(place + i, last))) + threadIdx.x * p.l_cs;
+#pragma unroll
+  for (int c = 0; c < COLUMNS; c++)
+    right[c] = p.R + p.line(place) / p.m * p.r_step + threadIdx.x * p.r_rs +
+               __ldcg(p.columns(g) + min(at + c, candidates - 1)) * p.r_cs;
+#pragma unroll(ROWS * COLUMNS == 1 ? 8 : 2)
+  for (Index l = threadIdx.x; l < p.k; l += T1) {
+    double x[ROWS], r[COLUMNS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++, left[i - 1] += T1 * p.l_cs) x[i] = widened(*left[i]);
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++, right[c - 1] += T1 * p.r_rs) r[c] = widened(*right[c]);
+#pragma unroll
+    for (int y = 0; y < ROWS * COLUMNS; y++) {
+      sum[2 * y] += x[y / COLUMNS] * r[y % COLUMNS];
+      sum[2 * y + 1] += fabs(x[y / COLUMNS] * r[y % COLUMNS]);
+    }
+  }
+#pragma unroll
+  for (int x = 0; x < ROWS * COLUMNS * 2; x++) {
+    const double total = over_lanes(sum[x]);
+    if (threadIdx.x % 32 == 0) pool[threadIdx.x / 32 * (ROWS * COLUMNS * 2) + x] = total;
+  }
+  judge_all<ROWS, COLUMNS>(p, g, place, at, pool);
+}
+
+#if !TURNED
+// A column a lane, so that neighbouring ones are read together; the warps share l, 32 of them at a time.
+INLINE void recompute_wide(const Problem& p, int g, int place, int at, double* pool) {
+  constexpr int LOADS = sizeof(A_TYPE) == 8 ? 16 : 32;
+  const int last = p.first(g + 1) - 1, candidates = int(__ldcg(p.fixed->candidates + g));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Index share = pieces(pieces(p.k, 32), WARPS) * 32, end = smaller((warp + 1) * share, p.k);
+  const A_TYPE* right = p.R + p.line(place) / p.m * p.r_step +
+                        __ldcg(p.columns(g) + min(at + lane, candidates - 1)) * p.r_cs + warp * share * p.r_rs;
+  const A_TYPE* left[SHARE];
+  double sum[SHARE][2];
+#pragma unroll
+  for (int i = 0; i < SHARE; i++) {
+    left[i] = p.left(p.line(min(place + i, last)));
+    sum[i][0] = sum[i][1] = 0;
+  }
+#pragma unroll 1
+  for (Index l = warp * share; l < end; l += 32) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < SHARE; i++)
+      pool[(warp * 32 + lane) * SHARE + i] = l + lane < end ? double(widened(left[i][(l + lane) * p.l_cs])) : 0.0;
+    __syncwarp();
+#pragma unroll 1
+    for (int begin = 0; begin < 32; begin += LOADS) {
+      A_TYPE r[LOADS];
+#pragma unroll
+      for (int a = 0; a < LOADS; a++, right += p.r_rs) r[a] = l + begin + a < end ? *right : A_TYPE();
+#pragma unroll
+      for (int a = 0; a < LOADS; a++)
+#pragma unroll
+        for (int i = 0; i < SHARE; i += 2) {
+          const double2 x = *reinterpret_cast<const double2*>(&pool[(warp * 32 + begin + a) * SHARE + i]);
+          const double y = x.x * double(widened(r[a])), z = x.y * double(widened(r[a]));
+          sum[i][0] += y;
+          sum[i][1] += fabs(y);
+          sum[i + 1][0] += z;
+          sum[i + 1][1] += fabs(z);
+        }
+    }
+  }
+  __syncthreads();  // the pool is for sums from here on
+#pragma unroll
+  for (int x = 0; x < SHARE * 2; x++) pool[((warp * SHARE + x / 2) * 32 + lane) * 2 + x % 2] = sum[x / 2][x % 2];
+  judge_all<SHARE, 32>(p, g, place, at, pool);
+}
+#endif
+
+// How many columns of a group are computed together, and in how many items all of them are.
+INLINE int together(Index lines, Index candidates) {
+  return lines * candidates <= FEW ? 1 : !TURNED && candidates > 8 ? 32 : PAIR;
+}
+INLINE Index items_of_group(const Problem& p, int g) {
+  const Index lines = p.first(g + 1) - p.first(g), candidates = __ldcg(p.fixed->candidates + g);
+  const int columns = together(lines, candidates);
+  return pieces(lines, columns == 1 ? 1 : SHARE) * pieces(candidates, columns);
+}
+
+INLINE void recompute_any(const Problem* problem, Index item, double* pool) {
+  const Problem& p = problem[0];
+  int g = 0;
+  for (Index items = items_of_group(p, 0); item >= items; items = items_of_group(p, ++g)) item -= items;
+  const int lines = p.first(g + 1) - p.first(g), columns = together(lines, __ldcg(p.fixed->candidates + g));
+  const int rows = columns == 1 ? 1 : SHARE, strips = int(pieces(lines, rows));
+  const int place = p.first(g) + int(item % strips) * rows, at = int(item / strips) * columns;
+  if (columns == 1) recompute<1, 1>(p, g, place, at, pool);
+  if (columns == PAIR) recompute<SHARE, PAIR>(p, g, place, at, pool);
+#if !TURNED
+  if (columns == 32) recompute_wide(p, g, place, at, pool);
+#endif
+}
+
+// ---- stage 6: |C(i, :) v - alpha t_i - beta t0_i| <= tau_i, as `bounds.statistical_bound` has it --------------------
+
+INLINE void verify(const Problem* problem, int place, double* pool) {
+  const Problem& p = problem[0];
+  const Index line = p.line(place), product = line / p.m;
+  const ACC* v = p.v + product * p.v_step;
+  double u = 0, squares = 0;
+#pragma unroll 4
+  for (Index j = threadIdx.x; j < p.n; j += T1) {
+    const double x = fresh(p.result(line, j)) * double(v[j]);
+    u += x;
+    squares += x * x;
+  }
+  u = over_lanes(u);
+  squares = over_lanes(squares);
+  if (threadIdx.x % 32 == 0) {
+    pool[threadIdx.x / 32 * 2] = u;
+    pool[threadIdx.x / 32 * 2 + 1] = squares;
+  }
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int w = 1; w < WARPS; w++) {
+    u += pool[2 * w];
+    squares += pool[2 * w + 1];
+  }
+  const double residual = fabs(u - p.alpha * p.t[line] - (p.beta != 0 ? p.beta * p.t0[line] : 0.0));
+  const double least = p.underflow * p.sizes[p.v_step ? 2 * product : 0];
+  const double products = fabs(p.alpha) * sqrt(p.p2[line]);
+  const double added = p.added2 != nullptr ? fabs(p.beta) * sqrt(p.added2[line]) : 0.0;
+  const double norm = sqrt(squares), largest = p.k_root * products + 1.01 * added + least;
+  const double stored = norm < largest ? norm : largest, scale = products > added ? products : added;
+  const double tau =
+      p.factor * (scale > stored ? scale : stored) + p.input_factor * products + p.out_factor * stored + least;
+  if (!(residual <= tau && finite(tau)) || __ldcg(p.fixed->hits + place) == 0) atomicAdd(p.state + UNRESOLVED, 1ull);
+}

@@ -1,0 +1,339 @@
+// Stages 0 to 4 of repair.cu: which columns of the flagged lines have wrong elements, by one read of R.
+#pragma once
+#include "repair_problem.cuh"
+
+constexpr int LEAST = 2 * (1023 - 16);     // bins of z are two an octave, from 2^-16 on
+constexpr int OWN = 2, STRIPE = OWN * T1;  // columns of a thread and of a block in stage 2
+// Rows of R between two barriers. Where columns are contiguous: 64 bytes of each, through shared memory.
+constexpr int DEEP = TURNED ? 64 / int(sizeof(A_TYPE)) : 128;
+constexpr int APART = STRIPE + 2;          // elements from row to row in shared memory
+constexpr int TILE = TURNED ? DEEP * APART : 1;
+static_assert(CAP >= GROUPS * BINS, "stage 4 keeps all bins");
+
+INLINE Bits hashed(Bits x) {  // the finalizer of SplitMix64, as in generated.cuh
+  Bits z = (x + 1) * 0x9E3779B97F4A7C15ull;
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+  return z ^ z >> 31;
+}
+
+INLINE double weight(Index line, int lines) {
+  if (lines == 1) return 1;
+  const Bits z = hashed(line);
+  const double size = 1 + double(z & 0x7fffffffu) * 0x1p-32;
+  return z >> 63 ? -size : size;
+}
+
+// Odd, so that no change of one row of R is lost modulo 2^64; of several only by chance.
+INLINE Bits multiplier(Index l, int pass) { return hashed(Bits(l) + (Bits(pass) << 48)) | 1; }
+
+// The sum over a block, for its first thread.
+INLINE Bits over_block(Bits x, Bits* word_sums) {
+  x = over_lanes(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) word_sums[threadIdx.x / 32] = x;
+  __syncthreads();
+  Bits sum = 0;
+  for (int w = 0; w < WARPS && threadIdx.x == 0; w++) sum += word_sums[w];
+  return sum;
+}
+
+// ---- stage 0: order(rank of line) = line, T1 lines an item; and what is counted begins with 0 -----------------------
+
+INLINE void sort_lines(const Problem* problem, Index item, unsigned* keys) {
+  const Problem& p = problem[0];
+  for (int x = threadIdx.x; x < p.flagged; x += T1) keys[x] = p.lines[x];
+  __syncthreads();
+  const int mine = int(item) * T1 + threadIdx.x;
+  if (mine < p.flagged) {
+    const unsigned line = keys[mine];
+    int rank = 0;
+#pragma unroll 4
+    for (int x = 0; x < p.flagged; x++) {
+      const unsigned other = keys[x];
+      rank += other < line || (other == line && x < mine);
+    }
+    p.fixed->order[rank] = line;
+    p.fixed->hits[mine] = 0;
+  }
+  for (int x = threadIdx.x; x < GROUPS * BINS && item == 0; x += T1) p.fixed->bins[x] = 0;
+}
+
+// ---- stage 1 --------------------------------------------------------------------------------------------------------
+
+// y_g(l), a_g(l) for T1 of l
+INLINE void gather_left(const Problem& p, int g, Index l) {
+  if (l >= p.k) return;
+  const int first = p.first(g), lines = p.first(g + 1) - first;
+  double y = 0, a = 0;
+#pragma unroll 4
+  for (int i = 0; i < lines; i++) {
+    const Index line = p.line(first + i);
+    const double x = weight(line, lines) * double(widened(p.left(line)[l * p.l_cs]));
+    y += x;
+    a += fabs(x);
+  }
+  p.sides[l * p.groups + g] = {y, a};
+}
+
+// D_g(j), sum_i |w_i beta C0(i, j)|, sum_i |w_i C(i, j)| for T1 of j
+INLINE void gather_result(const Problem& p, int g, Index j) {
+  if (j >= p.n) return;
+  const int first = p.first(g), lines = p.first(g + 1) - first;
+  double d = 0, before = 0, now = 0;
+#pragma unroll 4
+  for (int i = 0; i < lines; i++) {
+    const Index line = p.line(first + i);
+    const double w = weight(line, lines), c = w * fresh(p.result(line, j));
+    const double c0 = p.beta != 0 ? w * p.beta * fresh(p.added(line, j)) : 0.0;
+    d += c - c0;
+    before += fabs(c0);
+    now += fabs(c);
+  }
+  p.sums[g * p.n + j] = d;
+  p.sums[(GROUPS + g) * p.n + j] = before;
+  p.sums[(2 * GROUPS + g) * p.n + j] = now;
+}
+
+INLINE void check_left(const Problem& p, int place, Bits* word_sums) {
+  const Index line = p.line(place);
+  const A_TYPE* at = p.left(line);
+  Bits sum = 0;
+#pragma unroll 8
+  for (Index l = threadIdx.x; l < p.k; l += T1) sum += pattern(at[l * p.l_cs]);
+  sum = over_block(sum, word_sums);
+  if (threadIdx.x == 0 && sum != p.left_words[line]) atomicAdd(p.state + CHANGED, 1ull);
+}
+
+INLINE void gather(const Problem* problem, Index item, Bits* word_sums) {
+  const Problem& p = problem[0];
+  const Index left = p.groups * p.k_pieces, both = left + p.groups * p.n_pieces;
+  if (item < left)
+    gather_left(p, int(item / p.k_pieces), item % p.k_pieces * T1 + threadIdx.x);
+  else if (item < both)
+    gather_result(p, int((item - left) / p.n_pieces), (item - left) % p.n_pieces * T1 + threadIdx.x);
+  else
+    check_left(p, int(item - both), word_sums);
+}
+
+// ---- stage 2: (y R, a |R|)(groups, stripe) over a slab of rows, of COUNT groups -------------------------------------
+
+template <int COUNT>
+INLINE void add_row(double (&sum)[OWN][COUNT][2], Bits& word, const A_TYPE (&r)[OWN], int l, const double* pool,
+                    const Bits* factors) {
+  const Bits factor = factors[l];
+  double x[OWN];
+#pragma unroll
+  for (int c = 0; c < OWN; c++) {
+    x[c] = widened(r[c]);
+    word += factor * pattern(r[c]);
+  }
+#pragma unroll
+  for (int g = 0; g < COUNT; g++) {
+    const double2 side = *reinterpret_cast<const double2*>(&pool[(l * COUNT + g) * 2]);
+#pragma unroll
+    for (int c = 0; c < OWN; c++) {
+      sum[c][g][0] += side.x * x[c];
+      sum[c][g][1] += side.y * fabs(x[c]);
+    }
+  }
+}
+
+// r = R(l : l + AHEAD, the thread's columns), `at` being the first element; zero after so many rows and columns.
+template <int AHEAD>
+INLINE void load_rows(A_TYPE (&r)[AHEAD][OWN], const A_TYPE*& at, Index down, Index right, Index rows, Index columns) {
+#pragma unroll
+  for (int a = 0; a < AHEAD; a++, at += down)
+#pragma unroll
+    for (int c = 0; c < OWN; c++) r[a][c] = a < rows && c * T1 < columns ? at[c * right] : A_TYPE();
+}
+
+template <int COUNT>
+INLINE void multiply(const Problem* problem, Index item, int pass, double* pool, A_TYPE* tile, Bits* factors,
+                     Bits* word_sums) {
+  const Problem& p = problem[0];
+  const int first = p.passes() > 1 ? pass : 0, count = p.passes() > 1 ? 1 : p.groups;
+  const Index product = p.line(p.first(first)) / p.m, slab = item / p.stripes, stripe = item % p.stripes;
+  const Index begin = slab * p.depth, end = smaller(begin + p.depth, p.k), column = stripe * STRIPE + threadIdx.x;
+  const A_TYPE* R = p.R + product * p.r_step;
+  constexpr int AHEAD = TURNED ? (sizeof(A_TYPE) == 8 ? 4 : 8) : COUNT == 1 ? 16 : 8;
+  A_TYPE r[AHEAD][OWN];
+  double sum[OWN][COUNT][2];
+  Bits word = 0;
+#pragma unroll
+  for (int x = 0; x < OWN * COUNT * 2; x++) sum[x / (2 * COUNT)][x / 2 % COUNT][x % 2] = 0;
+#if !TURNED
+  const A_TYPE* at = R + begin * p.r_rs + column * p.r_cs;
+  load_rows(r, at, p.r_rs, T1 * p.r_cs, end - begin, p.n - column);
+#endif
+
+#pragma unroll 1
+  for (Index panel = begin; panel < end; panel += DEEP) {
+    const int rows = int(smaller(DEEP, end - panel));
+    __syncthreads();
+#pragma unroll 2
+    for (int x = threadIdx.x; x < DEEP * COUNT; x += T1) {
+      const int l = x / COUNT, g = x % COUNT;
+      double2 side = {0, 0};
+      if (l < rows && g < count) side = __ldcg(p.sides + (panel + l) * p.groups + first + g);
+      pool[2 * x] = side.x;
+      pool[2 * x + 1] = side.y;
+    }
+#pragma unroll 1
+    for (int l = threadIdx.x; l < DEEP; l += T1) factors[l] = multiplier(panel + l, pass);
+#if TURNED
+    // tile = R(panel : panel + DEEP, stripe): neighbouring threads read what is contiguous
+#pragma unroll 8
+    for (int x = threadIdx.x; x < DEEP * STRIPE; x += T1) {
+      const Index l = x % DEEP, j = stripe * STRIPE + x / DEEP;
+      tile[l * APART + x / DEEP] = l < rows && j < p.n ? R[(panel + l) * p.r_rs + j * p.r_cs] : A_TYPE();
+    }
+#endif
+    __syncthreads();
+#pragma unroll 1
+    for (int l = 0; l < rows; l += AHEAD) {
+#if TURNED
+#pragma unroll
+      for (int x = 0; x < AHEAD * OWN; x++)
+        r[x / OWN][x % OWN] = tile[(l + x / OWN) * APART + x % OWN * T1 + threadIdx.x];
+#pragma unroll
+      for (int a = 0; a < AHEAD; a++) add_row<COUNT>(sum, word, r[a], l + a, pool, factors);
+#else
+      A_TYPE now[AHEAD][OWN];  // while the next rows are on their way from memory
+#pragma unroll
+      for (int x = 0; x < AHEAD * OWN; x++) now[x / OWN][x % OWN] = r[x / OWN][x % OWN];
+      load_rows(r, at, p.r_rs, T1 * p.r_cs, end - panel - l - AHEAD, p.n - column);
+#pragma unroll
+      for (int a = 0; a < AHEAD; a++) add_row<COUNT>(sum, word, now[a], l + a, pool, factors);
+#endif
+    }
+  }
+
+#pragma unroll
+  for (int c = 0; c < OWN; c++) {
+    const Index j = column + c * T1;
+    if (j >= p.n) continue;
+#pragma unroll
+    for (int g = 0; g < COUNT; g++) {
+      double* at = p.parts + (slab * GROUPS + first + g) * 2 * p.n + j;
+      if (g < count) at[0] = sum[c][g][0];
+      if (g < count) at[p.n] = sum[c][g][1];
+    }
+  }
+  // 0 = sum_l multiplier(l) (bits of R(l, :) - what they were), over all items
+  if (p.right_words == nullptr) return;
+#pragma unroll 1
+  for (Index l = begin + threadIdx.x; l < end && stripe == 0; l += T1)
+    word -= multiplier(l, pass) * p.right_words[product * p.w_step + l];
+  word = over_block(word, word_sums);
+  if (threadIdx.x == 0) atomicAdd(p.state + WORDS, word);
+}
+
+INLINE void multiply_any(const Problem* problem, Index item, double* pool, A_TYPE* tile, Bits* factors,
+                         Bits* word_sums) {
+  const Problem& p = problem[0];
+  const Index each = p.stripes * p.slabs;
+  if (p.groups == 1 || p.passes() > 1)
+    multiply<1>(problem, item % each, int(item / each), pool, tile, factors, word_sums);
+  else
+    multiply<GROUPS>(problem, item, 0, pool, tile, factors, word_sums);
+}
+
+// ---- stage 3: z of T1 columns of a group ----------------------------------------------------------------------------
+
+INLINE void compare(const Problem* problem, Index item, unsigned* keys) {
+  const Problem& p = problem[0];
+  const int g = int(item / p.n_pieces);
+  const Index j = item % p.n_pieces * T1 + threadIdx.x;
+  for (int x = threadIdx.x; x < BINS; x += T1) keys[x] = 0;
+  __syncthreads();
+  if (j < p.n) {
+    double e = 0, s = 0;
+#pragma unroll 8
+    for (Index slab = 0; slab < p.slabs; slab++) {
+      const double* at = p.parts + (slab * GROUPS + g) * 2 * p.n + j;
+      e += __ldcg(at);
+      s += __ldcg(at + p.n);
+    }
+    const int lines = p.first(g + 1) - p.first(g);
+    const double* sums = p.sums + g * p.n + j;
+    e = __ldcg(sums) - p.alpha * e;
+    s = fabs(p.alpha) * s + __ldcg(sums + GROUPS * p.n);
+    // What storing C has rounded follows from C: one per cent more, since that was rounded itself.
+    const double stored = 1.01 * p.out_roundoff * __ldcg(sums + 2 * GROUPS * p.n);
+    const double excess = fabs(e) - stored - p.underflow * (lines > 1 ? 1.5 * lines : 1);
+    double z = excess <= 0 ? 0 : excess / (p.unit_roundoff * s);
+    if (!(excess <= p.rigorous * (1 + p.out_roundoff) * s && finite(s))) z = infinity();
+    p.sums[g * p.n + j] = z;
+    const int bin = int(same_bits<Bits>(z) >> 51) - LEAST;
+    atomicAdd(&keys[bin < 0 ? 0 : bin < BINS ? bin : BINS - 1], 1u);
+  }
+  __syncthreads();
+  for (int x = threadIdx.x; x < BINS; x += T1) {
+    const unsigned count = keys[x];
+    if (count) atomicAdd(p.fixed->bins + g * BINS + x, count);
+  }
+}
+
+// ---- stage 4: the candidates of a group, in ascending order ---------------------------------------------------------
+
+INLINE void list_candidates(const Problem* problem, int g, double* pool, unsigned* keys) {
+  const Problem& p = problem[0];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int x = threadIdx.x; x < p.groups * BINS; x += T1) keys[x] = __ldcg(p.fixed->bins + x);
+  __syncthreads();
+  if (threadIdx.x < p.groups) {  // the upper end of the bin that nine tenths of the columns reach to
+    const int first = threadIdx.x * BINS;
+    int bin = 0;
+    Index below = keys[first];
+    while (below <= (p.n - 1) * 9 / 10 && bin < BINS - 1) below += keys[first + ++bin];
+    const double upper = bin == BINS - 1 ? 1e300 : same_bits<double>(Bits(LEAST + bin + 1) << 51);
+    const double usual = upper > 1 ? upper : 1;
+    pool[threadIdx.x] = OUTLIER * usual;
+    if (threadIdx.x == g) p.fixed->usual[g] = usual;
+  }
+  __syncthreads();
+  const double limit = pool[g];
+  // Faults in one column may cancel in a group up to what rounding to 16 bits explains: others tell of them.
+  const int others = p.out_roundoff > 0 ? p.groups : 0;
+  unsigned count = 0;
+#pragma unroll 1
+  for (Index panel = 0; panel < p.n; panel += 32 * T1) {
+    unsigned marks = 0;  // of columns panel + 32 threadIdx.x + bit
+#pragma unroll 8
+    for (int word = 0; word < 32; word++) {
+      const Index j = panel + warp * 1024 + word * 32 + lane;
+      bool marked = j < p.n && !(__ldcg(p.sums + g * p.n + j) <= limit);
+      int votes = 0;
+#pragma unroll 1
+      for (int other = 0; other < others && j < p.n; other++)
+        votes += !(__ldcg(p.sums + other * p.n + j) <= pool[other]);
+      marked = marked || 2 * votes > p.groups;
+      unsigned gathered = marked ? 1u << lane : 0u;
+#pragma unroll
+      for (int bit = 1; bit < 32; bit *= 2) gathered |= __shfl_xor_sync(~0u, gathered, bit);
+      if (word == lane) marks = gathered;
+    }
+    unsigned mine = 0;
+    for (unsigned rest = marks; rest; rest &= rest - 1) mine++;
+    unsigned place = mine;  // of the last one, by the threads before in the warp
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const unsigned other = __shfl_up_sync(~0u, place, lanes);
+      if (lane >= lanes) place += other;
+    }
+    __syncthreads();
+    if (lane == 31) keys[warp] = place;
+    __syncthreads();
+    place += count - mine;
+#pragma unroll 1
+    for (int w = 0; w < WARPS; w++) {
+      const unsigned of_warp = keys[w];
+      place += w < warp ? of_warp : 0;
+      count += of_warp;
+    }
+    for (int bit = 0; bit < 32 && marks >> bit; bit++)
+      if (marks >> bit & 1) p.columns(g)[place++] = unsigned(panel + threadIdx.x * 32 + bit);
+  }
+  if (threadIdx.x == 0) p.fixed->candidates[g] = count;
+}

@@ -1,0 +1,81 @@
+// What the stages of repair.cu share: the problem, the first part of scratch, and what it is read with.
+#pragma once
+#include "sums.cuh"
+
+constexpr int WARPS = T1 / 32;
+constexpr int CAP = 2048, GROUPS = 8, LOG = 1024;
+constexpr int BINS = 128;      // of z
+constexpr double OUTLIER = 8;  // times further off than the usual is wrong
+
+enum State { FLAGGED, CLOSEST, TICKETS, DONE, CHANGED, WORDS, WRONG, UNRESOLVED };  // words of `state`
+
+struct Fixed {  // the first part of scratch
+  unsigned order[CAP], hits[CAP];  // lines in ascending order; wrong elements of each
+  unsigned bins[GROUPS * BINS], candidates[GROUPS];
+  double usual[GROUPS];  // z of nine tenths of the columns
+  Bits log[3 * LOG];
+};
+
+struct Problem {
+  Index m, k, n, batch;
+  const A_TYPE* L;
+  Index l_rs, l_cs, l_step;
+  const A_TYPE* R;
+  Index r_rs, r_cs, r_step;
+  C_TYPE* C;
+  Index c_rs, c_cs, c_step;
+  D_TYPE* cast;
+  Index d_rs, d_cs, d_step;
+  const C_TYPE* C0;
+  Index c0_rs, c0_cs, c0_step;
+  double alpha, beta;
+  const ACC* v;
+  Index v_step;
+  const double *t, *t0, *p2, *added2;
+  double factor, input_factor, out_factor, k_root;
+  const Bits *left_words, *right_words;
+  Index w_step;
+  double unit_roundoff, rigorous, out_roundoff, underflow;
+  const double* sizes;
+  const unsigned* lines;
+  Bits* state;
+  int flagged, groups;
+  Index k_pieces, n_pieces, stripes, slabs, depth;  // depth: rows of R in a slab
+  Fixed* fixed;
+  double2* sides;  // (y_g(l), a_g(l)) at l groups + g
+  double* sums;    // D, |C0| and |C| of GROUPS, n columns each; then z in place of D, candidates of |C0|
+  double* parts;   // of (y_g R, a_g |R|)(j) of slab s: ((s GROUPS + g) 2 + q) n + j
+
+  INLINE int first(int g) const { return int(Index(g) * flagged / groups); }  // of the lines of a group, in order
+  INLINE Index line(int place) const { return __ldcg(fixed->order + place); }
+  INLINE const A_TYPE* left(Index line) const { return L + line / m * l_step + line % m * l_rs; }
+  INLINE const C_TYPE* added(Index line, Index j) const {
+    return C0 + line / m * c0_step + line % m * c0_rs + j * c0_cs;
+  }
+  INLINE C_TYPE* result(Index line, Index j) const { return C + line / m * c_step + line % m * c_rs + j * c_cs; }
+  // Groups that R is read for together: all, or each where every product has an R of its own.
+  INLINE int passes() const { return batch > 1 && r_step ? groups : 1; }
+  INLINE unsigned* columns(int g) const { return reinterpret_cast<unsigned*>(sums + (GROUPS + g) * n); }
+};
+
+INLINE Index pieces(Index x, Index of) { return (x + of - 1) / of; }
+INLINE bool finite(double x) { return x - x == 0.0; }
+INLINE double infinity() { return double(from_bits(0x7f800000u)); }
+
+// From the level-2 cache: other blocks may have written it since this multiprocessor last read it.
+INLINE double fresh(const float16* at) {
+  return widened(float16{__ldcg(reinterpret_cast<const unsigned short*>(at))});
+}
+INLINE double fresh(const bfloat16* at) {
+  return widened(bfloat16{__ldcg(reinterpret_cast<const unsigned short*>(at))});
+}
+INLINE double fresh(const float* at) { return __ldcg(at); }
+INLINE double fresh(const double* at) { return __ldcg(at); }
+
+// The sum over the lanes of a warp, for each of them.
+template <class T>
+INLINE T over_lanes(T x) {
+#pragma unroll
+  for (int bit = 1; bit < 32; bit *= 2) x += __shfl_xor_sync(~0u, x, bit);
+  return x;
+}
