@@ -786,9 +786,7 @@ def weight_faults(task: Scaled, made: Weights) -> list[str]:
         digits = np.frexp(made.v)[0].astype(np.float64) * 256
     if not right.all():
         at = tuple(int(i) for i in np.argwhere(~right)[0])
-        found.append(
-            f"{(~right).sum()} weights are wrong, the first {at}: {v[at]}, not {task.base[at[1]] * scale[at]}"
-        )
+        found.append(f"{(~right).sum()} weights are wrong, the first {at}: {v[at]}, not {task.base[at[1]] * scale[at]}")
     found += _balance_faults(task, v)
     if (np.isfinite(digits) & (digits != np.round(digits))).any():
         found.append("weights have more than eight significant bits")

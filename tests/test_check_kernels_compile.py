@@ -1,12 +1,15 @@
 """The kernels that check products compile for every architecture, without a GPU, and keep what they have in registers.
 
-Each configuration that `line_sums` chooses for these sizes is compiled once, for one architecture in turn; what loads
-16 bytes of most rows at a time, where a thread needs most registers, for all of them.
+Each configuration that `line_sums` chooses for these sizes and 16 bytes a load is compiled for the architecture whose
+registers the blocks of a multiprocessor share (LEAST_BLOCKS of kernels/line_sums.cu), and where a thread has most loads on
+their way for another one, in turn. Of narrower loads each shape is compiled once for each type and width, as what is asked
+for and for the architecture whose turn it is.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -39,16 +42,31 @@ def chosen() -> list[LineSums]:
 
 CHOSEN = chosen()
 MOST = max(config.rows * config.ahead for config in CHOSEN)
-CONFIGS = [
-    (config, architecture)
-    for turn, config in enumerate(CHOSEN)
-    for architecture in (
-        ARCHITECTURES
-        if config.width == 16 and config.rows * config.ahead == MOST
-        else ARCHITECTURES[turn % len(ARCHITECTURES) :][:1]
-    )
-]
-OTHERS = [Judge(), *(Equilibrate(dtype, turned) for dtype in WIDTHS for turned in (False, True))]
+TUNED = "sm_90"
+OTHERS = tuple(architecture for architecture in ARCHITECTURES if architecture != TUNED)
+
+
+def shape(config: LineSums) -> tuple[object, ...]:
+    """All but what is asked for."""
+    return (config.dtype, config.acc, config.width, config.t1, config.team, config.rows, config.ahead, config.blocks)
+
+
+def pairs() -> Iterator[tuple[LineSums, str]]:
+    """What is compiled, and for which architecture."""
+    wide = [config for config in CHOSEN if config.width == 16]
+    yield from ((config, TUNED) for config in wide)
+    yield from zip((x for x in wide if x.rows * x.ahead == MOST), itertools.cycle(OTHERS), strict=False)
+    narrow: dict[tuple[object, ...], list[LineSums]] = {}
+    for config in CHOSEN:
+        if config.width < 16:
+            narrow.setdefault(shape(config), []).append(config)
+    for turn, same in enumerate(narrow.values()):
+        yield same[turn % len(same)], ARCHITECTURES[turn % len(ARCHITECTURES)]
+
+
+CONFIGS = list(pairs())
+KERNELS = [Judge(), *(Equilibrate(dtype, turned) for dtype in WIDTHS for turned in (False, True))]
+OTHER_KERNELS = [*((kernel, TUNED) for kernel in KERNELS), *zip(KERNELS, itertools.cycle(OTHERS), strict=False)]
 
 
 def label(value: object) -> str:
@@ -63,8 +81,7 @@ def test_no_choice_spills(config: LineSums, architecture: str) -> None:
     assert " 0 bytes stack frame" in log, log
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("config", OTHERS, ids=label)
+@pytest.mark.parametrize(("config", "architecture"), OTHER_KERNELS, ids=label)
 def test_neither_do_the_others(config: Judge | Equilibrate, architecture: str) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
@@ -79,5 +96,12 @@ def test_every_kind_is_among_them() -> None:
         assert {config.width for config in same} == set(WIDTHS[dtype])
         assert len({config.team for config in same}) > 1
         assert len({config.rows for config in same}) > 1
-    assert {architecture for _, architecture in CONFIGS} == set(ARCHITECTURES)
+    compiled_ones = [config for config, _ in CONFIGS]
+    assert {shape(config) for config in compiled_ones} == {shape(config) for config in CHOSEN}
+    for name in ("given", "words", "verdict", "out"):
+        for narrow in (False, True):
+            asked = {getattr(config, name) for config in CHOSEN}
+            assert {getattr(config, name) for config in compiled_ones if (config.width < 16) == narrow} == asked
+    for narrow in (False, True):
+        assert {at for config, at in CONFIGS if (config.width < 16) == narrow} == set(ARCHITECTURES)
     assert len({config.name for config in CHOSEN}) == len(CHOSEN)

@@ -70,6 +70,7 @@ def locate_and_correct(
     *,
     write: bool,
     foreign: bool,
+    mass: bool = False,
 ) -> Outcome:
     """Judge the suspected lines and, where `write`, replace what is wrong.
 
@@ -89,9 +90,14 @@ def locate_and_correct(
         Whether to repair C, or only to locate.
     foreign : bool
         C was computed elsewhere: a structured rounding pattern need not come out the same here.
+    mass : bool
+        There were more than a few suspects before, and what hit them was not what has been replaced since: every line
+        is multiplied again, for of lines that are wrong all over some pass the check by chance.
     """
     outcome = Outcome()
-    if suspects.size <= few(lines):
+    if mass:
+        undecided = np.flatnonzero(scale.usable_line)
+    elif suspects.size <= few(lines):
         m = lines.L.shape[0]
         # Where half of the lines are suspected the others are looked at too: what hit these may have hit all.
         if 2 * suspects.size >= m:

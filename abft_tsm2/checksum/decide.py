@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.carry import carry
-from abft_tsm2.checksum.correct import locate_and_correct
+from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.lines import Lines, Scale
 from abft_tsm2.checksum.verify import (
     Expected,
@@ -95,6 +95,7 @@ def decide(
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
     scrutiny = scrutinise(lines, V)
     found: list[Fault] = []
+    mass = False
     for turn in range(_ROUNDS + 1):
         suspects = np.flatnonzero(~scrutiny.verdict.ok)
         others = suspects[:0]
@@ -112,7 +113,9 @@ def decide(
             scrutiny.tau,
             write=write and turn < _ROUNDS,
             foreign=foreign,
+            mass=mass,
         )
+        mass = mass or suspects.size > few(lines)
         decision.multiplications += outcome.multiplications
         if not outcome.faults:
             break
