@@ -130,11 +130,13 @@ class Call:
                     break
                 faults += verdict.faults
                 self.stage("corrected", C=self.operands.multiplied)  # which may have changed it
+                program.forget(stream.ptr)
                 verdict = self._verdict(self._check(program, stream), stream)
             else:
-                if self.on_stage is not None:
-                    verdict.held = False
+                if self.on_stage is not None and verdict.repaired:
+                    verdict.give_up()
             verdict.faults = faults + verdict.faults
+            verdict.replaced |= bool(faults)
             return verdict.report() if verdict.settled else look_at(self, verdict, program, *asked())
         finally:
             plan.way.give(key, program)

@@ -24,7 +24,7 @@ def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, ta
     """
     facts, operands = call.plan.facts, call.operands
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        changed, hit = _differences(call, program)
+        changed, hit = _differences(call, program, verdict.replaced)
         tasks = [task] if task is not None else list(problem.tasks())
         reports = [_Look(one, problem, call, changed, hit, verdict).report() for one in tasks]
         if operands.wide is not None:
@@ -32,8 +32,11 @@ def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, ta
     return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
 
 
-def _differences(call: Call, program: Program) -> tuple[set[str], Fault | None]:
-    """Which of A, B and c are not what was encoded, and which checksum is not what it was: encode again."""
+def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str], Fault | None]:
+    """Which of A, B and c are not what was encoded, and which checksum is not what it was: encode again.
+
+    `replaced`: C has been repaired since u was taken of it, which tells nothing then.
+    """
     import cupy
 
     plan, stream = call.plan, cupy.cuda.get_current_stream().ptr
@@ -43,12 +46,12 @@ def _differences(call: Call, program: Program) -> tuple[set[str], Fault | None]:
     for i, checker in enumerate(plan.way.checkers):
         where = call.operands.where(plan.way.sides[i])
         run_steps(again.encode[i], stream, where)
-        if call.on_stage is not None:
+        if call.on_stage is not None and not replaced:
             run_steps(again.verify[i], stream, where)
         found = checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where)
         left, right = "AB" if plan.way.sides[i] == "rows" else "BA"
         changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in found if name in ("L", "R", "C0")}
-        for name in ("v", "s", "t", "u"):
+        for name in ("v", "s", "t") if replaced else ("v", "s", "t", "u"):
             if name in found and hit is None:
                 places = found[name]
                 hit = Fault(name, "checksum", places[:1000], (), len(places), float("nan"), "computed again")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,11 +51,17 @@ class Verdict:
         self.facts = facts
         self._settled = all(int(r.words[2]) in (_CLEAN, _REPAIRED) and not int(r.words[7]) & _CHANGED for r in found)
         self.held = True  # whether repairs lasted
+        self.replaced = any(int(r.words[6]) for r in found)  # whether C is not what the verdict was on
         self.repaired = any(int(r.words[2]) == _REPAIRED for r in found)
         self.flagged = sum(int(r.words[1]) for r in found)
         each = list(zip(found, facts.sides, facts.lines, strict=True))
         self.checks = tuple(self._check(*one) for one in each)
         self.faults = [fault for one in each for fault in self._faults(*one)]
+
+    def give_up(self) -> None:
+        """What this verdict found was found again and again."""
+        self.held = False
+        self.faults = [(product, replace(fault, repair="")) for product, fault in self.faults]
 
     @property
     def settled(self) -> bool:

@@ -12,6 +12,7 @@ from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.checksum.account import Case, Kept, Layout
 from abft_tsm2.checksum.on_device import Checker
 from abft_tsm2.core import vendor
+from abft_tsm2.core.check_config import STATE
 from abft_tsm2.core.config import Problem as Shape
 from abft_tsm2.core.launch import device_of
 from abft_tsm2.core.launcher import Step, Where
@@ -78,6 +79,13 @@ class Program:
             self.judge.append(checker.judge(at, one, alpha, beta) if checker.case.split else [])
             self.repair.append(checker.repair(at, one, alpha, beta, write=write))
             at += checker.account.nbytes
+
+    def forget(self, stream: int) -> None:
+        """Wipe what verdicts have left, so that C may be judged again."""
+        from cupy.cuda import runtime
+
+        for at in self.accounts:
+            runtime.memsetAsync(at, 0, 8 * STATE, stream)
 
 
 @dataclass(frozen=True, eq=False)

@@ -802,7 +802,7 @@ def weight_faults(task: Scaled, made: Weights) -> list[str]:
 
 
 def _balance_faults(task: Scaled, v: np.ndarray) -> list[str]:
-    """Columns with a scale weigh as much as their base, as far as the sample tells; 2 % is twice what bits leave out."""
+    """Columns with a scale weigh as much as their base, as far as the sample tells: within 2 %."""
     far = 99 if SIZES[task.config.dtype] == 2 else 490  # what is certain to be within limits
     with np.errstate(all="ignore"):
         norm = np.sqrt((_wide(task.R.x[:, task.sample]) ** 2).sum(1)) / unshare_of(task.R.x.shape[1])

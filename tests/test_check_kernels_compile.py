@@ -1,9 +1,9 @@
 """The kernels that check products compile for every architecture, without a GPU, and keep what they have in registers.
 
-Each configuration that `line_sums` chooses for these sizes and 16 bytes a load is compiled for the architecture whose
-registers the blocks of a multiprocessor share (LEAST_BLOCKS of kernels/line_sums.cu), and where a thread has most loads on
-their way for another one, in turn. Of narrower loads each shape is compiled once for each type and width, as what is asked
-for and for the architecture whose turn it is.
+Each configuration that `line_sums` chooses for these sizes and 16 bytes a load is compiled for the architecture where
+all its blocks share a multiprocessor (LEAST_BLOCKS of kernels/line_sums.cu); where a thread has most loads on their way
+also for another one, in turn. Of narrower loads each shape is compiled once for each type and width: for what is asked,
+and for the architecture, whose turn it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def kinds(dtype: str, acc: str) -> list[dict[str, object]]:
 
 
 def chosen() -> list[LineSums]:
-    found = {}
+    found: dict[LineSums, None] = {}
     for (dtype, acc), p, q, multiprocessors in itertools.product(TYPES_OF_SUMS, SIZES, SIZES, MULTIPROCESSORS):
         for width, kind in itertools.product(WIDTHS[dtype], kinds(dtype, acc)):
             config = line_sums(dtype, p, q, multiprocessors, acc=acc, width=width, **kind)  # type: ignore[arg-type]

@@ -337,8 +337,9 @@ def test_planted_faults_are_caught(faulty: Library, name: str) -> None:
         assert re.search(expected, what_is_found(faulty, config, order, name)), order
 
 
-@pytest.mark.parametrize(
-    ("config", "order"), zip({plan[0]: 0 for plan in PLANTED.values()}, itertools.cycle(ORDERS), strict=False), **names
-)
+CLEAN = list(zip({plan[0]: 0 for plan in PLANTED.values()}, itertools.cycle(ORDERS), strict=False))
+
+
+@pytest.mark.parametrize(("config", "order"), CLEAN, **names)
 def test_without_them_nothing_is_found(faulty: Library, config: LineSums | Judge, order: str) -> None:
     assert what_is_found(faulty, config, order) == "nothing"
