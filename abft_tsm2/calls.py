@@ -72,9 +72,8 @@ class Call:
             fork, join, side = _beside(stream)
             fork.record(stream)
             side.wait_event(fork)
-            with side:
-                for i in range(len(sides)):
-                    run_steps(program.encode[i], side.ptr, where[i])
+            for i in range(len(sides)):
+                run_steps(program.encode[i], side.ptr, where[i])
             join.record(side)
             self._multiply()
             stream.wait_event(join)  # also before the account is somebody else's

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.checksum.account import Case, Kept, Layout
@@ -22,8 +22,7 @@ _MOST = 4096  # ways that are remembered
 _MOST_PROGRAMS = 64  # of a way that are remembered
 
 
-@dataclass(frozen=True, eq=False)
-class Operands:
+class Operands(NamedTuple):
     """The arrays of one call: matrices, or stacks of them; `wide` is the float32 product behind a C of 16 bits."""
 
     A: Array
@@ -40,17 +39,18 @@ class Operands:
     def of(self, side: str) -> dict[str, Array | None]:
         """As the check of one side names them: its lines are rows of C, or of its transpose."""
         left, right = (self.A, self.B) if side == "rows" else (self.B, self.A)
-        return {
-            "L": left,
-            "R": right,
-            "C": self.multiplied,
-            "C0": self.C0,
-            "D": self.C if self.wide is not None else None,
-        }
+        copy = None if self.wide is None else self.C
+        return {"L": left, "R": right, "C": self.multiplied, "C0": self.C0, "D": copy}
 
     def where(self, side: str) -> dict[str, int]:
         """Their addresses."""
-        return {name: x.data.ptr for name, x in self.of(side).items() if x is not None}
+        left, right = (self.A, self.B) if side == "rows" else (self.B, self.A)
+        where = {"L": left.data.ptr, "R": right.data.ptr, "C": self.multiplied.data.ptr}
+        if self.C0 is not None:
+            where["C0"] = self.C0.data.ptr
+        if self.wide is not None:
+            where["D"] = self.C.data.ptr
+        return where
 
 
 class Program:

@@ -21,7 +21,7 @@ INLINE unsigned scattered(unsigned x) {
   return x ^ x >> 13;
 }
 
-// A scale as (digits in [0.5, 2], exponent), digits 0 for none: 1 / sqrt(square), to seven digits, whatever the range.
+// A scale as (digits in (unshare / 2, unshare], exponent), digits 0 for none: 1 / sqrt(square), to seven digits, whatever the range.
 struct Scale {
   float digits;
   int exponent;

@@ -32,7 +32,7 @@ INLINE double root_of(double x) {
 INLINE float ratio_of(double x, double y) {
   const Bits bits = pattern(y);
   if (bits >> 52 == 0) return 0;  // 0, and what is next to it
-  const double scale = same_bits<double>((2045 - (bits >> 52)) << 52);
+  const double scale = same_bits<double>((2047 - (bits >> 52)) << 52);
   return float(x * scale) / float(y * scale);
 }
 

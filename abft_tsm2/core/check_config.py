@@ -206,4 +206,5 @@ def line_sums(
         team, rows, ahead = 2, 2, 4
     else:
         team, rows, ahead = 1, 2, 4
+        blocks = 3 if given and size == 2 else 4  # one register too many for four
     return LineSums(dtype, acc, given, words, verdict, out, width, t1, team, rows, ahead, blocks, leaves_first)
