@@ -32,7 +32,7 @@
 //          names; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L or R changed; from 8 on up
 //          to 40 faults by line and position: position << 32 | line, found, now. Of more than LOG of them those found
 //          first are sorted
-// Edges    more than CAP lines, or GROUPS of a batch, or LIMIT elements: not resolved, and nothing is written
+// Edges    more than `repaired` or CAP lines, or GROUPS of a batch, or LIMIT elements: not resolved, and nothing is written
 #define B_TYPE A_TYPE
 #define T2 1
 #include "repair_locate.cuh"
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           const double* p2, const double* added2, const double* tau, double factor, double input_factor,
           double out_factor, double k_root, const Bits* left_words, const Bits* right_words, Index w_step,
           double unit_roundoff, double rigorous, double out_roundoff, double underflow, const double* sizes,
-          const unsigned* lines, Bits* state, char* scratch, Index scratch_bytes, Bits* record) {
+          Index repaired, const unsigned* lines, Bits* state, char* scratch, Index scratch_bytes, Bits* record) {
   after_previous();
   next_may_begin();
   const unsigned flagged = unsigned(state[FLAGGED]);
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const Index stripes = pieces(n, STRIPE), most = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = most > 1 ? most : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
-  if (flagged > (batch > 1 ? GROUPS : CAP) || scratch_bytes < needed) {
+  if (flagged > (batch > 1 ? GROUPS : CAP) || flagged > repaired || scratch_bytes < needed) {
     if (blockIdx.x == 0) write_record(2, 0, 0, m * batch, products, tau, sizes, state, record);
     return;
   }

@@ -196,5 +196,5 @@ INLINE void verify(const Problem* problem, int place, double* pool) {
   const double stored = norm < largest ? norm : largest, scale = products > added ? products : added;
   const double tau =
       p.factor * (scale > stored ? scale : stored) + p.input_factor * products + p.out_factor * stored + least;
-  if (!(residual <= tau && finite(tau)) || __ldcg(p.fixed->hits + place) == 0) atomicAdd(p.state + UNRESOLVED, 1ull);
+  if (!(residual <= tau && finite(tau) && norm <= largest) || __ldcg(p.fixed->hits + place) == 0) atomicAdd(p.state + UNRESOLVED, 1ull);
 }

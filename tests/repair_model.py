@@ -43,6 +43,7 @@ class Work:
     checks: dict[str, Any]
     wrong: np.ndarray  # where C is wrong
     outcome: int = REPAIRED
+    most: int = 1 << 40  # lines that are repaired
     written: bool | None = None  # whether what is wrong is replaced; by default where all is repaired
     changed: bool = False  # L or R, after their words were summed
     lines: list[int] | None = None  # flagged ones; by default those that the check flags
@@ -108,7 +109,7 @@ class Work:
             *(factor, 0.0, 4 * a.u_out, root),
             *((c["left_words"], c["right_words"]) if self.words else (NULL, NULL)),
             *(k if len(c["right_words"]) > 1 else 0, a.u, bounds.rigorous_factor(a, terms), a.u_out, c["underflow"]),
-            *(c["sizes"], lines, self.state, scratch, size, self.record),
+            *(c["sizes"], self.most, lines, self.state, scratch, size, self.record),
         )
 
 

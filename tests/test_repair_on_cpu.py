@@ -74,7 +74,12 @@ names = {"ids": lambda x: getattr(x, "name", x)}
 # name: (what is replaced, by what, what is then said, of which case). None: the statement is left out.
 RACE, WRONG = "race: |uninitialised", "element|outcome|places"
 PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
-    "residuals_not_checked": ("!(residual <= tau && finite(tau))", "false", "the outcome is 1", Case("wrong_t_beside")),
+    "residuals_not_checked": (
+        "!(residual <= tau && finite(tau) && norm <= largest)",
+        "false",
+        "the outcome is 1",
+        Case("wrong_t_beside"),
+    ),
     "lines_without_faults_pass": ("__ldcg(p.fixed->hits + place) == 0", "false", "the outcome is 1", Case("nothing")),
     "elements_not_judged": (
         "finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s && excess <= outlier",
@@ -167,6 +172,18 @@ LIMITS = [(WITH_CAST, MOST_LINES), (TURNED, MOST_LINES), (WITH_CAST, MANY_COLUMN
 @pytest.mark.parametrize(("config", "case"), LIMITS, **names)
 def test_as_much_as_there_may_be_and_more(library: Library, config: Repair, case: Case) -> None:
     assert not ran(library, config, case, "random")[1]
+
+
+def test_more_lines_than_are_to_be_repaired_are_left(library: Library) -> None:
+    flagged = 0
+    for most in (10**6, 4):
+        work = Case("many_rows").work(WITH_CAST)
+        work.most = most
+        if most < flagged:
+            work.outcome = UNRESOLVED
+        assert not judged(work, lambda args: library.run(WITH_CAST.name, 2, WITH_CAST.t1, args))
+        flagged = int(work.record[1])
+    assert flagged > 4
 
 
 def test_what_overflows_in_16_bits_stays(library: Library) -> None:

@@ -32,6 +32,7 @@ _MEAN_SQUARE = sum((1 + h / 128) ** 2 for h in range(65)) / 65  # of a balanced 
 
 
 _NONE = (0, 0, 0)
+_FEW = 16  # lines, or a quarter of all, are repaired on the device: what hit more of them may have hit all
 
 
 class Sums(NamedTuple):
@@ -201,7 +202,8 @@ class Checker:
             *(float(alpha), float(beta), right.v, self._v_step),
             *(at("t"), at("t0"), at("p2"), at("added2"), at("tau"), f.factor, f.input_factor, f.out_factor, f.root),
             *(at("left_words"), right.words, self._s_step),
-            *(a.u, rigorous_factor(a, case.terms), float(a.u_out), f.underflow, right.sizes, at("lines"), at("state")),
+            *(a.u, rigorous_factor(a, case.terms), float(a.u_out), f.underflow, right.sizes),
+            *(max(_FEW, case.m * case.batch // 4), at("lines"), at("state")),
             *(space.data.ptr, nbytes, "record"),
         )
         return [Launch(config, (config.blocks * self._multiprocessors, 1), config.t1, values, space)]
