@@ -61,7 +61,10 @@ class Pending:
         if not gone:
             A, B, C, c = arrays
             plan = self._plan
-            problem = problem_of(A, B, c, alpha=plan.alpha, beta=plan.beta, existing=C, check="auto")
+            precision = "tf32" if plan.way.checkers[0].case.arithmetic.u_in else None
+            problem = problem_of(
+                A, B, c, alpha=plan.alpha, beta=plan.beta, existing=C, check="auto", precision=precision
+            )
             report = self._look(problem, plan.facts.operation)
             if report.status in (Status.CLEAN, Status.UNVERIFIABLE):
                 return replace(report, suspicions=max(report.suspicions, verdict.flagged))
