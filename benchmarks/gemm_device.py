@@ -332,15 +332,13 @@ def plain(cell: Cell, operands: Operands) -> Contender:
     return Contender(Call(lambda i: gemm(A[i], B[i], C[i], 1.0, 0.0), operands.copies, launches=2), C)
 
 
-def protected(cell: Cell, operands: Operands, hook: Any = None) -> Contender:
-    """The same, protected; it waits for nothing under ``errstate(sync=False)``, unless there is a hook."""
+def protected(cell: Cell, operands: Operands) -> Contender:
+    """The same, protected; it waits for nothing under ``errstate(sync=False)``."""
     A, C, reports = operands.A, operands.outputs(), Reports()
     B: Sequence[Any] = operands.B
     if cell.variant in (ENCODED, RECHECKED):
         B = operands.encoded(cell.variant == RECHECKED)
     named: dict[str, Any] = {**OPTIONS.get(cell.variant, {}), "return_report": True}
-    if hook is not None:
-        named["on_stage"] = hook
 
     def run(i: int) -> None:
         reports.add(protected_gemm(A[i], B[i], out=C[i], **named)[1])

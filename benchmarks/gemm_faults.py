@@ -1,18 +1,21 @@
-"""Faults for a product on a GPU: a hook that plants them between the product and the check, by a kernel of its own.
+"""Faults for a product on a GPU: planted between the product and the check, by a kernel of its own.
 
-One element, or sixteen, become -3 times themselves and 1; or a tile of 128 x 128 becomes 0. Every hook launches the
-same kernel, that of a clean product too, so that the difference of two calls is the repair and not the planting.
+One element, or sixteen, become -3 times themselves and 1; or a tile of 128 x 128 becomes 0. The same kernel is launched
+for all of them, for a clean product too, so that the difference of two calls is the repair and not the planting. It is
+queued behind cuBLAS (`planted`): a hook for ``on_stage`` would let the host wait at every stage.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2.arrays import bit_pattern, dtype_name
+from abft_tsm2.core import vendor
 from benchmarks.gemm_device import CLEAN, FAULTS
 from benchmarks.gpu_products import Array, widened
 
@@ -41,6 +44,28 @@ extern "C" __global__ void plant(REAL* C, const long long* places, long long cou
   if (i < count) store(C + places[i], factor * value(C[places[i]]) + shift);
 }
 """
+
+
+Hook = Callable[[str, Mapping[str, Array]], None]
+active: list[Hook] = []  # what follows each product
+
+
+@contextmanager
+def planted(hook: Hook) -> Iterator[None]:
+    """Let `hook` follow each product of cuBLAS that is queued in the block, in front of its check."""
+    multiply = vendor.Gemm.__call__
+
+    def and_plant(gemm: vendor.Gemm, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
+        multiply(gemm, A, B, C, alpha, beta)
+        hook("multiplied", {"C": C})
+
+    vendor.Gemm.__call__ = and_plant  # type: ignore[method-assign]
+    active.append(hook)
+    try:
+        yield
+    finally:
+        vendor.Gemm.__call__ = multiply  # type: ignore[method-assign]
+        active.pop()
 
 
 def source(dtype: str) -> str:
@@ -81,8 +106,8 @@ class Faults:
             found |= {lines[0], lines[len(lines) // 2], lines[-1]} if name == "tile" else set(lines)
         return sorted(found)
 
-    def hook(self, faults: str) -> Callable[[str, Mapping[str, Array]], None]:
-        """For ``on_stage``: plants another set at each call, the first one at the first."""
+    def hook(self, faults: str) -> Hook:
+        """Plants another set at each call, the first one at the first."""
         sets, turn = self._on_card[faults], 0
         count = 0 if faults == CLEAN else sets[0].size
         factor, shift = (0.0, 0.0) if faults == "tile" else (-3.0, 1.0)

@@ -1,8 +1,7 @@
 """Protected products against the plain ones by cuBLAS on a GPU (`benchmarks.gemm_device`).
 
 What protection costs is timed on the card, in the same rounds as the plain product. What a repair costs is timed by
-the host's clock, because whoever plants faults watches every stage, and then the host waits. So is what a call costs
-the host itself.
+the host's clock, call by call, with the wait for the verdict. So is what a call costs the host itself.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -21,7 +21,7 @@ from abft_tsm2.report import Status
 from benchmarks import gemm_bars, gemm_device, gemm_rows
 from benchmarks.campaign import Campaign, Row
 from benchmarks.gemm_device import CLEAN, CUPY, DROPPED, PLAIN, PLAN, QUEUED, WAITED, Cell, Contender, Operands
-from benchmarks.gemm_faults import Faults
+from benchmarks.gemm_faults import Faults, Hook, planted
 from benchmarks.gemm_judge import Judge, arithmetic
 from benchmarks.gemm_rows import compared, empty_row, floor, timed
 from benchmarks.gpu_timing import Stopwatch, card_state, message, require_device
@@ -182,7 +182,7 @@ class GemmCampaign(Campaign):
             for name in dict.fromkeys((CLEAN, *planned)):
                 row = rows[planned[name]] if name in planned else self.empty(first, "")
                 with _Errors(row):
-                    entry = gemm_device.protected(first, operands, faults.hook(name))
+                    entry = _with(gemm_device.protected(first, operands), faults.hook(name))
                     self._once(entry, judge, row)
                     if not row["error"]:
                         entries[name] = entry
@@ -253,6 +253,16 @@ class _Errors:
 def _outputs(cells: Sequence[Cell]) -> int:
     """How many contenders there are: the plain product, those of the cells, and a repair's without a fault."""
     return 2 + len(cells)
+
+
+def _with(entry: Contender, hook: Hook) -> Contender:
+    """A contender whose products are followed by a hook."""
+
+    def run(i: int) -> None:
+        with planted(hook):
+            entry.call.run(i)
+
+    return replace(entry, call=replace(entry.call, run=run))
 
 
 def _walk(entry: Contender, device: Any) -> Callable[[], None]:
