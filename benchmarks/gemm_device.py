@@ -16,7 +16,7 @@ from typing import Any
 
 from abft_tsm2 import encode, protected_gemm
 from abft_tsm2.arrays import FLOATS, bit_pattern
-from abft_tsm2.core.check_config import Equilibrate, Judge, Repair, line_sums, sums_of
+from abft_tsm2.core.check_config import Equilibrate, Repair, line_sums, sums_of
 from abft_tsm2.core.config import Problem
 from abft_tsm2.core.vendor import Gemm
 from abft_tsm2.errors import SilentDataCorruptionError
@@ -196,10 +196,7 @@ def kernels(cell: Cell, multiprocessors: int) -> Iterator[Any]:
     sums = partial(line_sums, multiprocessors=multiprocessors, acc=acc)
     yield sums(dtype, k, n, words=True, out=acc)
     yield sums(dtype, m, k, given=True, words=True)
-    if cell.suite == "repair":
-        yield from (sums(dtype, m, n), Judge())
-    else:
-        yield sums(stored, m, n, verdict=True, out=cast)
+    yield sums(stored, m, n, verdict=True, out=cast)
     yield from (Equilibrate(dtype), Repair(dtype, stored, cast))
 
 

@@ -8,7 +8,7 @@ queued behind cuBLAS (`planted`): a hook for ``on_stage`` would let the host wai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,26 +46,24 @@ extern "C" __global__ void plant(REAL* C, const long long* places, long long cou
 """
 
 
-Hook = Callable[[str, Mapping[str, Array]], None]
-active: list[Hook] = []  # what follows each product
+Plant = Callable[[Array], None]
+"""Plants faults into a product C."""
 
 
 @contextmanager
-def planted(hook: Hook) -> Iterator[None]:
-    """Let `hook` follow each product of cuBLAS that is queued in the block, in front of its check."""
+def planted(plant: Plant) -> Iterator[None]:
+    """Let `plant` follow each product of cuBLAS that is queued in the block, in front of its check."""
     multiply = vendor.Gemm.__call__
 
     def and_plant(gemm: vendor.Gemm, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
         multiply(gemm, A, B, C, alpha, beta)
-        hook("multiplied", {"C": C})
+        plant(C)
 
     vendor.Gemm.__call__ = and_plant  # type: ignore[method-assign]
-    active.append(hook)
     try:
         yield
     finally:
         vendor.Gemm.__call__ = multiply  # type: ignore[method-assign]
-        active.pop()
 
 
 def source(dtype: str) -> str:
@@ -74,7 +72,7 @@ def source(dtype: str) -> str:
 
 
 class Faults:
-    """Places of faults in a product of some size, and the hooks that plant them.
+    """Places of faults in a product of some size, and what plants them.
 
     Parameters
     ----------
@@ -106,21 +104,20 @@ class Faults:
             found |= {lines[0], lines[len(lines) // 2], lines[-1]} if name == "tile" else set(lines)
         return sorted(found)
 
-    def hook(self, faults: str) -> Hook:
+    def plant(self, faults: str) -> Plant:
         """Plants another set at each call, the first one at the first."""
         sets, turn = self._on_card[faults], 0
         count = 0 if faults == CLEAN else sets[0].size
         factor, shift = (0.0, 0.0) if faults == "tile" else (-3.0, 1.0)
 
-        def on_stage(stage: str, arrays: Mapping[str, Array]) -> None:
+        def plant(C: Array) -> None:
             nonlocal turn
-            if stage == "multiplied":
-                grid = (max(1, -(-count // _THREADS)),)
-                numbers = np.int64(count), np.float64(factor), np.float64(shift)
-                self._kernel(grid, (_THREADS,), (bit_pattern(arrays["C"]), sets[turn % SETS], *numbers))
-                turn += 1
+            grid = (max(1, -(-count // _THREADS)),)
+            numbers = np.int64(count), np.float64(factor), np.float64(shift)
+            self._kernel(grid, (_THREADS,), (bit_pattern(C), sets[turn % SETS], *numbers))
+            turn += 1
 
-        return on_stage
+        return plant
 
 
 def _elements(C: Array, count: int, least: float, rng: np.random.Generator) -> np.ndarray[Any, Any]:

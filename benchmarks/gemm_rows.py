@@ -3,8 +3,8 @@
 Times in microseconds, of one call; the overhead is the median over the rounds of (protected - plain) / plain, in per
 cent, and `low` and `high` enclose it with 95 % confidence. `floor_pct` is what the least of bytes would cost at the
 rate at which a kernel that only reads gets them, `hidden` the rounds in which the host was ahead of the card in both
-samples. With faults, plain is the product by cuBLAS, and the overhead what they add to a protected product whose hook
-plants none.
+samples. With faults, plain is the product by cuBLAS, and the overhead what they add to a protected product behind which
+none is planted.
 """
 
 from __future__ import annotations

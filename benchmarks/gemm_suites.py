@@ -21,7 +21,7 @@ from abft_tsm2.report import Status
 from benchmarks import gemm_bars, gemm_device, gemm_rows
 from benchmarks.campaign import Campaign, Row
 from benchmarks.gemm_device import CLEAN, CUPY, DROPPED, PLAIN, PLAN, QUEUED, WAITED, Cell, Contender, Operands
-from benchmarks.gemm_faults import Faults, Hook, planted
+from benchmarks.gemm_faults import Faults, Plant, planted
 from benchmarks.gemm_judge import Judge, arithmetic
 from benchmarks.gemm_rows import compared, empty_row, floor, timed
 from benchmarks.gpu_timing import Stopwatch, card_state, message, require_device
@@ -182,7 +182,7 @@ class GemmCampaign(Campaign):
             for name in dict.fromkeys((CLEAN, *planned)):
                 row = rows[planned[name]] if name in planned else self.empty(first, "")
                 with _Errors(row):
-                    entry = _with(gemm_device.protected(first, operands), faults.hook(name))
+                    entry = _with(gemm_device.protected(first, operands), faults.plant(name))
                     self._once(entry, judge, row)
                     if not row["error"]:
                         entries[name] = entry
@@ -255,11 +255,11 @@ def _outputs(cells: Sequence[Cell]) -> int:
     return 2 + len(cells)
 
 
-def _with(entry: Contender, hook: Hook) -> Contender:
-    """A contender whose products are followed by a hook."""
+def _with(entry: Contender, plant: Plant) -> Contender:
+    """A contender into whose products faults are planted."""
 
     def run(i: int) -> None:
-        with planted(hook):
+        with planted(plant):
             entry.call.run(i)
 
     return replace(entry, call=replace(entry.call, run=run))

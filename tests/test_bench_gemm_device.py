@@ -18,6 +18,7 @@ import pytest
 
 from abft_tsm2 import SilentDataCorruptionError, policy
 from abft_tsm2.checksum.encode import Encoded
+from abft_tsm2.core import vendor
 from abft_tsm2.core.device import known
 from abft_tsm2.report import Report, Status
 from benchmarks import (
@@ -160,11 +161,10 @@ def test_what_is_planted(card: Card, dtype: str) -> None:
     C = multiplied(A, B)
     faults = gemm_faults.Faults(C, 64, 0)
     for name, changed in ((CLEAN, 0), ("1", 1), ("16", 16), ("tile", 128 * 128)):
-        hook, places = faults.hook(name), []
+        plant, places = faults.plant(name), []
         for turn in range(3):
             after = C.copy()
-            hook("encoded", {"C": after})
-            hook("multiplied", {"C": after})
+            plant(after)
             where = np.flatnonzero(after.view(f"u{C.itemsize}") != C.view(f"u{C.itemsize}"))
             assert where.size == changed
             values = C.reshape(-1)[where].astype(float)
@@ -177,6 +177,10 @@ def test_what_is_planted(card: Card, dtype: str) -> None:
 
 
 # ---- a fake card --------------------------------------------------------------------------------------------------
+
+
+# A product that is there already.
+DONE = vendor.Gemm(lambda *_: None, lambda: 0, False, np.float32, (), (), (), (), (), np.ones(2, np.float32), 0)
 
 
 class Protected:
@@ -203,15 +207,14 @@ class Protected:
         right = multiplied(A, B)
         self.card.launch(lambda: np.copyto(out, right), 1.1 * self.card.gemm_seconds + BETWEEN)
         status = Status.CLEAN
-        if gemm_faults.active:
-            gemm_faults.active[-1]("multiplied", {"C": out})
-            bad = int((out != right).sum())
-            if bad:
-                status = Status.CORRECTED
-                self.card.launch(lambda: np.copyto(out, right), 1e-5 * bad**0.5)
-                if self.wrong == "not repaired":
-                    out[...] = out + (out != right)  # nothing
-                    out[int(np.flatnonzero(right)[0])] *= 2
+        vendor.Gemm.__call__(DONE, A, B, out, 1.0, 0.0)  # behind which faults are planted
+        bad = int((out != right).sum())
+        if bad:
+            status = Status.CORRECTED
+            self.card.launch(lambda: np.copyto(out, right), 1e-5 * bad**0.5)
+            if self.wrong == "not repaired":
+                out[...] = out + (out != right)  # nothing
+                out[int(np.flatnonzero(right)[0])] *= 2
         if self.wrong == "element" and self.calls > 20:
             out[..., 1, 1] += 100
         if self.wrong == "not written":
@@ -337,13 +340,13 @@ def test_the_floor_is_that_of_the_variant(library: Protected, tmp_path: Path) ->
     assert floors["bfloat16", WIDE] == pytest.approx(14 * matrix, rel=0.01)
 
 
-def test_what_repairs_cost_is_beside_a_hook_that_plants_nothing(library: Protected, tmp_path: Path) -> None:
+def test_what_repairs_cost_is_beside_a_launch_that_plants_nothing(library: Protected, tmp_path: Path) -> None:
     _, rows = bench(tmp_path, "--only", "repair")
     assert [row["faults"] for row in rows] == 3 * list(gemm_device.FAULTS)
     for row in rows:
         faults = {CLEAN: 0, "1": 1, "16": 16, "tile": 16 * 16}[row["faults"]]
         assert row["status"] == ("CORRECTED" if faults else "CLEAN")
-        extra = 10 * faults**0.5 if faults else 202  # where none is planted, also by the hook's launch
+        extra = 10 * faults**0.5 if faults else 202  # where none is planted, also by the launch that plants
         assert float(row["overhead_us"]) == pytest.approx(extra, abs=0.1)
         assert float(row["overhead_pct"]) == pytest.approx(100 * extra / float(row["plain_us"]), rel=1e-3)
         assert int(row["samples"]) >= 15
