@@ -76,25 +76,21 @@ class Problem:
                 None if self.c0 is None else _at(self.c0, index),
                 self.encoded_a,
                 self.encoded_b,
-                self._sides(),
+                self.sides(self._carried(), "rows" if self.b.shape[-1] <= self.a.shape[-2] else "columns"),
                 index,
             )
 
-    def _sides(self) -> tuple[str, ...]:
-        """ "auto": the side an encoded operand pays for, else the one that sums over the shorter axis."""
+    def sides(self, carried: list[str], usual: str) -> tuple[str, ...]:
+        """Which lines are checked; "auto": the one side that an encoded operand pays for, else the `usual` one."""
         if self.check == "both":
             return ("rows", "columns")
         if self.check != "auto":
             return (self.check,)
-        m, n = self.a.shape[-2], self.b.shape[-1]
-        carried = [
-            side
-            for side, e, attribute in (("rows", self.encoded_b, "right"), ("columns", self.encoded_a, "left"))
-            if e is not None and getattr(e, attribute) is not None
-        ]
-        if len(carried) == 1:
-            return (carried[0],)
-        return ("rows",) if n <= m else ("columns",)
+        return tuple(carried) if len(carried) == 1 else (usual,)
+
+    def _carried(self) -> list[str]:
+        operands = (("rows", self.encoded_b, "right"), ("columns", self.encoded_a, "left"))
+        return [side for side, e, name in operands if e is not None and getattr(e, name) is not None]
 
     def result(self) -> Array:
         if self.given is not None:

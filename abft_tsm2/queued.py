@@ -98,21 +98,15 @@ def _kept(problem: Problem, side: str) -> Kept | None:
 
 
 def _sides(problem: Problem) -> tuple[str, ...]:
-    """Which lines are checked; "auto": what is encoded, else the shorter ones, but those along memory where these are
-    not much longer."""
-    if problem.check == "both":
-        return ("rows", "columns")
-    if problem.check != "auto":
-        return (problem.check,)
-    carried = [side for side in ("rows", "columns") if _kept(problem, side) is not None]
-    if len(carried) == 1:
-        return (carried[0],)
-    m, n = problem.c.shape[-2:]
-    if problem.batch:
-        return ("rows",)
-    if vendor.layout(problem.c) == "C":
-        return ("rows",) if n <= _MUCH_LONGER * m else ("columns",)
-    return ("columns",) if m <= _MUCH_LONGER * n else ("rows",)
+    """Which lines are checked: by choice the shorter ones, but those along memory where these are not much longer."""
+    (m, n), p = problem.c.shape[-2:], problem
+    if p.batch:
+        usual = "rows"
+    elif vendor.layout(p.c) == "C":
+        usual = "rows" if n <= _MUCH_LONGER * m else "columns"
+    else:
+        usual = "columns" if m <= _MUCH_LONGER * n else "rows"
+    return p.sides([side for side in ("rows", "columns") if _kept(p, side) is not None], usual)
 
 
 # ---- the same again, with little work for the host ------------------------------------------------------------------

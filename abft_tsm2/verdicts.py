@@ -41,7 +41,12 @@ class Facts:
 
 def clean(found: list[Record]) -> bool:
     """Whether nothing was found, as nearly always."""
-    return all(int(r.words[2]) == _CLEAN and not int(r.words[7]) & _CHANGED for r in found)
+    return _all_say(found, _CLEAN)
+
+
+def _all_say(found: list[Record], *any_of: int) -> bool:
+    """Whether each record says one of these, and no operand has changed."""
+    return all(int(r.words[2]) in any_of and not int(r.words[7]) & _CHANGED for r in found)
 
 
 class Verdict:
@@ -49,7 +54,7 @@ class Verdict:
 
     def __init__(self, found: list[Record], facts: Facts) -> None:
         self.facts = facts
-        self._settled = all(int(r.words[2]) in (_CLEAN, _REPAIRED) and not int(r.words[7]) & _CHANGED for r in found)
+        self._settled = _all_say(found, _CLEAN, _REPAIRED)
         self.held = True  # whether repairs lasted
         self.replaced = any(int(r.words[6]) for r in found)  # whether C is not what the verdict was on
         self.repaired = any(int(r.words[2]) == _REPAIRED for r in found)

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import FLOATS
+from abft_tsm2.arrays import FLOATS, bit_pattern
 from abft_tsm2.checksum.bounds import DETECT, Arithmetic, arithmetic, statistical_bound
 from abft_tsm2.checksum.weights import equilibrated, exponents, weights
+from abft_tsm2.core.vendor import CUDA_TYPES
 from benchmarks import gpu_timing, tables
 from benchmarks.gpu_products import BLOCK_BYTES, reference
 
@@ -102,7 +103,6 @@ ENGINES = (
 Multiply = Callable[[Engine, Array, Array], Array]
 """The product of C-ordered operands by an engine; RuntimeError where it is not offered."""
 
-_CUDA_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType_t
 _KEPT_AS = {"bfloat16": "uint16"}
 
 
@@ -117,7 +117,7 @@ class Cublas:
         nan = 0x7FC0 if engine.out in _KEPT_AS else math.nan  # what is not computed shows
         C = cupy.full((m, n), nan, dtype=_KEPT_AS.get(engine.out, engine.out))
         factors = np.array((1, 0), engine.arithmetic.accumulator.name)
-        at, of, to = factors.ctypes.data, _CUDA_TYPES[engine.inputs], _CUDA_TYPES[engine.out]
+        at, of, to = factors.ctypes.data, CUDA_TYPES[engine.inputs], CUDA_TYPES[engine.out]
         cublas.gemmEx(
             *(cupy.cuda.device.get_cublas_handle(), 0, 0, n, m, k),
             *(at, B.data.ptr, of, n, A.data.ptr, of, k),
@@ -459,7 +459,7 @@ def _of_operands(
             if any(other.plain == engine.name for other in engines):
                 results[engine.name] = C
             plain = results.get(engine.plain)
-            same = None if plain is None else bool((_bits(C, xp) == _bits(plain, xp)).all())
+            same = None if plain is None else bool((bit_pattern(C) == bit_pattern(plain)).all())
             yield replace(of, engine=engine, same=same, measured=measure(encoded.lines(C, engine.out, xp), engine))
 
 
@@ -467,10 +467,6 @@ def declined(error: RuntimeError) -> str:
     """What to note of a product that raised."""
     text = gpu_timing.message(error)
     return f"not offered on this card: {text}" if "CUBLAS_STATUS" in text else f"failed: {text}"
-
-
-def _bits(x: Array, xp: Any) -> Array:
-    return x.view({2: xp.uint16, 4: xp.uint32, 8: xp.uint64}[x.itemsize])
 
 
 def rows(cells: Iterable[Cell]) -> list[Row]:

@@ -138,7 +138,7 @@ def _bits(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).view(f"u{x.itemsize}")
 
 
-def _wide(x: np.ndarray) -> np.ndarray:
+def wide(x: np.ndarray) -> np.ndarray:
     return (x.astype(np.float32) if x.itemsize == 2 else x).astype(np.longdouble)
 
 
@@ -153,7 +153,7 @@ def _vectors(values: np.ndarray, padding: int = 4) -> np.ndarray:
     return out
 
 
-def _step(values: np.ndarray) -> int:
+def step_of(values: np.ndarray) -> int:
     """Elements from one row to the next, 0 where there is one for all."""
     return values.strides[0] // values.itemsize if len(values) > 1 else 0
 
@@ -258,7 +258,7 @@ def summed(
         config.t1,
         (
             *(p, q, task.X.x, ld, step if batch > 1 else 0, task.w, NULL if task.w2 is None else task.w2),
-            *(_step(task.w), *out, words if config.words else NULL, p + 3),
+            *(step_of(task.w), *out, words if config.words else NULL, p + 3),
             *(float(outstanding), state, int(fresh), NULL if padded is None else padded),
             *((NULL, 0, NULL) if parts is None else (parts, parts.shape[1], sizes)),
         ),
@@ -275,8 +275,8 @@ def exactly(task: Task) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     `acc` is float32, y has them in float64 but for those of one vector.
     """
     config = task.config
-    X, w = _wide(task.X.x), _wide(task.w)[:, None, :]
-    w2 = w * w if task.w2 is None else _wide(task.w2)[:, None, :]
+    X, w = wide(task.X.x), wide(task.w)[:, None, :]
+    w2 = w * w if task.w2 is None else wide(task.w2)[:, None, :]
     v, q = 16 // SIZES[config.dtype], X.shape[2]
     depth = q // (32 * config.team) + v + 5 + config.team + 4
     u, found = UNIT[config.acc], {}
@@ -294,17 +294,21 @@ def words_of(x: np.ndarray) -> np.ndarray:
     return np.asarray(_bits(x).astype(np.uint64).sum(-1, dtype=np.uint64))
 
 
-def faults(task: Task, sums: Sums) -> list[str]:
-    """What is wrong with sums of finite numbers, and with their flags."""
+def sum_faults(exact: dict[str, tuple[np.ndarray, np.ndarray]], sums: dict[str, np.ndarray]) -> list[str]:
+    """Which sums are further from their exact values than the bound beside these allows."""
     found = []
-    for name, (value, bound) in exactly(task).items():
+    for name, (value, bound) in exact.items():
         with np.errstate(all="ignore"):
-            ok = abs(getattr(sums, name).astype(np.longdouble) - value) <= bound
+            ok = abs(sums[name].astype(np.longdouble) - value) <= bound
         if not ok.all():
             at = tuple(int(i) for i in np.argwhere(~ok)[0])
-            found.append(
-                f"{(~ok).sum()} of {name} are wrong, the first {at}: {getattr(sums, name)[at]}, not {value[at]}"
-            )
+            found.append(f"{(~ok).sum()} of {name} are wrong, the first {at}: {sums[name][at]}, not {value[at]}")
+    return found
+
+
+def faults(task: Task, sums: Sums) -> list[str]:
+    """What is wrong with sums of finite numbers, and with their flags."""
+    found = sum_faults(exactly(task), {"y": sums.y, "z": sums.z})
     if sums.words is not None and not np.array_equal(sums.words, words_of(task.X.x)):
         found.append("words are wrong")
     return found
@@ -461,7 +465,7 @@ class Trial:
         C = Stack.rows(self.batch, self.p, self.q, self.dtype, width, self.gap)
         C.x[...] = rng.standard_normal(C.x.shape) * 2.0 ** rng.integers(-3, 4, (*shape, 1))
         C.x[(named == "zero") | (named == "zero but residual")] = 0
-        weighted = _wide(C.x) * _wide(w)[:, None, :]
+        weighted = wide(C.x) * wide(w)[:, None, :]
         u, squares = weighted.sum(2), (weighted**2).sum(2)
         if not lines:
             u, squares = (x.astype(np.float64).astype(np.longdouble) for x in (u, squares))
@@ -594,7 +598,7 @@ def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None) ->
         config.name,
         (-(-p // config.lines), batch),
         config.t1,
-        (p, q, judged.C.x, ld, step if batch > 1 else 0, judged.w, NULL, _step(judged.w), *arguments, *cast),
+        (p, q, judged.C.x, ld, step if batch > 1 else 0, judged.w, NULL, step_of(judged.w), *arguments, *cast),
     )
     assert D is None or D.around == around, "an element between two rows of the copy was written"
     return Verdicts(tau, lines, state, None if D is None else D.x)
@@ -606,11 +610,11 @@ def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
     tau, ratio = judged.tau.ravel(), judged.ratio.ravel()
     decided, ok = judged.decided.ravel(), judged.ok.ravel()
     with np.errstate(all="ignore"):
-        wide = made.tau.ravel().astype(np.longdouble)
-        right = (abs(wide - tau) <= (judged.delta + 1e-13) * abs(tau)) | (~np.isfinite(tau) & ~np.isfinite(wide))
+        bounds = made.tau.ravel().astype(np.longdouble)
+        right = (abs(bounds - tau) <= (judged.delta + 1e-13) * abs(tau)) | (~np.isfinite(tau) & ~np.isfinite(bounds))
     if not right.all():
         at = int(np.flatnonzero(~right)[0])
-        found.append(f"{(~right).sum()} bounds are wrong, the first of line {at}: {wide[at]}, not {tau[at]}")
+        found.append(f"{(~right).sum()} bounds are wrong, the first of line {at}: {bounds[at]}, not {tau[at]}")
     count = int(made.state[0]) & 0xFFFFFFFF
     listed = [int(x) for x in made.lines[: min(count, made.lines.size)]]
     if count > made.lines.size or len(set(listed)) < count or (made.lines[count:] != 0xFBFBFBFB).any():
@@ -805,7 +809,7 @@ def _balance_faults(task: Scaled, v: np.ndarray) -> list[str]:
     """Columns with a scale weigh as much as their base, as far as the sample tells: within 2 %."""
     far = 99 if SIZES[task.config.dtype] == 2 else 490  # what is certain to be within limits
     with np.errstate(all="ignore"):
-        norm = np.sqrt((_wide(task.R.x[:, task.sample]) ** 2).sum(1)) / unshare_of(task.R.x.shape[1])
+        norm = np.sqrt((wide(task.R.x[:, task.sample]) ** 2).sum(1)) / unshare_of(task.R.x.shape[1])
         within = (norm > 2.0**-far) & (norm < 2.0**far)
         wrong = within & ~(abs(v * norm / task.base - 1) <= 0.02)
     if not wrong.any():
@@ -833,7 +837,7 @@ def sample_faults(config: Equilibrate, k: int, launch: Launch) -> list[str]:
         made = equilibrated(some, launch)
         found += weight_faults(some, made)
         if not special:  # what a sample of 128 misses
-            size = abs(made.v * np.sqrt((_wide(some.R.x) ** 2).sum(1)) / some.base)
+            size = abs(made.v * np.sqrt((wide(some.R.x) ** 2).sum(1)) / some.base)
             if not (abs(size - 1) < 0.25).all():
                 found.append(f"columns weigh from {size.min()} to {size.max()} times as much as they should")
     outside = Columns(config, k, 40, 2).matrices()

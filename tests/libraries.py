@@ -49,3 +49,11 @@ def first_fault(cases: Iterable[Case], judged: Callable[[Case], Sequence[str]]) 
         if found:
             return "; ".join(found)
     return "nothing"
+
+
+def first_complaint(cases: Iterable[Case], judged: Callable[[Case], Sequence[str]]) -> str:
+    """`first_fault`, or what a launch asserts of memory that should have stayed as it was."""
+    try:
+        return first_fault(cases, judged)
+    except AssertionError as fault:
+        return str(fault)

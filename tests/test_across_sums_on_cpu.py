@@ -25,7 +25,7 @@ from tests import check_cases as cases
 from tests.both_cases import TYPES
 from tests.check_cases import NULL, SEALED, TYPES_OF_SUMS, UNIT, WIDTHS, Judged, Stack, Trial, Verdicts
 from tests.cuda_on_cpu import ORDERS, Library
-from tests.libraries import first_fault, library_of, texts, with_faults
+from tests.libraries import first_complaint, first_fault, library_of, texts, with_faults
 from tests.test_kernels_compile import spilled
 
 names = {"ids": lambda x: getattr(x, "name", x)}
@@ -114,16 +114,23 @@ def _apart(values: np.ndarray) -> np.ndarray:
     return memory[:, :n]
 
 
-def _step(values: np.ndarray) -> int:
-    return values.strides[0] // values.itemsize if len(values) > 1 else 0
-
-
-def _workspace(config: AcrossSums, p: int, q: int, slice: int, batch: int) -> tuple[tuple[int, int, int], Any, Any]:
-    """Grid, memory that is just large enough, tickets."""
+def _run(
+    library: Library,
+    config: AcrossSums,
+    values: tuple[Any, ...],
+    counts: tuple[int, int, int, int],
+    order: str,
+    name: str,
+) -> None:
+    """Launch for `counts` of lines, positions, positions of a group, products, in memory that is just large enough."""
+    p, q, slice, batch = counts
     stripes, groups = -(-p // config.lines), -(-q // slice)
     size = stripes * groups * batch * (2 + config.words) * config.lines
     partial = np.full(size, np.nan).view(np.uint8) if groups > 1 else NULL
-    return (stripes, groups, batch), partial, np.zeros(stripes * batch, np.uint32)
+    tickets = np.zeros(stripes * batch, np.uint32)
+    grid = (stripes, groups, batch)
+    library.run(name or config.name, grid, config.t1, (p, q, *values, slice, partial, tickets), order=order)
+    assert not tickets.any(), "tickets are not 0 again"
 
 
 def summed(
@@ -150,21 +157,13 @@ def summed(
     if expected is not None:
         wanted = np.full((batch, p + 3), SEALED, np.uint64)
         wanted[:, :p] = expected
-    grid, partial, tickets = _workspace(config, p, q, slice, batch)
     sizes = np.full((batch, 2), np.nan)
     given = (NULL, 0, NULL) if parts is None else (parts, parts.shape[1], sizes)
-    library.run(
-        renamed or config.name,
-        grid,
-        config.t1,
-        (
-            *(p, q, X.x, ld, step if batch > 1 else 0, task.w, NULL if task.w2 is None else task.w2, _step(task.w)),
-            *(y, z, words if config.words else NULL, p + 3, float(outstanding), state, int(fresh), wanted, *given),
-            *(slice, partial, tickets),
-        ),
-        order=order,
+    values = (
+        *(X.x, ld, step if batch > 1 else 0, task.w, NULL if task.w2 is None else task.w2, cases.step_of(task.w)),
+        *(y, z, words if config.words else NULL, p + 3, float(outstanding), state, int(fresh), wanted, *given),
     )
-    assert not tickets.any(), "tickets are not 0 again"
+    _run(library, config, values, (p, q, slice, batch), order, renamed)
     assert np.isnan(y[:, p:]).all(), "an element between two products was written"
     assert np.isnan(z[:, p:]).all(), "an element between two products was written"
     assert (words[:, p if config.words else 0 :] == SEALED).all(), "a word between two products was written"
@@ -175,7 +174,7 @@ def exactly(task: Task) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Sums in longdouble, and how far rounding explains (Higham, 2002, sec. 3.1)."""
     config, q = task.case.config, task.case.q
     wide = [None if x is None else x.astype(np.longdouble)[:, None, :] for x in (task.w, task.w2)]
-    X, w, w2 = _long(task.lines), wide[0], wide[1]
+    X, w, w2 = cases.wide(task.lines), wide[0], wide[1]
     w2 = w * w if w2 is None else w2
     units = {"y": (config.ahead + 2) * UNIT[config.acc] + (q + 40) * UNIT["float64"], "z": (q + 10) * UNIT[config.acc]}
     found = {}
@@ -186,20 +185,8 @@ def exactly(task: Task) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def _long(x: np.ndarray) -> np.ndarray:
-    return (x.astype(np.float32) if x.itemsize == 2 else x).astype(np.longdouble)
-
-
 def faults(task: Task, sums: Sums) -> list[str]:
-    found = []
-    for name, (value, bound) in exactly(task).items():
-        with np.errstate(all="ignore"):
-            ok = abs(getattr(sums, name).astype(np.longdouble) - value) <= bound
-        if not ok.all():
-            at = tuple(int(i) for i in np.argwhere(~ok)[0])
-            found.append(
-                f"{(~ok).sum()} of {name} are wrong, the first {at}: {getattr(sums, name)[at]}, not {value[at]}"
-            )
+    found = cases.sum_faults(exactly(task), {"y": sums.y, "z": sums.z})
     if task.case.config.words and not np.array_equal(sums.words, cases.words_of(task.lines)):
         found.append("words are wrong")
     return found
@@ -373,20 +360,12 @@ def verdicts(
         D = Stack.rows(batch, q, p, config.out, (2, 16)[gap % 2], 1)
         around = D.around
         cast = (D.x, D.strides[1], D.strides[0] if batch > 1 else 0)
-    grid, partial, tickets = _workspace(config, p, q, slice, batch)
-    library.run(
-        renamed or config.name,
-        grid,
-        config.t1,
-        (
-            *(p, q, C.x, ld, step if batch > 1 else 0, judged.w, NULL, _step(judged.w), terms.alpha, terms.beta),
-            *(NULL if x is None else x for x in (terms.t, terms.p2, terms.t0, terms.added2)),
-            *(terms.sizes, 2 if len(terms.sizes) > 1 else 0, *(float(x) for x in terms.factors), tau, lines, state),
-            *(*cast, slice, partial, tickets),
-        ),
-        order=order,
+    values = (
+        *(C.x, ld, step if batch > 1 else 0, judged.w, NULL, cases.step_of(judged.w), terms.alpha, terms.beta),
+        *(NULL if x is None else x for x in (terms.t, terms.p2, terms.t0, terms.added2)),
+        *(terms.sizes, 2 if len(terms.sizes) > 1 else 0, *(float(x) for x in terms.factors), tau, lines, state, *cast),
     )
-    assert not tickets.any(), "tickets are not 0 again"
+    _run(library, config, values, (p, q, slice, batch), order, renamed)
     assert D is None or D.around == around, "an element between two rows of the copy was written"
     return Verdicts(tau, lines, state, None if D is None else D.x.transpose(0, 2, 1))
 
@@ -520,19 +499,14 @@ faulty = library_of(lambda: [*with_faults(PLANTED), *texts(USED)])
 
 
 def what_is_found(library: Library, config: AcrossSums, order: str, renamed: str = "") -> str:
-    try:
-        if config.verdict:
-            some = (
-                (judged_by_digits(trial), slices(config, trial.q)[n % 3], n) for n, trial in enumerate(trials(config))
-            )
-            return first_fault(
-                some,
-                lambda x: cases.verdict_faults(x[0], verdicts(config, x[0], x[1], library, order, renamed, x[2])),
-            )
-        tasks = (case.task() for case in some_cases(config))
-        return first_fault(tasks, lambda task: flag_faults(task, library, order, renamed))
-    except AssertionError as fault:
-        return str(fault)
+    if config.verdict:
+        some = ((judged_by_digits(trial), slices(config, trial.q)[n % 3], n) for n, trial in enumerate(trials(config)))
+        return first_complaint(
+            some,
+            lambda x: cases.verdict_faults(x[0], verdicts(config, x[0], x[1], library, order, renamed, x[2])),
+        )
+    tasks = (case.task() for case in some_cases(config))
+    return first_complaint(tasks, lambda task: flag_faults(task, library, order, renamed))
 
 
 @pytest.mark.parametrize("name", PLANTED)

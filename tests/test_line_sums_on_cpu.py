@@ -17,7 +17,7 @@ from abft_tsm2.core.check_config import Judge, LineSums
 from tests import check_cases as cases
 from tests.check_cases import JUDGE, JUDGING, SUMMING, Case, Launch, Trial
 from tests.cuda_on_cpu import ORDERS, Library
-from tests.libraries import first_fault, library_of, texts, with_faults
+from tests.libraries import first_complaint, first_fault, library_of, texts, with_faults
 
 names = {"ids": lambda x: getattr(x, "name", x)}
 library = library_of(lambda: texts((*SUMMING, *JUDGING, JUDGE)))
@@ -324,10 +324,7 @@ def what_is_found(library: Library, config: LineSums | Judge, order: str, rename
     else:
         problems = (trial.judged() for trial in cases.trials(config))
         judged = lambda trial: cases.verdict_faults(trial, cases.verdicts(trial, launch))  # noqa: E731
-    try:
-        return first_fault(problems, judged)
-    except AssertionError as fault:
-        return str(fault)
+    return first_complaint(problems, judged)
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -9,6 +9,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.core import vendor
 from abft_tsm2.core.check_config import COLUMNS, STATE, sums_of
 
 
@@ -36,7 +37,7 @@ class Layout(NamedTuple):
         if turned:
             down, along, p, q = along, down, q, p
         size = X.itemsize
-        step = X.strides[0] if X.ndim == 3 and X.shape[0] > 1 else 0
+        step = vendor.step(X)
         down, along = (down if p > 1 else size * q), (along if q > 1 else size)
         multiple = X.data.ptr | step | (down if along == size else along) | 16
         return cls(down // size, along // size, step // size, multiple & -multiple)

@@ -72,15 +72,12 @@ class Checker:
         kept : Kept or None
             Of a right operand that was encoded before.
         """
-        case, right = self.case, self.account.right(memory)
+        case, right = self.case, self._right(memory, kept)
         steps = self.carry(memory) if kept is None else []
-        carried = right if kept is None else kept.right
         into = self._lines(memory, "t", "p2", "left_words")
-        steps.append(self._pass("L", memory, carried.s, carried.squares, into, fresh=kept is not None))
+        steps.append(self._pass("L", memory, right.s, right.squares, into, fresh=kept is not None))
         if kept is not None and case.recheck:
-            into = Sums(right.s, right.squares, right.words, case.acc, padded(case.k))
-            steps.append(self._pass("R", memory, carried.v, 0, into, expected=carried.words))
-        right = carried
+            steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.words))
         if case.C0 is not None:
             into = self._lines(memory, "t0", "added2", "added_words")
             steps.append(self._pass("C0", memory, right.v, 0, into))
@@ -88,9 +85,8 @@ class Checker:
 
     def carry(self, memory: int) -> list[Step]:
         """The right operand's part: weights and ``s = R v``."""
-        case, right = self.case, self.account.right(memory)
-        into = Sums(right.s, right.squares, right.words, case.acc, padded(case.k))
-        return [self._equilibrate(memory), self._pass("R", memory, right.v, 0, into)]
+        right = self.account.right(memory)
+        return [self._equilibrate(memory), self._pass("R", memory, right.v, 0, self._carried(memory))]
 
     def _equilibrate(self, memory: int) -> Step:
         case, (rs, cs, step, _) = self.case, self.case.R
@@ -102,6 +98,15 @@ class Checker:
             *((min(case.k, SAMPLE) / case.k if case.k >= 2 * SAMPLE else 1.0) ** 0.5, at("state")),
         )
         return Launch(config, (-(-case.n // COLUMNS), case.right_batch), config.t1, values, base)
+
+    def _right(self, memory: int, kept: Kept | None) -> Right:
+        """What the right operand carries: of this account, or of before."""
+        return self.account.right(memory) if kept is None else kept.right
+
+    def _carried(self, memory: int) -> Sums:
+        """The parts of an account that a pass over R fills."""
+        right = self.account.right(memory)
+        return Sums(right.s, right.squares, right.words, self.case.acc, padded(self.case.k))
 
     def _lines(self, memory: int, sums: str, squares: str, words: str) -> Sums:
         """These parts of an account, of all lines."""
@@ -160,7 +165,7 @@ class Checker:
 
     def verify(self, memory: int, kept: Kept | None, alpha: float, beta: float) -> list[Step]:
         """``u = C v``, and the verdict on each line unless the case is `split`: then `judge` has it."""
-        case, right = self.case, self.account.right(memory) if kept is None else kept.right
+        case, right = self.case, self._right(memory, kept)
         if "u" in self.account:
             return [self._pass("C", memory, right.v, 0, self._lines(memory, "u", "u2", ""))]
         results = (
@@ -173,7 +178,7 @@ class Checker:
 
     def judge(self, memory: int, kept: Kept | None, alpha: float, beta: float) -> list[Step]:
         """The verdict on sums that `verify` has stored."""
-        case, right, config = self.case, self.account.right(memory) if kept is None else kept.right, Judge()
+        case, right, config = self.case, self._right(memory, kept), Judge()
         u, u2 = (self.account.at(memory, name) for name in ("u", "u2"))
         values: tuple[Value, ...] = (case.m, u, u2, *self._bound(memory, right, alpha, beta))
         return [Launch(config, (-(-case.m // config.t1), case.batch), config.t1, values)]
@@ -190,7 +195,7 @@ class Checker:
     def repair(self, memory: int, kept: Kept | None, alpha: float, beta: float, *, write: bool) -> list[Step]:
         """Location and repair of what failed; the record is written in any case. C stays as it is unless `write`."""
         case, at = self.case, functools.partial(self.account.at, memory)
-        right = self.account.right(memory) if kept is None else kept.right
+        right = self._right(memory, kept)
         config = Repair(case.dtype, case.out, case.cast, turned=not case.R.contiguous)
         nbytes = repair_bytes(config, case.k, case.n) if write else 0  # without memory it leaves all to the host
         space, _ = scratch(nbytes, 0)
@@ -212,7 +217,7 @@ class Checker:
 
     def encoded(self, memory: int, kept: Kept | None) -> tuple[Array, Array]:
         """s (k, 1) and t (m, 1) of a single product."""
-        right = self.account.right(memory) if kept is None else kept.right
+        right = self._right(memory, kept)
         return elements(right.s, self.case.k, self.case.acc)[:, None], self.account.array(memory, "t").T
 
     def observed(self, memory: int) -> Array:

@@ -9,7 +9,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from abft_tsm2.core.check_config import WARP
+from abft_tsm2.core.check_config import WARP, Sums
 from abft_tsm2.core.config import C_TYPES, SIZES
 
 MOST_GROUPS = 32  # of blocks that share a stripe: the last of them adds what all have found
@@ -23,47 +23,25 @@ _AHEAD = {16: (6, 8, 2), 8: (10, 10, 2), 4: (16, 12, 2), 2: (16, 16, 3)}
 
 
 @dataclass(frozen=True)
-class AcrossSums:
+class AcrossSums(Sums):
     """Compile-time constants of kernels/across_sums.cu.
 
     Attributes
     ----------
-    dtype, acc : str
-        Types of X, and of its products with weights: float64 unless operands have 16 bits.
-    given : bool
-        Whether the squares have weights of their own.
-    words : bool
-        Whether the lines' bits are added.
-    verdict : bool
-        Whether each line is judged.
-    out : str
-        Type of the sums; where `verdict`, of the copy that is stored, or "".
     width : int
-        Bytes of a load: of these many lines a thread takes all.
+        As of all `Sums`, in bytes; of these many lines a thread takes all.
     t1, ahead, blocks : int
         Threads of a block, rows of memory that a warp loads at a time, blocks of a multiprocessor.
-    leaves_first : bool
-        Whether lines of X leave the level-2 cache first.
     """
 
-    dtype: str
-    acc: str
-    given: bool = False
-    words: bool = False
-    verdict: bool = False
-    out: str = "float64"
-    width: int = 16
     t1: int = 256
     ahead: int = 6
     blocks: int = 2
-    leaves_first: bool = False
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel."""
-        kind = ("verdict" if self.verdict else "sums") + "_given" * self.given + "_words" * self.words
-        sizes = f"{self.t1}_{self.ahead}_{self.blocks}_{int(self.leaves_first)}"
-        return f"across_{kind}_{self.dtype}_{self.acc}_{self.out}_{self.width}_{sizes}"
+        return f"across_{self.kind}_{self.t1}_{self.ahead}_{self.blocks}_{int(self.leaves_first)}"
 
     @property
     def file(self) -> str:
@@ -73,13 +51,10 @@ class AcrossSums:
     @property
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
-        acc, out = C_TYPES[self.acc], C_TYPES[self.out or self.dtype]
-        types: dict[str, str | int] = {"A_TYPE": C_TYPES[self.dtype], "B_TYPE": acc, "ACC": acc, "C_TYPE": acc}
-        types |= {"OUT": out, "D_TYPE": out, "T2": 1, "WIDTH": self.width}
-        flags = {"GIVEN": self.given, "WORDS": self.words, "VERDICT": self.verdict}
-        flags |= {"CAST": self.verdict and bool(self.out), "LEAVES_FIRST": self.leaves_first}
-        sizes = {"T1": self.t1, "AHEAD": self.ahead, "BLOCKS": self.blocks}
-        return types | {name: int(value) for name, value in (flags | sizes).items()}
+        acc = C_TYPES[self.acc]
+        types = {"A_TYPE": C_TYPES[self.dtype], "B_TYPE": acc, "ACC": acc, "C_TYPE": acc}
+        sizes = {"T2": 1, "WIDTH": self.width, "T1": self.t1, "AHEAD": self.ahead, "BLOCKS": self.blocks}
+        return {**types, **self.flags, **sizes}
 
     @property
     def warps(self) -> int:
@@ -164,7 +139,6 @@ def across_sums(
     verdict: bool = False,
     out: str = "float64",
     width: int = 16,
-    leaves_first: bool = False,
     products: int = 1,
 ) -> AcrossSums:
     """The configuration for p lines of q positions, at addresses that are multiples of `width` bytes.
@@ -177,7 +151,7 @@ def across_sums(
     while True:
         sums, verdicts, blocks = _AHEAD[width]
         ahead = verdicts if verdict else sums - (given and words and width == 16)
-        config = AcrossSums(dtype, acc, given, words, verdict, out, width, 256, ahead, blocks, leaves_first)
+        config = AcrossSums(dtype, acc, given, words, verdict, out, width, 256, ahead, blocks)
         grid = AcrossPlan.of(config, p, q, multiprocessors, products).grid
         if width == SIZES[dtype] or 2 * math.prod(grid) >= blocks * multiprocessors:
             return config

@@ -6,7 +6,7 @@ kernels/line_sums.cu, kernels/equilibrate.cu and kernels/judge.cu say what each 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from abft_tsm2.core.config import C_TYPES, SIZES
 
@@ -28,8 +28,8 @@ def _types(dtype: str, width: int = 16, acc: str = "") -> dict[str, str | int]:
 
 
 @dataclass(frozen=True)
-class LineSums:
-    """Compile-time constants of kernels/line_sums.cu.
+class Sums:
+    """What a pass over the lines of X takes, however they lie: constants of line_sums.cu and of across_sums.cu.
 
     Attributes
     ----------
@@ -38,16 +38,13 @@ class LineSums:
     given : bool
         Whether the squares have weights of their own.
     words : bool
-        Whether the rows' bits are added.
+        Whether the lines' bits are added.
     verdict : bool
-        Whether each row is judged.
+        Whether each line is judged.
     out : str
         Type of the sums; where `verdict`, of the copy that is stored, or "".
     width : int
         Bytes of a load.
-    t1, team, rows, ahead, blocks : int
-        Threads of a block, warps of a row, rows of a team at a time, vectors loaded at a time, blocks of a
-        multiprocessor.
     leaves_first : bool
         Whether lines of X leave the level-2 cache first.
     """
@@ -59,19 +56,45 @@ class LineSums:
     verdict: bool = False
     out: str = "float64"
     width: int = 16
+    leaves_first: bool = field(default=False, kw_only=True)
+
+    @property
+    def kind(self) -> str:
+        """The part of a kernel's name that says what it takes."""
+        kind = ("verdict" if self.verdict else "sums") + "_given" * self.given + "_words" * self.words
+        return f"{kind}_{self.dtype}_{self.acc}_{self.out}_{self.width}"
+
+    @property
+    def flags(self) -> dict[str, str | int]:
+        """The constants that say what it takes."""
+        flags = {"GIVEN": self.given, "WORDS": self.words, "VERDICT": self.verdict}
+        flags |= {"CAST": self.verdict and bool(self.out), "LEAVES_FIRST": self.leaves_first}
+        out = C_TYPES[self.out or self.dtype]
+        return {"OUT": out, "D_TYPE": out} | {name: int(value) for name, value in flags.items()}
+
+
+@dataclass(frozen=True)
+class LineSums(Sums):
+    """Compile-time constants of kernels/line_sums.cu.
+
+    Attributes
+    ----------
+    t1, team, rows, ahead, blocks : int
+        Threads of a block, warps of a row, rows of a team at a time, vectors loaded at a time, blocks of a
+        multiprocessor.
+    """
+
     t1: int = 256
     team: int = 1
     rows: int = 4
     ahead: int = 2
     blocks: int = 2
-    leaves_first: bool = False
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel."""
-        kind = ("verdict" if self.verdict else "sums") + "_given" * self.given + "_words" * self.words
         sizes = f"{self.t1}_{self.team}_{self.rows}_{self.ahead}_{self.blocks}_{int(self.leaves_first)}"
-        return f"line_{kind}_{self.dtype}_{self.acc}_{self.out}_{self.width}_{sizes}"
+        return f"line_{self.kind}_{sizes}"
 
     @property
     def file(self) -> str:
@@ -81,12 +104,8 @@ class LineSums:
     @property
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
-        flags = {"GIVEN": self.given, "WORDS": self.words, "VERDICT": self.verdict}
-        flags |= {"CAST": self.verdict and bool(self.out), "LEAVES_FIRST": self.leaves_first}
         sizes = {"T1": self.t1, "TEAM": self.team, "ROWS": self.rows, "AHEAD": self.ahead, "BLOCKS": self.blocks}
-        out = C_TYPES[self.out or self.dtype]
-        numbers = {name: int(value) for name, value in (flags | sizes).items()}
-        return {**_types(self.dtype, self.width, self.acc), **numbers, "OUT": out, "D_TYPE": out}
+        return {**_types(self.dtype, self.width, self.acc), **self.flags, **sizes}
 
     @property
     def lines(self) -> int:
@@ -187,7 +206,6 @@ def line_sums(
     verdict: bool = False,
     out: str = "float64",
     width: int = 16,
-    leaves_first: bool = False,
 ) -> LineSums:
     """The configuration for p rows of q elements; shapes from a sweep on an H200."""
     size, vectors = SIZES[dtype], -(-q * SIZES[dtype] // 16)
@@ -207,4 +225,4 @@ def line_sums(
     else:
         team, rows, ahead = 1, 2, 4
         blocks = 3 if given and size == 2 else 4  # one register too many for four
-    return LineSums(dtype, acc, given, words, verdict, out, width, t1, team, rows, ahead, blocks, leaves_first)
+    return LineSums(dtype, acc, given, words, verdict, out, width, t1, team, rows, ahead, blocks)

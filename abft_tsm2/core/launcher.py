@@ -16,6 +16,8 @@ from abft_tsm2.core.compiler import Kernel, kernel
 
 Where = Mapping[str, int]
 """Names of operands, and their addresses."""
+Value = int | float | str
+"""An argument of a launch: a number, or the name of an address."""
 
 
 class Step(Protocol):
@@ -78,7 +80,7 @@ class Launch:
         config: Kernel,
         grid: tuple[int, ...],
         threads: int,
-        values: tuple[int | float | str, ...],
+        values: tuple[Value, ...],
         keeps: Any = None,
         *,
         chained: bool = True,
@@ -112,7 +114,3 @@ class Launch:
             from cupy_backends.cuda.api import driver
 
             raise driver.CUDADriverError(status)
-
-
-Value = Any
-"""An argument of a launch: a number, or a name."""

@@ -82,11 +82,10 @@ def take() -> Record:
 
 def bring(records: Iterable[Record]) -> None:
     """Bring records whose kernels have ended, each page once. Synchronises."""
-    import cupy
     from cupy.cuda import runtime
 
-    pages: dict[int, Any] = {id(record._page): record._page for record in records}
-    stream = cupy.cuda.Stream.null.ptr if not pages else _stream()
+    pages = {id(record._page): record._page for record in records}
+    stream = _stream()
     for page in pages.values():
         nbytes = 8 * WORDS * _PAGE
         runtime.memcpyAsync(page.here.ptr, page.there.data.ptr, nbytes, runtime.memcpyDeviceToHost, stream)

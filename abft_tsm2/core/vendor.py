@@ -15,7 +15,7 @@ import numpy as np
 from abft_tsm2.arrays import Array
 from abft_tsm2.core.config import Problem
 
-_CUDA_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType_t
+CUDA_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType_t
 _COMPUTE_32F, _COMPUTE_TF32, _DEFAULT = 68, 77, -1  # cublasComputeType_t, cublasGemmAlgo_t
 SERVED = {
     ("float32", "float32", "float32"),
@@ -86,7 +86,7 @@ class Gemm:
         mixed, stacked = A.itemsize < 4 or tf32, problem.batch > 1
         types = problem.dtype, problem.dtype, problem.out
         first, second, result = (
-            ((_CUDA_TYPES[dtype],) if mixed else ()) + (leading,) + ((step(x) // x.itemsize,) if stacked else ())
+            ((CUDA_TYPES[dtype],) if mixed else ()) + (leading,) + ((step(x) // x.itemsize,) if stacked else ())
             for dtype, (x, leading) in zip(types, operands, strict=True)
         )
         name = "gemm" if mixed else {"float32": "sgemm", "float64": "dgemm"}[problem.dtype]
