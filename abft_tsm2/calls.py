@@ -87,15 +87,17 @@ class Call:
             self._multiply()
         return self._check(program, stream, where)
 
-    def _check(self, program: Program, stream: Any, where: list[dict[str, int]] | None = None) -> list[Record]:
-        """Queue the verdict of every side, and the repairs."""
+    def _check(
+        self, program: Program, stream: Any, where: list[dict[str, int]], *, again: bool = False
+    ) -> list[Record]:
+        """Queue the verdict of every side, and the repairs; `again`: after a repair."""
         plan, o, here = self.plan, self.operands, stream.ptr
-        where = where or [o.where(side) for side in plan.way.sides]
         found = []
         for i, checker in enumerate(plan.way.checkers):
             run_steps(program.verify[i], here, where[i])
             if self.on_stage is not None:
-                self.stage("verified", C=o.multiplied, u=checker.observed(program.accounts[i]))
+                if not again:
+                    self.stage("verified", C=o.multiplied, u=checker.observed(program.accounts[i]))
                 run_steps(program.judge[i], here, where[i])
             record = records.take()
             where[i]["record"] = record.address
@@ -130,7 +132,8 @@ class Call:
                 faults += verdict.faults
                 self.stage("corrected", C=self.operands.multiplied)  # which may have changed it
                 program.forget(stream.ptr)
-                verdict = self._verdict(self._check(program, stream), stream)
+                where = [self.operands.where(side) for side in plan.way.sides]
+                verdict = self._verdict(self._check(program, stream, where, again=True), stream)
             else:
                 if self.on_stage is not None and verdict.repaired:
                     verdict.give_up()

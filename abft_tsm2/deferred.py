@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections import deque
 from dataclasses import fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from abft_tsm2 import policy
 from abft_tsm2.errors import CorruptionWarning
@@ -34,17 +34,6 @@ class Pending(Protocol):
     @staticmethod
     def dismiss(pending: Any, /) -> Any:
         """Of verdicts that have arrived, those that somebody has to hear of."""
-
-
-_PLAIN = {part.name: part.default for part in fields(Report)} | {"seconds": {}}
-R = TypeVar("R", bound=Report)
-
-
-def plain(kind: type[R], **values: Any) -> R:
-    """A report of values that need no conversion: much faster than converting them."""
-    report = kind.__new__(kind)
-    report.__dict__.update(_PLAIN, **values)
-    return report
 
 
 class Facts(Protocol):
@@ -70,7 +59,7 @@ class Deferred(Report):
     def of(cls, pending: Pending, facts: Facts, on_error: str | None) -> Deferred:
         """The report of a product whose verdict is pending."""
         m, k, n = facts.sizes
-        self = plain(cls, status=Status.PENDING, operation=facts.operation, m=m, k=k, n=n, dtype=facts.dtype)
+        self = cls.made_of(status=Status.PENDING, operation=facts.operation, m=m, k=k, n=n, dtype=facts.dtype)
         state = {"_pending": pending, "_final": None, "_lock": threading.Lock(), "_on_error": on_error}
         self.__dict__.update(state)
         _remember(self, pending)

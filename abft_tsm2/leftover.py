@@ -9,11 +9,13 @@ import numpy as np
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.calls import ROUNDS, Call
+from abft_tsm2.checksum.account import Kept
+from abft_tsm2.checksum.on_device import carried_on_device
 from abft_tsm2.operands import Problem, Task
 from abft_tsm2.protect import Product
 from abft_tsm2.report import Fault, Report, Status
 from abft_tsm2.verdicts import Verdict
-from abft_tsm2.ways import Program
+from abft_tsm2.ways import Operands, Program, way_of
 from abft_tsm2.ways import run as run_steps
 
 
@@ -23,6 +25,8 @@ def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, ta
     Synchronises with the host many times.
     """
     facts, operands = call.plan.facts, call.operands
+    if verdict.known:
+        return _look_closer(call, verdict, problem, task)
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         changed, hit = _differences(call, program, verdict.replaced)
         tasks = [task] if task is not None else list(problem.tasks())
@@ -30,6 +34,33 @@ def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, ta
         if operands.wide is not None:
             operands.C[...] = operands.wide  # whatever was repaired
     return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
+
+
+def _look_closer(call: Call, verdict: Verdict, problem: Problem, task: Task | None) -> Report:
+    """The report of a call whose weights may be far off, after a second look at C where they are."""
+    o, first = call.operands, verdict.report()
+    if task is not None:
+        return _looked_closer(call, o, first, problem, task)
+    one_of = [Operands(*(x if x is None else x[i] for x in o)) for i in range(o.C.shape[0])]
+    each = zip(one_of, first.products, problem.tasks(), strict=True)
+    reports = [_looked_closer(call, one, report, problem, task) for one, report, task in each]
+    return Report.merge(reports, operation=first.operation)
+
+
+def _looked_closer(call: Call, o: Operands, first: Report, problem: Problem, task: Task) -> Report:
+    """`first`, and what weights from exact norms find in one product."""
+    plan, sides = call.plan, call.plan.way.sides
+    made = [
+        None if kept is not None else carried_on_device(o.B if side == "rows" else o.A, side)
+        for side, kept in zip(sides, plan.kept, strict=True)
+    ]
+    if not any(one is not None and one.exact for one in made):
+        return first
+    kept = tuple(Kept(one.right, False) if one is not None else old for one, old in zip(made, plan.kept, strict=True))
+    way = way_of(o, replace(problem, exists=True), sides, kept, False)
+    facts = replace(plan.facts, products=None, index=task.index)
+    again = Call(replace(plan, way=way, kept=kept, facts=facts), o)
+    return first.followed_by(again.report(lambda: (problem, task), look_at))
 
 
 def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str], Fault | None]:
@@ -92,7 +123,7 @@ class _Look(Product):
         index = self.task.index[0] if self.task.index and self.verdict.facts.products is not None else 0
         repaired = [fault for product, fault in self.verdict.faults if product == index]
         if repaired and self.write:  # by the kernels, before they left the rest to the host
-            self.statuses.append(Status.CORRECTED)
+            self.statuses += [Status.CORRECTED] * self.verdict.held
             self.faults += repaired
         if not self.verdict.held:
             self.statuses.append(Status.UNCORRECTABLE)

@@ -58,6 +58,8 @@ class Pending:
         arrays = [later and _found(later) for later in self._arrays]
         gone = any(array is None and later is not None for array, later in zip(arrays, self._arrays, strict=True))
         report, why = verdict.report(), "its operands are gone"
+        if gone and verdict.known:
+            return report  # less sharp than it could be, as its limit says
         if not gone:
             A, B, C, c = arrays
             plan = self._plan
@@ -65,8 +67,8 @@ class Pending:
             problem = problem_of(
                 A, B, c, alpha=plan.alpha, beta=plan.beta, existing=C, check="auto", precision=precision
             )
-            report = self._look(problem, plan.facts.operation)
-            if report.status in (Status.CLEAN, Status.UNVERIFIABLE):
+            report = report.followed_by(self._look(problem, plan.facts.operation))
+            if report.status in (Status.CLEAN, Status.CORRECTED, Status.UNVERIFIABLE):
                 return replace(report, suspicions=max(report.suspicions, verdict.flagged))
             why = "it still disagrees"
         reason = (

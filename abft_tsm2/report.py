@@ -10,11 +10,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from importlib import resources
-from operator import index
 from typing import Any, ClassVar, Self
+
+from abft_tsm2.frozen import CONVERTERS, Record, each
 
 SIDES = ("rows", "columns")
 KINDS = ("element", "row", "column", "block", "rows", "checksum", "operand")
@@ -61,43 +62,8 @@ def by_precedence(statuses: Iterable[Status]) -> tuple[Status, tuple[Status, ...
     return worst, tuple(status for status in rest if status is not Status.CLEAN)
 
 
-class _Record:
-    """Frozen plain data, equal when the JSON is: a NaN in it equals itself, also after a round trip.
-
-    The annotation of a field says how its value is converted, from NumPy scalars and from JSON alike.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def __post_init__(self) -> None:
-        for part in fields(self):
-            value = _CONVERTERS[str(part.type)](getattr(self, part.name))
-            choices = part.metadata.get("choices", (value,))
-            if value not in choices:
-                raise ValueError(f"unknown {part.name} {value!r}: choose one of {', '.join(choices)}")
-            object.__setattr__(self, part.name, value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON types (non-finite floats as "NaN", "Infinity", "-Infinity")."""
-        return {part.name: _plain(getattr(self, part.name)) for part in fields(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build the record that `to_dict` gave, also through JSON; ValueError if a field is missing."""
-        if missing := [part.name for part in fields(cls) if part.name not in data]:
-            raise ValueError(f"not a {cls.__name__}: {', '.join(missing)} missing; see Report.schema()")
-        return cls(**{part.name: data[part.name] for part in fields(cls)})
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Record) or type(self) is not type(other):
-            return NotImplemented
-        return self.to_dict() == other.to_dict()
-
-    __hash__ = None  # type: ignore[assignment]  # as a report holds a dict
-
-
 @dataclass(frozen=True, eq=False)
-class Fault(_Record):
+class Fault(Record):
     """One fault: where it was, how large, and how it was repaired.
 
     Parameters
@@ -137,7 +103,7 @@ class Fault(_Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Check(_Record):
+class Check(Record):
     """One side's check: how many lines were verified and how sharp the check was.
 
     Parameters
@@ -173,7 +139,7 @@ class Check(_Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Report(_Record):
+class Report(Record):
     """The account of one protected operation, or of a batch of them.
 
     Parameters
@@ -302,6 +268,22 @@ class Report(_Record):
             products=tuple(reports),
         )
 
+    def followed_by(self, later: Report) -> Report:
+        """The report of two looks at the same result, the later one at what the first had made of it."""
+        if self.products:
+            pairs = zip(self.products, later.products, strict=True)
+            return Report.merge([one.followed_by(other) for one, other in pairs], operation=self.operation)
+        status, also = by_precedence([self.status, *self.also, later.status, *later.also])
+        return replace(
+            later,
+            status=status,
+            also=also,
+            faults=self.faults + later.faults,
+            suspicions=self.suspicions + later.suspicions,
+            reasons=tuple(dict.fromkeys(self.reasons + later.reasons)),
+            index=self.index,
+        )
+
     def __str__(self) -> str:
         lines = [self.headline]
         if self.products:
@@ -360,39 +342,14 @@ def _status(value: Any) -> Status:
     raise ValueError(f"unknown status {value!r}: choose one of {', '.join(Status.__members__)}")
 
 
-def _each(convert: Callable[[Any], Any]) -> Callable[[Iterable[Any]], tuple[Any, ...]]:
-    return lambda values: tuple(map(convert, values))
-
-
-def _record(kind: type[_Record]) -> Callable[[Any], _Record]:
+def _record(kind: type[Record]) -> Callable[[Any], Record]:
     return lambda value: value if isinstance(value, kind) else kind.from_dict(value)
 
 
-_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
+CONVERTERS |= {
     "Status": _status,
-    "str": str,
-    "int": index,  # refuses 1.5, and makes a bool the number that JSON has to show
-    "float": float,
-    "tuple[int, ...]": _each(index),
-    "tuple[str, ...]": _each(str),
-    "tuple[Status, ...]": _each(_status),
-    "tuple[Check, ...]": _each(_record(Check)),
-    "tuple[Fault, ...]": _each(_record(Fault)),
-    "tuple[Report, ...]": _each(_record(Report)),
-    # A plain dict, not a mapping proxy, because a report has to be picklable.
-    "Mapping[str, float]": lambda steps: {str(step): float(time) for step, time in steps.items()},
+    "tuple[Status, ...]": each(_status),
+    "tuple[Check, ...]": each(_record(Check)),
+    "tuple[Fault, ...]": each(_record(Fault)),
+    "tuple[Report, ...]": each(_record(Report)),
 }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Record):
-        return value.to_dict()
-    if isinstance(value, Status):
-        return value.name
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

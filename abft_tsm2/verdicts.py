@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from abft_tsm2.core.check_config import CHANGED, MISSED
 from abft_tsm2.core.records import Record
-from abft_tsm2.deferred import plain
 from abft_tsm2.report import Check, Fault, Report, Status
 
 _CLEAN, _REPAIRED = 0, 1  # what a record says; everything else is for the host
-_CHANGED = 2
 _FAULTS = 40  # that a record has room for
 _REPAIR = "recomputed in float64 on the device"
+_ELEMENT = {"operand": "C", "kind": "element", "elements": 1, "repair": _REPAIR}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def clean(found: list[Record]) -> bool:
 
 def _all_say(found: list[Record], *any_of: int) -> bool:
     """Whether each record says one of these, and no operand has changed."""
-    return all(int(r.words[2]) in any_of and not int(r.words[7]) & _CHANGED for r in found)
+    return all(int(r.words[2]) in any_of and not int(r.words[7]) & CHANGED for r in found)
 
 
 class Verdict:
@@ -55,6 +55,7 @@ class Verdict:
     def __init__(self, found: list[Record], facts: Facts) -> None:
         self.facts = facts
         self._settled = _all_say(found, _CLEAN, _REPAIRED)
+        self.missed = any(int(r.words[7]) & MISSED for r in found)  # whether weights may be far off
         self.held = True  # whether repairs lasted
         self.replaced = any(int(r.words[6]) for r in found)  # whether C is not what the verdict was on
         self.repaired = any(int(r.words[2]) == _REPAIRED for r in found)
@@ -69,9 +70,14 @@ class Verdict:
         self.faults = [(product, replace(fault, repair="")) for product, fault in self.faults]
 
     @property
+    def known(self) -> bool:
+        """Whether all that failed the check is explained, and repaired."""
+        return self._settled and self.held
+
+    @property
     def settled(self) -> bool:
         """Whether the host need not look."""
-        return self._settled and self.held
+        return self.known and not self.missed
 
     def _check(self, record: Record, side: str, m: int) -> Check:
         closest, line = int(record.words[3]) >> 32, int(record.words[3]) & 0xFFFFFFFF
@@ -79,19 +85,31 @@ class Verdict:
         bound, least = record.number(4), record.number(5)
         with np.errstate(all="ignore"):
             limit = float(np.float64((1 + ratio) * bound) / np.float64(least))
-        return Check(side, 1, m, m, bound, ratio, line % m, limit)
+        return Check.made_of(
+            side=side,
+            vectors=1,
+            lines=m,
+            verified=m,
+            bound=bound,
+            closest=ratio,
+            closest_line=line % m,
+            detection_limit=limit,
+        )
 
     def _faults(self, record: Record, side: str, m: int) -> list[tuple[int, Fault]]:
         """Product and fault of each wrong element; those that found no room in the record in one."""
         count = int(record.words[6])
+        if count == 0:
+            return []
+        told = record.words[8 : 8 + 3 * min(count, _FAULTS)].reshape(-1, 3)
+        values = told[:, 1:].copy().view(np.float64)
+        with np.errstate(all="ignore"):
+            off = abs(values[:, 0] - values[:, 1]).tolist()
         faults = []
-        for at in range(8, 8 + 3 * min(count, _FAULTS), 3):
-            where = int(record.words[at])
+        for where, magnitude in zip(told[:, 0].tolist(), off, strict=True):
             position, line = where >> 32, where & 0xFFFFFFFF
-            with np.errstate(all="ignore"):
-                off = abs(np.float64(record.number(at + 1)) - np.float64(record.number(at + 2)))
             rows, columns = (line % m, position) if side == "rows" else (position, line % m)
-            faults.append((line // m, Fault("C", "element", (rows,), (columns,), 1, float(off), _REPAIR)))
+            faults.append((line // m, Fault.made_of(rows=(rows,), columns=(columns,), magnitude=magnitude, **_ELEMENT)))
         if count > _FAULTS:
             left = Fault("C", "block", (), (), count - _FAULTS, float("nan"), _REPAIR)
             faults.append((faults[-1][0], left))
@@ -104,8 +122,7 @@ class Verdict:
         for number in range(facts.products or 1):
             faults = tuple(fault for product, fault in self.faults if product == number)
             reports.append(
-                plain(
-                    Report,
+                Report.made_of(
                     status=Status.CORRECTED if faults else Status.CLEAN,
                     operation=facts.operation,
                     m=m,

@@ -1,8 +1,9 @@
 """Faults for a product on a GPU: planted between the product and the check, by a kernel of its own.
 
-One element, or sixteen, become -3 times themselves and 1; or a tile of 128 x 128 becomes 0. The same kernel is launched
-for all of them, for a clean product too, so that the difference of two calls is the repair and not the planting. It is
-queued behind cuBLAS (`planted`): a hook for ``on_stage`` would let the host wait at every stage.
+One element, or sixteen in different rows, become -3 times themselves and 1; or a tile of 128 x 128 becomes a large
+number. Each changes its row by so much that the check has to find it, whatever type C is stored in. The same kernel is
+launched for all of them, for a clean product too, so that the difference of two calls is the repair and not the
+planting. It is queued behind cuBLAS (`planted`): a hook for ``on_stage`` would let the host wait at every stage.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.gemm_device import CLEAN, FAULTS
 from benchmarks.gpu_products import Array, widened
 
 TILE = 128
+SURE = 2.0  # detection limits: that of a report is of one line, and each line has its own
 SETS = 8  # of places, which successive calls walk through
 _THREADS = 128
 _REALS = {"float32": "float", "float64": "double", "bfloat16": "unsigned short"}
@@ -80,18 +82,25 @@ class Faults:
         The right product: elements that the change would leave nearly as they are, are left out.
     k : int
         Terms of an element.
+    limit : float
+        Sure to be found, as the right product's report says, is a change of an element that is larger.
     seed : int
     """
 
-    def __init__(self, clean: Array, k: int, seed: int) -> None:
+    def __init__(self, clean: Array, k: int, limit: float, seed: int) -> None:
         import cupy
 
         self.shape, self.dtype = clean.shape, dtype_name(clean.dtype)
         self._kernel = cupy.RawKernel(source(self.dtype), "plant")
         rng = np.random.default_rng(seed)
         self.places: dict[str, list[np.ndarray[Any, Any]]] = {CLEAN: [np.zeros(1, np.int64)] * SETS}
+        least = max(math.sqrt(k) / 4, SURE * limit)
         for faults in FAULTS[1:3]:
-            self.places[faults] = [_elements(clean, int(faults), math.sqrt(k) / 4, rng) for _ in range(SETS)]
+            self.places[faults] = [_elements(clean, int(faults), least, rng) for _ in range(SETS)]
+        # No row of a product of normal operands can have a norm of k sqrt(n) (`checksum.bounds.largest_norm`): one with
+        # such elements is found whatever their weights are. Of zeros the weighted sum may be small, within the bound of
+        # 16 bits.
+        self._tile = k * math.sqrt(clean.shape[1])
         self.places["tile"] = [_tile(clean.shape, rng) for _ in range(SETS)]
         self._on_card = {name: [cupy.asarray(one) for one in sets] for name, sets in self.places.items()}
 
@@ -108,7 +117,7 @@ class Faults:
         """Plants another set at each call, the first one at the first."""
         sets, turn = self._on_card[faults], 0
         count = 0 if faults == CLEAN else sets[0].size
-        factor, shift = (0.0, 0.0) if faults == "tile" else (-3.0, 1.0)
+        factor, shift = (0.0, self._tile) if faults == "tile" else (-3.0, 1.0)
 
         def plant(C: Array) -> None:
             nonlocal turn
@@ -121,16 +130,17 @@ class Faults:
 
 
 def _elements(C: Array, count: int, least: float, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Places of different elements, each of which x -> 1 - 3 x changes by `least` or more."""
+    """Places of elements in different rows, each of which x -> 1 - 3 x changes by `least` or more."""
     import cupy
 
-    patterns = bit_pattern(C).reshape(-1)
+    patterns, n = bit_pattern(C).reshape(-1), C.shape[1]
     found = np.zeros(0, np.int64)
     while found.size < count:
-        places = np.unique(rng.integers(0, C.size, 4 * count))
+        places = rng.integers(0, C.size, 4 * count)
         values = widened(np.asarray(cupy.asnumpy(patterns[cupy.asarray(places)])).view(C.dtype))
-        found = np.unique([*found, *places[abs(1 - 4 * values) >= least]])
-    chosen: np.ndarray[Any, Any] = rng.permutation(found)[:count].astype(np.int64)
+        found = np.concatenate([found, places[abs(1 - 4 * values) >= least]])
+        found = found[np.unique(found // n, return_index=True)[1]]
+    chosen: np.ndarray[Any, Any] = rng.permutation(found)[:count]
     return chosen
 
 

@@ -173,7 +173,9 @@ class GemmCampaign(Campaign):
 
         operands, base, _ = self._begin(cells)
         first, device = cells[0], cupy.cuda.Device()
-        faults = Faults(base.outputs[0], first.k, gemm_device.seed_of(first))
+        report = protected_gemm(operands.A[0], operands.B[0], out=base.outputs[0], return_report=True)[1]
+        limit = report.checks[0].detection_limit
+        faults = Faults(base.outputs[0], first.k, limit, gemm_device.seed_of(first))
         judge = Judge(operands.A[0], operands.B[0], arithmetic(first.dtype), cupy, faults.rows)
         rows = {cell: self.empty(cell, cell.variant) for cell in cells}
         planned = {cell.faults: cell for cell in cells}

@@ -60,10 +60,10 @@ def fill(x: Array, draw: Any) -> None:
     for at in range(0, lines.shape[0], step):
         part = lines[at : at + step]
         numbers = draw(part.size, dtype=real).reshape(part.shape)
-        part[...] = _rounded_to_bfloat16(numbers) if name == "bfloat16" else numbers
+        part[...] = rounded_to_bfloat16(numbers) if name == "bfloat16" else numbers
 
 
-def _rounded_to_bfloat16(numbers: Array) -> Array:
+def rounded_to_bfloat16(numbers: Array) -> Array:
     """Bit patterns of finite float32 numbers, rounded to the nearest bfloat16, ties to even."""
     bits = numbers.view("uint32")
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("uint16")

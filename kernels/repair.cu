@@ -5,47 +5,62 @@
 // Blocks take items of work from a queue, by tickets. Those of a stage wait until all of the stages before are done:
 // tickets are handed out in order, so a block waits only for blocks that run already, however many fit on the card.
 // Sums are taken in an order that follows from shapes alone; what blocks add to together are integers.
-// Stages 0 to 4 are those of repair_locate.cuh, 5 and 6 those of repair_elements.cuh.
 //
-//   stage 0  the flagged lines i(0) < i(1) < ... in up to GROUPS groups g of consecutive ones; few: a line a group
-//         1  y_g(l) = sum_i w_i L(i, l), a_g(l) = sum_i |w_i L(i, l)|, D_g(j) = sum_i w_i (C(i, j) - beta C0(i, j)),
+// Of more than `repaired` lines (repair_mass.cuh):
+//   stage 0  elements that are NaN or infinite; sums of bits of these lines of L
+//         1  each of them again
+//         2  the lines that fail still. Where they are too many: all lines of the product, if there is only one
+// Of the others (repair_locate.cuh, repair_elements.cuh):
+//         3  the flagged lines i(0) < i(1) < ... in up to GROUPS groups g of consecutive ones; few: a line a group
+//         4  y_g(l) = sum_i w_i L(i, l), a_g(l) = sum_i |w_i L(i, l)|, D_g(j) = sum_i w_i (C(i, j) - beta C0(i, j)),
 //            magnitudes of C0 and C, sums of bits of these lines of L. w_i = +-(1 + h), h < 1/2 of 31 bits, so that
 //            equal faults of several lines do not cancel; 1 where i is alone
-//         2  y_g R and a_g |R|, and a sum of bits of R, in one read of R for all groups: slabs of rows, stripes of
+//         5  y_g R and a_g |R|, and a sum of bits of R, in one read of R for all groups: slabs of rows, stripes of
 //            columns
-//         3  e_g = D_g - alpha y_g R, S_g likewise, z = |e_g| / (u S_g), how many columns have which z
-//         4  candidates: columns beyond the rigorous bound, not finite, or 8 times further off than nine tenths of
+//         6  e_g = D_g - alpha y_g R, S_g likewise, z = |e_g| / (u S_g), how many columns have which z
+//         7  candidates: columns beyond the rigorous bound, not finite, or 8 times further off than nine tenths of
 //            them; of 16 bits also those that are so in most groups
-//         5  C(i, j) of each line and candidate again; what is wrong is replaced. The only stage that writes to C
-//         6  each flagged line's residual with what C holds now. One in which nothing was replaced is not resolved
-//         7  the record
+//         8  C(i, j) of each line and candidate again; what is wrong is replaced
+// What is left of a fault, too little to be seen (repair_rest.cuh):
+//         9  lines that are wrong all over, and columns that were hit: FEW_COLUMNS of them, or in several lines
+//        10  a sample of each such column; completed are those in which something is out of the ordinary
+//        11  the lines that are wrong all over, 12  the columns: each element again, and replaced where it differs
+// And at the end:
+//        13  each flagged line's residual with what C holds now. One in which nothing was replaced is not resolved
+//        14  the record
 //
 // Launch   any grid of blocks of T1 threads, best as many as the card holds at a time (BLOCKS a multiprocessor)
 // Macros   A_TYPE, WIDTH, ACC of wide.cuh, C_TYPE, D_TYPE of C and of its cast; T1 threads, at least 64; BLOCKS of a
-//          multiprocessor; TURNED 0: rows of R are contiguous, 1: columns; ENTRY the name of the kernel
+//          multiprocessor; TURNED 0: rows of R are contiguous, 1: columns; FIXED bytes of `Fixed`; ENTRY the name
+//          of the kernel
 // Storage  strides in elements, `step` from product to product; line b m + i is row i of product b. cast, C0, t0,
 //          added2, left_words, right_words may be null. C0 is not C: what was overwritten cannot be computed again.
 //          state: 32 words, all from the third on 0. scratch: from a multiple of 16 on, at least
-//          45152 + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / (2 T1)), ceil(k / 128))),
+//          FIXED + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / (2 T1)), ceil(k / 128))),
 //          divided without remainder
 // record   0: 1; 1: flagged lines; 2: 0 clean, 1 all repaired, 2 not resolved; 3: state[1]; 4: tau of the line that it
 //          names; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L or R changed; from 8 on up
 //          to 40 faults by line and position: position << 32 | line, found, now. Of more than LOG of them those found
 //          first are sorted
-// Edges    more than `repaired` or CAP lines, or GROUPS of a batch, or LIMIT elements: not resolved, and nothing is written
+// Edges    not resolved: lines or elements that are too many (more than `repaired` or CAP lines, GROUPS of a batch, that
+//          neither NaN nor some columns explain; LIMIT elements). Operands that changed: nothing is replaced but NaN
 #define B_TYPE A_TYPE
 #define T2 1
 #include "repair_locate.cuh"
 #include "repair_elements.cuh"
+#include "repair_rest.cuh"
+#include "repair_mass.cuh"
 #include "chain.cuh"
 
-constexpr int TOLD = 40, STAGES = 8;
+constexpr int TOLD = 40;
 constexpr Index LIMIT = 1 << 22;
 constexpr int WAVE = 264, LEAST_ROWS = 128;  // items aimed at in stage 2, rows of a slab at least
-constexpr int POOL = PER_WARP * WARPS > 2 * DEEP * GROUPS ? PER_WARP * WARPS : 2 * DEEP * GROUPS;
+constexpr int AT_LEAST = PER_WARP * WARPS > 2 * DEEP * GROUPS ? PER_WARP * WARPS : 2 * DEEP * GROUPS;
+constexpr int POOL = AT_LEAST > DEPTH ? AT_LEAST : DEPTH;
 
 INLINE bool has_changed(const Problem& p) {
-  return __ldcg(p.state + CHANGED) != 0 || (p.right_words != nullptr && __ldcg(p.state + WORDS) != 0);
+  return (__ldcg(p.state + CHANGED) | __ldcg(p.state + CHANGED_BEFORE)) != 0 ||
+         (p.right_words != nullptr && __ldcg(p.state + WORDS) != 0);
 }
 
 // ---- the record -----------------------------------------------------------------------------------------------------
@@ -72,8 +87,8 @@ INLINE void write_record(Bits outcome, Bits changed, Bits wrong, Index lines, In
   record[0] = 1;
 }
 
-// With the faults that were logged, by line and position. `checked`: the last stages had items.
-INLINE void finish(const Problem* problem, bool checked, const double* tau, Bits* record, unsigned* keys) {
+// With the faults that were logged, by line and position.
+INLINE void finish(const Problem* problem, const double* tau, Bits* record, unsigned* keys) {
   const Problem& p = problem[0];
   const Bits wrong = __ldcg(p.state + WRONG);
   const int count = wrong < LOG ? int(wrong) : LOG;
@@ -94,28 +109,59 @@ INLINE void finish(const Problem* problem, bool checked, const double* tau, Bits
   }
   __syncthreads();
   const bool changed = has_changed(p), open = __ldcg(p.state + UNRESOLVED) != 0;
-  write_record(changed || open || !checked ? 2 : 1, changed, wrong, p.m * p.batch, p.v_step ? p.batch : 1, tau, p.sizes,
+  write_record(changed || open || !p.checked ? 2 : 1, changed, wrong, p.m * p.batch, p.v_step ? p.batch : 1, tau, p.sizes,
                p.state, record);
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
 
-// Items of a stage: known when the stages before it are done, and the same for every block.
+enum Stage {
+  LIST_ENTRIES, ENTRIES_AGAIN, LIST_REMAINING, SORT, GATHER, MULTIPLY, COMPARE, CANDIDATES, RECOMPUTE, LIST_REST, SAMPLE,
+  WHOLE_LINES, WHOLE_COLUMNS, VERIFY, RECORD, STAGES
+};
+
+INLINE Index items_of_groups(const Problem& p, What what) {
+  Index items = 0;
+  for (int g = 0; g < p.groups; g++) items += items_of_group(p, g, what);
+  return items;
+}
+
+// Whether anything is replaced: not where operands have changed, nor where so much is to be computed again that the
+// whole product had better be.
+INLINE bool may_be_repaired(const Problem& p) {
+  if (p.flagged == 0 || has_changed(p)) return false;
+  Index elements = 0, columns = 0;
+  for (int g = 0; g < p.groups; g++) {
+    const Index candidates = __ldcg(p.fixed->candidates + g);
+    elements += Index(p.first(g + 1) - p.first(g)) * candidates;
+    columns += candidates;
+  }
+  return elements <= LIMIT && !(p.all && 4 * columns > p.groups * p.n);
+}
+
+// Items of a stage: known when the stages before it are done, and the same for every block, also for one that comes late:
+// no later stage writes what they follow from.
 INLINE Index items_of(const Problem* problem, int stage) {
   const Problem& p = problem[0];
-  if (stage == 0) return pieces(p.flagged, T1);
-  if (stage == 1) return p.groups * (p.k_pieces + p.n_pieces) + (p.left_words != nullptr ? p.flagged : 0);
-  if (stage == 2) return p.passes() * p.stripes * p.slabs;
-  if (stage == 7) return 1;
+  if (stage == RECORD) return 1;
+  if (stage < SORT && !p.mass) return 0;
+  if (stage == LIST_ENTRIES) return p.flagged;
+  if (stage == ENTRIES_AGAIN) return __ldcg(p.state + CHANGED_BEFORE) ? 0 : entries_of(p);
+  if (stage == LIST_REMAINING) return Index(__ldcg(p.state + ENTRIES)) <= room(p) ? p.flagged : 0;
+  if (p.flagged == 0) return 0;
+  if (stage == SORT) return p.all ? 1 : pieces(p.flagged, T1);
+  if (stage == GATHER) return p.groups * (p.k_pieces + p.n_pieces) + (p.left_words != nullptr ? p.flagged : 0);
+  if (stage == MULTIPLY) return p.passes() * p.stripes * p.slabs;
   if (has_changed(p)) return 0;
-  if (stage == 3) return p.groups * p.n_pieces;
-  if (stage == 4) return p.groups;
-  Index items = 0, elements = 0;
-  for (int g = 0; g < p.groups; g++) {
-    elements += Index(p.first(g + 1) - p.first(g)) * __ldcg(p.fixed->candidates + g);
-    items += items_of_group(p, g);
-  }
-  return elements > LIMIT ? 0 : stage == 5 ? items : p.flagged;
+  if (stage == COMPARE) return p.groups * p.n_pieces;
+  if (stage == CANDIDATES) return p.groups;
+  if (!p.checked) return 0;
+  if (stage == RECOMPUTE) return items_of_groups(p, OUTLIERS);
+  if (stage == LIST_REST) return 1;
+  if (stage == SAMPLE) return columns_in(p, HIT);
+  if (stage == WHOLE_LINES) return items_of_groups(p, ALL);
+  if (stage == WHOLE_COLUMNS) return columns_in(p, COMPLETED) * pieces(p.m, BLOCK);
+  return p.flagged;
 }
 
 // The number of the next item; what this block wrote for the last one is there before that one counts as done.
@@ -158,10 +204,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     if (blockIdx.x == 0) write_record(0, 0, 0, m * batch, products, tau, sizes, state, record);
     return;
   }
-  const Index stripes = pieces(n, STRIPE), most = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
-  const Index slabs = most > 1 ? most : 1;
+  const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
+  const Index slabs = deep > 1 ? deep : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
-  if (flagged > (batch > 1 ? GROUPS : CAP) || flagged > repaired || scratch_bytes < needed) {
+  if (scratch_bytes < needed) {
     if (blockIdx.x == 0) write_record(2, 0, 0, m * batch, products, tau, sizes, state, record);
     return;
   }
@@ -175,13 +221,14 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   static_assert(CAP >= 2 * LOG && CAP >= BINS && T1 >= 64, "what the stages keep in them");
   double2* sides = reinterpret_cast<double2*>(scratch + sizeof(Fixed));
   double* sums = reinterpret_cast<double*>(sides + GROUPS * k);
+  const Index most = smaller(repaired, batch > 1 ? GROUPS : CAP);
   const int groups = min(int(flagged), GROUPS);
   if (threadIdx.x == 0)
     problem[0] = {m, k, n, batch, L, l_rs, l_cs, l_step, R, r_rs, r_cs, r_step, C, c_rs, c_cs, c_step,
                   cast, d_rs, d_cs, d_step, C0, c0_rs, c0_cs, c0_step, alpha, beta, v, v_step, t, t0, p2, added2,
                   factor, input_factor, out_factor, k_root, left_words, right_words, w_step,
                   unit_roundoff, rigorous, out_roundoff, underflow, sizes, lines, state, int(flagged), groups,
-                  pieces(k, T1), pieces(n, T1), stripes, slabs, pieces(k, slabs),
+                  flagged > most, false, false, false, pieces(k, T1), pieces(n, T1), stripes, slabs, pieces(k, slabs),
                   reinterpret_cast<Fixed*>(scratch), sides, sums, sums + 3 * GROUPS * n};
   __syncthreads();
 
@@ -189,18 +236,30 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
 #pragma unroll 1
   for (int stage = 0; stage < STAGES; stage++) {
     wait(state, base);
+    if (threadIdx.x == 0 && (stage == SORT || stage == RECOMPUTE)) {
+      Problem p = problem[0];
+      if (stage == SORT && p.mass) choose(p, most);
+      if (stage == RECOMPUTE) p.checked = may_be_repaired(p);
+      problem[0] = p;
+    }
+    __syncthreads();
     const Index items = items_of(problem, stage);
 #pragma unroll 1
     for (; item < base + items; item = next(state, true, ticket)) {
       const Index number = item - base;
-      if (stage == 0) sort_lines(problem, number, keys);
-      if (stage == 1) gather(problem, number, word_sums);
-      if (stage == 2) multiply_any(problem, number, pool, tile, factors, word_sums);
-      if (stage == 3) compare(problem, number, keys);
-      if (stage == 4) list_candidates(problem, int(number), pool, keys);
-      if (stage == 5) recompute_any(problem, number, pool);
-      if (stage == 6) verify(problem, int(number), pool);
-      if (stage == 7) finish(problem, items_of(problem, 6) > 0, tau, record, keys);
+      if (stage == LIST_ENTRIES) list_entries(problem, number, word_sums);
+      if (stage == ENTRIES_AGAIN) recompute_entry(problem, number, pool);
+      if (stage == SORT) sort_lines(problem, number, keys);
+      if (stage == GATHER) gather(problem, number, word_sums);
+      if (stage == MULTIPLY) multiply_any(problem, number, pool, tile, factors, word_sums);
+      if (stage == COMPARE) compare(problem, number, keys);
+      if (stage == CANDIDATES) list_candidates(problem, int(number), pool, keys);
+      if (stage == RECOMPUTE || stage == WHOLE_LINES)
+        recompute_any(problem, number, stage == RECOMPUTE ? OUTLIERS : ALL, pool);
+      if (stage == LIST_REST) list_rest(problem, keys);
+      if (stage == SAMPLE || stage == WHOLE_COLUMNS) look_at_column(problem, number, stage == WHOLE_COLUMNS, pool);
+      if (stage == LIST_REMAINING || stage == VERIFY) verify(problem, number, stage == VERIFY, pool);
+      if (stage == RECORD) finish(problem, tau, record, keys);
     }
     base += items;
   }

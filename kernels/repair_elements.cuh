@@ -1,48 +1,60 @@
-// Stages 5 and 6 of repair.cu: elements are computed again and replaced, and their lines checked again.
+// Stages 2, 8, 11 and 13 of repair.cu: elements are computed again and replaced, and their lines checked again.
 #pragma once
 #include "repair_problem.cuh"
 
 constexpr int SHARE = 4, PAIR = 2;  // lines and columns that are computed again together
+constexpr unsigned SEVERAL = 4;     // wrong elements of a line: more may be all
 constexpr int FEW = 64;             // elements of a group that are better computed one by one
-constexpr int PER_WARP = TURNED ? 2 * SHARE * PAIR : 2 * SHARE * 32;  // sums of a warp in stage 5
+constexpr int PER_WARP = TURNED ? 2 * SHARE * PAIR : 2 * SHARE * 32;  // sums of a warp
 
-// ---- stage 5: C(lines, candidates) of a group again -----------------------------------------------------------------
+// ---- stage 8: C(lines, candidates) of a group again -----------------------------------------------------------------
 
-// With sum = L(i, :) R(:, j) and size = |L(i, :)| |R(:, j)|, judges C(i, j), i being line `place`, and replaces it.
-INLINE void judge(const Problem& p, int g, int place, Index j, double sum, double size) {
-  const int lines = p.first(g + 1) - p.first(g);
-  const Index line = p.line(place);
+enum What { OUTLIERS, ALL, NONE };  // is replaced: what is out of the ordinary, whatever is not the product, nothing
+
+// With sum = L(line, :) R(:, j) and size = |L(line, :)| |R(:, j)|: whether C(line, j) is out of the ordinary, that is
+// further off than rounding can make it, or OUTLIER times more than is `usual`; and replaces it.
+INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size, double usual, What what) {
   const double c0 = p.beta != 0 ? p.beta * fresh(p.added(line, j)) : 0.0;
   const double exact = p.alpha * sum + c0, s = fabs(p.alpha) * size + fabs(c0), found = fresh(p.result(line, j));
   const C_TYPE made = narrowed(exact, C_TYPE());  // 16 bits by way of float: rounded twice, by half a unit and a bit
   const double value = widened(made);
-  if (found == value || (found != found && value != value)) return;
-  // Errors of the lines of a group may have cancelled in its z: its usual one is that much more for one line.
-  const double outlier = OUTLIER * __ldcg(p.fixed->usual + g) * sqrt(double(lines)) * p.unit_roundoff * s;
+  if (found == value || (found != found && value != value)) return false;
   const double excess = fabs(found - exact) - p.out_roundoff * fabs(exact) - p.underflow;
-  if (finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s && excess <= outlier) return;
+  const bool ordinary = finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s &&
+                        excess <= OUTLIER * usual * p.unit_roundoff * s;
+  if (what == NONE || (what == OUTLIERS && ordinary)) return !ordinary && finite(s);
+  if (ordinary && excess <= 0x1p-50 * s) return false;  // the sum of a float64 again, in another order
   // Where magnitudes overflow, what is not finite may be what honest arithmetic gives: for the host to see.
   const double largest = p.unit_roundoff > 1e-12 ? 0x1.fffffep127 : 0x1.fffffffffffffp1023;
   if (!finite(s) || (!finite(found) && s >= largest / 2)) {
-    atomicAdd(p.state + UNRESOLVED, 1ull);
-    return;
+    if (what == OUTLIERS) atomicAdd(p.state + UNRESOLVED, 1ull);
+    return false;
   }
   *const_cast<C_TYPE*>(p.result(line, j)) = made;
   if (p.cast != nullptr)
     p.cast[line / p.m * p.d_step + line % p.m * p.d_rs + j * p.d_cs] = narrowed(widened(made), D_TYPE());
-  atomicAdd(p.fixed->hits + place, 1u);
+  if (ordinary) return false;
   const Bits number = atomicAdd(p.state + WRONG, 1ull);
-  if (number >= LOG) return;
+  if (number >= LOG) return true;
   Bits* log = p.fixed->log + 3 * number;
   log[0] = Bits(j) << 32 | Bits(line);
   log[1] = same_bits<Bits>(found);
   log[2] = same_bits<Bits>(value);
+  return true;
+}
+
+// The columns of a group that are computed again: its candidates, or all.
+INLINE int count_of(const Problem& p, int g, What what) {
+  return what == ALL ? int(p.n) : int(__ldcg(p.fixed->candidates + g));
+}
+INLINE Index column_at(const Problem& p, int g, int c, What what) {
+  return what == ALL ? Index(c) : Index(__ldcg(p.columns(g) + c));
 }
 
 // What the warps of a block have of ROWS x COLUMNS elements, from line `place` and candidate `at` on, is judged.
 template <int ROWS, int COLUMNS>
-INLINE void judge_all(const Problem& p, int g, int place, int at, const double* pool) {
-  const int last = p.first(g + 1), candidates = int(__ldcg(p.fixed->candidates + g));
+INLINE void judge_all(const Problem& p, int g, int place, int at, What what, const double* pool) {
+  const int last = p.first(g + 1), candidates = count_of(p, g, what);
   __syncthreads();
   for (int x = threadIdx.x; x < ROWS * COLUMNS; x += T1) {
     const int i = place + x / COLUMNS, c = at + x % COLUMNS;
@@ -52,14 +64,17 @@ INLINE void judge_all(const Problem& p, int g, int place, int at, const double* 
       sum += pool[(w * ROWS * COLUMNS + x) * 2];
       size += pool[(w * ROWS * COLUMNS + x) * 2 + 1];
     }
-    judge(p, g, i, __ldcg(p.columns(g) + c), sum, size);
+    const Index j = column_at(p, g, c, what);
+    if (!judge(p, p.line(i), j, sum, size, __ldcg(p.fixed->usual + g), what) || what != OUTLIERS) continue;
+    if (!p.all) atomicAdd(p.fixed->hits + i, 1u);
+    atomicAdd(p.column_hits(g) + j, 1u);
   }
 }
 
 // The threads of a block share l.
 template <int ROWS, int COLUMNS>
-INLINE void recompute(const Problem& p, int g, int place, int at, double* pool) {
-  const int last = p.first(g + 1) - 1, candidates = int(__ldcg(p.fixed->candidates + g));
+INLINE void recompute(const Problem& p, int g, int place, int at, What what, double* pool) {
+  const int last = p.first(g + 1) - 1, candidates = count_of(p, g, what);
   const A_TYPE *left[ROWS], *right[COLUMNS];
   double sum[ROWS * COLUMNS * 2];
 #pragma unroll
@@ -69,7 +84,7 @@ INLINE void recompute(const Problem& p, int g, int place, int at, double* pool) 
 #pragma unroll
   for (int c = 0; c < COLUMNS; c++)
     right[c] = p.R + p.line(place) / p.m * p.r_step + threadIdx.x * p.r_rs +
-               __ldcg(p.columns(g) + min(at + c, candidates - 1)) * p.r_cs;
+               column_at(p, g, min(at + c, candidates - 1), what) * p.r_cs;
 #pragma unroll(ROWS * COLUMNS == 1 ? 8 : 2)
   for (Index l = threadIdx.x; l < p.k; l += T1) {
     double x[ROWS], r[COLUMNS];
@@ -88,18 +103,18 @@ INLINE void recompute(const Problem& p, int g, int place, int at, double* pool) 
     const double total = over_lanes(sum[x]);
     if (threadIdx.x % 32 == 0) pool[threadIdx.x / 32 * (ROWS * COLUMNS * 2) + x] = total;
   }
-  judge_all<ROWS, COLUMNS>(p, g, place, at, pool);
+  judge_all<ROWS, COLUMNS>(p, g, place, at, what, pool);
 }
 
 #if !TURNED
 // A column a lane, so that neighbouring ones are read together; the warps share l, 32 of them at a time.
-INLINE void recompute_wide(const Problem& p, int g, int place, int at, double* pool) {
+INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what, double* pool) {
   constexpr int LOADS = sizeof(A_TYPE) == 8 ? 16 : 32;
-  const int last = p.first(g + 1) - 1, candidates = int(__ldcg(p.fixed->candidates + g));
+  const int last = p.first(g + 1) - 1, candidates = count_of(p, g, what);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index share = pieces(pieces(p.k, 32), WARPS) * 32, end = smaller((warp + 1) * share, p.k);
   const A_TYPE* right = p.R + p.line(place) / p.m * p.r_step +
-                        __ldcg(p.columns(g) + min(at + lane, candidates - 1)) * p.r_cs + warp * share * p.r_rs;
+                        column_at(p, g, min(at + lane, candidates - 1), what) * p.r_cs + warp * share * p.r_rs;
   const A_TYPE* left[SHARE];
   double sum[SHARE][2];
 #pragma unroll
@@ -135,39 +150,67 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, double* p
   __syncthreads();  // the pool is for sums from here on
 #pragma unroll
   for (int x = 0; x < SHARE * 2; x++) pool[((warp * SHARE + x / 2) * 32 + lane) * 2 + x % 2] = sum[x / 2][x % 2];
-  judge_all<SHARE, 32>(p, g, place, at, pool);
+  judge_all<SHARE, 32>(p, g, place, at, what, pool);
 }
 #endif
+
+// A line is wrong all over where several elements are and what is usual is not usual for rounding: then there is an
+// error in many columns, most of them too small for a fault.
+INLINE bool is_whole(const Problem& p, int g, int place) {
+  return !p.all && __ldcg(p.fixed->hits + place) > SEVERAL && __ldcg(p.fixed->usual + g) > OUTLIER / 2;
+}
+INLINE bool any_whole(const Problem& p, int g, int place, int rows) {
+  bool found = false;
+  for (int i = place; i < min(place + rows, p.first(g + 1)); i++) found = found || is_whole(p, g, i);
+  return found;
+}
 
 // How many columns of a group are computed together, and in how many items all of them are.
 INLINE int together(Index lines, Index candidates) {
   return lines * candidates <= FEW ? 1 : !TURNED && candidates > 8 ? 32 : PAIR;
 }
-INLINE Index items_of_group(const Problem& p, int g) {
-  const Index lines = p.first(g + 1) - p.first(g), candidates = __ldcg(p.fixed->candidates + g);
+INLINE Index items_of_group(const Problem& p, int g, What what) {
+  if (what == ALL && __ldcg(p.fixed->whole + g) == 0) return 0;
+  const Index lines = p.first(g + 1) - p.first(g), candidates = count_of(p, g, what);
   const int columns = together(lines, candidates);
   return pieces(lines, columns == 1 ? 1 : SHARE) * pieces(candidates, columns);
 }
 
-INLINE void recompute_any(const Problem* problem, Index item, double* pool) {
+INLINE void recompute_any(const Problem* problem, Index item, What what, double* pool) {
   const Problem& p = problem[0];
   int g = 0;
-  for (Index items = items_of_group(p, 0); item >= items; items = items_of_group(p, ++g)) item -= items;
-  const int lines = p.first(g + 1) - p.first(g), columns = together(lines, __ldcg(p.fixed->candidates + g));
+  for (Index items = items_of_group(p, 0, what); item >= items; items = items_of_group(p, ++g, what)) item -= items;
+  const int lines = p.first(g + 1) - p.first(g), columns = together(lines, count_of(p, g, what));
   const int rows = columns == 1 ? 1 : SHARE, strips = int(pieces(lines, rows));
   const int place = p.first(g) + int(item % strips) * rows, at = int(item / strips) * columns;
-  if (columns == 1) recompute<1, 1>(p, g, place, at, pool);
-  if (columns == PAIR) recompute<SHARE, PAIR>(p, g, place, at, pool);
+  if (what == ALL && !any_whole(p, g, place, rows)) return;
+  if (columns == 1) recompute<1, 1>(p, g, place, at, what, pool);
+  if (columns == PAIR) recompute<SHARE, PAIR>(p, g, place, at, what, pool);
 #if !TURNED
-  if (columns == 32) recompute_wide(p, g, place, at, pool);
+  if (columns == 32) recompute_wide(p, g, place, at, what, pool);
 #endif
 }
 
-// ---- stage 6: |C(i, :) v - alpha t_i - beta t0_i| <= tau_i, as `bounds.statistical_bound` has it --------------------
+// ---- stages 2 and 13: |C(i, :) v - alpha t_i - beta t0_i| <= tau_i, as `bounds.statistical_bound` has it -------------------
 
-INLINE void verify(const Problem* problem, int place, double* pool) {
-  const Problem& p = problem[0];
-  const Index line = p.line(place), product = line / p.m;
+// x and y summed over a block, for its first thread.
+INLINE void add_up(double& x, double& y, double* pool) {
+  x = over_lanes(x);
+  y = over_lanes(y);
+  if (threadIdx.x % 32 == 0) {
+    pool[threadIdx.x / 32 * 2] = x;
+    pool[threadIdx.x / 32 * 2 + 1] = y;
+  }
+  __syncthreads();
+  for (int w = 1; w < WARPS && threadIdx.x == 0; w++) {
+    x += pool[2 * w];
+    y += pool[2 * w + 1];
+  }
+}
+
+// Whether it holds now, for the first thread of a block.
+INLINE bool holds(const Problem& p, Index line, double* pool) {
+  const Index product = line / p.m;
   const ACC* v = p.v + product * p.v_step;
   double u = 0, squares = 0;
 #pragma unroll 4
@@ -176,18 +219,8 @@ INLINE void verify(const Problem* problem, int place, double* pool) {
     u += x;
     squares += x * x;
   }
-  u = over_lanes(u);
-  squares = over_lanes(squares);
-  if (threadIdx.x % 32 == 0) {
-    pool[threadIdx.x / 32 * 2] = u;
-    pool[threadIdx.x / 32 * 2 + 1] = squares;
-  }
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  for (int w = 1; w < WARPS; w++) {
-    u += pool[2 * w];
-    squares += pool[2 * w + 1];
-  }
+  add_up(u, squares, pool);
+  if (threadIdx.x > 0) return true;
   const double residual = fabs(u - p.alpha * p.t[line] - (p.beta != 0 ? p.beta * p.t0[line] : 0.0));
   const double least = p.underflow * p.sizes[p.v_step ? 2 * product : 0];
   const double products = fabs(p.alpha) * sqrt(p.p2[line]);
@@ -196,5 +229,20 @@ INLINE void verify(const Problem* problem, int place, double* pool) {
   const double stored = norm < largest ? norm : largest, scale = products > added ? products : added;
   const double tau =
       p.factor * (scale > stored ? scale : stored) + p.input_factor * products + p.out_factor * stored + least;
-  if (!(residual <= tau && finite(tau) && norm <= largest) || __ldcg(p.fixed->hits + place) == 0) atomicAdd(p.state + UNRESOLVED, 1ull);
+  return residual <= tau && finite(tau) && norm <= largest;
+}
+
+// In stage 2, the lines that fail are listed.
+INLINE void verify(const Problem* problem, Index item, bool at_the_end, double* pool) {
+  const Problem& p = problem[0];
+  const Index line = at_the_end ? p.line(int(item)) : Index(p.lines[item]);
+  const bool fine = holds(p, line, pool);
+  if (threadIdx.x > 0) return;
+  if (at_the_end) {
+    const bool touched = p.all || __ldcg(p.state + COMPLETED) || __ldcg(p.fixed->hits + item);
+    if (!fine || !touched) atomicAdd(p.state + UNRESOLVED, 1ull);
+  } else if (!fine) {
+    const Bits number = atomicAdd(p.state + REMAINING, 1ull);
+    if (number < CAP) p.fixed->remaining[number] = unsigned(line);
+  }
 }

@@ -1,14 +1,14 @@
-// Stages 0 to 4 of repair.cu: which columns of the flagged lines have wrong elements, by one read of R.
+// Stages 3 to 7 of repair.cu: which columns of the flagged lines have wrong elements, by one read of R.
 #pragma once
 #include "repair_problem.cuh"
 
 constexpr int LEAST = 2 * (1023 - 16);     // bins of z are two an octave, from 2^-16 on
-constexpr int OWN = 2, STRIPE = OWN * T1;  // columns of a thread and of a block in stage 2
+constexpr int OWN = 2, STRIPE = OWN * T1;  // columns of a thread and of a block in stage 5
 // Rows of R between two barriers. Where columns are contiguous: 64 bytes of each, through shared memory.
 constexpr int DEEP = TURNED ? 64 / int(sizeof(A_TYPE)) : 128;
 constexpr int APART = STRIPE + 2;          // elements from row to row in shared memory
 constexpr int TILE = TURNED ? DEEP * APART : 1;
-static_assert(CAP >= GROUPS * BINS, "stage 4 keeps all bins");
+static_assert(CAP >= GROUPS * BINS, "stage 7 keeps all bins");
 
 INLINE Bits hashed(Bits x) {  // the finalizer of SplitMix64, as in generated.cuh
   Bits z = (x + 1) * 0x9E3779B97F4A7C15ull;
@@ -38,11 +38,13 @@ INLINE Bits over_block(Bits x, Bits* word_sums) {
   return sum;
 }
 
-// ---- stage 0: order(rank of line) = line, T1 lines an item; and what is counted begins with 0 -----------------------
+// ---- stage 3: order(rank of line) = line, T1 lines an item; and what is counted begins with 0 -----------------------
 
 INLINE void sort_lines(const Problem* problem, Index item, unsigned* keys) {
   const Problem& p = problem[0];
-  for (int x = threadIdx.x; x < p.flagged; x += T1) keys[x] = p.lines[x];
+  for (int x = threadIdx.x; x < GROUPS * BINS && item == 0; x += T1) p.fixed->bins[x] = 0;
+  if (p.all) return;  // in order as they are
+  for (int x = threadIdx.x; x < p.flagged; x += T1) keys[x] = __ldcg(p.lines + x);
   __syncthreads();
   const int mine = int(item) * T1 + threadIdx.x;
   if (mine < p.flagged) {
@@ -54,12 +56,11 @@ INLINE void sort_lines(const Problem* problem, Index item, unsigned* keys) {
       rank += other < line || (other == line && x < mine);
     }
     p.fixed->order[rank] = line;
-    p.fixed->hits[mine] = 0;
+    p.fixed->hits[mine] = p.settled;
   }
-  for (int x = threadIdx.x; x < GROUPS * BINS && item == 0; x += T1) p.fixed->bins[x] = 0;
 }
 
-// ---- stage 1 --------------------------------------------------------------------------------------------------------
+// ---- stage 4 --------------------------------------------------------------------------------------------------------
 
 // y_g(l), a_g(l) for T1 of l
 INLINE void gather_left(const Problem& p, int g, Index l) {
@@ -95,14 +96,13 @@ INLINE void gather_result(const Problem& p, int g, Index j) {
   p.sums[(2 * GROUPS + g) * p.n + j] = now;
 }
 
-INLINE void check_left(const Problem& p, int place, Bits* word_sums) {
-  const Index line = p.line(place);
+INLINE void check_left(const Problem& p, Index line, State into, Bits* word_sums) {
   const A_TYPE* at = p.left(line);
   Bits sum = 0;
 #pragma unroll 8
   for (Index l = threadIdx.x; l < p.k; l += T1) sum += pattern(at[l * p.l_cs]);
   sum = over_block(sum, word_sums);
-  if (threadIdx.x == 0 && sum != p.left_words[line]) atomicAdd(p.state + CHANGED, 1ull);
+  if (threadIdx.x == 0 && sum != p.left_words[line]) atomicAdd(p.state + into, 1ull);
 }
 
 INLINE void gather(const Problem* problem, Index item, Bits* word_sums) {
@@ -113,10 +113,10 @@ INLINE void gather(const Problem* problem, Index item, Bits* word_sums) {
   else if (item < both)
     gather_result(p, int((item - left) / p.n_pieces), (item - left) % p.n_pieces * T1 + threadIdx.x);
   else
-    check_left(p, int(item - both), word_sums);
+    check_left(p, p.line(int(item - both)), CHANGED, word_sums);
 }
 
-// ---- stage 2: (y R, a |R|)(groups, stripe) over a slab of rows, of COUNT groups -------------------------------------
+// ---- stage 5: (y R, a |R|)(groups, stripe) over a slab of rows, of COUNT groups -------------------------------------
 
 template <int COUNT>
 INLINE void add_row(double (&sum)[OWN][COUNT][2], Bits& word, const A_TYPE (&r)[OWN], int l, const double* pool,
@@ -156,7 +156,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
   const Index product = p.line(p.first(first)) / p.m, slab = item / p.stripes, stripe = item % p.stripes;
   const Index begin = slab * p.depth, end = smaller(begin + p.depth, p.k), column = stripe * STRIPE + threadIdx.x;
   const A_TYPE* R = p.R + product * p.r_step;
-  constexpr int AHEAD = TURNED ? (sizeof(A_TYPE) == 8 ? 4 : 8) : COUNT == 1 ? 16 : 8;
+  constexpr int AHEAD = !TURNED && COUNT == 1 ? 16 : 4;
   A_TYPE r[AHEAD][OWN];
   double sum[OWN][COUNT][2];
   Bits word = 0;
@@ -183,7 +183,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
     for (int l = threadIdx.x; l < DEEP; l += T1) factors[l] = multiplier(panel + l, pass);
 #if TURNED
     // tile = R(panel : panel + DEEP, stripe): neighbouring threads read what is contiguous
-#pragma unroll 8
+#pragma unroll 4
     for (int x = threadIdx.x; x < DEEP * STRIPE; x += T1) {
       const Index l = x % DEEP, j = stripe * STRIPE + x / DEEP;
       tile[l * APART + x / DEEP] = l < rows && j < p.n ? R[(panel + l) * p.r_rs + j * p.r_cs] : A_TYPE();
@@ -239,7 +239,7 @@ INLINE void multiply_any(const Problem* problem, Index item, double* pool, A_TYP
     multiply<GROUPS>(problem, item, 0, pool, tile, factors, word_sums);
 }
 
-// ---- stage 3: z of T1 columns of a group ----------------------------------------------------------------------------
+// ---- stage 6: z of T1 columns of a group ----------------------------------------------------------------------------
 
 INLINE void compare(const Problem* problem, Index item, unsigned* keys) {
   const Problem& p = problem[0];
@@ -275,7 +275,7 @@ INLINE void compare(const Problem* problem, Index item, unsigned* keys) {
   }
 }
 
-// ---- stage 4: the candidates of a group, in ascending order ---------------------------------------------------------
+// ---- stage 7: the candidates of a group, in ascending order ---------------------------------------------------------
 
 INLINE void list_candidates(const Problem* problem, int g, double* pool, unsigned* keys) {
   const Problem& p = problem[0];
@@ -288,10 +288,12 @@ INLINE void list_candidates(const Problem* problem, int g, double* pool, unsigne
     Index below = keys[first];
     while (below <= (p.n - 1) * 9 / 10 && bin < BINS - 1) below += keys[first + ++bin];
     const double upper = bin == BINS - 1 ? 1e300 : same_bits<double>(Bits(LEAST + bin + 1) << 51);
-    const double usual = upper > 1 ? upper : 1;
-    pool[threadIdx.x] = OUTLIER * usual;
-    if (threadIdx.x == g) p.fixed->usual[g] = usual;
+    pool[threadIdx.x] = OUTLIER * (upper > 1 ? upper : 1);
+    // Errors of the lines of a group may have cancelled in its z: the usual one is that much more for one line.
+    const double of_line = upper * sqrt(double(p.first(threadIdx.x + 1) - p.first(threadIdx.x)));
+    if (threadIdx.x == g) p.fixed->usual[g] = of_line > 1 ? of_line : 1;
   }
+  for (Index j = threadIdx.x; j < p.n; j += T1) p.column_hits(g)[j] = 0;
   __syncthreads();
   const double limit = pool[g];
   // Faults in one column may cancel in a group up to what rounding to 16 bits explains: others tell of them.

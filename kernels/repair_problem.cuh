@@ -4,17 +4,24 @@
 
 constexpr int WARPS = T1 / 32;
 constexpr int CAP = 2048, GROUPS = 8, LOG = 1024;
+constexpr int REST = 1024;      // columns that are looked at along their whole length
 constexpr int BINS = 128;      // of z
 constexpr double OUTLIER = 8;  // times further off than the usual is wrong
 
-enum State { FLAGGED, CLOSEST, TICKETS, DONE, CHANGED, WORDS, WRONG, UNRESOLVED };  // words of `state`
+// Words of `state`. CHANGED_BEFORE, ENTRIES, REMAINING: of stages 0 to 2; HIT, COMPLETED: columns, of stages 9 and 10.
+enum State {
+  FLAGGED, CLOSEST, TICKETS, DONE, CHANGED, WORDS, WRONG, UNRESOLVED, CHANGED_BEFORE, ENTRIES, REMAINING, HIT, COMPLETED
+};
 
 struct Fixed {  // the first part of scratch
   unsigned order[CAP], hits[CAP];  // lines in ascending order; wrong elements of each
-  unsigned bins[GROUPS * BINS], candidates[GROUPS];
-  double usual[GROUPS];  // z of nine tenths of the columns
+  unsigned remaining[CAP];         // lines that fail still after stage 1
+  unsigned bins[GROUPS * BINS], candidates[GROUPS], whole[GROUPS];  // whole: lines that are wrong all over
+  double usual[GROUPS];  // z of a line in nine tenths of the columns, at least 1
+  Bits hit[REST], completed[REST];  // columns of a product, as named by `column_of`
   Bits log[3 * LOG];
 };
+static_assert(sizeof(Fixed) == FIXED, "as abft_tsm2/core/check_config.py has it");
 
 struct Problem {
   Index m, k, n, batch;
@@ -40,14 +47,16 @@ struct Problem {
   const unsigned* lines;
   Bits* state;
   int flagged, groups;
+  bool mass, all, settled;  // more lines failed than are repaired; all lines are looked at; none fails any more
+  bool checked;             // stages 8 to 13 are there
   Index k_pieces, n_pieces, stripes, slabs, depth;  // depth: rows of R in a slab
   Fixed* fixed;
   double2* sides;  // (y_g(l), a_g(l)) at l groups + g
-  double* sums;    // D, |C0| and |C| of GROUPS, n columns each; then z in place of D, candidates of |C0|
+  double* sums;    // D, |C0| and |C| of GROUPS, n columns each; then z in place of D, candidates and hits of |C0|
   double* parts;   // of (y_g R, a_g |R|)(j) of slab s: ((s GROUPS + g) 2 + q) n + j
 
   INLINE int first(int g) const { return int(Index(g) * flagged / groups); }  // of the lines of a group, in order
-  INLINE Index line(int place) const { return __ldcg(fixed->order + place); }
+  INLINE Index line(int place) const { return all ? Index(place) : Index(__ldcg(fixed->order + place)); }
   INLINE const A_TYPE* left(Index line) const { return L + line / m * l_step + line % m * l_rs; }
   INLINE const C_TYPE* added(Index line, Index j) const {
     return C0 + line / m * c0_step + line % m * c0_rs + j * c0_cs;
@@ -56,6 +65,8 @@ struct Problem {
   // Groups that R is read for together: all, or each where every product has an R of its own.
   INLINE int passes() const { return batch > 1 && r_step ? groups : 1; }
   INLINE unsigned* columns(int g) const { return reinterpret_cast<unsigned*>(sums + (GROUPS + g) * n); }
+  INLINE unsigned* column_hits(int g) const { return columns(g) + n; }  // wrong elements of each column
+  INLINE Index product(int g) const { return line(first(g)) / m; }
 };
 
 INLINE Index pieces(Index x, Index of) { return (x + of - 1) / of; }

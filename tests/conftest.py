@@ -30,6 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on-gpu", action="store_true", help="run tests of products on a GPU: see tests/on_gpu.py")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--on-gpu"):
+        from tests.on_gpu import CPU_ALONE
+
+        for item in items:
+            why = CPU_ALONE.get(item.name.partition("[")[0])
+            if why is not None:
+                item.add_marker(pytest.mark.skip(reason=f"of the CPU: {why}"))
+
+
 @pytest.fixture(autouse=True)
 def _on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.config.getoption("--on-gpu"):

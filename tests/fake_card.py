@@ -70,7 +70,7 @@ def _module(name: str, **contents: Any) -> ModuleType:
 
 
 def _cupy(card: Card) -> ModuleType:
-    module = _module("cupy", __version__="0.fake")
+    module = _module("cupy", __version__="0.fake", ndarray=Array)
     for name in ("float32", "float64", "uint16", "uint32", "rint", "isfinite", "linalg", "concatenate"):
         setattr(module, name, getattr(np, name))
     for name in ("empty", "empty_like", "zeros", "full", "asarray"):

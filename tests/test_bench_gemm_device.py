@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from abft_tsm2 import SilentDataCorruptionError, policy
+from abft_tsm2 import SilentDataCorruptionError, policy, protected_gemm
 from abft_tsm2.checksum.encode import Encoded
 from abft_tsm2.core import vendor
 from abft_tsm2.core.device import known
-from abft_tsm2.report import Report, Status
+from abft_tsm2.report import Check, Report, Status
 from benchmarks import (
     bench_gemm,
     campaign,
@@ -159,7 +159,9 @@ def test_the_planting_kernel_compiles(dtype: str) -> None:
 def test_what_is_planted(card: Card, dtype: str) -> None:
     A, B = operands(dtype, (300, 64, 400))
     C = multiplied(A, B)
-    faults = gemm_faults.Faults(C, 64, 0)
+    report = protected_gemm(A, B, return_report=True)[1]
+    limit = report.checks[0].detection_limit
+    faults = gemm_faults.Faults(C, 64, limit, 0)
     for name, changed in ((CLEAN, 0), ("1", 1), ("16", 16), ("tile", 128 * 128)):
         plant, places = faults.plant(name), []
         for turn in range(3):
@@ -168,12 +170,34 @@ def test_what_is_planted(card: Card, dtype: str) -> None:
             where = np.flatnonzero(after.view(f"u{C.itemsize}") != C.view(f"u{C.itemsize}"))
             assert where.size == changed
             values = C.reshape(-1)[where].astype(float)
-            expected = np.zeros(changed) if name == "tile" else (1 - 3 * values).astype(C.dtype).astype(float)
-            np.testing.assert_array_equal(after.reshape(-1)[where].astype(float), expected)
+            expected = np.full(changed, 64 * 20.0) if name == "tile" else 1 - 3 * values
+            np.testing.assert_array_equal(after.reshape(-1)[where], expected.astype(C.dtype))
+            assert name in (CLEAN, "tile") or abs(expected - values).min() >= gemm_faults.SURE * limit
+            assert name != "16" or len(set(where // 400)) == 16
             places.append(where.tolist())
             if turn == 0:
                 assert {int(place) // 400 for place in where[:1]} <= set(faults.rows)
         assert name == CLEAN or places[0] != places[1]
+
+
+@pytest.mark.parametrize("faults", gemm_device.FAULTS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_planted_is_found_in_every_row(card: Card, dtype: str, faults: str) -> None:
+    A, B = operands(dtype, (300, 512, 400))
+    clean = protected_gemm(A, B, return_report=True)
+    judge = Judge(A, B, arithmetic(dtype), np)
+    plant = gemm_faults.Faults(clean[0], 512, clean[1].checks[0].detection_limit, 0).plant(faults)
+
+    def hook(stage: str, arrays: Any) -> None:
+        if stage == "multiplied":
+            plant(arrays["C"])
+
+    for _ in range(gemm_faults.SETS):
+        C, report = protected_gemm(A, B, check="rows", return_report=True, on_stage=hook)
+        assert report.status is (Status.CLEAN if faults == CLEAN else Status.CORRECTED)
+        rows = {row for fault in report.faults for row in fault.rows or range(300)}
+        assert len(rows) == {CLEAN: 0, "1": 1, "16": 16, "tile": 128}[faults]
+        assert judge(C) <= 1
 
 
 # ---- a fake card --------------------------------------------------------------------------------------------------
@@ -232,7 +256,8 @@ class Protected:
 
 
 def report_of(status: Status) -> Report:
-    return Report(status, "gemm", 1, 1, 1, "float32", suspicions=2 if status is Status.CLEAN else 0)
+    checks = (Check("rows", 1, 1, 1, 0.1, 0.5, 0, detection_limit=0.2),)
+    return Report(status, "gemm", 1, 1, 1, "float32", checks, suspicions=2 if status is Status.CLEAN else 0)
 
 
 class Pending(SimpleNamespace):

@@ -12,7 +12,7 @@ import pytest
 
 from abft_tsm2 import SilentDataCorruptionError, Status, errstate, monitor
 from abft_tsm2 import deferred as module
-from abft_tsm2.deferred import Deferred, plain
+from abft_tsm2.deferred import Deferred
 from abft_tsm2.errors import CorruptionWarning
 from abft_tsm2.policy import deliver, synchronous
 from abft_tsm2.report import Report
@@ -130,8 +130,8 @@ def test_what_is_left_at_the_end_is_not_silent() -> None:
 
 def test_plain_reports_equal_converted_ones() -> None:
     given: Any = {"status": Status.CLEAN, "operation": "gemm", "m": 2, "k": 3, "n": 4, "dtype": "float32"}
-    assert plain(Report, **given) == Report(**given)
-    assert plain(Report, **given).to_json() == Report(**given).to_json()
+    assert Report.made_of(**given) == Report(**given)
+    assert Report.made_of(**given).to_json() == Report(**given).to_json()
 
 
 def test_sync_is_a_part_of_errstate() -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 
 # Lowest first; inside a layer, the order in the list is the order of allowed import.
 LAYERS = [
-    ["errors", "arrays", "report", "policy", "deferred"],
+    ["errors", "arrays", "frozen", "report", "policy", "deferred"],
     [
         "core.device",
         "core.config",

@@ -75,19 +75,30 @@ names = {"ids": lambda x: getattr(x, "name", x)}
 RACE, WRONG = "race: |uninitialised", "element|outcome|places"
 PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "residuals_not_checked": (
-        "!(residual <= tau && finite(tau) && norm <= largest)",
-        "false",
+        "residual <= tau && finite(tau) && norm <= largest",
+        "true",
         "the outcome is 1",
         Case("wrong_t_beside"),
     ),
-    "lines_without_faults_pass": ("__ldcg(p.fixed->hits + place) == 0", "false", "the outcome is 1", Case("nothing")),
+    "lines_without_faults_pass": (
+        "!fine || !touched",
+        "!fine",
+        "the outcome is 1",
+        Case("nothing"),
+    ),
     "elements_not_judged": (
-        "finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s && excess <= outlier",
+        "what == OUTLIERS && ordinary",
         "false",
         "should stay",
         Case("many_rows"),
     ),
-    "operands_not_checked": ("if (has_changed(p)) return 0;", None, "should stay", Case("right_changed")),
+    "operands_not_checked": (
+        "(__ldcg(p.state + CHANGED) | __ldcg(p.state + CHANGED_BEFORE)) != 0 ||\n"
+        "         (p.right_words != nullptr && __ldcg(p.state + WORDS) != 0)",
+        "false",
+        "should stay",
+        Case("right_changed"),
+    ),
     "lines_of_left_not_checked": ("sum != p.left_words[line]", "false", "should stay", Case("left_changed")),
     "last_row_not_checked": ("l < end && stripe == 0", "l < end - 1 && stripe == 0", "flags is 2", Case("element")),
     "words_of_all_stripes": ("l < end && stripe == 0", "l < end", "flags is 2", Case("element", **SLABS)),
@@ -123,7 +134,23 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "any_number_of_lines": ("batch > 1 ? GROUPS : CAP", "batch > 1 ? GROUPS : 1 << 30", "shared", TOO_MANY_LINES),
     "products_in_one_group": ("batch > 1 ? GROUPS : CAP", "CAP", WRONG, Case("too_many_products", batch=3)),
     "any_number_of_faults": ("number >= LOG", "false", "address|overrun", Case("large_tile", m=83, n=60)),
-    "words_of_left_needed": ("p.left_words != nullptr", "true", "address", Case("without_words")),
+    "words_of_left_needed": (
+        "(p.left_words != nullptr ? p.flagged : 0)",
+        "p.flagged",
+        "address",
+        Case("without_words"),
+    ),
+    "samples_not_looked_at": ("wrong && !complete", "false", "not the product", Case("right_all_along")),
+    "samples_replaced": ("complete ? ALL : NONE", "ALL", "should stay", Case("element")),
+    "lines_never_whole": ("__ldcg(p.fixed->hits + place) > SEVERAL", "false", "not the product", Case("left_all_over")),
+    "entries_forgotten": ("finite(fresh(p.result(line, j)))", "true", "the outcome is 2", Case("scattered_nan")),
+    "entries_of_changed_left": (
+        "__ldcg(p.state + CHANGED_BEFORE) ? 0 : entries_of(p)",
+        "entries_of(p)",
+        "should stay",
+        Case("nan_of_changed_left"),
+    ),
+    "any_number_of_columns": ("4 * columns > p.groups * p.n", "false", "should stay", Case("half_of_all_columns")),
     "words_of_right_needed": ("p.right_words == nullptr", "false", "address", Case("without_words")),
 }
 
@@ -174,16 +201,15 @@ def test_as_much_as_there_may_be_and_more(library: Library, config: Repair, case
     assert not ran(library, config, case, "random")[1]
 
 
-def test_more_lines_than_are_to_be_repaired_are_left(library: Library) -> None:
-    flagged = 0
+def test_more_lines_than_are_repaired_one_by_one(library: Library) -> None:
+    left = set()
     for most in (10**6, 4):
         work = Case("many_rows").work(WITH_CAST)
         work.most = most
-        if most < flagged:
-            work.outcome = UNRESOLVED
         assert not judged(work, lambda args: library.run(WITH_CAST.name, 2, WITH_CAST.t1, args))
-        flagged = int(work.record[1])
-    assert flagged > 4
+        assert int(work.record[1]) > 4
+        left.add(bits(work.C).tobytes())
+    assert len(left) == 1
 
 
 def test_what_overflows_in_16_bits_stays(library: Library) -> None:

@@ -368,3 +368,17 @@ def test_docstring_examples() -> None:
     results = doctest.testmod(abft_tsm2.report)
     assert results.attempted > 0
     assert results.failed == 0
+
+
+def test_a_second_look_adds_to_the_first() -> None:
+    fault = Fault("C", "element", (1,), (2,), 1, 3.0, "recomputed")
+    other = replace(fault, rows=(5,))
+    sizes = ("gemm", 8, 8, 8, "float32")
+    first = Report(Status.CORRECTED, *sizes, faults=(fault,), suspicions=1, reasons=("a",), index=(3,))
+    clean = Report(Status.CLEAN, *sizes, reasons=("a", "b"))
+    assert first.followed_by(clean) == replace(first, reasons=("a", "b"))
+    assert clean.followed_by(clean) == clean
+    worse = first.followed_by(Report(Status.UNCORRECTABLE, *sizes, faults=(other,)))
+    assert (worse.status, worse.also, worse.faults) == (Status.UNCORRECTABLE, (Status.CORRECTED,), (fault, other))
+    batch = Report.merge([first, clean], operation="gemm").followed_by(Report.merge([clean, clean], operation="gemm"))
+    assert [one.status for one in batch.products] == [Status.CORRECTED, Status.CLEAN]

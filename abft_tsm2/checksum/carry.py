@@ -20,7 +20,7 @@ from abft_tsm2.core.passes import column_squares, encoding_pass, rows_per_block,
 _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
 _SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
-_OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
+OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
             total += np.ldexp(to_host(xp.astype(R[int(row), :], xp.float64)), -exponent) ** 2
         exact = exponents(exponent + 0.5 * np.log2(total))
     moved = exact - exponent
-    return exact if moved.size and moved.max() - moved.min() > _OFF_BY else None
+    return exact if moved.size and moved.max() - moved.min() > OFF_BY else None
 
 
 @np.errstate(all="ignore")

@@ -18,16 +18,17 @@ import numpy as np
 from abft_tsm2.arrays import Array, dtype_name, to_host
 from abft_tsm2.checksum.account import Account, Case, Kept, Layout, Right, elements, padded
 from abft_tsm2.checksum.bounds import arithmetic, bound_factors, rigorous_factor
-from abft_tsm2.checksum.weights import weights
+from abft_tsm2.checksum.carry import OFF_BY, log2_column_norms
+from abft_tsm2.checksum.weights import equilibrated, exponents, weights
 from abft_tsm2.core.across_config import AcrossPlan, across_sums
-from abft_tsm2.core.check_config import COLUMNS, SAMPLE, Equilibrate, Judge, Repair, line_sums
+from abft_tsm2.core.check_config import CHANGED, COLUMNS, FIXED, MISSED, SAMPLE, Equilibrate, Judge, Repair, line_sums
 from abft_tsm2.core.launch import device_of
 from abft_tsm2.core.launcher import Launch, Step, Value, Where
 from abft_tsm2.core.workspace import scratch
 
 OPERANDS = ("L", "R", "C", "C0", "D")
 """Names under which steps look for addresses; "record" is where the repair writes what it found."""
-_OUTSTANDING = 64.0  # a row's weighted squares, in units of the mean that equilibrated columns give: look again
+_OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by 2^4
 _MEAN_SQUARE = sum((1 + h / 128) ** 2 for h in range(65)) / 65  # of a balanced weight
 
 
@@ -88,6 +89,26 @@ class Checker:
         right = self.account.right(memory)
         return [self._equilibrate(memory), self._pass("R", memory, right.v, 0, self._carried(memory))]
 
+    @np.errstate(all="ignore")
+    def weigh_exactly(self, memory: int, R: Array) -> list[Step]:
+        """Weights of a single R by the exact norms of its columns, where those by a sample are far off: what is to be
+        taken again then, else nothing. Synchronises.
+        """
+        import cupy
+
+        case, far = self.case, 100 if self.case.acc == "float32" else 1000
+        v, sizes = self.account.array(memory, "v")[0], self.account.array(memory, "parts")[0]
+        exact = np.clip(exponents(log2_column_norms(R)), -far, far)
+        moved = exact + np.log2(abs(to_host(v).astype(np.float64)))
+        if not moved.max() - moved.min() > OFF_BY:
+            return []
+        better = equilibrated(weights("balanced", case.n), exact)[:, 0]
+        v[...] = cupy.asarray(better.astype(case.acc))
+        sizes[0::2], sizes[1::2] = 0, abs(better).min()
+        sizes[0] = abs(better).sum()
+        right = self.account.right(memory)
+        return [self._pass("R", memory, right.v, 0, self._carried(memory), fresh=True)]
+
     def _equilibrate(self, memory: int) -> Step:
         case, (rs, cs, step, _) = self.case, self.case.R
         base = _base(case.n)
@@ -123,7 +144,7 @@ class Checker:
         case, state = self.case, self.account.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
         first = name == "R" and not expected  # the first look at R: its weights are from a sample
-        outstanding = _OUTSTANDING * _MEAN_SQUARE * case.n / case.k if first and case.k >= 2 * SAMPLE else np.inf
+        outstanding = _OUTSTANDING * _MEAN_SQUARE if first and case.k >= 2 * SAMPLE else np.inf
         sizes = (self.account.at(memory, "parts"), -(-case.n // COLUMNS), self.account.at(memory, "sizes"))
         results = (*into[:3], into.step, float(outstanding), state, int(fresh), expected, *(sizes if first else _NONE))
         products = case.right_batch if name == "R" else case.batch
@@ -259,26 +280,38 @@ class Checker:
         into = Sums(y, z, words, self.case.acc, k)
         step = self._pass("R", memory.data.ptr, right.v, 0, into, expected=right.words)
         step(cupy.cuda.get_current_stream().ptr, where)
-        return bool(self.account.array(memory.data.ptr, "state").view(cupy.uint32)[0, 1] & 2)
+        return bool(self.flags(memory.data.ptr) & CHANGED)
+
+    def flags(self, memory: int) -> int:
+        """MISSED, CHANGED: what passes have noticed so far. Synchronises."""
+        return int(self.account.array(memory, "state")[0, 0]) >> 32
 
 
 def repair_bytes(config: Repair, k: int, n: int) -> int:
     """Memory that kernels/repair.cu needs."""
     stripes = -(-n // config.stripe)
     slabs = max(1, min(264 // stripes, -(-k // 128)))
-    return 45152 + 64 * (2 * k + (3 + 2 * slabs) * n)
+    return FIXED + 64 * (2 * k + (3 + 2 * slabs) * n)
 
 
-def carried_on_device(X: Array, side: str) -> tuple[Right, Array]:
-    """What a CuPy matrix carries into products, and the memory that holds it.
+class Carriage(NamedTuple):
+    """What a matrix carries, the memory that holds it, and whether its weights are from exact norms."""
 
-    side "rows": as right operand; "columns": as left operand, of whose transpose it is the same.
+    right: Right
+    memory: Array
+    exact: bool
+
+
+def carried_on_device(X: Array, side: str) -> Carriage:
+    """What a CuPy matrix carries into products.
+
+    side "rows": as right operand; "columns": as left operand, of whose transpose it is the same. Synchronises.
     """
     import cupy
 
-    turned = side == "columns"
-    layout = Layout.of(X, turned=turned)
-    k, n = X.shape if not turned else X.shape[::-1]
+    R = X if side == "rows" else X.T
+    layout = Layout.of(R, turned=False)
+    k, n = R.shape
     name = dtype_name(X.dtype)
     case = Case(1, k, n, 1, 1, name, name, "", layout, layout, layout, None, None, arithmetic(name, name), k)
     with X.device:
@@ -288,7 +321,11 @@ def carried_on_device(X: Array, side: str) -> tuple[Right, Array]:
         for step in checker.carry(memory.data.ptr):
             step(stream.ptr, {"R": X.data.ptr})
         stream.synchronize()  # it may be used on any stream
-    return checker.account.right(memory.data.ptr), memory
+        again = checker.weigh_exactly(memory.data.ptr, R) if checker.flags(memory.data.ptr) & MISSED else []
+        for step in again:
+            step(stream.ptr, {"R": X.data.ptr})
+        stream.synchronize()
+    return Carriage(checker.account.right(memory.data.ptr), memory, bool(again))
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,6 +13,8 @@ from abft_tsm2.core.config import C_TYPES, SIZES
 WARP = 32
 COLUMNS = 32  # of a block of kernels/equilibrate.cu
 SAMPLE = 128  # rows that it looks at, where there are twice as many
+MISSED, CHANGED = 1, 2
+"""Flags of passes: a row stands out that the sample for the weights may have missed; an operand is not what it was."""
 STATE = 32  # words of a product's account
 _FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
 
@@ -159,6 +161,10 @@ class Judge:
         return {**_types("float64"), "T1": self.t1}
 
 
+FIXED = 69760
+"""Bytes of `Fixed` in kernels/repair_problem.cuh."""
+
+
 @dataclass(frozen=True)
 class Repair:
     """Compile-time constants of kernels/repair.cu: types of the operands, of C and of its copy; the order of R."""
@@ -190,7 +196,7 @@ class Repair:
         """The constants that the file asks for."""
         types = {"A_TYPE": C_TYPES[self.dtype], "ACC": C_TYPES[sums_of(self.dtype)], "C_TYPE": C_TYPES[self.out]}
         sizes = {"WIDTH": SIZES[self.dtype], "T1": self.t1, "BLOCKS": self.blocks, "TURNED": int(self.turned)}
-        return {**types, "D_TYPE": C_TYPES[self.cast or self.out], **sizes}
+        return {**types, "D_TYPE": C_TYPES[self.cast or self.out], **sizes, "FIXED": FIXED}
 
 
 @functools.cache
