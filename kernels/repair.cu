@@ -108,7 +108,8 @@ INLINE void finish(const Problem* problem, const double* tau, Bits* record, unsi
     for (int q = 0; q < 3 && rank < TOLD; q++) record[8 + 3 * rank + q] = __ldcg(p.fixed->log + 3 * mine + q);
   }
   __syncthreads();
-  const bool changed = has_changed(p), open = __ldcg(p.state + UNRESOLVED) != 0;
+  // Lines that hold now and in which nothing was wrong: their checksum was.
+  const bool changed = has_changed(p), open = __ldcg(p.state + UNRESOLVED) != 0 || wrong == 0;
   write_record(changed || open || !p.checked ? 2 : 1, changed, wrong, p.m * p.batch, p.v_step ? p.batch : 1, tau, p.sizes,
                p.state, record);
 }

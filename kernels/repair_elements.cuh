@@ -12,7 +12,8 @@ constexpr int PER_WARP = TURNED ? 2 * SHARE * PAIR : 2 * SHARE * 32;  // sums of
 enum What { OUTLIERS, ALL, NONE };  // is replaced: what is out of the ordinary, whatever is not the product, nothing
 
 // With sum = L(line, :) R(:, j) and size = |L(line, :)| |R(:, j)|: whether C(line, j) is out of the ordinary, that is
-// further off than rounding can make it, or OUTLIER times more than is `usual`; and replaces it.
+// further off than rounding can make it, or OUTLIER times more than is `usual`, be that 1 at least; and replaces it.
+// Where nothing is replaced a suspicion costs little, and what is usual may be less.
 INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size, double usual, What what) {
   const double c0 = p.beta != 0 ? p.beta * fresh(p.added(line, j)) : 0.0;
   const double exact = p.alpha * sum + c0, s = fabs(p.alpha) * size + fabs(c0), found = fresh(p.result(line, j));
@@ -20,8 +21,9 @@ INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size
   const double value = widened(made);
   if (found == value || (found != found && value != value)) return false;
   const double excess = fabs(found - exact) - p.out_roundoff * fabs(exact) - p.underflow;
+  const double least = what == NONE ? 0.0625 : 1, outlier = what == NONE ? OUTLIER / 2 : OUTLIER;
   const bool ordinary = finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s &&
-                        excess <= OUTLIER * usual * p.unit_roundoff * s;
+                        excess <= outlier * (usual > least ? usual : least) * p.unit_roundoff * s;
   if (what == NONE || (what == OUTLIERS && ordinary)) return !ordinary && finite(s);
   if (ordinary && excess <= 0x1p-50 * s) return false;  // the sum of a float64 again, in another order
   // Where magnitudes overflow, what is not finite may be what honest arithmetic gives: for the host to see.

@@ -290,8 +290,7 @@ INLINE void list_candidates(const Problem* problem, int g, double* pool, unsigne
     const double upper = bin == BINS - 1 ? 1e300 : same_bits<double>(Bits(LEAST + bin + 1) << 51);
     pool[threadIdx.x] = OUTLIER * (upper > 1 ? upper : 1);
     // Errors of the lines of a group may have cancelled in its z: the usual one is that much more for one line.
-    const double of_line = upper * sqrt(double(p.first(threadIdx.x + 1) - p.first(threadIdx.x)));
-    if (threadIdx.x == g) p.fixed->usual[g] = of_line > 1 ? of_line : 1;
+    if (threadIdx.x == g) p.fixed->usual[g] = upper * sqrt(double(p.first(g + 1) - p.first(g)));
   }
   for (Index j = threadIdx.x; j < p.n; j += T1) p.column_hits(g)[j] = 0;
   __syncthreads();

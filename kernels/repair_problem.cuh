@@ -17,7 +17,7 @@ struct Fixed {  // the first part of scratch
   unsigned order[CAP], hits[CAP];  // lines in ascending order; wrong elements of each
   unsigned remaining[CAP];         // lines that fail still after stage 1
   unsigned bins[GROUPS * BINS], candidates[GROUPS], whole[GROUPS];  // whole: lines that are wrong all over
-  double usual[GROUPS];  // z of a line in nine tenths of the columns, at least 1
+  double usual[GROUPS];  // z of a line in nine tenths of the columns
   Bits hit[REST], completed[REST];  // columns of a product, as named by `column_of`
   Bits log[3 * LOG];
 };

@@ -44,6 +44,7 @@ class Card:
         self.lost = False
         self.capturable = True
         self.memory = 1 << 30
+        self.math_mode = 0  # of cuBLAS
 
     def launch(self, work: Work, seconds: float) -> None:
         """Queue work that takes the card so long."""
@@ -260,7 +261,12 @@ def _cublas(card: Card) -> dict[str, Any]:
 
         return call
 
+    def set_mode(handle: int, mode: int) -> None:
+        card.math_mode = mode
+
     return {
+        "getMathMode": lambda handle: card.math_mode,
+        "setMathMode": set_mode,
         "CUBLAS_OP_N": 0,
         "CUBLAS_OP_T": 1,
         "getVersion": lambda handle: 130100,

@@ -344,6 +344,11 @@ def _nothing(work: Work, rng: np.random.Generator) -> None:
     work.lines, work.outcome = [2, 5], UNRESOLVED
 
 
+def _element_and_nothing(work: Work, rng: np.random.Generator) -> None:
+    _element(work, rng)
+    work.lines, work.outcome, work.written = [*work.flagged, 2], UNRESOLVED, True
+
+
 def _noise(work: Work, rng: np.random.Generator) -> None:
     if not work.checks["arithmetic"].u_out:  # one unit of 16 bits is no noise
         work.C[0, 4, 8] = np.nextafter(work.C[0, 4, 8], work.C.dtype.type(np.inf))
@@ -439,6 +444,10 @@ def _column_and_nan(work: Work, rng: np.random.Generator) -> None:
     work.C[0, 2, 1] = work.C[0, 5, 1] = np.inf
 
 
+def _nothing_in_all_lines(work: Work, rng: np.random.Generator) -> None:
+    work.lines, work.most, work.outcome = list(range(work.C.shape[1])), 5, UNRESOLVED
+
+
 def _half_of_all_columns(work: Work, rng: np.random.Generator) -> None:
     work.C[0, :, ::2] += 8 * _typical(work)
     work.lines = list(range(work.C.shape[1]))
@@ -456,8 +465,9 @@ FAULTS: dict[str, Callable[[Work, np.random.Generator], None]] = {
     for function in (
         *(_clean, _element, _small, _in_a_row, _rows, _many_rows, _all_rows, _tile, _large_tile, _nan, _infinities),
         *(_row_of_nan, _row, _products, _most_lines_of_products, _too_many_products, _wrong_t, _wrong_t_beside),
-        *(_nothing, _noise, _without_words, _column, _too_many_elements, _right_changed, _left_changed, _nan_in_left),
+        *(_nothing, _element_and_nothing, _noise, _without_words, _column, _too_many_elements, _right_changed, _left_changed, _nan_in_left),
         *(_little_scratch, _left_all_over, _right_all_along, _scattered_nan, _scattered_nan_and_elements),
         *(_column_of_too_many, _column_and_nan, _half_of_all_columns, _nan_of_changed_left),
+        _nothing_in_all_lines,
     )
 }

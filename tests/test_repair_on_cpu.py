@@ -84,7 +84,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         "!fine || !touched",
         "!fine",
         "the outcome is 1",
-        Case("nothing"),
+        Case("element_and_nothing"),
     ),
     "elements_not_judged": (
         "what == OUTLIERS && ordinary",
@@ -140,6 +140,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         "address",
         Case("without_words"),
     ),
+    "checksums_pass": ("wrong == 0", "false", "the outcome is 1", Case("nothing_in_all_lines")),
     "samples_not_looked_at": ("wrong && !complete", "false", "not the product", Case("right_all_along")),
     "samples_replaced": ("complete ? ALL : NONE", "ALL", "should stay", Case("element")),
     "lines_never_whole": ("__ldcg(p.fixed->hits + place) > SEVERAL", "false", "not the product", Case("left_all_over")),

@@ -168,3 +168,17 @@ def test_halves_are_added_in_float32_and_never_in_tf32(
     ]
     types = (8, 11, 15) if batch == 1 else (8, 12, 17)
     assert [arguments[i] for i in types] == [2, 2, code]
+
+
+@pytest.mark.parametrize("out", ["float32", "float16"])
+def test_parts_of_a_sum_are_not_added_in_16_bits(card: Card, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    m, k, n = SIZES
+    modes: list[int] = []
+    cublas = sys.modules["cupy_backends.cuda.libs.cublas"]
+    monkeypatch.setattr(cublas, "gemmEx", lambda *arguments: modes.append(card.math_mode))
+    A, B = np.zeros((m, k), np.float16).view(Array), np.zeros((k, n), np.float16).view(Array)
+    C = np.zeros((m, n), out).view(Array)
+    card.math_mode = 3  # somebody's
+    vendor.Gemm.of(Problem(m, k, n, "float16", "C", out=out), A, B, C)(A, B, C, 1.0, 0.0)
+    assert modes == [3 if out == "float32" else 3 | 16]  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+    assert card.math_mode == 3

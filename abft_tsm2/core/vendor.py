@@ -17,6 +17,7 @@ from abft_tsm2.core.config import Problem
 
 CUDA_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType_t
 _COMPUTE_32F, _COMPUTE_TF32, _DEFAULT = 68, 77, -1  # cublasComputeType_t, cublasGemmAlgo_t
+_SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 SERVED = {
     ("float32", "float32", "float32"),
     ("float64", "float64", "float64"),
@@ -50,6 +51,9 @@ class Gemm:
         address its type, where there is a choice, leading dimension, and step in a stack; then what is left.
     unit : array
         alpha = 1 and beta = 0, at `unit_at`.
+    modes : pair of callables or None
+        What reads and what sets cuBLAS's mode, where the result has 16 bits: it may then add up parts of a product in
+        16 bits, unless it is told not to.
     """
 
     function: Callable[..., None]
@@ -63,6 +67,7 @@ class Gemm:
     tail: tuple[int, ...]
     unit: Any
     unit_at: int
+    modes: tuple[Callable[[int], int], Callable[[int, int], None]] | None
 
     @classmethod
     def of(cls, problem: Problem, A: Array, B: Array, C: Array, *, tf32: bool = False) -> Gemm:
@@ -105,6 +110,7 @@ class Gemm:
             (problem.batch,) * stacked + (_COMPUTE_TF32 if tf32 else _COMPUTE_32F, _DEFAULT) * mixed,
             unit,
             unit.ctypes.data,
+            (cublas.getMathMode, cublas.setMathMode) if C.itemsize == 2 else None,
         )
 
     def __call__(self, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
@@ -114,10 +120,17 @@ class Gemm:
         if alpha != 1 or beta != 0:
             factors = np.array((alpha, beta), self.real)
             at = factors.ctypes.data
+        handle = self.handle()
+        if self.modes is not None:
+            read, write = self.modes
+            mode = read(handle)
+            write(handle, mode | _SUMS_IN_FLOAT32)
         self.function(
-            *(self.handle(), *self.head, at, x.data.ptr, *self.first, y.data.ptr, *self.second),
+            *(handle, *self.head, at, x.data.ptr, *self.first, y.data.ptr, *self.second),
             *(at + factors.itemsize, C.data.ptr, *self.result, *self.tail),
         )
+        if self.modes is not None:
+            write(handle, mode)
 
 
 def _leading(x: Array) -> tuple[int, int]:
