@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from abft_tsm2 import policy
@@ -50,7 +50,7 @@ class Facts(Protocol):
 class Deferred(Report):
     """A PENDING report: `wait` gives the final one."""
 
-    _pending: Pending | None
+    _open: _Open
     _final: Report | None
     _lock: threading.Lock
     _on_error: str | None
@@ -60,9 +60,10 @@ class Deferred(Report):
         """The report of a product whose verdict is pending."""
         m, k, n = facts.sizes
         self = cls.made_of(status=Status.PENDING, operation=facts.operation, m=m, k=k, n=n, dtype=facts.dtype)
-        state = {"_pending": pending, "_final": None, "_lock": threading.Lock(), "_on_error": on_error}
+        entry = _Open(weakref.ref(self), pending)
+        state = {"_open": entry, "_final": None, "_lock": threading.Lock(), "_on_error": on_error}
         self.__dict__.update(state)
-        _remember(self, pending)
+        _remember(entry)
         return self
 
     def wait(self) -> Report:
@@ -79,8 +80,8 @@ class Deferred(Report):
             The result is wrong and was not repaired.
         """
         with self._lock:
-            if self._pending is not None:
-                self._final, self._pending = self._pending.wait(), None
+            if self._open.verdict is not None:
+                self._final, self._open.verdict = self._open.verdict.wait(), None
         assert self._final is not None
         policy.act(self._final, self._on_error)
         return self._final
@@ -90,11 +91,19 @@ class Deferred(Report):
         return Report, tuple(getattr(self, part.name) for part in fields(Report))
 
 
-_open: deque[tuple[weakref.ref[Deferred], Pending]] = deque()
+@dataclass(eq=False)
+class _Open:
+    """A report that somebody may have, and its verdict until that has been waited for: it is heard of once."""
+
+    report: weakref.ref[Deferred]
+    verdict: Pending | None
 
 
-def _remember(report: Deferred, pending: Pending) -> None:
-    _open.append((weakref.ref(report), pending))
+_open: deque[_Open] = deque()
+
+
+def _remember(entry: _Open) -> None:
+    _open.append(entry)
     if len(_open) >= _LOOKED_AT * _interval[0]:
         _look()
 
@@ -104,15 +113,14 @@ def _look() -> None:
     with _looking:
         forgotten = []
         for _ in range(len(_open)):
-            old, verdict = _open.popleft()
-            held = old()
-            if held is not None:
-                if held._pending is not None:
-                    _open.append((old, verdict))
-            elif verdict.there:
+            entry = _open.popleft()
+            verdict = entry.verdict
+            if verdict is None:
+                continue
+            if entry.report() is None and verdict.there:
                 forgotten.append(verdict)
             else:
-                _open.append((old, verdict))
+                _open.append(entry)
         _interval[0] = 1 + 2 * len(_open) // _LOOKED_AT  # not each time at the same ones
     kinds = {type(verdict) for verdict in forgotten}
     for kind in kinds:
@@ -135,7 +143,6 @@ def _forgotten(verdict: Pending) -> None:
 @atexit.register
 def _last() -> None:
     while _open:
-        old, verdict = _open.popleft()
-        held = old()
-        if held is None or held._pending is not None:
-            _forgotten(verdict)
+        entry = _open.popleft()
+        if entry.verdict is not None:
+            _forgotten(entry.verdict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,18 @@ def test_verdicts_that_nobody_waits_for_are_looked_at_later() -> None:
     with pytest.warns(CorruptionWarning, match="nobody waited"):
         _many(2 * module._LOOKED_AT)
     assert len(module._open) <= 2 * module._LOOKED_AT
+
+
+@pytest.mark.parametrize("look", [module._look, module._last])
+def test_a_verdict_that_was_waited_for_is_never_heard_of_again(look: Callable[[], None]) -> None:
+    verdict = Verdict(Status.UNCORRECTABLE)
+    report = pending(verdict, "detect")
+    report.wait()
+    del report
+    gc.collect()
+    look()
+    assert verdict.waits == 1
+    assert not module._open
 
 
 def test_those_on_their_way_and_those_that_somebody_has_are_left_alone() -> None:
