@@ -97,7 +97,8 @@ def protected_gemm(
 
     CuPy arrays are multiplied by cuBLAS and checked by kernels on the caller's current stream, repairs included; the
     host waits once, at the end, and not at all under ``errstate(sync=False)``, where the report is PENDING and
-    ``report.wait()`` gives the final one. It waits more often where something was found that the kernels leave to it.
+    ``report.wait()`` gives the final one. It waits more often where something was found that the kernels leave to it,
+    and with `c` where ``verify="float32"``.
 
     Examples
     --------
@@ -212,10 +213,12 @@ def _run(
 
 
 def _rounded_last(problem: Problem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
-    """The products in float32, and rounded to the result's 16 bits when they have been checked."""
+    """The products in float32, and rounded to the result's 16 bits when they have been checked: nobody has the float32
+    ones later, so the verdict is waited for."""
     xp = namespace(problem.c)
     c = xp.empty(problem.c.shape, dtype=xp.float32, device=problem.c.device)
     c0 = None if problem.c0 is None else xp.astype(problem.c0, xp.float32)
-    report = _run(replace(problem, c=c, c0=c0, wide=False), operation, on_stage, None, write=write)
+    with policy.errstate(sync=True):
+        report = _run(replace(problem, c=c, c0=c0, wide=False), operation, on_stage, None, write=write)
     problem.c[...] = xp.astype(c, problem.c.dtype)
     return report

@@ -36,7 +36,7 @@
 // Storage  strides in elements, `step` from product to product; line b m + i is row i of product b. cast, C0, t0,
 //          added2, left_words, right_words may be null. C0 is not C: what was overwritten cannot be computed again.
 //          state: 32 words, all from the third on 0. scratch: from a multiple of 16 on, at least
-//          FIXED + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / (2 T1)), ceil(k / 128))),
+//          FIXED + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / STRIPE), ceil(k / 128))),
 //          divided without remainder
 // record   0: 1; 1: flagged lines; 2: 0 clean, 1 all repaired, 2 not resolved; 3: state[1]; 4: tau of the line that it
 //          names; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L or R changed; from 8 on up
@@ -55,8 +55,7 @@
 constexpr int TOLD = 40;
 constexpr Index LIMIT = 1 << 22;
 constexpr int WAVE = 264, LEAST_ROWS = 128;  // items aimed at in stage 2, rows of a slab at least
-constexpr int AT_LEAST = PER_WARP * WARPS > 2 * DEEP * GROUPS ? PER_WARP * WARPS : 2 * DEEP * GROUPS;
-constexpr int POOL = AT_LEAST > DEPTH ? AT_LEAST : DEPTH;
+constexpr int POOL = PER_WARP * WARPS > 2 * DEEP * GROUPS ? PER_WARP * WARPS : 2 * DEEP * GROUPS;
 
 INLINE bool has_changed(const Problem& p) {
   return (__ldcg(p.state + CHANGED) | __ldcg(p.state + CHANGED_BEFORE)) != 0 ||
@@ -159,9 +158,9 @@ INLINE Index items_of(const Problem* problem, int stage) {
   if (!p.checked) return 0;
   if (stage == RECOMPUTE) return items_of_groups(p, OUTLIERS);
   if (stage == LIST_REST) return 1;
-  if (stage == SAMPLE) return columns_in(p, HIT);
+  if (stage == SAMPLE) return columns_in(p, HIT) * items_of_column(p, false);
   if (stage == WHOLE_LINES) return items_of_groups(p, ALL);
-  if (stage == WHOLE_COLUMNS) return columns_in(p, COMPLETED) * pieces(p.m, BLOCK);
+  if (stage == WHOLE_COLUMNS) return columns_in(p, COMPLETED) * items_of_column(p, true);
   return p.flagged;
 }
 

@@ -53,19 +53,24 @@ INLINE Index column_at(const Problem& p, int g, int c, What what) {
   return what == ALL ? Index(c) : Index(__ldcg(p.columns(g) + c));
 }
 
+// The sums over the warps of a block of element x of `count`.
+INLINE void add_warps(const double* pool, int count, int x, double& sum, double& size) {
+  sum = size = 0;
+  for (int w = 0; w < WARPS; w++) {
+    sum += pool[(w * count + x) * 2];
+    size += pool[(w * count + x) * 2 + 1];
+  }
+}
+
 // What the warps of a block have of ROWS x COLUMNS elements, from line `place` and candidate `at` on, is judged.
 template <int ROWS, int COLUMNS>
 INLINE void judge_all(const Problem& p, int g, int place, int at, What what, const double* pool) {
   const int last = p.first(g + 1), candidates = count_of(p, g, what);
-  __syncthreads();
   for (int x = threadIdx.x; x < ROWS * COLUMNS; x += T1) {
     const int i = place + x / COLUMNS, c = at + x % COLUMNS;
     if (i >= last || c >= candidates) continue;
-    double sum = 0, size = 0;
-    for (int w = 0; w < WARPS; w++) {
-      sum += pool[(w * ROWS * COLUMNS + x) * 2];
-      size += pool[(w * ROWS * COLUMNS + x) * 2 + 1];
-    }
+    double sum, size;
+    add_warps(pool, ROWS * COLUMNS, x, sum, size);
     const Index j = column_at(p, g, c, what);
     if (!judge(p, p.line(i), j, sum, size, __ldcg(p.fixed->usual + g), what) || what != OUTLIERS) continue;
     if (!p.all) atomicAdd(p.fixed->hits + i, 1u);
@@ -73,21 +78,21 @@ INLINE void judge_all(const Problem& p, int g, int place, int at, What what, con
   }
 }
 
-// The threads of a block share l.
+// pool = the sums of each warp of L(line, :) R(:, j) and of the magnitudes, for ROWS lines and COLUMNS columns of one
+// product; the threads of a block share l.
 template <int ROWS, int COLUMNS>
-INLINE void recompute(const Problem& p, int g, int place, int at, What what, double* pool) {
-  const int last = p.first(g + 1) - 1, candidates = count_of(p, g, what);
+INLINE void multiply_elements(const Problem& p, const Index (&lines)[ROWS], const Index (&columns)[COLUMNS],
+                              double* pool) {
   const A_TYPE *left[ROWS], *right[COLUMNS];
   double sum[ROWS * COLUMNS * 2];
 #pragma unroll
   for (int x = 0; x < ROWS * COLUMNS * 2; x++) sum[x] = 0;
 #pragma unroll
-  for (int i = 0; i < ROWS; i++) left[i] = p.left(p.line(min(place + i, last))) + threadIdx.x * p.l_cs;
+  for (int i = 0; i < ROWS; i++) left[i] = p.left(lines[i]) + threadIdx.x * p.l_cs;
 #pragma unroll
   for (int c = 0; c < COLUMNS; c++)
-    right[c] = p.R + p.line(place) / p.m * p.r_step + threadIdx.x * p.r_rs +
-               column_at(p, g, min(at + c, candidates - 1), what) * p.r_cs;
-#pragma unroll(ROWS * COLUMNS == 1 ? 8 : 2)
+    right[c] = p.R + lines[0] / p.m * p.r_step + threadIdx.x * p.r_rs + columns[c] * p.r_cs;
+#pragma unroll(ROWS * COLUMNS == 1 ? 8 : 4)
   for (Index l = threadIdx.x; l < p.k; l += T1) {
     double x[ROWS], r[COLUMNS];
 #pragma unroll
@@ -105,6 +110,18 @@ INLINE void recompute(const Problem& p, int g, int place, int at, What what, dou
     const double total = over_lanes(sum[x]);
     if (threadIdx.x % 32 == 0) pool[threadIdx.x / 32 * (ROWS * COLUMNS * 2) + x] = total;
   }
+  __syncthreads();
+}
+
+template <int ROWS, int COLUMNS>
+INLINE void recompute(const Problem& p, int g, int place, int at, What what, double* pool) {
+  const int last = p.first(g + 1) - 1, candidates = count_of(p, g, what);
+  Index lines[ROWS], columns[COLUMNS];
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) lines[i] = p.line(min(place + i, last));
+#pragma unroll
+  for (int c = 0; c < COLUMNS; c++) columns[c] = column_at(p, g, min(at + c, candidates - 1), what);
+  multiply_elements<ROWS, COLUMNS>(p, lines, columns, pool);
   judge_all<ROWS, COLUMNS>(p, g, place, at, what, pool);
 }
 
@@ -124,6 +141,12 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
     left[i] = p.left(p.line(min(place + i, last)));
     sum[i][0] = sum[i][1] = 0;
   }
+  A_TYPE next[LOADS];
+  auto fetch = [&](Index l) {  // R(l : l + LOADS, the lane's column), while what was fetched before is multiplied
+#pragma unroll
+    for (int a = 0; a < LOADS; a++, right += p.r_rs) next[a] = l + a < end ? *right : A_TYPE();
+  };
+  fetch(warp * share);
 #pragma unroll 1
   for (Index l = warp * share; l < end; l += 32) {
     __syncwarp();
@@ -135,7 +158,8 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
     for (int begin = 0; begin < 32; begin += LOADS) {
       A_TYPE r[LOADS];
 #pragma unroll
-      for (int a = 0; a < LOADS; a++, right += p.r_rs) r[a] = l + begin + a < end ? *right : A_TYPE();
+      for (int a = 0; a < LOADS; a++) r[a] = next[a];
+      fetch(l + begin + LOADS);
 #pragma unroll
       for (int a = 0; a < LOADS; a++)
 #pragma unroll
@@ -152,6 +176,7 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
   __syncthreads();  // the pool is for sums from here on
 #pragma unroll
   for (int x = 0; x < SHARE * 2; x++) pool[((warp * SHARE + x / 2) * 32 + lane) * 2 + x % 2] = sum[x / 2][x % 2];
+  __syncthreads();
   judge_all<SHARE, 32>(p, g, place, at, what, pool);
 }
 #endif
@@ -215,7 +240,7 @@ INLINE bool holds(const Problem& p, Index line, double* pool) {
   const Index product = line / p.m;
   const ACC* v = p.v + product * p.v_step;
   double u = 0, squares = 0;
-#pragma unroll 4
+#pragma unroll 16
   for (Index j = threadIdx.x; j < p.n; j += T1) {
     const double x = fresh(p.result(line, j)) * double(v[j]);
     u += x;

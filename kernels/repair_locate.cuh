@@ -67,7 +67,7 @@ INLINE void gather_left(const Problem& p, int g, Index l) {
   if (l >= p.k) return;
   const int first = p.first(g), lines = p.first(g + 1) - first;
   double y = 0, a = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = 0; i < lines; i++) {
     const Index line = p.line(first + i);
     const double x = weight(line, lines) * double(widened(p.left(line)[l * p.l_cs]));
@@ -82,7 +82,7 @@ INLINE void gather_result(const Problem& p, int g, Index j) {
   if (j >= p.n) return;
   const int first = p.first(g), lines = p.first(g + 1) - first;
   double d = 0, before = 0, now = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = 0; i < lines; i++) {
     const Index line = p.line(first + i);
     const double w = weight(line, lines), c = w * fresh(p.result(line, j));

@@ -32,17 +32,12 @@ INLINE void list_entries(const Problem* problem, Index item, Bits* word_sums) {
 INLINE void recompute_entry(const Problem* problem, Index item, double* pool) {
   const Problem& p = problem[0];
   const Bits entry = __ldcg(entries(p) + item);
-  const Index line = Index(entry & 0xffffffffu), j = Index(entry >> 32);
-  const A_TYPE *left = p.left(line), *right = p.R + line / p.m * p.r_step + j * p.r_cs;
-  double sum = 0, size = 0;
-#pragma unroll 8
-  for (Index l = threadIdx.x; l < p.k; l += T1) {
-    const double x = double(widened(left[l * p.l_cs])) * double(widened(right[l * p.r_rs]));
-    sum += x;
-    size += fabs(x);
-  }
-  add_up(sum, size, pool);
-  if (threadIdx.x == 0) judge(p, line, j, sum, size, 1, OUTLIERS);
+  const Index lines[1] = {Index(entry & 0xffffffffu)}, columns[1] = {Index(entry >> 32)};
+  multiply_elements<1, 1>(p, lines, columns, pool);
+  if (threadIdx.x > 0) return;
+  double sum, size;
+  add_warps(pool, 1, 0, sum, size);
+  judge(p, lines[0], columns[0], sum, size, 1, OUTLIERS);
 }
 
 // ---- what stages 3 and on are about -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ struct Fixed {  // the first part of scratch
   unsigned bins[GROUPS * BINS], candidates[GROUPS], whole[GROUPS];  // whole: lines that are wrong all over
   double usual[GROUPS];  // z of a line in nine tenths of the columns
   Bits hit[REST], completed[REST];  // columns of a product, as named by `column_of`
+  unsigned known[REST];             // whether one that was hit is completed
   Bits log[3 * LOG];
 };
 static_assert(sizeof(Fixed) == FIXED, "as abft_tsm2/core/check_config.py has it");

@@ -6,118 +6,77 @@
 #pragma once
 #include "repair_elements.cuh"
 
-constexpr int EACH = 4, BLOCK = EACH * WARPS;  // lines of a warp and of a block
-constexpr int SAMPLES = 32;                    // of a column
-constexpr int DEPTH = 1024;                    // of R(:, j) at a time
-constexpr Index FEW_COLUMNS = 8;               // so many are looked at; of more those that several lines point at
-static_assert(SAMPLES % BLOCK == 0, "blocks share the samples of a column");
+constexpr int SAMPLES = 16;           // of a column, looked at SHARE at a time
+constexpr unsigned FEW_COLUMNS = 16;  // if there are not more candidates, all that are wrong somewhere are looked at;
+                                      // else those that several lines point at
 
 INLINE Bits column_of(int g, Index product, Index j) { return Bits(g) << 56 | Bits(product) << 32 | Bits(j); }
 
 // ---- stage 9 --------------------------------------------------------------------------------------------------------
 
-// Wrong elements of column j in a group, but those of its lines that are wrong all over.
-INLINE unsigned hits_of(const Problem& p, int g, Index j) {
-  const unsigned hits = __ldcg(p.column_hits(g) + j), whole = __ldcg(p.fixed->whole + g);
-  return hits > whole ? hits - whole : 0;
-}
-
-// In how many lines column j of a group is hit, counted where the first group of the product has it; else 0.
-INLINE unsigned hits_of_column(const Problem& p, int g, Index j) {
-  unsigned hits = 0;
-  for (int other = 0; other < p.groups; other++) {
-    if (p.product(other) != p.product(g)) continue;
-    const unsigned mine = hits_of(p, other, j);
-    if (mine && other < g) return 0;
-    hits += mine;
-  }
-  return hits;
-}
-
-// By one block.
+// By one block. Does not count what lines have that are wrong all over.
 INLINE void list_rest(const Problem* problem, unsigned* keys) {
   const Problem& p = problem[0];
-  if (threadIdx.x < GROUPS) p.fixed->whole[threadIdx.x] = 0;
-  if (threadIdx.x == 0) keys[0] = 0;
+  constexpr int WHOLE = GROUPS, PRODUCT = 2 * GROUPS, AFTER = 3 * GROUPS;  // keys: of each group, candidates up to it
+  if (threadIdx.x < AFTER) keys[threadIdx.x] = 0;
   __syncthreads();
   for (int g = 0; g < p.groups && !p.all; g++)
     for (int place = p.first(g) + threadIdx.x; place < p.first(g + 1); place += T1)
-      if (is_whole(p, g, place)) atomicAdd(p.fixed->whole + g, 1u);
-  __threadfence_block();
+      if (is_whole(p, g, place)) atomicAdd(&keys[WHOLE + g], 1u);
+  if (threadIdx.x < p.groups) {
+    const int g = threadIdx.x;
+    keys[PRODUCT + g] = unsigned(p.line(p.first(g)) / p.m);
+    unsigned total = 0;
+    for (int before = 0; before <= g; before++) total += __ldcg(p.fixed->candidates + before);
+    keys[g] = total;
+  }
   __syncthreads();
-  for (int turn = 0; turn < 2; turn++) {  // how many there are decides which count
-    for (int g = 0; g < p.groups; g++)
-      for (int c = threadIdx.x; c < int(__ldcg(p.fixed->candidates + g)); c += T1) {
-        const Index j = __ldcg(p.columns(g) + c);
-        const unsigned hits = hits_of_column(p, g, j);
-        if (hits && turn == 0) atomicAdd(&keys[0], 1u);
-        if (turn == 0 || !(hits > 1 || (hits && keys[0] <= FEW_COLUMNS))) continue;
-        const Bits number = atomicAdd(p.state + HIT, 1ull);
-        if (number < REST) p.fixed->hit[number] = column_of(g, p.product(g), j);
-      }
-    __syncthreads();
+  if (threadIdx.x < p.groups) p.fixed->whole[threadIdx.x] = keys[WHOLE + threadIdx.x];
+  const unsigned all = keys[p.groups - 1];
+  for (unsigned c = threadIdx.x; c < all; c += T1) {
+    int g = 0;
+    while (c >= keys[g]) g++;
+    const Index j = __ldcg(p.columns(g) + c - (g ? keys[g - 1] : 0));
+    const unsigned product = keys[PRODUCT + g];
+    unsigned hits = 0, before = 0;  // of this column of the product, and in groups before
+#pragma unroll
+    for (int other = 0; other < GROUPS; other++) {
+      if (other >= p.groups || keys[PRODUCT + other] != product) continue;
+      const unsigned here = __ldcg(p.column_hits(other) + j), whole = keys[WHOLE + other];
+      const unsigned mine = here > whole ? here - whole : 0;
+      hits += mine;
+      before += other < g ? mine : 0;
+      if (other == g && mine == 0) before = ~0u;
+    }
+    if (before || !(hits > 1 || (hits && all <= FEW_COLUMNS))) continue;
+    const Bits number = atomicAdd(p.state + HIT, 1ull);
+    if (number < REST) p.fixed->hit[number] = column_of(g, product, j);
+    if (number < REST) p.fixed->known[number] = 0;
   }
 }
 
-// ---- stages 10 and 12: C(first + step x, j), x < BLOCK, of a product again ------------------------------------------
+// ---- stages 10 and 12: SHARE elements of a column again -------------------------------------------------------------
 
 INLINE Index columns_in(const Problem& p, State word) { return smaller(Index(__ldcg(p.state + word)), REST); }
+INLINE Index items_of_column(const Problem& p, bool complete) { return complete ? pieces(p.m, SHARE) : SAMPLES / SHARE; }
 
-// Whether one of them is out of the ordinary, for each thread of the block.
-INLINE bool recompute_column(const Problem& p, Bits column, Index first, Index step, What what, double* pool) {
-  const int g = int(column >> 56), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Index product = Index(column >> 32 & 0xffffffu), j = Index(column & 0xffffffffu), end = (product + 1) * p.m;
-  const A_TYPE* right = p.R + product * p.r_step + j * p.r_cs;
-  const A_TYPE* left[EACH];
-  double sum[EACH][2];
-#pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    left[i] = p.left(smaller(product * p.m + first + step * (warp * EACH + i), end - 1));
-    sum[i][0] = sum[i][1] = 0;
-  }
-#pragma unroll 1
-  for (Index panel = 0; panel < p.k; panel += DEPTH) {
-    const Index depth = smaller(Index(DEPTH), p.k - panel);
-    __syncthreads();
-#pragma unroll 4
-    for (Index l = threadIdx.x; l < depth; l += T1) pool[l] = widened(right[(panel + l) * p.r_rs]);
-    __syncthreads();
-#pragma unroll 2
-    for (Index l = lane; l < depth; l += 32)
-#pragma unroll
-      for (int i = 0; i < EACH; i++) {
-        const double x = double(widened(left[i][(panel + l) * p.l_cs])) * pool[l];
-        sum[i][0] += x;
-        sum[i][1] += fabs(x);
-      }
-  }
-  bool wrong = false;
-#pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    const Index line = product * p.m + first + step * (warp * EACH + i);
-    const double total = over_lanes(sum[i][0]), size = over_lanes(sum[i][1]);
-    if (lane == i && line < end) wrong = judge(p, line, j, total, size, __ldcg(p.fixed->usual + g), what);
-  }
-  const unsigned found = over_lanes(unsigned(wrong));
-  __syncthreads();
-  if (lane == 0) pool[warp] = found;
-  __syncthreads();
-  double all = 0;
-  for (int w = 0; w < WARPS; w++) all += pool[w];
-  __syncthreads();
-  return all > 0;
-}
-
-// Of a sample, whether the column is to be completed; or BLOCK lines of one that is.
+// Of a sample, whether the column is to be completed; or lines of one that is.
 INLINE void look_at_column(const Problem* problem, Index item, bool complete, double* pool) {
   const Problem& p = problem[0];
-  const Index parts = complete ? pieces(p.m, BLOCK) : 1, number = item / parts;
+  const Index parts = items_of_column(p, complete), number = item / parts, part = item % parts;
   const Bits column = __ldcg((complete ? p.fixed->completed : p.fixed->hit) + number);
-  const Index step = complete || p.m <= SAMPLES ? 1 : p.m / SAMPLES, first = item % parts * BLOCK + step / 2;
-  bool wrong = false;
-#pragma unroll 1
-  for (int x = 0; x < (complete ? BLOCK : SAMPLES) && !wrong; x += BLOCK)
-    wrong = recompute_column(p, column, first + step * x, step, complete ? ALL : NONE, pool);
-  if (threadIdx.x == 0 && wrong && !complete)
+  const int g = int(column >> 56);
+  const Index begin = Index(column >> 32 & 0xffffffu) * p.m, j = Index(column & 0xffffffffu);
+  const Index step = complete || p.m <= SAMPLES ? 1 : p.m / SAMPLES;
+  Index lines[SHARE], columns[1] = {j};
+#pragma unroll
+  for (int i = 0; i < SHARE; i++) lines[i] = begin + smaller(step / 2 + step * (part * SHARE + i), p.m - 1);
+  multiply_elements<SHARE, 1>(p, lines, columns, pool);
+  if (threadIdx.x >= SHARE || part * SHARE + threadIdx.x >= p.m) return;
+  const Index line = begin + smaller(step / 2 + step * (part * SHARE + threadIdx.x), p.m - 1);
+  double sum, size;
+  add_warps(pool, SHARE, threadIdx.x, sum, size);
+  const bool wrong = judge(p, line, j, sum, size, __ldcg(p.fixed->usual + g), complete ? ALL : NONE);
+  if (wrong && !complete && atomicAdd(p.fixed->known + number, 1u) == 0)
     p.fixed->completed[atomicAdd(p.state + COMPLETED, 1ull)] = column;
 }
