@@ -34,7 +34,7 @@ INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size
   }
   *const_cast<C_TYPE*>(p.result(line, j)) = made;
   if (p.cast != nullptr)
-    p.cast[line / p.m * p.d_step + line % p.m * p.d_rs + j * p.d_cs] = narrowed(widened(made), D_TYPE());
+    p.cast[p.within(line, p.d_step, p.d_rs) + j * p.d_cs] = narrowed(widened(made), D_TYPE());
   if (ordinary) return false;
   const Bits number = atomicAdd(p.state + WRONG, 1ull);
   if (number >= LOG) return true;
@@ -84,6 +84,7 @@ template <int ROWS, int COLUMNS>
 INLINE void multiply_elements(const Problem& p, const Index (&lines)[ROWS], const Index (&columns)[COLUMNS],
                               double* pool) {
   const A_TYPE *left[ROWS], *right[COLUMNS];
+  const Index product = p.product_of(lines[0]), k = p.k, along = T1 * p.l_cs, down = T1 * p.r_rs;
   double sum[ROWS * COLUMNS * 2];
 #pragma unroll
   for (int x = 0; x < ROWS * COLUMNS * 2; x++) sum[x] = 0;
@@ -91,14 +92,14 @@ INLINE void multiply_elements(const Problem& p, const Index (&lines)[ROWS], cons
   for (int i = 0; i < ROWS; i++) left[i] = p.left(lines[i]) + threadIdx.x * p.l_cs;
 #pragma unroll
   for (int c = 0; c < COLUMNS; c++)
-    right[c] = p.R + lines[0] / p.m * p.r_step + threadIdx.x * p.r_rs + columns[c] * p.r_cs;
+    right[c] = p.right(product, columns[c]) + threadIdx.x * p.r_rs;
 #pragma unroll(ROWS * COLUMNS == 1 ? 8 : 4)
-  for (Index l = threadIdx.x; l < p.k; l += T1) {
+  for (Index l = threadIdx.x; l < k; l += T1) {
     double x[ROWS], r[COLUMNS];
 #pragma unroll
-    for (int i = 0; i < ROWS; i++, left[i - 1] += T1 * p.l_cs) x[i] = widened(*left[i]);
+    for (int i = 0; i < ROWS; i++, left[i - 1] += along) x[i] = widened(*left[i]);
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++, right[c - 1] += T1 * p.r_rs) r[c] = widened(*right[c]);
+    for (int c = 0; c < COLUMNS; c++, right[c - 1] += down) r[c] = widened(*right[c]);
 #pragma unroll
     for (int y = 0; y < ROWS * COLUMNS; y++) {
       sum[2 * y] += x[y / COLUMNS] * r[y % COLUMNS];
@@ -128,12 +129,13 @@ INLINE void recompute(const Problem& p, int g, int place, int at, What what, dou
 #if !TURNED
 // A column a lane, so that neighbouring ones are read together; the warps share l, 32 of them at a time.
 INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what, double* pool) {
-  constexpr int LOADS = sizeof(A_TYPE) == 8 ? 16 : 32;
+  constexpr int LOADS = 16;
   const int last = p.first(g + 1) - 1, candidates = count_of(p, g, what);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index share = pieces(pieces(p.k, 32), WARPS) * 32, end = smaller((warp + 1) * share, p.k);
-  const A_TYPE* right = p.R + p.line(place) / p.m * p.r_step +
-                        column_at(p, g, min(at + lane, candidates - 1), what) * p.r_cs + warp * share * p.r_rs;
+  const Index along = p.l_cs, down = p.r_rs;
+  const A_TYPE* right = p.right(p.product_of(p.line(place)), column_at(p, g, min(at + lane, candidates - 1), what)) +
+                        warp * share * down;
   const A_TYPE* left[SHARE];
   double sum[SHARE][2];
 #pragma unroll
@@ -144,7 +146,7 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
   A_TYPE next[LOADS];
   auto fetch = [&](Index l) {  // R(l : l + LOADS, the lane's column), while what was fetched before is multiplied
 #pragma unroll
-    for (int a = 0; a < LOADS; a++, right += p.r_rs) next[a] = l + a < end ? *right : A_TYPE();
+    for (int a = 0; a < LOADS; a++, right += down) next[a] = l + a < end ? *right : A_TYPE();
   };
   fetch(warp * share);
 #pragma unroll 1
@@ -152,7 +154,7 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < SHARE; i++)
-      pool[(warp * 32 + lane) * SHARE + i] = l + lane < end ? double(widened(left[i][(l + lane) * p.l_cs])) : 0.0;
+      pool[(warp * 32 + lane) * SHARE + i] = l + lane < end ? double(widened(left[i][(l + lane) * along])) : 0.0;
     __syncwarp();
 #pragma unroll 1
     for (int begin = 0; begin < 32; begin += LOADS) {
@@ -237,12 +239,13 @@ INLINE void add_up(double& x, double& y, double* pool) {
 
 // Whether it holds now, for the first thread of a block.
 INLINE bool holds(const Problem& p, Index line, double* pool) {
-  const Index product = line / p.m;
+  const Index product = p.product_of(line), n = p.n, apart = p.c_cs;
   const ACC* v = p.v + product * p.v_step;
+  const C_TYPE* row = p.result(line, 0);
   double u = 0, squares = 0;
-#pragma unroll 16
-  for (Index j = threadIdx.x; j < p.n; j += T1) {
-    const double x = fresh(p.result(line, j)) * double(v[j]);
+#pragma unroll 8
+  for (Index j = threadIdx.x; j < n; j += T1) {
+    const double x = fresh(row + j * apart) * double(v[j]);
     u += x;
     squares += x * x;
   }

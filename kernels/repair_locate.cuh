@@ -153,7 +153,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
                      Bits* word_sums) {
   const Problem& p = problem[0];
   const int first = p.passes() > 1 ? pass : 0, count = p.passes() > 1 ? 1 : p.groups;
-  const Index product = p.line(p.first(first)) / p.m, slab = item / p.stripes, stripe = item % p.stripes;
+  const Index product = p.product(first), slab = item / p.stripes, stripe = item % p.stripes;
   const Index begin = slab * p.depth, end = smaller(begin + p.depth, p.k), column = stripe * STRIPE + threadIdx.x;
   const A_TYPE* R = p.R + product * p.r_step;
   constexpr int AHEAD = !TURNED && COUNT == 1 ? 16 : 4;

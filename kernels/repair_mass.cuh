@@ -20,8 +20,9 @@ INLINE void list_entries(const Problem* problem, Index item, Bits* word_sums) {
   const Problem& p = problem[0];
   const Index line = p.lines[item];
   if (p.left_words != nullptr) check_left(p, line, CHANGED_BEFORE, word_sums);
+  const C_TYPE* row = p.result(line, 0);
   for (Index j = threadIdx.x; j < p.n; j += T1) {
-    if (finite(fresh(p.result(line, j)))) continue;
+    if (finite(fresh(row + j * p.c_cs))) continue;
     const Bits number = atomicAdd(p.state + ENTRIES, 1ull);
     if (Index(number) < room(p)) entries(p)[number] = Bits(j) << 32 | Bits(line);
   }

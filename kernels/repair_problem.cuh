@@ -56,18 +56,22 @@ struct Problem {
   double* sums;    // D, |C0| and |C| of GROUPS, n columns each; then z in place of D, candidates and hits of |C0|
   double* parts;   // of (y_g R, a_g |R|)(j) of slab s: ((s GROUPS + g) 2 + q) n + j
 
-  INLINE int first(int g) const { return int(Index(g) * flagged / groups); }  // of the lines of a group, in order
+  INLINE int first(int g) const { return int(unsigned(g) * unsigned(flagged) / unsigned(groups)); }  // of the lines of a group, in order
   INLINE Index line(int place) const { return all ? Index(place) : Index(__ldcg(fixed->order + place)); }
-  INLINE const A_TYPE* left(Index line) const { return L + line / m * l_step + line % m * l_rs; }
-  INLINE const C_TYPE* added(Index line, Index j) const {
-    return C0 + line / m * c0_step + line % m * c0_rs + j * c0_cs;
+  INLINE Index product_of(Index line) const { return batch == 1 ? 0 : line / m; }
+  INLINE Index within(Index line, Index step, Index rs) const {
+    const Index product = product_of(line);
+    return product * step + (line - product * m) * rs;
   }
-  INLINE C_TYPE* result(Index line, Index j) const { return C + line / m * c_step + line % m * c_rs + j * c_cs; }
+  INLINE const A_TYPE* left(Index line) const { return L + within(line, l_step, l_rs); }
+  INLINE const C_TYPE* added(Index line, Index j) const { return C0 + within(line, c0_step, c0_rs) + j * c0_cs; }
+  INLINE C_TYPE* result(Index line, Index j) const { return C + within(line, c_step, c_rs) + j * c_cs; }
+  INLINE const A_TYPE* right(Index product, Index j) const { return R + product * r_step + j * r_cs; }
   // Groups that R is read for together: all, or each where every product has an R of its own.
   INLINE int passes() const { return batch > 1 && r_step ? groups : 1; }
   INLINE unsigned* columns(int g) const { return reinterpret_cast<unsigned*>(sums + (GROUPS + g) * n); }
   INLINE unsigned* column_hits(int g) const { return columns(g) + n; }  // wrong elements of each column
-  INLINE Index product(int g) const { return line(first(g)) / m; }
+  INLINE Index product(int g) const { return product_of(line(first(g))); }
 };
 
 INLINE Index pieces(Index x, Index of) { return (x + of - 1) / of; }

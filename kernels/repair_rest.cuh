@@ -25,7 +25,7 @@ INLINE void list_rest(const Problem* problem, unsigned* keys) {
       if (is_whole(p, g, place)) atomicAdd(&keys[WHOLE + g], 1u);
   if (threadIdx.x < p.groups) {
     const int g = threadIdx.x;
-    keys[PRODUCT + g] = unsigned(p.line(p.first(g)) / p.m);
+    keys[PRODUCT + g] = unsigned(p.product(g));
     unsigned total = 0;
     for (int before = 0; before <= g; before++) total += __ldcg(p.fixed->candidates + before);
     keys[g] = total;

@@ -465,7 +465,17 @@ FAULTS: dict[str, Callable[[Work, np.random.Generator], None]] = {
     for function in (
         *(_clean, _element, _small, _in_a_row, _rows, _many_rows, _all_rows, _tile, _large_tile, _nan, _infinities),
         *(_row_of_nan, _row, _products, _most_lines_of_products, _too_many_products, _wrong_t, _wrong_t_beside),
-        *(_nothing, _element_and_nothing, _noise, _without_words, _column, _too_many_elements, _right_changed, _left_changed, _nan_in_left),
+        *(
+            _nothing,
+            _element_and_nothing,
+            _noise,
+            _without_words,
+            _column,
+            _too_many_elements,
+            _right_changed,
+            _left_changed,
+            _nan_in_left,
+        ),
         *(_little_scratch, _left_all_over, _right_all_along, _scattered_nan, _scattered_nan_and_elements),
         *(_column_of_too_many, _column_and_nan, _half_of_all_columns, _nan_of_changed_left),
         _nothing_in_all_lines,

@@ -17,6 +17,8 @@ import abft_tsm2 as ft
 from abft_tsm2 import Status
 from tests.cases import DTYPES
 from tests.oracles import Exact
+from tests.sanitized_products import PLANTS
+from tests.test_kernels_on_gpu import sanitize
 
 pytestmark = pytest.mark.gpu
 
@@ -242,3 +244,16 @@ def test_memory_comes_back(cp: Any) -> None:
         product(512)
     gc.collect()
     assert pool.used_bytes() <= before + (1 << 20)
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+def test_compute_sanitizer_finds_nothing(cp: Any, tool: str) -> None:
+    done = sanitize(tool, module="sanitized_products")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "products" in done.stdout
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_compute_sanitizer_finds_what_is_planted(cp: Any, plant: str) -> None:
+    done = sanitize("memcheck", "--plant", plant, module="sanitized_products")
+    assert done.returncode == 9, done.stdout + done.stderr

@@ -241,11 +241,11 @@ def test_the_library_decides_as_documented(cp: Any) -> None:
 # ---- compute-sanitizer --------------------------------------------------------------------------------------------
 
 
-def sanitize(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def sanitize(tool: str, *arguments: str, module: str = "compute_sanitizer") -> subprocess.CompletedProcess[str]:
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer, of the CUDA toolkit, is not on the PATH")
-    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "tests.compute_sanitizer"]
+    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", f"tests.{module}"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=300)
 
 

@@ -162,7 +162,7 @@ class Checker:
         """A launch over the lines of a matrix: along memory or across it, as they lie."""
         (name, layout, dtype), (p, q, products) = matrix, counts
         if layout.contiguous:
-            config = line_sums(dtype, p, q, self._multiprocessors, width=layout.width, **wanted)
+            config = line_sums(dtype, p, q, self._multiprocessors, width=layout.width, products=products, **wanted)
             values: tuple[Value, ...] = (p, q, name, layout.rs, layout.step, *right, *results)
             return Launch(config, (-(-p // config.lines), products), config.t1, values)
         across = across_sums(dtype, p, q, self._multiprocessors, width=layout.width, products=products, **wanted)

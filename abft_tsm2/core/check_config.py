@@ -16,6 +16,7 @@ SAMPLE = 128  # rows that it looks at, where there are twice as many
 MISSED, CHANGED = 1, 2
 """Flags of passes: a row stands out that the sample for the weights may have missed; an operand is not what it was."""
 STATE = 32  # words of a product's account
+_MANY_ROWS = 64  # of a multiprocessor: enough for warps that take several each
 _FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
 
 
@@ -212,11 +213,15 @@ def line_sums(
     verdict: bool = False,
     out: str = "float64",
     width: int = 16,
+    products: int = 1,
 ) -> LineSums:
-    """The configuration for p rows of q elements; shapes from a sweep on an H200."""
+    """The configuration for p rows of q elements, of each of so many products; shapes from a sweep on an H200."""
     size, vectors = SIZES[dtype], -(-q * SIZES[dtype] // 16)
     t1, blocks = 128, 4
-    if vectors <= 64:
+    if p * products >= _MANY_ROWS * multiprocessors and vectors <= 256 and size < 8:
+        team, rows, ahead = (1, 8, 1) if vectors <= 32 else (1, 4, 1) if vectors <= 64 else (1, 4, 2)
+        blocks = 4 if ahead == 1 or (verdict and size == 4) else 3
+    elif vectors <= 64:
         team, rows, ahead = (2 if vectors > WARP else 1), 2, 1
     elif p <= _FEW_ROWS * multiprocessors and vectors >= 512:
         team, rows, ahead, t1, blocks = 8, 1, 4, 256, 2
