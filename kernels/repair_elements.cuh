@@ -21,7 +21,7 @@ INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size
   const double value = widened(made);
   if (found == value || (found != found && value != value)) return false;
   const double excess = fabs(found - exact) - p.out_roundoff * fabs(exact) - p.underflow;
-  const double least = what == NONE ? 0.0625 : 1, outlier = what == NONE ? OUTLIER / 2 : OUTLIER;
+  const double least = what == NONE ? 0.25 : 1, outlier = what == NONE ? OUTLIER / 2 : OUTLIER;
   const bool ordinary = finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s &&
                         excess <= outlier * (usual > least ? usual : least) * p.unit_roundoff * s;
   if (what == NONE || (what == OUTLIERS && ordinary)) return !ordinary && finite(s);

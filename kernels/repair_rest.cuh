@@ -6,7 +6,8 @@
 #pragma once
 #include "repair_elements.cuh"
 
-constexpr int SAMPLES = 16;           // of a column, looked at SHARE at a time
+constexpr Index SAMPLES = 16;         // of a column, looked at SHARE at a time
+constexpr Index SHORT = 128;          // columns of which all are looked at
 constexpr unsigned FEW_COLUMNS = 16;  // if there are not more candidates, all that are wrong somewhere are looked at;
                                       // else those that several lines point at
 
@@ -58,7 +59,8 @@ INLINE void list_rest(const Problem* problem, unsigned* keys) {
 // ---- stages 10 and 12: SHARE elements of a column again -------------------------------------------------------------
 
 INLINE Index columns_in(const Problem& p, State word) { return smaller(Index(__ldcg(p.state + word)), REST); }
-INLINE Index items_of_column(const Problem& p, bool complete) { return complete ? pieces(p.m, SHARE) : SAMPLES / SHARE; }
+INLINE Index lines_of_column(const Problem& p, bool complete) { return complete || p.m <= SHORT ? p.m : SAMPLES; }
+INLINE Index items_of_column(const Problem& p, bool complete) { return pieces(lines_of_column(p, complete), SHARE); }
 
 // Of a sample, whether the column is to be completed; or lines of one that is.
 INLINE void look_at_column(const Problem* problem, Index item, bool complete, double* pool) {
@@ -67,7 +69,7 @@ INLINE void look_at_column(const Problem* problem, Index item, bool complete, do
   const Bits column = __ldcg((complete ? p.fixed->completed : p.fixed->hit) + number);
   const int g = int(column >> 56);
   const Index begin = Index(column >> 32 & 0xffffffu) * p.m, j = Index(column & 0xffffffffu);
-  const Index step = complete || p.m <= SAMPLES ? 1 : p.m / SAMPLES;
+  const Index step = p.m / lines_of_column(p, complete);
   Index lines[SHARE], columns[1] = {j};
 #pragma unroll
   for (int i = 0; i < SHARE; i++) lines[i] = begin + smaller(step / 2 + step * (part * SHARE + i), p.m - 1);

@@ -1,6 +1,7 @@
 """Protected products in arrays of exact size: what tests/test_device_gemm.py runs under compute-sanitizer.
 
 compute-sanitizer --tool memcheck python -m tests.sanitized_products [--plant NAME, of those in PLANTS]
+compute-sanitizer --tool racecheck python -m tests.sanitized_products --dtype float32   which takes its time
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ def _scattered(C: Any) -> None:
 FAULTS: tuple[Callable[[Any], None], ...] = (_nothing, _element, _tile, _column, _scattered)
 
 
-def cases() -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+def cases(only: str | None = None) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
     """Operands of every type, in rows and in columns, single and stacked, and the options of a product."""
     import cupy
 
     for number, dtype in enumerate(DTYPES):
+        if only not in (None, dtype.name):
+            continue
         m, k, n = SHAPES[number % len(SHAPES)]
         rng = np.random.default_rng(number)
         A, B = (cupy.asarray(rng.standard_normal(shape).astype(dtype)) for shape in ((m, k), (k, n)))
@@ -62,16 +65,16 @@ def cases() -> Iterator[tuple[Any, Any, dict[str, Any]]]:
         yield A, encode(B), {}
         if dtype.itemsize == 2:
             yield A, B, {"verify": "float32"}
-    yield A, B, {"out_dtype": np.float32}
+            yield A, B, {"out_dtype": np.float32}
 
 
-def run() -> int:
+def run(only: str | None = None) -> int:
     """The number of products; each that is planted into must be repaired."""
     import cupy
 
     cupy.cuda.set_allocator(None)  # the pool's blocks are larger than the arrays: it would hide an access past the end
     count = 0
-    for A, B, options in cases():
+    for A, B, options in cases(only):
         for plant in FAULTS:
 
             def hook(stage: str, arrays: Any, plant: Callable[[Any], None] = plant) -> None:
@@ -90,11 +93,12 @@ def run() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plant", choices=sorted(PLANTS))
-    plant = parser.parse_args().plant
-    if plant is not None:
+    parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], help="only this one")
+    given = parser.parse_args()
+    if given.plant is not None:
         text = compiler.source
-        compiler.source = lambda config: text(config).replace(*PLANTS[plant])
-    print(run(), "products")
+        compiler.source = lambda config: text(config).replace(*PLANTS[given.plant])
+    print(run(given.dtype), "products")
 
 
 if __name__ == "__main__":

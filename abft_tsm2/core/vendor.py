@@ -67,7 +67,7 @@ class Gemm:
     tail: tuple[int, ...]
     unit: Any
     unit_at: int
-    modes: tuple[Callable[[int], int], Callable[[int, int], None]] | None
+    modes: tuple[Callable[[int], int], Callable[[int, int], None]] | None = None
 
     @classmethod
     def of(cls, problem: Problem, A: Array, B: Array, C: Array, *, tf32: bool = False) -> Gemm:
