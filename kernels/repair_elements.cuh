@@ -3,7 +3,6 @@
 #include "repair_problem.cuh"
 
 constexpr int SHARE = 4, PAIR = 2;  // lines and columns that are computed again together
-constexpr unsigned SEVERAL = 4;     // wrong elements of a line: more may be all
 constexpr int FEW = 64;             // elements of a group that are better computed one by one
 constexpr int PER_WARP = TURNED ? 2 * SHARE * PAIR : 2 * SHARE * 32;  // sums of a warp
 
@@ -93,7 +92,7 @@ INLINE void multiply_elements(const Problem& p, const Index (&lines)[ROWS], cons
 #pragma unroll
   for (int c = 0; c < COLUMNS; c++)
     right[c] = p.right(product, columns[c]) + threadIdx.x * p.r_rs;
-#pragma unroll(ROWS * COLUMNS == 1 ? 8 : 4)
+#pragma unroll(ROWS * COLUMNS <= SHARE ? 8 : 4)
   for (Index l = threadIdx.x; l < k; l += T1) {
     double x[ROWS], r[COLUMNS];
 #pragma unroll
@@ -129,7 +128,7 @@ INLINE void recompute(const Problem& p, int g, int place, int at, What what, dou
 #if !TURNED
 // A column a lane, so that neighbouring ones are read together; the warps share l, 32 of them at a time.
 INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what, double* pool) {
-  constexpr int LOADS = 16;
+  constexpr int LOADS = sizeof(A_TYPE) == 4 ? 32 : 16;
   const int last = p.first(g + 1) - 1, candidates = count_of(p, g, what);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index share = pieces(pieces(p.k, 32), WARPS) * 32, end = smaller((warp + 1) * share, p.k);
@@ -183,10 +182,10 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
 }
 #endif
 
-// A line is wrong all over where several elements are and what is usual is not usual for rounding: then there is an
-// error in many columns, most of them too small for a fault.
+// A line is wrong all over where an element is and what is usual is not usual for rounding: then there is an error in
+// many columns, most of them too small for a fault.
 INLINE bool is_whole(const Problem& p, int g, int place) {
-  return !p.all && __ldcg(p.fixed->hits + place) > SEVERAL && __ldcg(p.fixed->usual + g) > OUTLIER / 2;
+  return !p.all && __ldcg(p.fixed->hits + place) > 0 && __ldcg(p.fixed->usual + g) > OUTLIER / 2;
 }
 INLINE bool any_whole(const Problem& p, int g, int place, int rows) {
   bool found = false;

@@ -295,21 +295,22 @@ INLINE void list_candidates(const Problem* problem, int g, double* pool, unsigne
   for (Index j = threadIdx.x; j < p.n; j += T1) p.column_hits(g)[j] = 0;
   __syncthreads();
   const double limit = pool[g];
-  // Faults in one column may cancel in a group up to what rounding to 16 bits explains: others tell of them.
-  const int others = p.out_roundoff > 0 ? p.groups : 0;
+  constexpr bool ROUNDED = sizeof(C_TYPE) == 2;
   unsigned count = 0;
 #pragma unroll 1
   for (Index panel = 0; panel < p.n; panel += 32 * T1) {
     unsigned marks = 0;  // of columns panel + 32 threadIdx.x + bit
-#pragma unroll 8
+#pragma unroll(ROUNDED ? 2 : 16)
     for (int word = 0; word < 32; word++) {
       const Index j = panel + warp * 1024 + word * 32 + lane;
       bool marked = j < p.n && !(__ldcg(p.sums + g * p.n + j) <= limit);
-      int votes = 0;
-#pragma unroll 1
-      for (int other = 0; other < others && j < p.n; other++)
-        votes += !(__ldcg(p.sums + other * p.n + j) <= pool[other]);
-      marked = marked || 2 * votes > p.groups;
+      if (ROUNDED) {  // faults in one column may cancel in a group up to what rounding explains: others tell of them
+        int votes = 0;
+#pragma unroll
+        for (int other = 0; other < GROUPS; other++)
+          votes += other < p.groups && j < p.n && !(__ldcg(p.sums + other * p.n + j) <= pool[other]);
+        marked = marked || 2 * votes > p.groups;
+      }
       unsigned gathered = marked ? 1u << lane : 0u;
 #pragma unroll
       for (int bit = 1; bit < 32; bit *= 2) gathered |= __shfl_xor_sync(~0u, gathered, bit);

@@ -143,7 +143,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "checksums_pass": ("wrong == 0", "false", "the outcome is 1", Case("nothing_in_all_lines")),
     "samples_not_looked_at": ("wrong && !complete", "false", "not the product", Case("right_all_along")),
     "samples_replaced": ("complete ? ALL : NONE", "ALL", "should stay", Case("element")),
-    "lines_never_whole": ("__ldcg(p.fixed->hits + place) > SEVERAL", "false", "not the product", Case("left_all_over")),
+    "lines_never_whole": ("__ldcg(p.fixed->hits + place) > 0", "false", "not the product", Case("left_all_over")),
     "entries_forgotten": ("finite(fresh(row + j * p.c_cs))", "true", "the outcome is 2", Case("scattered_nan")),
     "entries_of_changed_left": (
         "__ldcg(p.state + CHANGED_BEFORE) ? 0 : entries_of(p)",
