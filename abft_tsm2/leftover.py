@@ -15,7 +15,7 @@ from abft_tsm2.operands import Problem, Task
 from abft_tsm2.protect import Product
 from abft_tsm2.report import Fault, Report, Status
 from abft_tsm2.verdicts import Verdict
-from abft_tsm2.ways import Operands, Program, way_of
+from abft_tsm2.ways import Operands, Program, gemm_of, way_of
 from abft_tsm2.ways import run as run_steps
 
 
@@ -30,7 +30,8 @@ def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, ta
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         changed, hit = _differences(call, program, verdict.replaced)
         tasks = [task] if task is not None else list(problem.tasks())
-        reports = [_Look(one, problem, call, changed, hit, verdict).report() for one in tasks]
+        second = _Second(call, problem)
+        reports = [_Look(one, problem, call, changed, hit, verdict, second).report() for one in tasks]
         if operands.wide is not None:
             operands.C[...] = operands.wide  # whatever was repaired
     return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
@@ -89,11 +90,43 @@ def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str]
     return changed, hit
 
 
+class _Second:
+    """The whole product once more, by the same call of cuBLAS: of a part of it, or of one of a batch, roundings would
+    be others. It is computed when it is first asked for."""
+
+    def __init__(self, call: Call, problem: Problem) -> None:
+        self._call, self._problem = call, problem
+        self._made: Array = None
+
+    def of(self, task: Task) -> Array:
+        """C of one product."""
+        import cupy
+
+        o = self._call.operands
+        if self._made is None:
+            like = cupy.empty_like(o.multiplied)
+            if o.C0 is not None:
+                like[...] = o.C0
+            whole = o._replace(C=like, wide=None)
+            tf32 = self._problem.arithmetic.u_in > 0
+            gemm = gemm_of(whole, self._problem.batch[0] if like.ndim == 3 else 1, tf32=tf32)
+            gemm(o.A, o.B, like, self._call.plan.alpha, self._call.plan.beta)
+            self._made = like
+        return self._made if self._made.ndim == 2 else self._made[task.index]
+
+
 class _Look(Product):
     """A product that the kernels could not settle, looked at as any other."""
 
     def __init__(
-        self, task: Task, problem: Problem, call: Call, changed: set[str], hit: Fault | None, verdict: Verdict
+        self,
+        task: Task,
+        problem: Problem,
+        call: Call,
+        changed: set[str],
+        hit: Fault | None,
+        verdict: Verdict,
+        second: _Second,
     ) -> None:
         wide = call.operands.wide
         if wide is not None:
@@ -101,6 +134,13 @@ class _Look(Product):
         plan = call.plan
         super().__init__(task, problem, plan.facts.operation, None, plan.write, np.geterr())
         self.differing, self.hit, self.verdict, self._corrected = changed, hit, verdict, call.on_stage
+        self._second = second
+
+    def again(self, side: str, lo: int, hi: int) -> Array:
+        if self.A is not self.task.A or self.B is not self.task.B:  # operands that have been restored
+            return super().again(side, lo, hi)
+        whole = self._second.of(self.task)
+        return whole[lo:hi, :] if side == "rows" else whole[:, lo:hi].T
 
     def stage(self, name: str, **arrays: Array) -> None:
         """Only what was not told before."""

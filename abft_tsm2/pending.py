@@ -58,8 +58,8 @@ class Pending:
         arrays = [later and _found(later) for later in self._arrays]
         gone = any(array is None and later is not None for array, later in zip(arrays, self._arrays, strict=True))
         report, why = verdict.report(), "its operands are gone"
-        if gone and verdict.known:
-            return report  # less sharp than it could be, as its limit says
+        if gone and verdict.cleared and verdict.held:  # less sharp than it could be, perhaps, as its limit says
+            return report if verdict.known else replace(report, suspicions=verdict.flagged)
         if not gone:
             A, B, C, c = arrays
             plan = self._plan

@@ -158,14 +158,7 @@ class Product:
         A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
 
         def again(lo: int, hi: int) -> Array:
-            xp = namespace(C)
-            if side == "rows":
-                part = xp.empty((hi - lo, C.shape[1]), dtype=C.dtype, device=C.device)
-                self.multiply(A[lo:hi, :], B, part, None if C0 is None else C0[lo:hi, :])
-                return part
-            part = xp.empty((C.shape[0], hi - lo), dtype=C.dtype, device=C.device)
-            self.multiply(A, B[:, lo:hi], part, None if C0 is None else C0[:, lo:hi])
-            return part.T
+            return self.again(side, lo, hi)
 
         p = self.problem
         arithmetic: Arithmetic = p.arithmetic
@@ -173,6 +166,18 @@ class Product:
             return Lines(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again)
         C0T = None if C0 is None else C0.T
         return Lines(side, B.T, A.T, C.T, C0T, p.alpha, p.beta, arithmetic, again)
+
+    def again(self, side: str, lo: int, hi: int) -> Array:
+        """Lines lo to hi of the product once more, the same way."""
+        A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
+        xp = namespace(C)
+        if side == "rows":
+            part = xp.empty((hi - lo, C.shape[1]), dtype=C.dtype, device=C.device)
+            self.multiply(A[lo:hi, :], B, part, None if C0 is None else C0[lo:hi, :])
+            return part
+        part = xp.empty((C.shape[0], hi - lo), dtype=C.dtype, device=C.device)
+        self.multiply(A, B[:, lo:hi], part, None if C0 is None else C0[:, lo:hi])
+        return part.T
 
     # -- operands that are encoded --
 

@@ -10,7 +10,7 @@ from abft_tsm2.core.check_config import CHANGED, MISSED
 from abft_tsm2.core.records import Record
 from abft_tsm2.report import Check, Fault, Report, Status
 
-_CLEAN, _REPAIRED = 0, 1  # what a record says; everything else is for the host
+_CLEAN, _REPAIRED, _CLEARED = 0, 1, 3  # what a record says; everything else is for the host
 _FAULTS = 40  # that a record has room for
 _REPAIR = "recomputed in float64 on the device"
 _ELEMENT = {"operand": "C", "kind": "element", "elements": 1, "repair": _REPAIR}
@@ -55,6 +55,7 @@ class Verdict:
     def __init__(self, found: list[Record], facts: Facts) -> None:
         self.facts = facts
         self._settled = _all_say(found, _CLEAN, _REPAIRED)
+        self.cleared = _all_say(found, _CLEAN, _REPAIRED, _CLEARED)  # whether C is right, whatever the check says
         self.missed = any(int(r.words[7]) & MISSED for r in found)  # whether weights may be far off
         self.held = True  # whether repairs lasted
         self.replaced = any(int(r.words[6]) for r in found)  # whether C is not what the verdict was on

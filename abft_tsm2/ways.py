@@ -191,11 +191,16 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
             split=watched,
         )
         checkers.append(Checker(case, device.multiprocessors))
-    gemm = None
-    if not problem.exists:
-        gemm = vendor.Gemm.of(Shape(m, k, n, dtype, out=out, batch=batch), o.A, o.B, o.multiplied, tf32=a.u_in > 0)
+    gemm = None if problem.exists else gemm_of(o, batch, tf32=a.u_in > 0)
     beside = not watched and gemm is not None
     return Way(sides, tuple(checkers), gemm, beside)
+
+
+def gemm_of(o: Operands, batch: int, *, tf32: bool) -> vendor.Gemm:
+    """cuBLAS's plan for a product, or a stack of so many."""
+    (m, k), n = o.A.shape[-2:], o.B.shape[-1]
+    shape = Shape(m, k, n, dtype_name(o.A.dtype), out=dtype_name(o.multiplied.dtype), batch=batch)
+    return vendor.Gemm.of(shape, o.A, o.B, o.multiplied, tf32=tf32)
 
 
 def run(steps: list[Step], stream: int, where: Where) -> None:

@@ -38,7 +38,8 @@
 //          state: 32 words, all from the third on 0. scratch: from a multiple of 16 on, at least
 //          FIXED + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / STRIPE), ceil(k / 128))),
 //          divided without remainder
-// record   0: 1; 1: flagged lines; 2: 0 clean, 1 all repaired, 2 not resolved; 3: state[1]; 4: tau of the line that it
+// record   0: 1; 1: flagged lines; 2: 0 clean, 1 all repaired, 2 not resolved, 3 not resolved but right
+//          in every element; 3: state[1]; 4: tau of the line that it
 //          names; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L or R changed; from 8 on up
 //          to 40 faults by line and position: position << 32 | line, found, now. Of more than LOG of them those found
 //          first are sorted
@@ -108,8 +109,9 @@ INLINE void finish(const Problem* problem, const double* tau, Bits* record, unsi
   }
   __syncthreads();
   // Lines that hold now and in which nothing was wrong: their checksum was.
-  const bool changed = has_changed(p), open = __ldcg(p.state + UNRESOLVED) != 0 || wrong == 0;
-  write_record(changed || open || !p.checked ? 2 : 1, changed, wrong, p.m * p.batch, p.v_step ? p.batch : 1, tau, p.sizes,
+  const bool cleared = __ldcg(p.state + CLEARED) != 0;
+  const bool changed = has_changed(p), open = __ldcg(p.state + UNRESOLVED) != 0 || (wrong == 0 && !cleared);
+  write_record(changed || open || !p.checked ? 2 : cleared ? 3 : 1, changed, wrong, p.m * p.batch, p.v_step ? p.batch : 1, tau, p.sizes,
                p.state, record);
 }
 

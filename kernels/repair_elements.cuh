@@ -269,7 +269,10 @@ INLINE void verify(const Problem* problem, Index item, bool at_the_end, double* 
   if (threadIdx.x > 0) return;
   if (at_the_end) {
     const bool touched = p.all || __ldcg(p.state + COMPLETED) || __ldcg(p.fixed->hits + item);
-    if (!fine || !touched) atomicAdd(p.state + UNRESOLVED, 1ull);
+    // A line of its own that has no candidate, and no more rounding than is usual, is right element by element.
+    const bool right = !fine && !p.all && p.groups == p.flagged && __ldcg(p.fixed->candidates + item) == 0 &&
+                       __ldcg(p.fixed->usual + item) <= 1;
+    if (!fine || !touched) atomicAdd(p.state + (right ? CLEARED : UNRESOLVED), 1ull);
   } else if (!fine) {
     const Bits number = atomicAdd(p.state + REMAINING, 1ull);
     if (number < CAP) p.fixed->remaining[number] = unsigned(line);

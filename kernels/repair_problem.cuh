@@ -8,9 +8,10 @@ constexpr int REST = 1024;      // columns that are looked at along their whole 
 constexpr int BINS = 128;      // of z
 constexpr double OUTLIER = 8;  // times further off than the usual is wrong
 
-// Words of `state`. CHANGED_BEFORE, ENTRIES, REMAINING: of stages 0 to 2; HIT, COMPLETED: columns, of stages 9 and 10.
+// Words of `state`. CHANGED_BEFORE, ENTRIES, REMAINING: of stages 0 to 2; HIT, COMPLETED: columns, of
+// stages 9 and 10; CLEARED: lines that fail although nothing in them is wrong.
 enum State {
-  FLAGGED, CLOSEST, TICKETS, DONE, CHANGED, WORDS, WRONG, UNRESOLVED, CHANGED_BEFORE, ENTRIES, REMAINING, HIT, COMPLETED
+  FLAGGED, CLOSEST, TICKETS, DONE, CHANGED, WORDS, WRONG, UNRESOLVED, CHANGED_BEFORE, ENTRIES, REMAINING, HIT, COMPLETED, CLEARED
 };
 
 struct Fixed {  // the first part of scratch

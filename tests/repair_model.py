@@ -21,7 +21,7 @@ from tests.cuda_on_cpu.library import _Address
 NULL = _Address(0)
 WORDS = 128
 CAP, TOLD = 2048, 40  # lines, and faults that the record names
-CLEAN, REPAIRED, UNRESOLVED = 0, 1, 2
+CLEAN, REPAIRED, UNRESOLVED, CLEARED = 0, 1, 2, 3
 SEALED = np.uint64(0xABCDABCDABCDABCD)  # in words of the record that nobody has written
 
 
@@ -273,7 +273,7 @@ def _rows(work: Work, rng: np.random.Generator) -> None:
     for line in (0, 3, 4, 20, work.C.shape[1] - 1):
         work.C[0, line, rng.permutation(work.C.shape[2])[:2]] -= _typical(work) * np.array([9.0, 15.0])
     # Among so many elements one may be so far off, by rounding alone, that its column is taken for wrong.
-    right = work.C == work.clean
+    right = work.clean == work.C
     work.freely, work.completed = right & ~right.all(axis=1, keepdims=True), False
 
 
@@ -334,7 +334,7 @@ def _too_many_products(work: Work, rng: np.random.Generator) -> None:
 
 def _wrong_t(work: Work, rng: np.random.Generator) -> None:
     work.checks["t"][0, 6] += 500 * _typical(work)
-    work.outcome = UNRESOLVED
+    work.outcome = CLEARED
 
 
 def _wrong_t_beside(work: Work, rng: np.random.Generator) -> None:  # the element is repaired, its line is not right yet

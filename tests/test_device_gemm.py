@@ -15,6 +15,7 @@ import pytest
 
 import abft_tsm2 as ft
 from abft_tsm2 import Status
+from tests import families
 from tests.cases import DTYPES
 from tests.oracles import Exact
 from tests.sanitized_products import PLANTS
@@ -244,6 +245,20 @@ def test_memory_comes_back(cp: Any) -> None:
         product(512)
     gc.collect()
     assert pool.used_bytes() <= before + (1 << 20)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("batch", [0, 4])
+@pytest.mark.parametrize("family", ["rank1const", "rank1pm", "cancel_half", "hilbert", "overflow"])
+def test_patterns_of_rounding_are_no_faults(cp: Any, family: str, batch: int, sync: bool) -> None:
+    rng = np.random.default_rng(1)
+    A, B = (cp.asarray(x) for x in families.operands(family, 64, 4096, 64, rng, np.float32))
+    if batch:
+        A, B = (cp.stack([x] * batch) for x in (A, B))
+    with ft.errstate(sync=sync, unverifiable="ignore"):
+        c, report = ft.protected_gemm(A, B, return_report=True)
+        assert report.wait().status in (Status.CLEAN, Status.UNVERIFIABLE)
+    assert c.shape == (*A.shape[:-1], 64)
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
