@@ -12,17 +12,17 @@ enum What { OUTLIERS, ALL, NONE };  // is replaced: what is out of the ordinary,
 
 // With sum = L(line, :) R(:, j) and size = |L(line, :)| |R(:, j)|: whether C(line, j) is out of the ordinary, that is
 // further off than rounding can make it, or OUTLIER times more than is `usual`, be that 1 at least; and replaces it.
-// Where nothing is replaced a suspicion costs little, and what is usual may be less.
+// Where nothing is replaced a suspicion costs little: what is usual may be less, and is no more.
 INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size, double usual, What what) {
   const double c0 = p.beta != 0 ? p.beta * fresh(p.added(line, j)) : 0.0;
   const double exact = p.alpha * sum + c0, s = fabs(p.alpha) * size + fabs(c0), found = fresh(p.result(line, j));
   const C_TYPE made = narrowed(exact, C_TYPE());  // 16 bits by way of float: rounded twice, by half a unit and a bit
   const double value = widened(made);
   if (found == value || (found != found && value != value)) return false;
-  const double excess = fabs(found - exact) - p.out_roundoff * fabs(exact) - p.underflow;
-  const double least = what == NONE ? 0.25 : 1, outlier = what == NONE ? OUTLIER / 2 : OUTLIER;
+  const double excess = fabs(found - exact) - p.out_roundoff * (fabs(exact) + fabs(c0)) - p.underflow;
+  const double unit = what == NONE ? fmax(0.25, fmin(usual, 1.0)) * 0.5 : fmax(usual, 1.0);
   const bool ordinary = finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s &&
-                        excess <= outlier * (usual > least ? usual : least) * p.unit_roundoff * s;
+                        excess <= OUTLIER * unit * p.unit_roundoff * s;
   if (what == NONE || (what == OUTLIERS && ordinary)) return !ordinary && finite(s);
   if (ordinary && excess <= 0x1p-50 * s) return false;  // the sum of a float64 again, in another order
   // Where magnitudes overflow, what is not finite may be what honest arithmetic gives: for the host to see.
@@ -257,7 +257,7 @@ INLINE bool holds(const Problem& p, Index line, double* pool) {
   const double norm = sqrt(squares), largest = p.k_root * products + 1.01 * added + least;
   const double stored = norm < largest ? norm : largest, scale = products > added ? products : added;
   const double tau =
-      p.factor * (scale > stored ? scale : stored) + p.input_factor * products + p.out_factor * stored + least;
+      p.factor * (scale > stored ? scale : stored) + p.input_factor * products + p.out_factor * (stored + added) + least;
   return residual <= tau && finite(tau) && norm <= largest;
 }
 

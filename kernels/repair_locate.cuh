@@ -258,9 +258,11 @@ INLINE void compare(const Problem* problem, Index item, unsigned* keys) {
     const int lines = p.first(g + 1) - p.first(g);
     const double* sums = p.sums + g * p.n + j;
     e = __ldcg(sums) - p.alpha * e;
-    s = fabs(p.alpha) * s + __ldcg(sums + GROUPS * p.n);
-    // What storing C has rounded follows from C: one per cent more, since that was rounded itself.
-    const double stored = 1.01 * p.out_roundoff * __ldcg(sums + 2 * GROUPS * p.n);
+    const double added = __ldcg(sums + GROUPS * p.n);
+    s = fabs(p.alpha) * s + added;
+    // What storing C has rounded follows from C: one per cent more, since that was rounded itself. alpha L R may have
+    // been rounded before beta C0 was added.
+    const double stored = 1.01 * p.out_roundoff * (__ldcg(sums + 2 * GROUPS * p.n) + added);
     const double excess = fabs(e) - stored - p.underflow * (lines > 1 ? 1.5 * lines : 1);
     double z = excess <= 0 ? 0 : excess / (p.unit_roundoff * s);
     if (!(excess <= p.rigorous * (1 + p.out_roundoff) * s && finite(s))) z = infinity();

@@ -10,7 +10,8 @@
 //   sizes           sum |v| and smallest |v| of each product, `sizes_step` from one to the next
 //   factor, input_factor, out_factor, root, underflow
 //                   tau = factor max(|alpha| P2, ||C o v||, |beta| ||C0 o v||) + input_factor |alpha| P2
-//                         + out_factor ||C o v|| + underflow sum |v|, with ||C o v|| <= root |alpha| P2 + 1.01 |beta| ||C0 o v|| + ...
+//                         + out_factor (||C o v|| + |beta| ||C0 o v||) + underflow sum |v|,
+//                   with ||C o v|| <= root |alpha| P2 + 1.01 |beta| ||C0 o v|| + ...
 //   tau, lines      where bounds, and the numbers of lines that fail go
 //   state           low half of word 0: how many fail; word 1: of the others the largest residual / tau, and its line
 #define VERDICT_ARGUMENTS                                                                                         \
@@ -63,7 +64,7 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
   const double stored = found <= largest ? found : largest;
   const double size = e.products > e.added ? e.products : e.added;
   const double bound =
-      factor * (stored > size ? stored : size) + input_factor * e.products + out_factor * stored + e.least;
+      factor * (stored > size ? stored : size) + input_factor * e.products + out_factor * (stored + e.added) + e.least;
   const double residual = fabs(u - e.sum);
   tau[line] = bound;
   // NaN compares false, and so does a bound that overflowed.

@@ -70,7 +70,7 @@ def test_the_statistical_bound(
     u_out = U[output] if output in ("float16", "bfloat16") else 0.0
     stored_at_most = min(stored, 1.01 * (k**0.5 * products + (added or 0.0)))
     factor = ((4 * u) ** 2 * k + (0.75 * 2**-53 * (k**0.5 + (2 * n) ** 0.5)) ** 2) ** 0.5
-    expected = factor * max(products, stored_at_most, added or 0.0) + 4 * u_out * stored_at_most
+    expected = factor * max(products, stored_at_most, added or 0.0) + 4 * u_out * (stored_at_most + (added or 0.0))
     a = arithmetic(inputs, output)
     found = statistical_bound(np, a, k, n, products=products, stored=stored, added=added, underflow=0.0)
     assert math.isclose(found, expected, rel_tol=1e-12)

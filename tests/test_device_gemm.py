@@ -15,6 +15,7 @@ import pytest
 
 import abft_tsm2 as ft
 from abft_tsm2 import Status
+from abft_tsm2.core import vendor
 from tests import families
 from tests.cases import DTYPES
 from tests.oracles import Exact
@@ -259,6 +260,33 @@ def test_patterns_of_rounding_are_no_faults(cp: Any, family: str, batch: int, sy
         c, report = ft.protected_gemm(A, B, return_report=True)
         assert report.wait().status in (Status.CLEAN, Status.UNVERIFIABLE)
     assert c.shape == (*A.shape[:-1], 64)
+
+
+@pytest.mark.parametrize("batch", [0, 2048])
+@pytest.mark.parametrize("dtype", NAMES)
+def test_what_rounding_leaves_of_a_difference_is_no_fault(cp: Any, dtype: str, batch: int) -> None:
+    shape = (batch, 16, 16) if batch else (16, 16)
+    a, b = normal(cp, *shape, dtype=dtype), normal(cp, *shape, dtype=dtype, seed=1)
+    c = ft.protected_gemm(a, b)
+    with ft.errstate(sync=False):  # cuBLAS may round a @ b once more before c is subtracted
+        _, report = ft.protected_gemm(a, b, c, alpha=-1.0, beta=1.0, return_report=True)
+    assert report.wait().status is Status.CLEAN
+
+
+def test_what_only_the_sharp_check_sees_is_not_forgotten_later(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = normal(cp, 200, 300, dtype="float16"), normal(cp, 300, 100, dtype="float16", seed=1)
+    multiply = vendor.Gemm.__call__
+
+    def and_scale(gemm: vendor.Gemm, A: Any, B: Any, C: Any, alpha: float, beta: float) -> None:
+        multiply(gemm, A, B, C, alpha, beta)
+        C *= 1.01
+
+    monkeypatch.setattr(vendor.Gemm, "__call__", and_scale)
+    with ft.errstate(sync=False, uncorrectable="log", corrected="ignore"):
+        _, report = ft.protected_gemm(a, b, verify="float32", return_report=True)
+    monkeypatch.undo()
+    with ft.errstate(uncorrectable="log"):
+        assert report.wait().status is Status.UNCORRECTABLE
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])

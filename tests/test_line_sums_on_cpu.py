@@ -265,8 +265,7 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "least_of_a_lane": (ALONE, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "sizes are wrong"),
     # Verdicts
     "no_barrier_of_a_verdict": (PLAIN, "__syncthreads();", 0, "", RACE),
-    "infinite_bounds_pass": (PLAIN, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
-    "infinite_bounds_pass_the_judge": (JUDGE, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
+    "infinite_bounds_pass": (JUDGE, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
     "large_norms_pass": (PLAIN, " && found <= largest)", 0, ")", LISTED),
     "large_norms_widen": (PLAIN, "found <= largest ? found : largest;", 0, "found;", "bounds are wrong"),
     "nan_passes": (PLAIN, "if (residual <= bound", 0, "if (!(residual > bound)", LISTED),

@@ -51,7 +51,7 @@ CONFIGS = (*SANITIZED, *PLAIN)
 
 SLABS = {"k": 300, "n": 150}  # more than a slab of R and a stripe
 OF_PRODUCTS = ("products", "most_lines_of_products", "too_many_products")
-MOST_LINES, TOO_MANY_LINES = (Case("column", m=m, k=3, n=4) for m in (CAP, CAP + 1))
+MOST_LINES, TOO_MANY_LINES = (Case("column", m=m, k=3, n=40) for m in (CAP, CAP + 1))
 CASES = (
     *(Case(fault) for fault in FAULTS if fault not in (*OF_PRODUCTS, "too_many_elements")),
     *(Case(fault, batch=3, shared=shared) for fault in OF_PRODUCTS for shared in (False, True)),
@@ -152,7 +152,12 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         "should stay",
         Case("nan_of_changed_left"),
     ),
-    "any_number_of_columns": ("4 * columns > p.groups * p.n", "false", "should stay", Case("half_of_all_columns")),
+    "any_number_of_columns": (
+        "p.all && __ldcg(p.fixed->usual + g) > OUTLIER / 2 * noise",
+        "false",
+        "should stay",
+        Case("half_of_all_columns"),
+    ),
     "words_of_right_needed": ("p.right_words == nullptr", "false", "address", Case("without_words")),
 }
 

@@ -148,10 +148,12 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
         summed = np.ldexp(total, scale.left[at][:, None] + scale.right[None, :])
         gain = scale.gain(lines.alpha, at, slice(None))
         exact, total, square = exact * gain, total * np.abs(gain), square * gain**2
+        added: Floats | float = 0.0
         if lines.C0 is not None:
             base = xp.astype(take_rows(lines.C0, at), xp.float64)
             base = lines.beta * to_host(scaled(base, scale.line[at], scale.column, scale.usable_column))
-            exact, total, square = exact + base, total + np.abs(base), square + base**2
+            added = np.abs(base)
+            exact, total, square = exact + base, total + added, square + base**2
         stored = take_rows(lines.C, at)
         found = to_host(xp.astype(stored, xp.float64))
         overflows = np.fmax(summed, np.ldexp(total, shift)) >= a.accumulator.largest / 2
@@ -160,9 +162,11 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
         size = np.maximum(np.sqrt(square), np.abs(exact))
         underflow = np.ldexp(a.underflow(lines.terms, lines.alpha), -shift)
         error = np.abs(np.ldexp(found, -shift) - exact)
-        # |c - exact| <= gamma S (1 + u_out) + u_out |exact|: rounded once more when it is stored
-        bound = rigorous_factor(a, lines.terms) * (1 + a.u_out) * total + a.u_out * np.abs(exact) + underflow
-        noise = element_noise(a, lines.terms) * size + a.u_out * np.abs(exact) + underflow
+        # |c - exact| <= gamma S (1 + u_out) + u_out (|exact| + |beta C0|): rounded once more when it is stored, and
+        # perhaps before beta C0 is added (`statistical_bound`)
+        rounded = a.u_out * (np.abs(exact) + added) + underflow
+        bound = rigorous_factor(a, lines.terms) * (1 + a.u_out) * total + rounded
+        noise = element_noise(a, lines.terms) * size + rounded
         right_enough = ((error <= bound) & np.isfinite(bound)) | (found == value) | (np.isnan(found) & np.isnan(value))
         unclear = overflows & ~np.isfinite(found) & ~right_enough
         right_enough |= unclear
