@@ -136,7 +136,7 @@ class Case:
         rights = 1 if self.shared else self.batch
         L = _stacked(rng.standard_normal((self.batch, self.m, self.k)).astype(dtype), self.order == "F", 3)
         R = _stacked(rng.standard_normal((rights, self.k, self.n)).astype(dtype), bool(config.turned), 2)
-        a = bounds.arithmetic(config.dtype, config.out)
+        a = bounds.arithmetic(config.dtype, config.out, library="cupy" if dtype.itemsize == 2 else "numpy")
         wide = np.float64 if config.dtype == "float64" else np.float32
         # So that beta C0 counts as much as the product, and more than it where that is short.
         C0 = rng.standard_normal((self.batch, self.m, self.n)) * np.sqrt(self.k) if self.beta else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def test_the_statistical_bound(
     u_out = U[output] if output in ("float16", "bfloat16") else 0.0
     stored_at_most = min(stored, 1.01 * (k**0.5 * products + (added or 0.0)))
     factor = ((4 * u) ** 2 * k + (0.75 * 2**-53 * (k**0.5 + (2 * n) ** 0.5)) ** 2) ** 0.5
-    expected = factor * max(products, stored_at_most, added or 0.0) + 4 * u_out * (stored_at_most + (added or 0.0))
+    expected = factor * max(products, stored_at_most, added or 0.0) + 4 * u_out * stored_at_most
     a = arithmetic(inputs, output)
     found = statistical_bound(np, a, k, n, products=products, stored=stored, added=added, underflow=0.0)
     assert math.isclose(found, expected, rel_tol=1e-12)
@@ -271,3 +272,12 @@ def test_detection_limit_of_types() -> None:
     for shape in ((0, 1, 1), (1, 0, 1), (1, 1, -3)):
         with pytest.raises(ValueError, match="at least 1"):
             detection_limit(*shape)
+
+
+def test_a_sum_that_cublas_may_have_rounded_twice() -> None:
+    given = {"products": 1.0, "stored": 0.5, "underflow": 0.0}
+    for library, twice in (("numpy", 0.0), ("cupy", 4 * 2.0**-8 * 3.0)):
+        a = arithmetic("bfloat16", "bfloat16", library=library)
+        least = replace(a, stored=FLOATS["float32"])  # the same, but for the rounding of C
+        both = [statistical_bound(np, one, 16, 16, added=3.0, **given) for one in (a, least)]
+        assert math.isclose(both[0] - both[1], 4 * 2.0**-8 * 0.5 + twice, rel_tol=1e-12)

@@ -8,7 +8,7 @@ With ``s = B v``, ``t = A s`` and ``u = C v``, row i of ``C = alpha A B + beta C
 add like ``sqrt(n)`` (Hoeffding, J. Amer. Statist. Assoc. 58 (1963) 13)::
 
     tau_i = f max(|alpha| P2_i, ||C_i o v||_2, |beta| ||C0_i o v||_2) + 8 u_in |alpha| P2_i
-            + 4 u_out (||C_i o v||_2 + |beta| ||C0_i o v||_2) + (k tiny + tiny_out) ||v||_1
+            + 4 u_out (||C_i o v||_2 [+ |beta| ||C0_i o v||_2 on a GPU]) + (k tiny + tiny_out) ||v||_1
     P2_i^2 = sum_l a_il^2 ||B_l o v||_2^2
     ||C_i o v||_2 <= 1.01 (sqrt(k) |alpha| P2_i + |beta| ||C0_i o v||_2), or the line is wrong
     f = sqrt((4 u sqrt(k))^2 + (3/4 u_c (sqrt(k) + sqrt(2 n)))^2 [+ (4 u_p)^2])  [+ 0.1 u k where the adder truncates]
@@ -85,6 +85,11 @@ class Arithmetic:
     def u_out(self) -> float:
         """Unit roundoff of the extra rounding on storing C."""
         return self.stored.unit_roundoff if self.stored.precision < self.accumulator.precision else 0.0
+
+    @property
+    def u_added(self) -> float:
+        """Unit roundoff of alpha A B before beta C0 is added: cuBLAS may round it as it stores C."""
+        return self.u_out if self.truncating else 0.0
 
     def underflow(self, k: int, alpha: float = 1.0) -> float:
         """The most that underflow takes from one element: in k products, in scaling and adding, in storing."""
@@ -185,9 +190,9 @@ def statistical_bound(
     if largest is None:
         largest = largest_norm(k, products=products, added=added, underflow=underflow)
     stored = xp.minimum(stored, largest)
-    # cuBLAS may round alpha A B to 16 bits before it adds beta C0; it is no larger than C and beta C0 together.
-    twice = stored if added is None else stored + added
-    return statistical_factor(a, k, n) * xp.maximum(scale, stored) + 4 * a.u_out * twice + rounded
+    if added is not None:  # alpha A B, if it was rounded, is no larger than C and beta C0 together
+        rounded = rounded + 4 * a.u_added * added
+    return statistical_factor(a, k, n) * xp.maximum(scale, stored) + 4 * a.u_out * stored + rounded
 
 
 def largest_norm(k: int, *, products: Any, added: Any, underflow: Any) -> Any:

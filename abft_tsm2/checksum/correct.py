@@ -162,9 +162,9 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
         size = np.maximum(np.sqrt(square), np.abs(exact))
         underflow = np.ldexp(a.underflow(lines.terms, lines.alpha), -shift)
         error = np.abs(np.ldexp(found, -shift) - exact)
-        # |c - exact| <= gamma S (1 + u_out) + u_out (|exact| + |beta C0|): rounded once more when it is stored, and
-        # perhaps before beta C0 is added (`statistical_bound`)
-        rounded = a.u_out * (np.abs(exact) + added) + underflow
+        # |c - exact| <= gamma S (1 + u_out) + u_out |exact| + u_added |beta C0|: rounded once more when it is stored,
+        # and perhaps before beta C0 is added
+        rounded = a.u_out * np.abs(exact) + a.u_added * added + underflow
         bound = rigorous_factor(a, lines.terms) * (1 + a.u_out) * total + rounded
         noise = element_noise(a, lines.terms) * size + rounded
         right_enough = ((error <= bound) & np.isfinite(bound)) | (found == value) | (np.isnan(found) & np.isnan(value))
