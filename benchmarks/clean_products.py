@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2 import Report, Status, errstate, protected_gemm
+from abft_tsm2.arrays import FLOATS
 from benchmarks import tables
+from benchmarks.gpu_products import Array, widened
 from tests import families
-from tests.cases import REGIMES, Case, Regime, arrange, draw, finfo
+from tests.cases import REGIMES, Case, Regime, arrange, draw
 
 ALARMS = {Status.CORRECTED, Status.CHECKSUM_FAULT, Status.INPUT_CHANGED, Status.UNCORRECTABLE}
 EXACT_SCALARS = (1.0, -0.5, 2.0, -1.0)  # numbers that every type holds exactly
@@ -73,15 +75,8 @@ class Product:
 
     def normal_range(self, result: np.ndarray) -> bool:
         """Whether no operand, element or partial sum comes near the ends of the type's range."""
-        limits = finfo(self.case.dtype)
         with np.errstate(all="ignore"):
-            sums = abs(self.a.astype(np.float64)) @ abs(self.b.astype(np.float64))
-        arrays = [self.a, self.b, result, sums] + ([] if self.c is None else [self.c])
-        sizes = [abs(x.astype(np.float64)) for x in arrays]
-        return all(
-            bool(((x == 0) | ((x >= float(limits.smallest_normal)) & (x <= float(limits.max) / 4))).all())
-            for x in sizes
-        )
+            return normal_range([self.a, self.b, self.c, result], self.case.dtype.name, np)
 
     def __str__(self) -> str:
         terms = "" if self.c is None else f" alpha={self.alpha:g} beta={self.beta:g}"
@@ -108,6 +103,14 @@ class Tally:
     suspicions: int = 0
     unverifiable: int = 0
     closest: float = 0.0
+
+
+def normal_range(arrays: Sequence[Array | None], dtype: str, xp: Any) -> bool:
+    """Whether no element of A, B, c and C, and no partial sum of A B, comes near the ends of the type's range."""
+    limits = FLOATS[dtype]
+    sizes = [abs(widened(x, xp)) for x in arrays if x is not None]
+    ok = [(x == 0) | ((x >= limits.smallest_normal) & (x <= limits.largest / 4)) for x in (*sizes, sizes[0] @ sizes[1])]
+    return all(bool(one.all()) for one in ok)
 
 
 def alarm(product: Product, result: np.ndarray, report: Report) -> bool:

@@ -18,11 +18,11 @@ from zlib import crc32
 import numpy as np
 
 from abft_tsm2 import Report, Status, protected_gemm
-from abft_tsm2.arrays import FLOATS, bit_pattern
-from benchmarks.clean_products import ALARMS, EXACT_SCALARS
+from abft_tsm2.arrays import bit_pattern
+from benchmarks.clean_products import ALARMS, EXACT_SCALARS, normal_range
 from benchmarks.device_operands import Base, Mode, Shape, numbers
 from benchmarks.device_runs import Run, quiet
-from benchmarks.gpu_products import Array, widened
+from benchmarks.gpu_products import Array
 from tests import families
 
 FEW = 2  # products of a group's first call
@@ -116,14 +116,6 @@ def statuses(report: Report) -> set[Status]:
 def alarm(report: Report, normal: bool) -> bool:
     """Whether the report of a clean product is a false alarm; `normal`: its numbers are in the normal range."""
     return bool(statuses(report) & ALARMS) or (Status.UNVERIFIABLE in statuses(report) and normal)
-
-
-def normal_range(arrays: Sequence[Array | None], dtype: str, xp: Any) -> bool:
-    """Whether no element of A, B, c and C, and no partial sum of A B, comes near the ends of the type's range."""
-    limits = FLOATS[dtype]
-    sizes = [abs(widened(x, xp)) for x in arrays if x is not None]
-    ok = [(x == 0) | ((x >= limits.smallest_normal) & (x <= limits.largest / 4)) for x in (*sizes, sizes[0] @ sizes[1])]
-    return all(bool(one.all()) for one in ok)
 
 
 # ---- the campaign -------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from abft_tsm2 import Report, Status
 from abft_tsm2.arrays import FLOATS, bit_pattern
 from abft_tsm2.report import Check
 from benchmarks import device_campaign, device_clean, device_planted, device_runs, tables
-from benchmarks.device_clean import Clean, Group, alarm, groups, normal_range, plan
+from benchmarks.clean_products import normal_range
+from benchmarks.device_clean import Clean, Group, alarm, groups, plan
 from benchmarks.device_operands import MODES, TYPES, Base, Mode, Shape, kernels, modes, numbers
 from benchmarks.device_planted import Campaign
 from benchmarks.device_runs import MOST_FAILURES, Run
