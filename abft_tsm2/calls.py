@@ -14,7 +14,7 @@ from abft_tsm2.operands import Problem, Task
 from abft_tsm2.protect import Hook
 from abft_tsm2.report import Fault, Report
 from abft_tsm2.verdicts import Facts, Verdict
-from abft_tsm2.ways import Operands, Program, Way
+from abft_tsm2.ways import Operands, Program, Way, multiply
 from abft_tsm2.ways import run as run_steps
 
 ROUNDS = 3  # repairs that somebody undid before giving up
@@ -106,13 +106,10 @@ class Call:
         return found
 
     def _multiply(self) -> None:
-        gemm, o, plan = self.plan.way.gemm, self.operands, self.plan
-        if gemm is None:
+        if self.plan.way.gemm is None:
             return
-        if o.C0 is not None:
-            o.multiplied[...] = o.C0
-        gemm(o.A, o.B, o.multiplied, plan.alpha, plan.beta)
-        self.stage("multiplied", C=o.multiplied)
+        multiply(self.plan.way.gemm, self.operands, self.plan.alpha, self.plan.beta)
+        self.stage("multiplied", C=self.operands.multiplied)
 
     # ---- what the host makes of it ----
 

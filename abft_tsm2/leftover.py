@@ -15,7 +15,7 @@ from abft_tsm2.operands import Problem, Task
 from abft_tsm2.protect import Product
 from abft_tsm2.report import Fault, Report, Status
 from abft_tsm2.verdicts import Verdict
-from abft_tsm2.ways import Operands, Program, gemm_of, way_of
+from abft_tsm2.ways import Operands, Program, gemm_of, multiply, way_of
 from abft_tsm2.ways import run as run_steps
 
 
@@ -102,16 +102,13 @@ class _Second:
         """C of one product."""
         import cupy
 
-        o = self._call.operands
         if self._made is None:
-            like = cupy.empty_like(o.multiplied)
-            if o.C0 is not None:
-                like[...] = o.C0
-            whole = o._replace(C=like, wide=None)
-            tf32 = self._problem.arithmetic.u_in > 0
-            gemm = gemm_of(whole, self._problem.batch[0] if like.ndim == 3 else 1, tf32=tf32)
-            gemm(o.A, o.B, like, self._call.plan.alpha, self._call.plan.beta)
-            self._made = like
+            o, plan = self._call.operands, self._call.plan
+            whole = o._replace(C=cupy.empty_like(o.multiplied), wide=None)
+            batch = self._problem.batch[0] if whole.C.ndim == 3 else 1
+            gemm = gemm_of(whole, batch, tf32=self._problem.arithmetic.u_in > 0)
+            multiply(gemm, whole, plan.alpha, plan.beta)
+            self._made = whole.C
         return self._made if self._made.ndim == 2 else self._made[task.index]
 
 

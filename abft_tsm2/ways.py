@@ -203,6 +203,13 @@ def gemm_of(o: Operands, batch: int, *, tf32: bool) -> vendor.Gemm:
     return vendor.Gemm.of(shape, o.A, o.B, o.multiplied, tf32=tf32)
 
 
+def multiply(gemm: vendor.Gemm, o: Operands, alpha: float, beta: float) -> None:
+    """Queue the product, by a plan for such operands, on the current stream."""
+    if o.C0 is not None:
+        o.multiplied[...] = o.C0
+    gemm(o.A, o.B, o.multiplied, alpha, beta)
+
+
 def run(steps: list[Step], stream: int, where: Where) -> None:
     """Queue steps in their order."""
     for step in steps:

@@ -70,15 +70,15 @@ INLINE void look_at_column(const Problem* problem, Index item, bool complete, do
   const int g = int(column >> 56);
   const Index begin = Index(column >> 32 & 0xffffffu) * p.m, j = Index(column & 0xffffffffu);
   const Index step = p.m / lines_of_column(p, complete);
+  auto line_of = [&](int i) { return begin + smaller(step / 2 + step * (part * SHARE + i), p.m - 1); };
   Index lines[SHARE], columns[1] = {j};
 #pragma unroll
-  for (int i = 0; i < SHARE; i++) lines[i] = begin + smaller(step / 2 + step * (part * SHARE + i), p.m - 1);
+  for (int i = 0; i < SHARE; i++) lines[i] = line_of(i);
   multiply_elements<SHARE, 1>(p, lines, columns, pool);
   if (threadIdx.x >= SHARE || part * SHARE + threadIdx.x >= p.m) return;
-  const Index line = begin + smaller(step / 2 + step * (part * SHARE + threadIdx.x), p.m - 1);
   double sum, size;
   add_warps(pool, SHARE, threadIdx.x, sum, size);
-  const bool wrong = judge(p, line, j, sum, size, __ldcg(p.fixed->usual + g), complete ? ALL : NONE);
+  const bool wrong = judge(p, line_of(threadIdx.x), j, sum, size, __ldcg(p.fixed->usual + g), complete ? ALL : NONE);
   if (wrong && !complete && atomicAdd(p.fixed->known + number, 1u) == 0)
     p.fixed->completed[atomicAdd(p.state + COMPLETED, 1ull)] = column;
 }

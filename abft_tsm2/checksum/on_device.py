@@ -320,11 +320,10 @@ def carried_on_device(X: Array, side: str) -> Carriage:
         stream = cupy.cuda.get_current_stream()
         for step in checker.carry(memory.data.ptr):
             step(stream.ptr, {"R": X.data.ptr})
-        stream.synchronize()  # it may be used on any stream
         again = checker.weigh_exactly(memory.data.ptr, R) if checker.flags(memory.data.ptr) & MISSED else []
         for step in again:
             step(stream.ptr, {"R": X.data.ptr})
-        stream.synchronize()
+        stream.synchronize()  # it may be used on any stream
     return Carriage(checker.account.right(memory.data.ptr), memory, bool(again))
 
 
