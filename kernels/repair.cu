@@ -19,7 +19,7 @@
 //            columns
 //         6  e_g = D_g - alpha y_g R, S_g likewise, z = |e_g| / (u S_g), how many columns have which z
 //         7  candidates: columns beyond the rigorous bound, not finite, or 8 times further off than nine tenths of
-//            them; of 16 bits also those that are so in most groups
+//            them; of groups of several lines also those that are so in two other groups
 //         8  C(i, j) of each line and candidate again; what is wrong is replaced
 // What is left of a fault, too little to be seen (repair_rest.cuh):
 //         9  lines that are wrong all over, and columns that were hit: FEW_COLUMNS of them, or in several lines
@@ -92,20 +92,31 @@ INLINE void finish(const Problem* problem, const double* tau, Bits* record, unsi
   const Problem& p = problem[0];
   const Bits wrong = __ldcg(p.state + WRONG);
   const int count = wrong < LOG ? int(wrong) : LOG;
-  for (int x = threadIdx.x; x < count; x += T1) {
-    const Bits key = __ldcg(p.fixed->log + 3 * x);
+  constexpr int OWN_KEYS = LOG / T1;
+  Bits mine[OWN_KEYS];
+  int rank[OWN_KEYS];
+#pragma unroll
+  for (int i = 0; i < OWN_KEYS; i++) {
+    const int x = threadIdx.x + i * T1;
+    const Bits key = x < count ? __ldcg(p.fixed->log + 3 * x) : 0;
+    mine[i] = key << 32 | key >> 32;  // the line first
+    rank[i] = 0;
+    if (x >= count) continue;
     keys[2 * x] = unsigned(key);
     keys[2 * x + 1] = unsigned(key >> 32);
   }
   __syncthreads();
-  for (int mine = threadIdx.x; mine < count; mine += T1) {
-    const unsigned line = keys[2 * mine], position = keys[2 * mine + 1];
-    int rank = 0;
-    for (int x = 0; x < count; x++) {
-      const unsigned other = keys[2 * x];
-      rank += other < line || (other == line && keys[2 * x + 1] < position);
-    }
-    for (int q = 0; q < 3 && rank < TOLD; q++) record[8 + 3 * rank + q] = __ldcg(p.fixed->log + 3 * mine + q);
+#pragma unroll 1
+  for (int x = 0; x < count; x++) {
+    const Bits other = Bits(keys[2 * x]) << 32 | keys[2 * x + 1];
+#pragma unroll
+    for (int i = 0; i < OWN_KEYS; i++) rank[i] += other < mine[i];
+  }
+#pragma unroll
+  for (int i = 0; i < OWN_KEYS; i++) {
+    const int x = threadIdx.x + i * T1;
+    for (int q = 0; q < 3 && x < count && rank[i] < TOLD; q++)
+      record[8 + 3 * rank[i] + q] = __ldcg(p.fixed->log + 3 * x + q);
   }
   __syncthreads();
   // Lines that hold now and in which nothing was wrong: their checksum was.
@@ -158,7 +169,7 @@ INLINE Index items_of(const Problem* problem, int stage) {
   if (stage == MULTIPLY) return p.passes() * p.stripes * p.slabs;
   if (has_changed(p)) return 0;
   if (stage == COMPARE) return p.groups * p.n_pieces;
-  if (stage == CANDIDATES) return p.groups;
+  if (stage == CANDIDATES) return p.groups * pieces(p.n, PANEL);
   if (!p.checked) return 0;
   if (stage == RECOMPUTE) return items_of_groups(p, OUTLIERS);
   if (stage == LIST_REST) return 1;
@@ -222,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   __shared__ unsigned keys[CAP];
   __shared__ Bits ticket[1];
   __shared__ Problem problem[1];
-  static_assert(CAP >= 2 * LOG && CAP >= BINS && T1 >= 64, "what the stages keep in them");
+  static_assert(CAP >= 2 * LOG && CAP >= BINS && LOG % T1 == 0 && T1 >= 64, "what the stages keep in them");
   double2* sides = reinterpret_cast<double2*>(scratch + sizeof(Fixed));
   double* sums = reinterpret_cast<double*>(sides + GROUPS * k);
   const Index most = smaller(repaired, batch > 1 ? GROUPS : CAP);
@@ -257,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       if (stage == GATHER) gather(problem, number, word_sums);
       if (stage == MULTIPLY) multiply_any(problem, number, pool, tile, factors, word_sums);
       if (stage == COMPARE) compare(problem, number, keys);
-      if (stage == CANDIDATES) list_candidates(problem, int(number), pool, keys);
+      if (stage == CANDIDATES) list_candidates(problem, number, pool, keys);
       if (stage == RECOMPUTE || stage == WHOLE_LINES)
         recompute_any(problem, number, stage == RECOMPUTE ? OUTLIERS : ALL, pool);
       if (stage == LIST_REST) list_rest(problem, keys);

@@ -92,7 +92,7 @@ INLINE void multiply_elements(const Problem& p, const Index (&lines)[ROWS], cons
 #pragma unroll
   for (int c = 0; c < COLUMNS; c++)
     right[c] = p.right(product, columns[c]) + threadIdx.x * p.r_rs;
-#pragma unroll(ROWS * COLUMNS <= SHARE ? 8 : 4)
+#pragma unroll(ROWS * COLUMNS == 1 ? 16 : ROWS * COLUMNS <= SHARE ? 8 : 4)
   for (Index l = threadIdx.x; l < k; l += T1) {
     double x[ROWS], r[COLUMNS];
 #pragma unroll
@@ -142,19 +142,24 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
     left[i] = p.left(p.line(min(place + i, last)));
     sum[i][0] = sum[i][1] = 0;
   }
-  A_TYPE next[LOADS];
+  A_TYPE next[LOADS], next_left[SHARE];
+  auto fetch_left = [&](Index l) {
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) next_left[i] = l + lane < end ? left[i][(l + lane) * along] : A_TYPE();
+  };
   auto fetch = [&](Index l) {  // R(l : l + LOADS, the lane's column), while what was fetched before is multiplied
 #pragma unroll
     for (int a = 0; a < LOADS; a++, right += down) next[a] = l + a < end ? *right : A_TYPE();
   };
+  fetch_left(warp * share);
   fetch(warp * share);
 #pragma unroll 1
   for (Index l = warp * share; l < end; l += 32) {
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < SHARE; i++)
-      pool[(warp * 32 + lane) * SHARE + i] = l + lane < end ? double(widened(left[i][(l + lane) * along])) : 0.0;
+    for (int i = 0; i < SHARE; i++) pool[(warp * 32 + lane) * SHARE + i] = double(widened(next_left[i]));
     __syncwarp();
+    fetch_left(l + 32);
 #pragma unroll 1
     for (int begin = 0; begin < 32; begin += LOADS) {
       A_TYPE r[LOADS];
@@ -242,7 +247,7 @@ INLINE bool holds(const Problem& p, Index line, double* pool) {
   const ACC* v = p.v + product * p.v_step;
   const C_TYPE* row = p.result(line, 0);
   double u = 0, squares = 0;
-#pragma unroll 8
+#pragma unroll 16
   for (Index j = threadIdx.x; j < n; j += T1) {
     const double x = fresh(row + j * apart) * double(v[j]);
     u += x;

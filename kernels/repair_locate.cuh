@@ -43,6 +43,7 @@ INLINE Bits over_block(Bits x, Bits* word_sums) {
 INLINE void sort_lines(const Problem* problem, Index item, unsigned* keys) {
   const Problem& p = problem[0];
   for (int x = threadIdx.x; x < GROUPS * BINS && item == 0; x += T1) p.fixed->bins[x] = 0;
+  if (threadIdx.x < GROUPS && item == 0) p.fixed->candidates[threadIdx.x] = 0;
   if (p.all) return;  // in order as they are
   for (int x = threadIdx.x; x < p.flagged; x += T1) keys[x] = __ldcg(p.lines + x);
   __syncthreads();
@@ -67,7 +68,7 @@ INLINE void gather_left(const Problem& p, int g, Index l) {
   if (l >= p.k) return;
   const int first = p.first(g), lines = p.first(g + 1) - first;
   double y = 0, a = 0;
-#pragma unroll 8
+#pragma unroll 16
   for (int i = 0; i < lines; i++) {
     const Index line = p.line(first + i);
     const double x = weight(line, lines) * double(widened(p.left(line)[l * p.l_cs]));
@@ -82,7 +83,7 @@ INLINE void gather_result(const Problem& p, int g, Index j) {
   if (j >= p.n) return;
   const int first = p.first(g), lines = p.first(g + 1) - first;
   double d = 0, before = 0, now = 0;
-#pragma unroll 8
+#pragma unroll 16
   for (int i = 0; i < lines; i++) {
     const Index line = p.line(first + i);
     const double w = weight(line, lines), c = w * fresh(p.result(line, j));
@@ -99,7 +100,7 @@ INLINE void gather_result(const Problem& p, int g, Index j) {
 INLINE void check_left(const Problem& p, Index line, State into, Bits* word_sums) {
   const A_TYPE* at = p.left(line);
   Bits sum = 0;
-#pragma unroll 8
+#pragma unroll 16
   for (Index l = threadIdx.x; l < p.k; l += T1) sum += pattern(at[l * p.l_cs]);
   sum = over_block(sum, word_sums);
   if (threadIdx.x == 0 && sum != p.left_words[line]) atomicAdd(p.state + into, 1ull);
@@ -123,11 +124,13 @@ INLINE void add_row(double (&sum)[OWN][COUNT][2], Bits& word, const A_TYPE (&r)[
                     const Bits* factors) {
   const Bits factor = factors[l];
   double x[OWN];
+  Bits bits = 0;
 #pragma unroll
   for (int c = 0; c < OWN; c++) {
     x[c] = widened(r[c]);
-    word += factor * pattern(r[c]);
+    bits += pattern(r[c]);
   }
+  word += factor * bits;
 #pragma unroll
   for (int g = 0; g < COUNT; g++) {
     const double2 side = *reinterpret_cast<const double2*>(&pool[(l * COUNT + g) * 2]);
@@ -156,7 +159,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
   const Index product = p.product(first), slab = item / p.stripes, stripe = item % p.stripes;
   const Index begin = slab * p.depth, end = smaller(begin + p.depth, p.k), column = stripe * STRIPE + threadIdx.x;
   const A_TYPE* R = p.R + product * p.r_step;
-  constexpr int AHEAD = !TURNED && COUNT == 1 ? 16 : 4;
+  constexpr int AHEAD = TURNED ? 4 : COUNT > 1 && sizeof(A_TYPE) > 4 ? 8 : 16;
   A_TYPE r[AHEAD][OWN];
   double sum[OWN][COUNT][2];
   Bits word = 0;
@@ -183,7 +186,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
     for (int l = threadIdx.x; l < DEEP; l += T1) factors[l] = multiplier(panel + l, pass);
 #if TURNED
     // tile = R(panel : panel + DEEP, stripe): neighbouring threads read what is contiguous
-#pragma unroll 4
+#pragma unroll 8
     for (int x = threadIdx.x; x < DEEP * STRIPE; x += T1) {
       const Index l = x % DEEP, j = stripe * STRIPE + x / DEEP;
       tile[l * APART + x / DEEP] = l < rows && j < p.n ? R[(panel + l) * p.r_rs + j * p.r_cs] : A_TYPE();
@@ -277,67 +280,57 @@ INLINE void compare(const Problem* problem, Index item, unsigned* keys) {
   }
 }
 
-// ---- stage 7: the candidates of a group, in ascending order ---------------------------------------------------------
+// ---- stage 7: the candidates of a group, a warp's in ascending order --------------------------------------------------
 
-INLINE void list_candidates(const Problem* problem, int g, double* pool, unsigned* keys) {
+constexpr int PANEL = 8 * T1;  // columns of an item
+
+INLINE unsigned bits_in(unsigned x) {
+#ifdef __CUDA_ARCH__
+  return __popc(x);
+#else
+  return __builtin_popcount(x);
+#endif
+}
+
+INLINE void list_candidates(const Problem* problem, Index item, double* pool, unsigned* keys) {
   const Problem& p = problem[0];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Index panels = pieces(p.n, PANEL), first = item % panels * PANEL;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = int(item / panels);
   for (int x = threadIdx.x; x < p.groups * BINS; x += T1) keys[x] = __ldcg(p.fixed->bins + x);
   __syncthreads();
   if (threadIdx.x < p.groups) {  // the upper end of the bin that nine tenths of the columns reach to
-    const int first = threadIdx.x * BINS;
+    const int begin = threadIdx.x * BINS;
     int bin = 0;
-    Index below = keys[first];
-    while (below <= (p.n - 1) * 9 / 10 && bin < BINS - 1) below += keys[first + ++bin];
+    Index below = keys[begin];
+    while (below <= (p.n - 1) * 9 / 10 && bin < BINS - 1) below += keys[begin + ++bin];
     const double upper = bin == BINS - 1 ? 1e300 : same_bits<double>(Bits(LEAST + bin + 1) << 51);
     pool[threadIdx.x] = OUTLIER * (upper > 1 ? upper : 1);
     // Errors of the lines of a group may have cancelled in its z: the usual one is that much more for one line.
-    if (threadIdx.x == g) p.fixed->usual[g] = upper * sqrt(double(p.first(g + 1) - p.first(g)));
+    if (threadIdx.x == g && first == 0) p.fixed->usual[g] = upper * sqrt(double(p.first(g + 1) - p.first(g)));
   }
-  for (Index j = threadIdx.x; j < p.n; j += T1) p.column_hits(g)[j] = 0;
   __syncthreads();
-  const double limit = pool[g];
-  constexpr bool ROUNDED = sizeof(C_TYPE) == 2;
-  unsigned count = 0;
-#pragma unroll 1
-  for (Index panel = 0; panel < p.n; panel += 32 * T1) {
-    unsigned marks = 0;  // of columns panel + 32 threadIdx.x + bit
-#pragma unroll(ROUNDED ? 2 : 16)
-    for (int word = 0; word < 32; word++) {
-      const Index j = panel + warp * 1024 + word * 32 + lane;
-      bool marked = j < p.n && !(__ldcg(p.sums + g * p.n + j) <= limit);
-      if (ROUNDED) {  // faults in one column may cancel in a group up to what rounding explains: others tell of them
-        int votes = 0;
+  // Errors of several lines may cancel in a column of a group. Other groups tell of that column.
+  const int others = p.flagged > p.groups ? p.groups : 0;
+  const Index begin = first + warp * 256 + lane;
+  const double* z = p.sums + begin;
+  int votes[8];
 #pragma unroll
-        for (int other = 0; other < GROUPS; other++)
-          votes += other < p.groups && j < p.n && !(__ldcg(p.sums + other * p.n + j) <= pool[other]);
-        marked = marked || 2 * votes > p.groups;
-      }
-      unsigned gathered = marked ? 1u << lane : 0u;
+  for (int i = 0; i < 8; i++) votes[i] = begin + 32 * i < p.n && !(__ldcg(z + g * p.n + 32 * i) <= pool[g]) ? 2 : 0;
+#pragma unroll 2
+  for (int other = 0; other < others; other++)
 #pragma unroll
-      for (int bit = 1; bit < 32; bit *= 2) gathered |= __shfl_xor_sync(~0u, gathered, bit);
-      if (word == lane) marks = gathered;
-    }
-    unsigned mine = 0;
-    for (unsigned rest = marks; rest; rest &= rest - 1) mine++;
-    unsigned place = mine;  // of the last one, by the threads before in the warp
+    for (int i = 0; i < 8; i++) votes[i] += begin + 32 * i < p.n && !(__ldcg(z + other * p.n + 32 * i) <= pool[other]);
+  unsigned marks[8], count = 0;
 #pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const unsigned other = __shfl_up_sync(~0u, place, lanes);
-      if (lane >= lanes) place += other;
-    }
-    __syncthreads();
-    if (lane == 31) keys[warp] = place;
-    __syncthreads();
-    place += count - mine;
-#pragma unroll 1
-    for (int w = 0; w < WARPS; w++) {
-      const unsigned of_warp = keys[w];
-      place += w < warp ? of_warp : 0;
-      count += of_warp;
-    }
-    for (int bit = 0; bit < 32 && marks >> bit; bit++)
-      if (marks >> bit & 1) p.columns(g)[place++] = unsigned(panel + threadIdx.x * 32 + bit);
+  for (int i = 0; i < 8; i++) {
+    marks[i] = over_lanes(votes[i] >= 2 ? 1u << lane : 0u);
+    count += bits_in(marks[i]);
+    if (begin + 32 * i < p.n) p.column_hits(g)[begin + 32 * i] = 0;
   }
-  if (threadIdx.x == 0) p.fixed->candidates[g] = count;
+  unsigned place = __shfl_sync(~0u, lane == 0 ? atomicAdd(p.fixed->candidates + g, count) : 0u, 0);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    if (marks[i] >> lane & 1) p.columns(g)[place + bits_in(marks[i] & ((1u << lane) - 1))] = unsigned(begin + 32 * i);
+    place += bits_in(marks[i]);
+  }
 }

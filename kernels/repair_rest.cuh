@@ -6,7 +6,7 @@
 #pragma once
 #include "repair_elements.cuh"
 
-constexpr Index SAMPLES = 16;         // of a column, looked at SHARE at a time
+constexpr Index SAMPLES = 16;         // of a column, looked at SHARE at a time; every other one is next to flagged lines
 constexpr Index SHORT = 128;          // columns of which all are looked at
 constexpr unsigned FEW_COLUMNS = 16;  // if there are not more candidates, all that are wrong somewhere are looked at;
                                       // else those that several lines point at
@@ -15,12 +15,18 @@ INLINE Bits column_of(int g, Index product, Index j) { return Bits(g) << 56 | Bi
 
 // ---- stage 9 --------------------------------------------------------------------------------------------------------
 
-// By one block. Does not count what lines have that are wrong all over.
+// By one block. Does not count what lines have that are wrong all over. Between flagged lines, in the middle of a fault,
+// there may be some in which it cancels: of each eighth of them the first line that follows one and is none.
 INLINE void list_rest(const Problem* problem, unsigned* keys) {
   const Problem& p = problem[0];
   constexpr int WHOLE = GROUPS, PRODUCT = 2 * GROUPS, AFTER = 3 * GROUPS;  // keys: of each group, candidates up to it
-  if (threadIdx.x < AFTER) keys[threadIdx.x] = 0;
+  if (threadIdx.x < AFTER + GAPS) keys[threadIdx.x] = 0;
   __syncthreads();
+  for (int place = threadIdx.x; place < p.flagged && !p.all; place += T1) {
+    const Index line = p.line(place) + 1;
+    const bool gap = line % p.m != 0 && (place + 1 == p.flagged || p.line(place + 1) != line);
+    if (gap) atomicMax(&keys[AFTER + unsigned(place) * GAPS / unsigned(p.flagged)], ~unsigned(line % p.m));
+  }
   for (int g = 0; g < p.groups && !p.all; g++)
     for (int place = p.first(g) + threadIdx.x; place < p.first(g + 1); place += T1)
       if (is_whole(p, g, place)) atomicAdd(&keys[WHOLE + g], 1u);
@@ -33,6 +39,7 @@ INLINE void list_rest(const Problem* problem, unsigned* keys) {
   }
   __syncthreads();
   if (threadIdx.x < p.groups) p.fixed->whole[threadIdx.x] = keys[WHOLE + threadIdx.x];
+  if (threadIdx.x < GAPS) p.fixed->gaps[threadIdx.x] = ~keys[AFTER + threadIdx.x];
   const unsigned all = keys[p.groups - 1];
   for (unsigned c = threadIdx.x; c < all; c += T1) {
     int g = 0;
@@ -70,7 +77,11 @@ INLINE void look_at_column(const Problem* problem, Index item, bool complete, do
   const int g = int(column >> 56);
   const Index begin = Index(column >> 32 & 0xffffffu) * p.m, j = Index(column & 0xffffffffu);
   const Index step = p.m / lines_of_column(p, complete);
-  auto line_of = [&](int i) { return begin + smaller(step / 2 + step * (part * SHARE + i), p.m - 1); };
+  auto line_of = [&](int i) {
+    const Index number = part * SHARE + i;
+    const unsigned gap = number % 2 && step > 1 ? __ldcg(p.fixed->gaps + number / 2) : ~0u;
+    return begin + (gap < p.m ? Index(gap) : smaller(step / 2 + step * number, p.m - 1));
+  };
   Index lines[SHARE], columns[1] = {j};
 #pragma unroll
   for (int i = 0; i < SHARE; i++) lines[i] = line_of(i);

@@ -287,6 +287,23 @@ def _all_rows(work: Work, rng: np.random.Generator) -> None:
     _may_be_whole(work, 7)
 
 
+def _cancelling(work: Work, rng: np.random.Generator) -> None:  # in a column of lines that are looked at together
+    work.C[0, :16, 10] += 20 * _typical(work)
+    work.C[0, 6:8, 10] = work.clean[0, 6:8, 10] + 20 * _typical(work) * np.array([-1, 1]) * _weights_of(6, 7)[::-1]
+
+
+def _weights_of(*lines: int) -> np.ndarray:
+    """As kernels/repair_locate.cuh has them."""
+
+    def hashed(x: int) -> int:  # the finalizer of SplitMix64
+        x = (x + 1) * 0x9E3779B97F4A7C15 % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ x >> shift) * factor % 2**64
+        return x ^ x >> 31
+
+    return np.array([(1 + (z & 0x7FFFFFFF) / 2**32) * (-1 if z >> 63 else 1) for z in map(hashed, lines)])
+
+
 def _tile(work: Work, rng: np.random.Generator) -> None:
     work.C[0, 3:12, 5:17] = 0
     _may_be_whole(work, 12)
@@ -422,6 +439,17 @@ def _right_all_along(work: Work, rng: np.random.Generator) -> None:
     work.freely[0, :, j] = True
 
 
+def _unseen_in_a_tile(work: Work, rng: np.random.Generator) -> None:
+    """Of the lines of a tile one in which it cancels."""
+    work.C[0, 5:21, 10:14] += 8 * _typical(work)
+    work.C[0, 12] = work.clean[0, 12]
+    change = 8 * _typical(work) * work.v[0, [11, 10]].astype(np.float64) * (1, -1)
+    _shift_by(work, (0, 12, [10, 11]), change)
+    assert 12 not in work.flagged
+    work.freely = np.zeros(work.C.shape, bool)
+    work.freely[0, :, 10:12] = True
+
+
 def _shift_by(work: Work, where: Any, change: np.ndarray) -> None:
     work.C[where] = (work.C[where].astype(np.float64) + change).astype(work.C.dtype)
 
@@ -466,7 +494,7 @@ def _nan_of_changed_left(work: Work, rng: np.random.Generator) -> None:
 FAULTS: dict[str, Callable[[Work, np.random.Generator], None]] = {
     function.__name__.removeprefix("_"): function
     for function in (
-        *(_clean, _element, _small, _in_a_row, _rows, _many_rows, _all_rows, _tile, _large_tile, _nan, _infinities),
+        *(_clean, _element, _small, _in_a_row, _rows, _many_rows, _all_rows, _tile, _cancelling, _large_tile, _nan, _infinities),
         *(_row_of_nan, _row, _products, _most_lines_of_products, _too_many_products, _wrong_t, _wrong_t_beside),
         *(
             _nothing,
@@ -479,7 +507,7 @@ FAULTS: dict[str, Callable[[Work, np.random.Generator], None]] = {
             _left_changed,
             _nan_in_left,
         ),
-        *(_little_scratch, _left_all_over, _right_all_along, _scattered_nan, _scattered_nan_and_elements),
+        *(_little_scratch, _left_all_over, _right_all_along, _unseen_in_a_tile, _scattered_nan, _scattered_nan_and_elements),
         *(_column_of_too_many, _column_and_nan, _half_of_all_columns, _nan_of_changed_left),
         _nothing_in_all_lines,
     )

@@ -52,6 +52,9 @@ CONFIGS = (*SANITIZED, *PLAIN)
 SLABS = {"k": 300, "n": 150}  # more than a slab of R and a stripe
 OF_PRODUCTS = ("products", "most_lines_of_products", "too_many_products")
 MOST_LINES, TOO_MANY_LINES = (Case("column", m=m, k=3, n=40) for m in (CAP, CAP + 1))
+FAR_COLUMNS = Case("in_a_row", m=6, k=5, n=2500)
+UNSEEN = Case("unseen_in_a_tile", m=300)
+CANCELLING = Case("cancelling", m=300)
 CASES = (
     *(Case(fault) for fault in FAULTS if fault not in (*OF_PRODUCTS, "too_many_elements")),
     *(Case(fault, batch=3, shared=shared) for fault in OF_PRODUCTS for shared in (False, True)),
@@ -64,6 +67,7 @@ CASES = (
     *(Case(fault, m=83, n=60) for fault in ("all_rows", "many_rows", "large_tile", "right_changed", "without_words")),
     *(Case("element", m=1, k=k, n=n) for k, n in ((1, 1), (7, 1), (1, 5), (2, 70), (65, 64))),
     Case("element", m=3, k=5, n=2200),
+    *(FAR_COLUMNS, CANCELLING, UNSEEN),
     TOO_MANY_LINES,
 )
 MANY_COLUMNS = Case("row_of_nan", m=3, k=5, n=2200)
@@ -103,10 +107,12 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "last_row_not_checked": ("l < end && stripe == 0", "l < end - 1 && stripe == 0", "flags is 2", Case("element")),
     "words_of_all_stripes": ("l < end && stripe == 0", "l < end", "flags is 2", Case("element", **SLABS)),
     "one_strip_of_lines": ("pieces(lines, columns == 1 ? 1 : SHARE)", "1", WRONG, Case("all_rows", m=83, n=60)),
-    "candidates_of_the_first_warp": ("place += w < warp ? of_warp : 0;", None, WRONG, MANY_COLUMNS),
+    "candidates_of_the_first_warp": ("first + warp * 256 + lane", "first + lane", WRONG, FAR_COLUMNS),
+    "candidates_of_the_first_panel": ("p.groups * pieces(p.n, PANEL)", "p.groups", WRONG, FAR_COLUMNS),
+    "columns_of_other_groups": ("p.flagged > p.groups ? p.groups : 0", "0", "the outcome is 2", CANCELLING),
     "outliers_are_no_candidates": (
-        "!(__ldcg(p.sums + g * p.n + j) <= limit)",
-        "__ldcg(p.sums + g * p.n + j) > 1e308",
+        "!(__ldcg(z + g * p.n + 32 * i) <= pool[g])",
+        "__ldcg(z + g * p.n + 32 * i) > 1e308",
         WRONG,
         Case("small", **SLABS),
     ),
@@ -117,8 +123,8 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         Case("large_tile", m=83, n=60),
     ),
     "order_of_the_faults": (
-        "other < line || (other == line && keys[2 * x + 1] < position)",
-        "x < mine",
+        "other < mine[i]",
+        "x < int(threadIdx.x) + i * T1",
         "places",
         Case("many_rows"),
     ),
@@ -143,6 +149,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "checksums_pass": ("(wrong == 0 && !cleared)", "false", "the outcome is 1", Case("nothing_in_all_lines")),
     "always_right": ("__ldcg(p.fixed->candidates + item) == 0", "true", "the outcome is 3", Case("wrong_t_beside")),
     "samples_not_looked_at": ("wrong && !complete", "false", "not the product", Case("right_all_along")),
+    "nothing_between_lines": ("number % 2 && step > 1", "false", "not the product", UNSEEN),
     "samples_replaced": ("complete ? ALL : NONE", "ALL", "should stay", Case("element")),
     "lines_never_whole": ("__ldcg(p.fixed->hits + place) > 0", "false", "not the product", Case("left_all_over")),
     "entries_forgotten": ("finite(fresh(row + j * p.c_cs))", "true", "the outcome is 2", Case("scattered_nan")),
