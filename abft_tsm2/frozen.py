@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from functools import cache
 from operator import index
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 
 class Record:
@@ -30,8 +30,11 @@ class Record:
     @classmethod
     def made_of(cls, **values: Any) -> Self:
         """A record of values that need no conversion: much faster than converting them."""
-        record, kind = cls.__new__(cls), cast("Any", cls)
-        record.__dict__.update(_defaults(kind), **values)
+        kind: Any = cls
+        record = cls.__new__(cls)
+        parts = record.__dict__
+        parts.update(_defaults(kind))
+        parts.update(values)
         return record
 
     def to_dict(self) -> dict[str, Any]:

@@ -106,11 +106,12 @@ class Verdict:
         values = told[:, 1:].copy().view(np.float64)
         with np.errstate(all="ignore"):
             off = abs(values[:, 0] - values[:, 1]).tolist()
-        faults = []
-        for where, magnitude in zip(told[:, 0].tolist(), off, strict=True):
-            position, line = where >> 32, where & 0xFFFFFFFF
-            rows, columns = (line % m, position) if side == "rows" else (position, line % m)
-            faults.append((line // m, Fault.made_of(rows=(rows,), columns=(columns,), magnitude=magnitude, **_ELEMENT)))
+        where = told[:, 0].astype(np.int64)
+        product, line = divmod(where & 0xFFFFFFFF, m)
+        rows, columns = (line, where >> 32) if side == "rows" else (where >> 32, line)
+        each = zip(product.tolist(), rows.tolist(), columns.tolist(), off, strict=True)
+        made = Fault.made_of
+        faults = [(b, made(rows=(i,), columns=(j,), magnitude=size, **_ELEMENT)) for b, i, j, size in each]
         if count > _FAULTS:
             left = Fault("C", "block", (), (), count - _FAULTS, float("nan"), _REPAIR)
             faults.append((faults[-1][0], left))

@@ -165,7 +165,7 @@ INLINE Index items_of(const Problem* problem, int stage) {
   if (stage == LIST_REMAINING) return Index(__ldcg(p.state + ENTRIES)) <= room(p) ? p.flagged : 0;
   if (p.flagged == 0) return 0;
   if (stage == SORT) return p.all ? 1 : pieces(p.flagged, T1);
-  if (stage == GATHER) return p.groups * (p.k_pieces + p.n_pieces) + (p.left_words != nullptr ? p.flagged : 0);
+  if (stage == GATHER) return p.groups * (pieces(p.k, STRIPE) + p.stripes) + (p.left_words != nullptr ? p.flagged : 0);
   if (stage == MULTIPLY) return p.passes() * p.stripes * p.slabs;
   if (has_changed(p)) return 0;
   if (stage == COMPARE) return p.groups * p.n_pieces;
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
                   cast, d_rs, d_cs, d_step, C0, c0_rs, c0_cs, c0_step, alpha, beta, v, v_step, t, t0, p2, added2,
                   factor, input_factor, out_factor, k_root, left_words, right_words, w_step,
                   unit_roundoff, rigorous, out_roundoff, underflow, sizes, lines, state, int(flagged), groups,
-                  flagged > most, false, false, false, pieces(k, T1), pieces(n, T1), stripes, slabs, pieces(k, slabs),
+                  flagged > most, false, false, false, pieces(n, T1), stripes, slabs, pieces(k, slabs),
                   reinterpret_cast<Fixed*>(scratch), sides, sums, sums + 3 * GROUPS * n};
   __syncthreads();
 

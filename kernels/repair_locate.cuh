@@ -63,38 +63,53 @@ INLINE void sort_lines(const Problem* problem, Index item, unsigned* keys) {
 
 // ---- stage 4 --------------------------------------------------------------------------------------------------------
 
-// y_g(l), a_g(l) for T1 of l
+// y_g(l), a_g(l) for the thread's OWN l of a stripe
 INLINE void gather_left(const Problem& p, int g, Index l) {
-  if (l >= p.k) return;
   const int first = p.first(g), lines = p.first(g + 1) - first;
-  double y = 0, a = 0;
-#pragma unroll 16
+  double y[OWN] = {}, a[OWN] = {};
+#pragma unroll 8
   for (int i = 0; i < lines; i++) {
     const Index line = p.line(first + i);
-    const double x = weight(line, lines) * double(widened(p.left(line)[l * p.l_cs]));
-    y += x;
-    a += fabs(x);
+    const A_TYPE* at = p.left(line);
+    const double w = weight(line, lines);
+#pragma unroll
+    for (int c = 0; c < OWN; c++) {
+      const double x = l + c * T1 < p.k ? w * double(widened(at[(l + c * T1) * p.l_cs])) : 0.0;
+      y[c] += x;
+      a[c] += fabs(x);
+    }
   }
-  p.sides[l * p.groups + g] = {y, a};
+#pragma unroll
+  for (int c = 0; c < OWN; c++)
+    if (l + c * T1 < p.k) p.sides[(l + c * T1) * p.groups + g] = {y[c], a[c]};
 }
 
-// D_g(j), sum_i |w_i beta C0(i, j)|, sum_i |w_i C(i, j)| for T1 of j
+// D_g(j), sum_i |w_i beta C0(i, j)|, sum_i |w_i C(i, j)| for the thread's OWN j of a stripe
 INLINE void gather_result(const Problem& p, int g, Index j) {
-  if (j >= p.n) return;
   const int first = p.first(g), lines = p.first(g + 1) - first;
-  double d = 0, before = 0, now = 0;
-#pragma unroll 16
+  double d[OWN] = {}, before[OWN] = {}, now[OWN] = {};
+#pragma unroll 8
   for (int i = 0; i < lines; i++) {
     const Index line = p.line(first + i);
-    const double w = weight(line, lines), c = w * fresh(p.result(line, j));
-    const double c0 = p.beta != 0 ? w * p.beta * fresh(p.added(line, j)) : 0.0;
-    d += c - c0;
-    before += fabs(c0);
-    now += fabs(c);
+    const double w = weight(line, lines);
+#pragma unroll
+    for (int q = 0; q < OWN; q++) {
+      if (j + q * T1 >= p.n) continue;
+      const double c = w * fresh(p.result(line, j + q * T1));
+      const double c0 = p.beta != 0 ? w * p.beta * fresh(p.added(line, j + q * T1)) : 0.0;
+      d[q] += c - c0;
+      before[q] += fabs(c0);
+      now[q] += fabs(c);
+    }
   }
-  p.sums[g * p.n + j] = d;
-  p.sums[(GROUPS + g) * p.n + j] = before;
-  p.sums[(2 * GROUPS + g) * p.n + j] = now;
+#pragma unroll
+  for (int q = 0; q < OWN; q++) {
+    const Index at = j + q * T1;
+    if (at >= p.n) continue;
+    p.sums[g * p.n + at] = d[q];
+    p.sums[(GROUPS + g) * p.n + at] = before[q];
+    p.sums[(2 * GROUPS + g) * p.n + at] = now[q];
+  }
 }
 
 INLINE void check_left(const Problem& p, Index line, State into, Bits* word_sums) {
@@ -108,11 +123,11 @@ INLINE void check_left(const Problem& p, Index line, State into, Bits* word_sums
 
 INLINE void gather(const Problem* problem, Index item, Bits* word_sums) {
   const Problem& p = problem[0];
-  const Index left = p.groups * p.k_pieces, both = left + p.groups * p.n_pieces;
+  const Index of_left = pieces(p.k, STRIPE), left = p.groups * of_left, both = left + p.groups * p.stripes;
   if (item < left)
-    gather_left(p, int(item / p.k_pieces), item % p.k_pieces * T1 + threadIdx.x);
+    gather_left(p, int(item / of_left), item % of_left * STRIPE + threadIdx.x);
   else if (item < both)
-    gather_result(p, int((item - left) / p.n_pieces), (item - left) % p.n_pieces * T1 + threadIdx.x);
+    gather_result(p, int((item - left) / p.stripes), (item - left) % p.stripes * STRIPE + threadIdx.x);
   else
     check_left(p, p.line(int(item - both)), CHANGED, word_sums);
 }

@@ -53,7 +53,7 @@ struct Problem {
   int flagged, groups;
   bool mass, all, settled;  // more lines failed than are repaired; all lines are looked at; none fails any more
   bool checked;             // stages 8 to 13 are there
-  Index k_pieces, n_pieces, stripes, slabs, depth;  // depth: rows of R in a slab
+  Index n_pieces, stripes, slabs, depth;  // depth: rows of R in a slab
   Fixed* fixed;
   double2* sides;  // (y_g(l), a_g(l)) at l groups + g
   double* sums;    // D, |C0| and |C| of GROUPS, n columns each; then z in place of D, candidates and hits of |C0|

@@ -233,6 +233,8 @@ def line_sums(
         team, rows, ahead = 4, 2, 1
     elif vectors <= 512:
         team, rows, ahead = 2, 2, 4
+    elif verdict and out:  # what is stored takes turns with what is loaded
+        team, rows, ahead, t1, blocks = 1, 2, 2, 256, 4
     else:
         team, rows, ahead = 1, 2, 4
         blocks = 3 if given and size == 2 else 4  # one register too many for four
