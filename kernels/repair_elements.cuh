@@ -92,7 +92,7 @@ INLINE void multiply_elements(const Problem& p, const Index (&lines)[ROWS], cons
 #pragma unroll
   for (int c = 0; c < COLUMNS; c++)
     right[c] = p.right(product, columns[c]) + threadIdx.x * p.r_rs;
-#pragma unroll(ROWS * COLUMNS == 1 ? 16 : ROWS * COLUMNS <= SHARE ? 8 : 4)
+#pragma unroll(ROWS * COLUMNS <= SHARE ? 8 : 4)
   for (Index l = threadIdx.x; l < k; l += T1) {
     double x[ROWS], r[COLUMNS];
 #pragma unroll
@@ -128,7 +128,7 @@ INLINE void recompute(const Problem& p, int g, int place, int at, What what, dou
 #if !TURNED
 // A column a lane, so that neighbouring ones are read together; the warps share l, 32 of them at a time.
 INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what, double* pool) {
-  constexpr int LOADS = sizeof(A_TYPE) == 4 ? 32 : 16;
+  constexpr int LOADS = TUNED && sizeof(A_TYPE) == 4 ? 32 : 16;
   const int last = p.first(g + 1) - 1, candidates = count_of(p, g, what);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index share = pieces(pieces(p.k, 32), WARPS) * 32, end = smaller((warp + 1) * share, p.k);

@@ -9,6 +9,13 @@ constexpr int GAPS = 8;         // lines between flagged ones
 constexpr int BINS = 128;      // of z
 constexpr double OUTLIER = 8;  // times further off than the usual is wrong
 
+// Compilers need some registers more on other architectures than the one that loads ahead are tuned on.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr bool TUNED = false;
+#else
+constexpr bool TUNED = true;
+#endif
+
 // Words of `state`. CHANGED_BEFORE, ENTRIES, REMAINING: of stages 0 to 2; HIT, COMPLETED: columns, of
 // stages 9 and 10; CLEARED: lines that fail although nothing in them is wrong.
 enum State {

@@ -225,10 +225,14 @@ def line_sums(
         team, rows, ahead = (2 if vectors > WARP else 1), 2, 1
     elif p <= _FEW_ROWS * multiprocessors and vectors >= 512:
         team, rows, ahead, t1, blocks = 8, 1, 4, 256, 2
+    elif size == 8 and vectors <= 512:
+        team, rows, ahead = (2, 1, 4) if verdict else (1, 2, 4) if given else (1, 1, 4)
+        t1, blocks = (64, 8) if given else (128, 4)  # beside a product, in as few places of the card as serve
     elif size == 8:
-        team, rows, ahead = (1, 1, 4) if vectors <= 512 else (2, 2, 4)
+        team, rows, ahead = 2, 2, 4
     elif size == 2 and vectors <= 256:
-        team, rows, ahead, t1, blocks = 4, 2, 1, 256, 3
+        team, rows, ahead = 4, 2, 1
+        t1, blocks = (256, 3) if verdict else (128, 6)
     elif vectors <= (512 if size == 2 else 256):
         team, rows, ahead = 4, 2, 1
     elif vectors <= 512:
