@@ -174,7 +174,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
   const Index product = p.product(first), slab = item / p.stripes, stripe = item % p.stripes;
   const Index begin = slab * p.depth, end = smaller(begin + p.depth, p.k), column = stripe * STRIPE + threadIdx.x;
   const A_TYPE* R = p.R + product * p.r_step;
-  constexpr int OF_GROUPS = !TUNED ? 4 : sizeof(A_TYPE) > 4 ? 8 : 16, AHEAD = TURNED ? 4 : COUNT == 1 ? 16 : OF_GROUPS;
+  constexpr int OF_GROUPS = !TUNED ? 4 : sizeof(A_TYPE) > 4 ? 8 : 16, AHEAD = TURNED ? (TUNED ? 4 : 2) : COUNT == 1 ? 16 : OF_GROUPS;
   A_TYPE r[AHEAD][OWN];
   double sum[OWN][COUNT][2];
   Bits word = 0;
@@ -201,7 +201,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
     for (int l = threadIdx.x; l < DEEP; l += T1) factors[l] = multiplier(panel + l, pass);
 #if TURNED
     // tile = R(panel : panel + DEEP, stripe): neighbouring threads read what is contiguous
-#pragma unroll 4
+#pragma unroll(TUNED ? 4 : 2)
     for (int x = threadIdx.x; x < DEEP * STRIPE; x += T1) {
       const Index l = x % DEEP, j = stripe * STRIPE + x / DEEP;
       tile[l * APART + x / DEEP] = l < rows && j < p.n ? R[(panel + l) * p.r_rs + j * p.r_cs] : A_TYPE();

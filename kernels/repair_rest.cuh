@@ -2,12 +2,13 @@
 //
 // A wrong element of an operand, gone before anyone looked, leaves a line or a column of C wrong all over, and only some
 // of that is found by its size. So lines that are wrong all over are computed again whole; so are columns that have a
-// wrong element, where a sample of their other elements is out of the ordinary.
+// wrong element, where a sample of their other elements is out of the ordinary, or many are wrong.
 #pragma once
 #include "repair_elements.cuh"
 
 constexpr Index SAMPLES = 16;         // of a column, looked at SHARE at a time; every other one is next to flagged lines
 constexpr Index SHORT = 128;          // columns of which all are looked at
+constexpr Index MUCH = 8;             // of which so great a part is wrong are completed whatever the sample says
 constexpr unsigned FEW_COLUMNS = 16;  // if there are not more candidates, all that are wrong somewhere are looked at;
                                       // else those that several lines point at
 
@@ -57,9 +58,12 @@ INLINE void list_rest(const Problem* problem, unsigned* keys) {
       if (other == g && mine == 0) before = ~0u;
     }
     if (before || !(hits > 1 || (hits && all <= FEW_COLUMNS))) continue;
-    const Bits number = atomicAdd(p.state + HIT, 1ull);
-    if (number < REST) p.fixed->hit[number] = column_of(g, product, j);
-    if (number < REST) p.fixed->known[number] = 0;
+    const Bits number = atomicAdd(p.state + HIT, 1ull), column = column_of(g, product, j);
+    if (number >= REST) continue;
+    const bool much = p.m > SHORT && Index(hits) * MUCH >= p.m;
+    p.fixed->hit[number] = column;
+    p.fixed->known[number] = much;
+    if (much) p.fixed->completed[atomicAdd(p.state + COMPLETED, 1ull)] = column;
   }
 }
 

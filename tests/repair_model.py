@@ -21,6 +21,7 @@ from tests.cuda_on_cpu.library import _Address
 NULL = _Address(0)
 WORDS = 128
 CAP, TOLD = 2048, 40  # lines, and faults that the record names
+SHORT = 128  # columns of which every element is looked at
 CLEAN, REPAIRED, UNRESOLVED, CLEARED = 0, 1, 2, 3
 SEALED = np.uint64(0xABCDABCDABCDABCD)  # in words of the record that nobody has written
 
@@ -439,6 +440,14 @@ def _right_all_along(work: Work, rng: np.random.Generator) -> None:
     work.freely[0, :, j] = True
 
 
+def _much_of_a_column(work: Work, rng: np.random.Generator) -> None:
+    """Nothing tells of the other elements but how many are wrong."""
+    work.C[0, ::5, 9] += 8 * _typical(work)
+    work.freely = np.zeros(work.C.shape, bool)
+    work.freely[0, :, 9] = True
+    work.completed = work.C.shape[1] > SHORT
+
+
 def _unseen_in_a_tile(work: Work, rng: np.random.Generator) -> None:
     """Of the lines of a tile one in which it cancels."""
     work.C[0, 5:21, 10:14] += 8 * _typical(work)
@@ -494,7 +503,20 @@ def _nan_of_changed_left(work: Work, rng: np.random.Generator) -> None:
 FAULTS: dict[str, Callable[[Work, np.random.Generator], None]] = {
     function.__name__.removeprefix("_"): function
     for function in (
-        *(_clean, _element, _small, _in_a_row, _rows, _many_rows, _all_rows, _tile, _cancelling, _large_tile, _nan, _infinities),
+        *(
+            _clean,
+            _element,
+            _small,
+            _in_a_row,
+            _rows,
+            _many_rows,
+            _all_rows,
+            _tile,
+            _cancelling,
+            _large_tile,
+            _nan,
+            _infinities,
+        ),
         *(_row_of_nan, _row, _products, _most_lines_of_products, _too_many_products, _wrong_t, _wrong_t_beside),
         *(
             _nothing,
@@ -507,7 +529,15 @@ FAULTS: dict[str, Callable[[Work, np.random.Generator], None]] = {
             _left_changed,
             _nan_in_left,
         ),
-        *(_little_scratch, _left_all_over, _right_all_along, _unseen_in_a_tile, _scattered_nan, _scattered_nan_and_elements),
+        *(
+            _little_scratch,
+            _left_all_over,
+            _right_all_along,
+            _much_of_a_column,
+            _unseen_in_a_tile,
+            _scattered_nan,
+            _scattered_nan_and_elements,
+        ),
         *(_column_of_too_many, _column_and_nan, _half_of_all_columns, _nan_of_changed_left),
         _nothing_in_all_lines,
     )
