@@ -181,6 +181,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
 #if VERDICT
   Expected known = {0, 0, 0, 0};
   if (mine) known = EXPECTED_OF(product * p + line, product);
+  const Bits kept = kept_closest(state);
 #else
   if (parts && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) {
     double total = 0, least = 0x1.fffffffffffffp1023;
@@ -245,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     }
   }
 #if VERDICT
-  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + line, y_sum, z_sum, known) : 0, state);
+  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + line, y_sum, z_sum, known) : 0, kept, state);
 #else
   if (!mine) return;
   y_out[product * out_step + line] = OUT(y_sum);

@@ -11,5 +11,6 @@ extern "C" __global__ void __launch_bounds__(T1, 1)
   const Index product = blockIdx.y, i = Index(blockIdx.x) * T1 + threadIdx.x, line = product * count + i;
   after_previous();
   next_may_begin();
-  keep_closest<T1>(i < count ? GIVE_VERDICT(line, u[line], squares[line], EXPECTED_OF(line, product)) : 0, state);
+  const Bits kept = kept_closest(state);
+  keep_closest<T1>(i < count ? GIVE_VERDICT(line, u[line], squares[line], EXPECTED_OF(line, product)) : 0, kept, state);
 }

@@ -200,6 +200,7 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
 #if VERDICT
   Expected known = {0, 0, 0, 0};
   if (mine) known = EXPECTED_OF(product * p + row, product);
+  const Bits kept = kept_closest(state);
 #endif
   // What is left of a vector, an element a lane.
   if (whole + lane < q && warp % TEAM == 0) {
@@ -241,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
   }
 #endif
 #if VERDICT
-  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + row, y_sum, double(z_sum), known) : 0, state);
+  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + row, y_sum, double(z_sum), known) : 0, kept, state);
 #else
   if (parts && blockIdx.x == 0 && threadIdx.x < 32) {
     double total = 0, least = 0x1.fffffffffffffp1023;

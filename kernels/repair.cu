@@ -65,9 +65,8 @@ INLINE bool has_changed(const Problem& p) {
 
 // ---- the record -----------------------------------------------------------------------------------------------------
 
-INLINE void write_record(Bits outcome, Bits changed, Bits wrong, Index lines, Index products, const double* tau,
-                         const double* sizes, const Bits* state, Bits* record) {
-  if (threadIdx.x >= 32) return;
+// The least weight of all products, for each lane of a block's first warp.
+INLINE double least_weight(const double* sizes, Index products) {
   double least = infinity();
   for (Index b = threadIdx.x; b < products; b += 32) least = sizes[2 * b + 1] < least ? sizes[2 * b + 1] : least;
 #pragma unroll
@@ -75,8 +74,12 @@ INLINE void write_record(Bits outcome, Bits changed, Bits wrong, Index lines, In
     const double other = __shfl_xor_sync(~0u, least, bit);
     least = other < least ? other : least;
   }
-  if (threadIdx.x > 0) return;
-  const Bits flags = state[FLAGGED], closest = state[CLOSEST];
+  return least;
+}
+
+// By one thread; `flags` and `closest` are of the state.
+INLINE void write_record(Bits outcome, Bits changed, Bits wrong, Bits flags, Bits closest, Index lines, const double* tau,
+                         double least, Bits* record) {
   record[1] = flags & 0xffffffffu;
   record[2] = outcome;
   record[3] = closest;
@@ -122,8 +125,10 @@ INLINE void finish(const Problem* problem, const double* tau, Bits* record, unsi
   // Lines that hold now and in which nothing was wrong: their checksum was.
   const bool cleared = __ldcg(p.state + CLEARED) != 0;
   const bool changed = has_changed(p), open = __ldcg(p.state + UNRESOLVED) != 0 || (wrong == 0 && !cleared);
-  write_record(changed || open || !p.checked ? 2 : cleared ? 3 : 1, changed, wrong, p.m * p.batch, p.v_step ? p.batch : 1, tau, p.sizes,
-               p.state, record);
+  if (threadIdx.x >= 32) return;
+  const Bits outcome = changed || open || !p.checked ? 2 : cleared ? 3 : 1, flags = p.state[FLAGGED], closest = p.state[CLOSEST];
+  const double least = least_weight(p.sizes, p.v_step ? p.batch : 1);
+  if (threadIdx.x == 0) write_record(outcome, changed, wrong, flags, closest, p.m * p.batch, tau, least, record);
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
@@ -213,17 +218,21 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           Index repaired, const unsigned* lines, Bits* state, char* scratch, Index scratch_bytes, Bits* record) {
   after_previous();
   next_may_begin();
-  const unsigned flagged = unsigned(state[FLAGGED]);
-  const Index products = v_step ? batch : 1;
-  if (flagged == 0) {  // nearly always: as little as possible stands in front of this
-    if (blockIdx.x == 0) write_record(0, 0, 0, m * batch, products, tau, sizes, state, record);
+  // Nearly always nothing is flagged: as little as possible stands in front of that, and what the record needs is read
+  // at the same time.
+  const Bits flags = state[FLAGGED], closest = state[CLOSEST];
+  const unsigned flagged = unsigned(flags);
+  const bool records = blockIdx.x == 0 && threadIdx.x < 32;
+  const double least = records ? least_weight(sizes, v_step ? batch : 1) : 0;
+  if (flagged == 0) {
+    if (records && threadIdx.x == 0) write_record(0, 0, 0, flags, closest, m * batch, tau, least, record);
     return;
   }
   const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = deep > 1 ? deep : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
   if (scratch_bytes < needed) {
-    if (blockIdx.x == 0) write_record(2, 0, 0, m * batch, products, tau, sizes, state, record);
+    if (records && threadIdx.x == 0) write_record(2, 0, 0, flags, closest, m * batch, tau, least, record);
     return;
   }
   __shared__ __align__(16) double pool[POOL];

@@ -76,9 +76,12 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
 #define GIVE_VERDICT(line, u, squares, expected) \
   verdict(line, u, squares, expected, factor, input_factor, out_factor, root, tau, lines, state)
 
-// Keeps the largest number that a block's verdicts returned: `mine` is the thread's.
+// What was kept so far: read early, so that keep_closest need not wait for memory. There may be more by then.
+INLINE Bits kept_closest(const Bits* state) { return __ldcg(state + 1); }
+
+// Keeps the largest number that a block's verdicts returned: `mine` is the thread's, `kept` is of kept_closest.
 template <int THREADS>
-INLINE void keep_closest(Bits mine, Bits* state) {
+INLINE void keep_closest(Bits mine, Bits kept, Bits* state) {
   __shared__ Bits closest[THREADS / 32];
 #pragma unroll 1
   for (int bit = 16; bit; bit /= 2) {
@@ -93,5 +96,5 @@ INLINE void keep_closest(Bits mine, Bits* state) {
     const Bits other = closest[w];
     mine = other > mine ? other : mine;
   }
-  if (mine > __ldcg(state + 1)) atomicMax(state + 1, mine);
+  if (mine > kept) atomicMax(state + 1, mine);
 }

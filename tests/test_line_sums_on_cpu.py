@@ -279,7 +279,7 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "underflow_forgotten": (PLAIN, "underflow * sizes[", 0, "0 * sizes[", "bounds are wrong"),
     "closest_of_a_lane": (PLAIN, "mine = other > mine ? other : mine;", 0, "", CLOSEST),
     "closest_of_a_warp": (PLAIN, "mine = other > mine ? other : mine;", 1, "", CLOSEST),
-    "closest_not_kept": (PLAIN, "mine > __ldcg(state + 1)", 0, "mine < __ldcg(state + 1)", CLOSEST),
+    "closest_not_kept": (PLAIN, "mine > kept", 0, "mine < kept", CLOSEST),
     "closest_of_the_last_block": (JUDGE, "atomicMax(state + 1, mine)", 0, "state[1] = mine - 1", CLOSEST),
     "closest_ratio_upside_down": (JUDGE, "ratio_of(residual, bound)", 0, "ratio_of(bound, residual)", CLOSEST),
     "closest_ratio_of_no_bound": (JUDGE, "if (bits >> 52 == 0) return 0;", 0, "", CLOSEST),
