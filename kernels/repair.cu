@@ -109,7 +109,7 @@ INLINE void finish(const Problem* problem, const double* tau, Bits* record, unsi
     keys[2 * x + 1] = unsigned(key >> 32);
   }
   __syncthreads();
-#pragma unroll 1
+#pragma unroll 4
   for (int x = 0; x < count; x++) {
     const Bits other = Bits(keys[2 * x]) << 32 | keys[2 * x + 1];
 #pragma unroll
