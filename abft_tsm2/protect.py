@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -156,11 +157,7 @@ class Product:
     def lines(self, side: str) -> Lines:
         """The product along one side, and how to do a part of it again the same way."""
         A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
-
-        def again(lo: int, hi: int) -> Array:
-            return self.again(side, lo, hi)
-
-        p = self.problem
+        p, again = self.problem, partial(self.again, side)
         arithmetic: Arithmetic = p.arithmetic
         if side == "rows":
             return Lines(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again)

@@ -23,7 +23,8 @@
 //         8  C(i, j) of each line and candidate again; what is wrong is replaced
 // What is left of a fault, too little to be seen (repair_rest.cuh):
 //         9  lines that are wrong all over, and columns that were hit: FEW_COLUMNS of them, or in several lines
-//        10  a sample of each such column; completed are those in which something is out of the ordinary
+//        10  a sample of each such column; completed are those in which something is out of the ordinary, and those of
+//            which an eighth is wrong
 //        11  the lines that are wrong all over, 12  the columns: each element again, and replaced where it differs
 // And at the end:
 //        13  each flagged line's residual with what C holds now. One in which nothing was replaced is not resolved
@@ -55,7 +56,7 @@
 
 constexpr int TOLD = 40;
 constexpr Index LIMIT = 1 << 22;
-constexpr int WAVE = 264, LEAST_ROWS = 128;  // items aimed at in stage 2, rows of a slab at least
+constexpr int WAVE = 264, LEAST_ROWS = 128;  // items aimed at in stage 5, rows of a slab at least
 constexpr int POOL = PER_WARP * WARPS > 2 * DEEP * GROUPS ? PER_WARP * WARPS : 2 * DEEP * GROUPS;
 
 INLINE bool has_changed(const Problem& p) {

@@ -82,9 +82,9 @@ INLINE void look_at_column(const Problem* problem, Index item, bool complete, do
   const Index begin = Index(column >> 32 & 0xffffffu) * p.m, j = Index(column & 0xffffffffu);
   const Index step = p.m / lines_of_column(p, complete);
   auto line_of = [&](int i) {
-    const Index number = part * SHARE + i;
-    const unsigned gap = number % 2 && step > 1 ? __ldcg(p.fixed->gaps + number / 2) : ~0u;
-    return begin + (gap < p.m ? Index(gap) : smaller(step / 2 + step * number, p.m - 1));
+    const Index x = part * SHARE + i;
+    const unsigned gap = x % 2 && step > 1 ? __ldcg(p.fixed->gaps + x / 2) : ~0u;
+    return begin + (gap < p.m ? Index(gap) : smaller(step / 2 + step * x, p.m - 1));
   };
   Index lines[SHARE], columns[1] = {j};
 #pragma unroll

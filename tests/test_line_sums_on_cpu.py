@@ -216,6 +216,7 @@ ALONE = replace(SUMMING[0], words=True, rows=4)
 NARROW = next(config for config in SUMMING if config.dtype == "float16" and config.words)
 COPY = next(config for config in JUDGING if config.out and config.team > 1)
 PLAIN = next(config for config in JUDGING if not config.out)
+STORED = next(config for config in JUDGING if config.dtype == "float16")  # whose bound is not NaN where it is infinite
 RACE, WRONG, OVERRUN = "race: |uninitialised shared", "are wrong", "global memory overrun"
 FLAGS, LISTED, CLOSEST = "word 0 of the state", "listed", "the closest"
 # name: (kernel, what is replaced, which occurrence, by what, what is then said)
@@ -265,6 +266,7 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "least_of_a_lane": (ALONE, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "sizes are wrong"),
     # Verdicts
     "no_barrier_of_a_verdict": (PLAIN, "__syncthreads();", 0, "", RACE),
+    "infinite_bounds_pass_of_rows": (STORED, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
     "infinite_bounds_pass": (JUDGE, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
     "large_norms_pass": (PLAIN, " && found <= largest)", 0, ")", LISTED),
     "large_norms_widen": (PLAIN, "found <= largest ? found : largest;", 0, "found;", "bounds are wrong"),

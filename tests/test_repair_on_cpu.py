@@ -150,7 +150,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "checksums_pass": ("(wrong == 0 && !cleared)", "false", "the outcome is 1", Case("nothing_in_all_lines")),
     "always_right": ("__ldcg(p.fixed->candidates + item) == 0", "true", "the outcome is 3", Case("wrong_t_beside")),
     "samples_not_looked_at": ("wrong && !complete", "false", "not the product", Case("right_all_along")),
-    "nothing_between_lines": ("number % 2 && step > 1", "false", "not the product", UNSEEN),
+    "nothing_between_lines": ("x % 2 && step > 1", "false", "not the product", UNSEEN),
     "much_is_not_enough": ("p.m > SHORT && Index(hits) * MUCH >= p.m", "false", "not the product", MUCH),
     "samples_replaced": ("complete ? ALL : NONE", "ALL", "should stay", Case("element")),
     "lines_never_whole": ("__ldcg(p.fixed->hits + place) > 0", "false", "not the product", Case("left_all_over")),
