@@ -58,7 +58,7 @@ def _bars() -> Iterator[Bar]:
     inference = {"suite": ("skinny",), "dtype": ("bfloat16",), "m": (64,), "variant": (ENCODED,)}
     yield Bar("bfloat16 64 x 8192 x 8192, B encoded", 20, where=inference)
     for faults, what, limit in (("1", "one element", 1), ("tile", "a tile of 128 x 128", 3)):
-        repair = {"suite": ("repair",), "dtype": ("float32",), "n": (8192,), "faults": (faults,)}
+        repair = {"suite": ("repair",), "dtype": ("float32",), "n": (8192,), "variant": (ONE,), "faults": (faults,)}
         yield Bar(f"repair of {what}, float32, n = 8192", limit, where=repair)
     yield Bar("host time of a call that is not waited for", 80, "host_us", {"suite": ("host",), "variant": (QUEUED,)})
 

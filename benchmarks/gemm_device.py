@@ -66,7 +66,7 @@ class Cell:
     m, k, n : int
     dtype : str
     variant : str
-        How it is protected; of "host", which call.
+        How it is protected; of "host", which call; of "repair", `ONE` by the card's clock, `WAITED` by the host's.
     faults : str
         One of `FAULTS`: what is planted between the product and the check.
     batch : int
@@ -178,7 +178,7 @@ def _batched() -> Iterator[Cell]:
 def _repair() -> Iterator[Cell]:
     for dtype in ("float32", "float64", "bfloat16"):
         for n in SIZES[2:5]:
-            yield from (Cell("repair", n, n, n, dtype, faults=faults) for faults in FAULTS)
+            yield from (Cell("repair", n, n, n, dtype, clock, faults) for clock in (ONE, WAITED) for faults in FAULTS)
 
 
 def _host() -> Iterator[Cell]:

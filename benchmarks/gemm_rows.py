@@ -4,7 +4,7 @@ Times in microseconds, of one call; the overhead is the median over the rounds o
 cent, and `low` and `high` enclose it with 95 % confidence. `floor_pct` is what the least of bytes would cost at the
 rate at which a kernel that only reads gets them, `hidden` the rounds in which the host was ahead of the card in both
 samples. With faults, plain is the product by cuBLAS, and the overhead what they add to a protected product behind which
-none is planted.
+none is planted: by the card's clock, or, of `WAITED` calls, by the host's.
 """
 
 from __future__ import annotations

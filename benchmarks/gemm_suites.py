@@ -1,7 +1,7 @@
 """Protected products against the plain ones by cuBLAS on a GPU (`benchmarks.gemm_device`).
 
-What protection costs is timed on the card, in the same rounds as the plain product. What a repair costs is timed by
-the host's clock, call by call, with the wait for the verdict. So is what a call costs the host itself.
+What protection costs is timed on the card, in the same rounds as the plain product. So is what a repair costs, and once
+more by the host's clock, call by call, with the wait for the verdict. What a call costs the host itself is timed there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from abft_tsm2.core.device import Device
 from abft_tsm2.report import Status
 from benchmarks import gemm_bars, gemm_device, gemm_rows
 from benchmarks.campaign import Campaign, Row
-from benchmarks.gemm_device import CLEAN, CUPY, DROPPED, PLAIN, PLAN, QUEUED, WAITED, Cell, Contender, Operands
+from benchmarks.gemm_device import CLEAN, CUPY, DROPPED, ONE, PLAIN, PLAN, QUEUED, WAITED, Cell, Contender, Operands
 from benchmarks.gemm_faults import Faults, Plant, planted
 from benchmarks.gemm_judge import Judge, arithmetic
 from benchmarks.gemm_rows import compared, empty_row, floor, timed
@@ -30,7 +30,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.timing import paired
 
 ROUNDS = (9, 51)
-PAIRS = (15, 61)  # rounds by the host's clock
+PAIRS = (15, 61)  # rounds of repairs
 PAIRED_SECONDS = 0.6  # of the card, for each contender
 CALLS, REPEATS = 300, 5  # of which the host time is the mean, and the best
 
@@ -172,39 +172,71 @@ class GemmCampaign(Campaign):
         import cupy
 
         operands, base, _ = self._begin(cells)
-        first, device = cells[0], cupy.cuda.Device()
+        first = cells[0]
         report = protected_gemm(operands.A[0], operands.B[0], out=base.outputs[0], return_report=True)[1]
         limit = report.checks[0].detection_limit
         faults = Faults(base.outputs[0], first.k, limit, gemm_device.seed_of(first))
         judge = Judge(operands.A[0], operands.B[0], arithmetic(first.dtype), cupy, faults.rows)
         rows = {cell: self.empty(cell, cell.variant) for cell in cells}
-        planned = {cell.faults: cell for cell in cells}
-        entries: dict[str, Contender] = {}
+        entries: dict[str, Contender] = {PLAIN: base}
         with errstate(corrected="ignore"):
-            for name in dict.fromkeys((CLEAN, *planned)):
-                row = rows[planned[name]] if name in planned else self.empty(first, "")
-                with _Errors(row):
-                    entry = _with(gemm_device.protected(first, operands), faults.plant(name))
-                    self._once(entry, judge, row)
-                    if not row["error"]:
+            for name in dict.fromkeys((CLEAN, *(cell.faults for cell in cells))):
+                tried: Row = {"error": ""}
+                with _Errors(tried), errstate(sync=False):
+                    entry = _with(gemm_device.protected(replace(first, variant=ONE), operands), faults.plant(name))
+                    self._once(entry, judge, tried)
+                    if not tried["error"]:
                         entries[name] = entry
                 if name == CLEAN and name not in entries:
-                    raise ArithmeticError(f"the product without a fault: {row['error']}")
-            calls = {PLAIN: _walk(base, device), **{name: _walk(entry, device) for name, entry in entries.items()}}
-            begun = time.perf_counter()
-            calls[PLAIN]()
-            pairs = int(PAIRED_SECONDS / (time.perf_counter() - begun))
-            seconds = paired(calls, max(PAIRS[0], min(PAIRS[1], pairs)))
-        for name, cell in planned.items():
-            row = rows[cell]
-            if name in entries:
-                before = seconds[PLAIN if name == CLEAN else CLEAN]
-                row.update(compared(seconds[PLAIN], before, seconds[name]), copies=operands.copies)
-                if name == CLEAN:
-                    row["floor_pct"] = short(floor(cell, 1e-6 * row["plain_us"], self.ceilings.read_gbs))
-                expected = Status.CLEAN if name == CLEAN else Status.CORRECTED
-                self._finish(entries[name], judge, row, PAIRS[0], expected, queued=False)
+                    raise ArithmeticError(f"the product without a fault: {tried['error']}")
+                for cell in cells:
+                    if cell.faults == name:
+                        rows[cell].update(tried, copies=operands.copies)
+            for variant, timing in ((ONE, self._queued), (WAITED, self._waited)):
+                chosen = {cell.faults: rows[cell] for cell in cells if cell.variant == variant and cell.faults in entries}
+                if chosen:
+                    timing(entries, chosen, judge)
+        for cell, row in rows.items():
+            if cell.faults == CLEAN and row["plain_us"] != "":
+                row["floor_pct"] = short(floor(cell, 1e-6 * row["plain_us"], self.ceilings.read_gbs))
             self.emit(cell, [row])
+
+    def _queued(self, entries: Mapping[str, Contender], rows: Mapping[str, Row], judge: Judge) -> None:
+        """Rows by the card's clock: nobody waits for a verdict before all of a sample are there."""
+        chosen = {name: entry for name, entry in entries.items() if name in (PLAIN, CLEAN) or name in rows}
+
+        def collect() -> None:
+            for entry in chosen.values():
+                entry.reports.collect()
+
+        watch = Stopwatch(deadline=self.watch.deadline, budget=PAIRED_SECONDS, rounds=PAIRS, even=True)
+        watch.after = collect
+        with errstate(sync=False):
+            times = watch.measure({name: entry.call for name, entry in chosen.items()})
+            collect()
+        for name, row in rows.items():
+            before, mine = times[PLAIN if name == CLEAN else CLEAN], times[name]
+            row["error"] = times[PLAIN].error or before.error or mine.error
+            if not row["error"]:
+                row.update(compared(times[PLAIN].seconds, before.seconds, mine.seconds))
+                row.update(hidden=min(before.hidden, mine.hidden), protected_calls=mine.batch)
+            row["plain_calls"] = times[PLAIN].batch
+            self._finish(chosen[name], judge, row, max(1, mine.batch), _expected(name))
+
+    def _waited(self, entries: Mapping[str, Contender], rows: Mapping[str, Row], judge: Judge) -> None:
+        """Rows by the host's clock: every verdict is waited for, and read."""
+        import cupy
+
+        device = cupy.cuda.Device()
+        chosen = {name: entry for name, entry in entries.items() if name in (PLAIN, CLEAN) or name in rows}
+        calls = {name: _walk(entry, device) for name, entry in chosen.items()}
+        begun = time.perf_counter()
+        calls[PLAIN]()
+        pairs = int(PAIRED_SECONDS / (time.perf_counter() - begun))
+        seconds = paired(calls, max(PAIRS[0], min(PAIRS[1], pairs)))
+        for name, row in rows.items():
+            row.update(compared(seconds[PLAIN], seconds[PLAIN if name == CLEAN else CLEAN], seconds[name]))
+            self._finish(chosen[name], judge, row, PAIRS[0], _expected(name), queued=False)
 
     # ---- what a call costs the host ----
 
@@ -265,6 +297,11 @@ def _with(entry: Contender, plant: Plant) -> Contender:
             entry.call.run(i)
 
     return replace(entry, call=replace(entry.call, run=run))
+
+
+def _expected(faults: str) -> Status:
+    """What a report says where these are planted."""
+    return Status.CLEAN if faults == CLEAN else Status.CORRECTED
 
 
 def _walk(entry: Contender, device: Any) -> Callable[[], None]:

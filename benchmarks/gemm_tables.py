@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import gemm_bars
-from benchmarks.gemm_device import CLEAN, ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WIDE, grid
+from benchmarks.gemm_device import CLEAN, ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WAITED, WIDE, grid
 from benchmarks.gemm_rows import Key, empty_row, key
 from benchmarks.tables import Row, gpu, markdown, number, read
 
@@ -71,16 +71,19 @@ def shapes() -> str:
 
 def repair() -> str:
     """What planted faults add, in per cent of the plain product and in microseconds."""
-    found = products("repair")
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in latest("repair"):
+        name = f"{row['dtype']} {row['m']} x {row['k']} x {row['n']}"
+        clock = "host, with the wait for the verdict" if row["variant"] == WAITED else "card"
+        found.setdefault((name, clock), {})[row["faults"]] = row
     names = {"1": "one element", "16": "16 elements", "tile": "tile of 128 x 128"}
-    head = ("A @ B", "plain, us", *(names[faults] for faults in FAULTS[1:]))
+    head = ("A @ B", "clock", "plain, us", *(names[faults] for faults in FAULTS[1:]))
     body = []
-    for name, rows in found:
+    for (name, clock), rows in found.items():
         planted = (rows.get(faults, {}) for faults in FAULTS[1:])
         cells = (f"{_percent(row, 'overhead_pct')}, {_number(row, 'overhead_us')} us" if row else "" for row in planted)
-        body.append((name, _number(next(iter(rows.values())), "plain_us"), *cells))
-    what = "pairs by the host's clock"
-    return markdown(head, body) + _footer((row for _, rows in found for row in rows.values()), what)
+        body.append((name, clock, _number(next(iter(rows.values())), "plain_us"), *cells))
+    return markdown(head, body) + _footer((row for rows in found.values() for row in rows.values()), "rounds")
 
 
 def host() -> str:

@@ -311,6 +311,7 @@ def library(card: Card, monkeypatch: pytest.MonkeyPatch) -> Protected:
     return made
 
 
+CLOCKS = (ONE, WAITED)
 SMALL = (
     *(Cell("square", 40, 40, 40, "float32", one, default=True) for one in (ONE, TWO, ENCODED, RECHECKED)),
     Cell("square", 40, 40, 40, "float32", TF32),
@@ -319,7 +320,7 @@ SMALL = (
     Cell("square", 40, 40, 40, "float64"),
     *(Cell("skinny", 1, 48, 64, "bfloat16", one) for one in (ENCODED, RECHECKED)),
     *(Cell("batched", 20, 20, 20, dtype, batch=5) for dtype in ("float32", "bfloat16")),
-    *(Cell("repair", 48, 40, 64, dtype, faults=one) for dtype in TYPES for one in gemm_device.FAULTS),
+    *(Cell("repair", 48, 40, 64, t, clock, one) for t in TYPES for clock in CLOCKS for one in gemm_device.FAULTS),
     *(Cell("host", 40, 40, 40, "float32", one) for one in (gemm_device.CUPY, PLAN, QUEUED, WAITED, DROPPED)),
 )
 
@@ -367,8 +368,10 @@ def test_the_floor_is_that_of_the_variant(library: Protected, tmp_path: Path) ->
 
 def test_what_repairs_cost_is_beside_a_launch_that_plants_nothing(library: Protected, tmp_path: Path) -> None:
     _, rows = bench(tmp_path, "--only", "repair")
-    assert [row["faults"] for row in rows] == 3 * list(gemm_device.FAULTS)
+    assert [row["faults"] for row in rows] == 6 * list(gemm_device.FAULTS)
+    assert [row["variant"] for row in rows[::4]] == 3 * list(CLOCKS)
     for row in rows:
+        assert row["hidden"] == ("" if row["variant"] == WAITED else row["samples"])
         faults = {CLEAN: 0, "1": 1, "16": 16, "tile": 16 * 16}[row["faults"]]
         assert row["status"] == ("CORRECTED" if faults else "CLEAN")
         extra = 10 * faults**0.5 if faults else 202  # where none is planted, also by the launch that plants
@@ -416,7 +419,7 @@ def test_a_repair_that_left_something_wrong_is_a_fault(library: Protected, tmp_p
     library.wrong = "not repaired"
     code, rows = bench(tmp_path, "--only", "repair float32")
     assert code == 1
-    assert [bool(row["error"]) for row in rows] == [False, True, True, True]
+    assert [bool(row["error"]) for row in rows] == 2 * [False, True, True, True]
 
 
 def test_a_wrong_plain_product_is_told(library: Protected, card: Card, tmp_path: Path, monkeypatch: Any) -> None:
@@ -554,7 +557,7 @@ def test_the_tables_show_every_cell(results: Path) -> None:
         assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
         lengths[name] = len([line for line in lines if line.startswith("| ")]) - 2
         assert name == "gemm-bars" or any("Made-up card" in line for line in lines)
-    assert lengths == {"gemm-square": 29, "gemm-shapes": 26, "gemm-repair": 9, "gemm-host": 5, "gemm-bars": len(BARS)}
+    assert lengths == {"gemm-square": 29, "gemm-shapes": 26, "gemm-repair": 18, "gemm-host": 5, "gemm-bars": len(BARS)}
     text = tables.fill("<!-- table:gemm-square -->\n<!-- /table -->")
     line = next(one for one in text.splitlines() if one.startswith("| float32 2048 x 2048 x 2048 |"))
     cells = [cell.strip() for cell in line.split("|")[1:-1]]

@@ -18,6 +18,7 @@ MISSED, CHANGED = 1, 2
 STATE = 32  # words of a product's account
 _MANY_ROWS = 64  # of a multiprocessor: enough for warps that take several each
 _FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
+_MOST_ROWS = 48  # of a multiprocessor, so that three blocks are there whose warps take two each
 
 
 def sums_of(dtype: str) -> str:
@@ -224,10 +225,12 @@ def line_sums(
     elif vectors <= 64:
         team, rows, ahead = (2 if vectors > WARP else 1), 2, 1
     elif p <= _FEW_ROWS * multiprocessors and vectors >= 512:
-        team, rows, ahead, t1, blocks = 8, 1, 4, 256, 2
+        team, rows, ahead, t1, blocks = (16, 1, 2, 512, 1) if given else (8, 1, 4, 256, 2)
     elif size == 8 and vectors <= 512:
-        team, rows, ahead = (2, 1, 4) if verdict else (1, 2, 4) if given else (1, 1, 4)
-        t1, blocks = (64, 8) if given else (128, 4)  # beside a product, in as few places of the card as serve
+        team, rows, ahead = (4, 1, 2) if verdict else (1, 2, 4)
+        t1, blocks = (128, 4) if verdict else (64, 8)  # beside a product, in as few places of the card as serve
+    elif size == 8 and verdict and vectors <= 1024:
+        team, rows, ahead = 4, 2, 2
     elif size == 8:
         team, rows, ahead = 2, 2, 4
     elif size == 2 and vectors <= 256:
@@ -235,10 +238,12 @@ def line_sums(
         t1, blocks = (256, 3) if verdict else (128, 6)
     elif vectors <= (512 if size == 2 else 256):
         team, rows, ahead = 4, 2, 1
+        blocks = 8 if given and size == 2 else 4
+    elif verdict and out:  # what is stored takes turns with what is loaded
+        team = next(team for team in (1, 2, 4) if team == 4 or p * products * team >= _MOST_ROWS * multiprocessors)
+        rows, ahead, t1, blocks = 2, 2, 256, 4
     elif vectors <= 512:
         team, rows, ahead = 2, 2, 4
-    elif verdict and out:  # what is stored takes turns with what is loaded
-        team, rows, ahead, t1, blocks = 1, 2, 2, 256, 4
     else:
         team, rows, ahead = 1, 2, 4
         blocks = 3 if given and size == 2 else 4  # one register too many for four
