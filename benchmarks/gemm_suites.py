@@ -193,7 +193,9 @@ class GemmCampaign(Campaign):
                     if cell.faults == name:
                         rows[cell].update(tried, copies=operands.copies)
             for variant, timing in ((ONE, self._queued), (WAITED, self._waited)):
-                chosen = {cell.faults: rows[cell] for cell in cells if cell.variant == variant and cell.faults in entries}
+                chosen = {
+                    cell.faults: rows[cell] for cell in cells if cell.variant == variant and cell.faults in entries
+                }
                 if chosen:
                     timing(entries, chosen, judge)
         for cell, row in rows.items():
