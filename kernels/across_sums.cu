@@ -130,6 +130,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       next_may_begin();
       // The first kernel of a product wipes its account.
       if (fresh && blockIdx.x + blockIdx.y + blockIdx.z == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
+#if !GIVEN
+      if (parts && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32)
+        add_sizes(parts + 2 * product * part_count, part_count, sizes + 2 * product);
+#endif
     }
 #endif
     ACC right[AHEAD], right2[AHEAD];
@@ -182,21 +186,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   Expected known = {0, 0, 0, 0};
   if (mine) known = EXPECTED_OF(product * p + line, product);
   const Bits kept = kept_closest(state);
-#else
-  if (parts && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) {
-    double total = 0, least = 0x1.fffffffffffffp1023;
-#pragma unroll 1
-    for (Index b = lane; b < part_count; b += 32) {
-      total += parts[2 * (product * part_count + b)];
-      least = fmin(least, parts[2 * (product * part_count + b) + 1]);
-    }
-#pragma unroll 1
-    for (int bit = 16; bit; bit /= 2) {
-      total += __shfl_xor_sync(~0u, total, bit);
-      least = fmin(least, __shfl_xor_sync(~0u, least, bit));
-    }
-    if (lane == 0) sizes[2 * product] = total, sizes[2 * product + 1] = least;
-  }
 #endif
   __syncthreads();
   double y_sum = 0, z_sum = 0;

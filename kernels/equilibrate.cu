@@ -3,7 +3,7 @@
 // among its 32 neighbours, 1 where they are 0 too.
 //
 // Launch   (ceil(n / 32), products) blocks of T1 threads
-// Macros   those of wide.cuh; T1 threads, 256; TURNED 0 where the rows of R are contiguous, 1 where its columns are;
+// Macros   those of wide.cuh; T1 threads, 512: a warp for each run; TURNED 0 where the rows of R are contiguous, 1 where its columns are;
 //          ENTRY the name of the kernel
 // Storage  R(l, j) of product b = R[b step + l rs + j cs]; base and v have n elements, those of product b from b v_step
 //          on. parts: sum |v| and smallest |v| of each block, one product after the other. state: 32 words, wiped.
@@ -11,7 +11,8 @@
 #include "sums.cuh"
 #include "chain.cuh"
 
-constexpr int WARPS = T1 / 32, COLUMNS = 32, RUN = 8, RUNS = 2 * WARPS;
+constexpr int WARPS = T1 / 32, COLUMNS = 32, RUN = 8;
+static_assert(WARPS == 16, "a run for each warp");
 // Scales stay clear of both ends, so that no weight becomes 0 or infinite, and nothing that has a size is unseen.
 constexpr int FAR = sizeof(ACC) == 4 ? 100 : 1000;
 
@@ -52,9 +53,10 @@ extern "C" __global__ void __launch_bounds__(T1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index product = blockIdx.y, first = Index(blockIdx.x) * COLUMNS;
   const A_TYPE* at = R + product * step;
-  // A warp takes two runs of rows, or its share of few.
-  const bool few = k < 2 * RUN * RUNS;
+  // A warp takes a run of rows, or its share of few.
+  const bool few = k < 2 * RUN * WARPS;
   const int length = few ? int(k + WARPS - 1) / WARPS : RUN;
+  const float own_base = warp == 0 && first + lane < n ? base[first + lane] : 0;  // early: it is far away
   after_previous();
   next_may_begin();
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
@@ -64,26 +66,23 @@ extern "C" __global__ void __launch_bounds__(T1)
   double sum[TURNED ? RUN : 1];
 #pragma unroll
   for (int i = 0; i < (TURNED ? RUN : 1); i++) sum[i] = 0;
+  // No period in the data can hide from runs at scattered places.
+  const unsigned group = unsigned(k / WARPS);
+  const Index start = few ? Index(warp) * length : warp * Index(group) + scattered(warp) % (group - RUN + 1);
 #pragma unroll 1
-  for (int r = 0; r < (few ? 1 : 2); r++) {
-    // No period in the data can hide from runs at scattered places.
-    const unsigned run = 2 * warp + r, group = unsigned(k / RUNS);
-    const Index start = few ? Index(warp) * length : run * Index(group) + scattered(run) % (group - RUN + 1);
-#pragma unroll 1
-    for (int l = 0; l < length; l += RUN) {
-      A_TYPE x[RUN];
+  for (int l = 0; l < length; l += RUN) {
+    A_TYPE x[RUN];
 #pragma unroll
-      for (int i = 0; i < RUN; i++) {
-        const int down = l + (TURNED ? lane % RUN : i);
-        const Index j = first + (TURNED ? lane / RUN + 4 * i : lane);
-        memset(&x[i], 0, sizeof(A_TYPE));
-        if (down < length && start + down < k && j < n) x[i] = at[(start + down) * rs + j * cs];
-      }
+    for (int i = 0; i < RUN; i++) {
+      const int down = l + (TURNED ? lane % RUN : i);
+      const Index j = first + (TURNED ? lane / RUN + 4 * i : lane);
+      memset(&x[i], 0, sizeof(A_TYPE));
+      if (down < length && start + down < k && j < n) x[i] = at[(start + down) * rs + j * cs];
+    }
 #pragma unroll
-      for (int i = 0; i < RUN; i++) {
-        const double e = double(widened(x[i]));
-        sum[TURNED ? i : 0] += e * e;
-      }
+    for (int i = 0; i < RUN; i++) {
+      const double e = double(widened(x[i]));
+      sum[TURNED ? i : 0] += e * e;
     }
   }
 #if TURNED
@@ -100,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(T1)
 
   const Index j = first + lane;
   double square = 0;
-#pragma unroll 1
+#pragma unroll
   for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + lane];
   Scale scale = scale_of(square, float(unshare));
   // The largest scale of the neighbours, for a column that has none: those of one exponent are much the same.
@@ -110,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(T1)
   if (!(scale.digits > 0)) scale = {1, top == -2 * FAR ? 0 : top};
   double total = 0, least = 0x1.fffffffffffffp1023;
   if (j < n) {
-    const ACC x = weight(base[j], scale);
+    const ACC x = weight(own_base, scale);
     v[product * v_step + j] = x;
     total = least = fabs(double(x));
   }

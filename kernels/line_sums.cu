@@ -16,7 +16,8 @@
 //          product b from w + b w_step on, at multiples of 16 bytes; y, z, words of row i at b out_step + i
 // State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is not
 //          0 where this is a product's first kernel, which wipes its state and raises no flags
-// Sizes    where `parts` is given: sum |w| and smallest |w| from those of so many blocks of kernels/equilibrate.cu
+// Sizes    where `parts` is given, and w2 is not: sum |w| and smallest |w| from those of so many blocks of
+//          kernels/equilibrate.cu
 // Edges    p, q arbitrary; nothing outside of the matrix is read
 #include "verdict.cuh"
 #include "chain.cuh"
@@ -183,6 +184,10 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
 #if !VERDICT
       // The first kernel of a product wipes its account.
       if (fresh && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
+#if !GIVEN
+      if (parts && blockIdx.x == 0 && threadIdx.x < 32)
+        add_sizes(parts + 2 * product * part_count, part_count, sizes + 2 * product);
+#endif
 #endif
     }
     if (!there) break;
@@ -244,20 +249,6 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
 #if VERDICT
   keep_closest<T1>(mine ? GIVE_VERDICT(product * p + row, y_sum, double(z_sum), known) : 0, kept, state);
 #else
-  if (parts && blockIdx.x == 0 && threadIdx.x < 32) {
-    double total = 0, least = 0x1.fffffffffffffp1023;
-#pragma unroll 1
-    for (Index b = product * part_count + lane; b < (product + 1) * part_count; b += 32) {
-      total += parts[2 * b];
-      least = fmin(least, parts[2 * b + 1]);
-    }
-#pragma unroll 1
-    for (int bit = 16; bit; bit /= 2) {
-      total += __shfl_xor_sync(~0u, total, bit);
-      least = fmin(least, __shfl_xor_sync(~0u, least, bit));
-    }
-    if (lane == 0) sizes[2 * product] = total, sizes[2 * product + 1] = least;
-  }
   if (!mine) return;
   y_out[product * out_step + row] = OUT(y_sum);
   z_out[product * out_step + row] = OUT(z_sum);

@@ -1,4 +1,4 @@
-// Sums over the threads of a warp, and the bit patterns of elements as numbers that can be added.
+// Sums over the threads of a warp, the bit patterns of elements as numbers that can be added, and the sizes of weights.
 #pragma once
 #include "wide.cuh"
 
@@ -49,4 +49,31 @@ INLINE int sum_of(int lane) {
     mine = upper ? (count > 1 ? mine - half : 0) : min(mine, half);
   }
   return mine > 0 ? first : COUNT;
+}
+
+// sum |v| and the smallest |v| of a product, from those of `count` blocks of kernels/equilibrate.cu: by a warp.
+INLINE void add_sizes(const double* parts, Index count, double* sizes) {
+  constexpr int AT_ONCE = 2;  // on their way from memory
+  double total = 0, least = 0x1.fffffffffffffp1023;
+#pragma unroll 1
+  for (Index b = threadIdx.x; b < count; b += 32 * AT_ONCE) {
+    double sum[AT_ONCE], one[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const bool there = b + 32 * i < count;
+      sum[i] = there ? parts[2 * (b + 32 * i)] : 0;
+      one[i] = there ? parts[2 * (b + 32 * i) + 1] : least;
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      total += sum[i];
+      least = fmin(least, one[i]);
+    }
+  }
+#pragma unroll 1
+  for (int bit = 16; bit; bit /= 2) {
+    total += __shfl_xor_sync(~0u, total, bit);
+    least = fmin(least, __shfl_xor_sync(~0u, least, bit));
+  }
+  if (threadIdx.x == 0) sizes[0] = total, sizes[1] = least;
 }

@@ -340,7 +340,9 @@ def flag_faults(task: Task, launch: Launch) -> list[str]:
     wiped = summed(task, launch, fresh=True, state=np.full(STATE, SEALED, np.uint64)).state
     if wiped.any():
         found.append(f"{np.count_nonzero(wiped)} words of the state were not wiped")
-    count = 1 + (7 * task.X.x.shape[1]) % 70
+    if task.config.given:
+        return found
+    count = 1 + 7 * task.X.x.shape[1] % 70 + 128 * (task.X.x.shape[1] % 2)
     parts = np.random.default_rng(count).uniform(1, 2, (len(sums.y), count, 2))
     sizes = summed(task, launch, parts=parts).sizes
     if not np.allclose(sizes[:, 0], parts[..., 0].sum(1), rtol=1e-14) or (sizes[:, 1] != parts[..., 1].min(1)).any():

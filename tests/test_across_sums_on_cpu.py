@@ -221,7 +221,9 @@ def flag_faults(task: Task, library: Library, order: str = "forward", renamed: s
             found.append("other words of the state were written")
     if made(fresh=True).state.any():
         found.append("words of the state were not wiped")
-    parts = rng.random((case.batch, 37, 2))
+    if case.config.given:
+        return found
+    parts = rng.random((case.batch, 137, 2))
     sizes = made(parts=parts).sizes
     if not (np.allclose(sizes[:, 0], parts[..., 0].sum(1), 1e-14) and (sizes[:, 1] == parts[..., 1].min(1)).all()):
         found.append("sizes are wrong")
@@ -474,7 +476,7 @@ PLANTED: dict[str, tuple[AcrossSums, str, int, str, str]] = {
     "half_of_the_state": (PLAIN, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "not wiped"),
     "the_other_flag": (PLAIN, "+ 1, 2u)", 0, "+ 1, 1u)", "word 0 of the state"),
     "outstanding_unseen": (PLAIN, "+ 1, 1u)", 0, "+ 1, 0u)", "word 0 of the state"),
-    "parts_of_the_first": (PLAIN, "(product * part_count + b)", 0, "b", "sizes are wrong"),
+    "parts_of_the_first": (PLAIN, "parts + 2 * product * part_count", 0, "parts", "sizes are wrong"),
     "copied_to_the_first": (COPY, "product * cast_step", 0, "0", "copy is wrong"),
     "copied_beyond_the_rows": (
         COPY,

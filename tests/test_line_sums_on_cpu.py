@@ -260,9 +260,10 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "expected_of_the_first": (ALONE, "expected[product * out_step + row]", 0, "expected[row]", FLAGS),
     "the_other_flag": (ALONE, "+ 1, 2u)", 0, "+ 1, 1u)", FLAGS),
     "half_of_the_state": (ALONE, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "were not wiped"),
-    "sizes_of_the_first_product": (ALONE, "sizes[2 * product] = total", 0, "sizes[0] = total", "sizes are wrong"),
-    "sizes_of_32_blocks": (ALONE, "* part_count; b += 32", 0, "* part_count; b += 999", "sizes are wrong"),
-    "sizes_from_the_first_product": (ALONE, "b = product * part_count + lane", 0, "b = lane", "sizes are wrong"),
+    "sizes_of_the_first_product": (ALONE, "sizes + 2 * product", 0, "sizes", "sizes are wrong"),
+    "sizes_of_32_blocks": (ALONE, "b + 32 * i < count;", 0, "i == 0 && b < count;", "sizes are wrong"),
+    "sizes_of_64_blocks": (ALONE, "b += 32 * AT_ONCE", 0, "b += 999", "sizes are wrong"),
+    "sizes_from_the_first_product": (ALONE, "parts + 2 * product * part_count", 0, "parts", "sizes are wrong"),
     "least_of_a_lane": (ALONE, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "sizes are wrong"),
     # Verdicts
     "no_barrier_of_a_verdict": (PLAIN, "__syncthreads();", 0, "", RACE),

@@ -123,7 +123,7 @@ class Equilibrate:
 
     dtype: str
     turned: bool = False
-    t1: int = 256
+    t1: int = 512
 
     @property
     def name(self) -> str:
