@@ -189,7 +189,7 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
             arithmetic=a,
             terms=k + (0 if problem.alpha == 1.0 and o.C0 is None else 2),
             carried=recheck is not None,
-            recheck=bool(recheck) or (recheck is not None and gemm is not None and _faster_read(R, a.u_in > 0)),
+            recheck=bool(recheck) or (recheck is not None and gemm is not None and _faster_read(o, a.u_in > 0)),
             split=watched,
         )
         checkers.append(Checker(case, device.multiprocessors))
@@ -197,10 +197,12 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
     return Way(sides, tuple(checkers), gemm, beside)
 
 
-def _faster_read(R: Array, tf32: bool) -> bool:
-    """Whether cuBLAS waits for an encoded R so long that it gains more by a look at R beside it, which brings R to the
-    cache, than the look costs."""
-    return R.dtype.char == "f" and not tf32 and _READ_FIRST[0] <= R.nbytes < _READ_FIRST[1]
+def _faster_read(o: Operands, tf32: bool) -> bool:
+    """Whether cuBLAS waits for an encoded operand so long that it gains more by a look at that beside the product, which
+    brings it to the cache, than the look costs."""
+    if o.A.dtype.char != "f" or tf32:
+        return False
+    return all(_READ_FIRST[0] <= x.nbytes < _READ_FIRST[1] for x in (o.A, o.B))
 
 
 def gemm_of(o: Operands, batch: int, *, tf32: bool) -> vendor.Gemm:

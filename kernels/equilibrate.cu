@@ -3,8 +3,8 @@
 // among its 32 neighbours, 1 where they are 0 too.
 //
 // Launch   (ceil(n / 32), products) blocks of T1 threads
-// Macros   those of wide.cuh; T1 threads, 512: a warp for each run; TURNED 0 where the rows of R are contiguous, 1 where its columns are;
-//          ENTRY the name of the kernel
+// Macros   those of wide.cuh; T1 threads, 512: a warp for each run; TURNED 0 where the rows of R are contiguous, 1 where
+//          its columns are; ENTRY the name of the kernel
 // Storage  R(l, j) of product b = R[b step + l rs + j cs]; base and v have n elements, those of product b from b v_step
 //          on. parts: sum |v| and smallest |v| of each block, one product after the other. state: 32 words, wiped.
 //          unshare: sqrt(rows in the sample / k)

@@ -162,7 +162,7 @@ def test_encoded_weights_and_their_recheck(cp: Any) -> None:
 
 def test_a_small_float32_b_is_looked_at_in_any_case(cp: Any) -> None:
     """Which is faster than not to look: cuBLAS finds it in the cache."""
-    a, b = normal(cp, 64, 1024), normal(cp, 1024, 1024, seed=1)
+    a, b = normal(cp, 1024, 1024), normal(cp, 1024, 1024, seed=1)
     kept, trusted = b.copy(), ft.encode(b, side="rows", recheck=False)
     assert ft.protected_gemm(a, trusted, return_report=True)[1].status is Status.CLEAN
     b[5, 6] += 1e-3
