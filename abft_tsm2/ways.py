@@ -198,8 +198,8 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
 
 
 def _faster_read(o: Operands, tf32: bool) -> bool:
-    """Whether cuBLAS waits for an encoded operand so long that it gains more by a look at that beside the product, which
-    brings it to the cache, than the look costs."""
+    """Whether cuBLAS waits so long for an encoded operand that a look at it beside the product, which brings it to the
+    cache, saves more than it costs."""
     if o.A.dtype.char != "f" or tf32:
         return False
     return all(_READ_FIRST[0] <= x.nbytes < _READ_FIRST[1] for x in (o.A, o.B))
