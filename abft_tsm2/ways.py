@@ -170,6 +170,7 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
     batch = problem.batch[0] if o.C.ndim == 3 else 1
     dtype, out, a = dtype_name(o.A.dtype), dtype_name(o.multiplied.dtype), problem.arithmetic
     gemm = None if problem.exists else gemm_of(o, batch, tf32=a.u_in > 0)
+    faster_read = gemm is not None and a.u_in == 0 and _faster_read(o)
     checkers = []
     for side, recheck in zip(sides, encoded, strict=True):
         arrays, turned = o.of(side), side == "columns"
@@ -189,7 +190,7 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
             arithmetic=a,
             terms=k + (0 if problem.alpha == 1.0 and o.C0 is None else 2),
             carried=recheck is not None,
-            recheck=bool(recheck) or (recheck is not None and gemm is not None and _faster_read(o, a.u_in > 0)),
+            recheck=recheck is not None and (recheck or faster_read),
             split=watched,
         )
         checkers.append(Checker(case, device.multiprocessors))
@@ -197,12 +198,10 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
     return Way(sides, tuple(checkers), gemm, beside)
 
 
-def _faster_read(o: Operands, tf32: bool) -> bool:
+def _faster_read(o: Operands) -> bool:
     """Whether cuBLAS waits so long for an encoded operand that a look at it beside the product, which brings it to the
     cache, saves more than it costs."""
-    if o.A.dtype.char != "f" or tf32:
-        return False
-    return all(_READ_FIRST[0] <= x.nbytes < _READ_FIRST[1] for x in (o.A, o.B))
+    return all(dtype_name(x.dtype) == "float32" and _READ_FIRST[0] <= x.nbytes < _READ_FIRST[1] for x in (o.A, o.B))
 
 
 def gemm_of(o: Operands, batch: int, *, tf32: bool) -> vendor.Gemm:

@@ -49,7 +49,9 @@ def floor(cell: Cell, plain: float, read_gbs: float) -> float:
     return 100 * 1e-9 * cell.checked_bytes / read_gbs / plain
 
 
-def compared(plain: Sequence[float], base: Sequence[float], mine: Sequence[float]) -> dict[str, Any]:
+def compared(
+    cell: Cell, plain: Sequence[float], base: Sequence[float], mine: Sequence[float], read_gbs: float
+) -> dict[str, Any]:
     """The columns that follow from the seconds of the same rounds: what `mine` takes beyond `base`, by `plain`."""
     extra = [x - y for x, y in zip(mine, base, strict=True)]
     found = summary([x / y for x, y in zip(extra, plain, strict=True)])
@@ -61,17 +63,18 @@ def compared(plain: Sequence[float], base: Sequence[float], mine: Sequence[float
         "overhead_pct": short(100 * found.median),
         "low_pct": short(100 * found.low),
         "high_pct": short(100 * found.high),
+        "floor_pct": short(floor(cell, statistics.median(plain), read_gbs)) if cell.faults == CLEAN else "",
     }
 
 
-def timed(cell: Cell, plain: Times, mine: Times, read_gbs: float) -> dict[str, Any]:
-    """The columns that follow from what the stopwatch read of both."""
-    error = plain.error or mine.error or ("" if plain.seconds else "no samples before the time limit")
+def timed(cell: Cell, plain: Times, mine: Times, read_gbs: float, base: Times | None = None) -> dict[str, Any]:
+    """The columns that follow from what the stopwatch read; `base` is what `mine` is compared with, if not `plain`."""
+    base = base or plain
+    error = plain.error or base.error or mine.error or ("" if plain.seconds else "no samples before the time limit")
     if error:
         return {"error": error}
-    row = compared(plain.seconds, plain.seconds, mine.seconds)
-    row["floor_pct"] = short(floor(cell, statistics.median(plain.seconds), read_gbs))
-    row["hidden"] = min(plain.hidden, mine.hidden)
+    row = compared(cell, plain.seconds, base.seconds, mine.seconds, read_gbs)
+    row["hidden"] = min(plain.hidden, base.hidden, mine.hidden)
     return {**row, "plain_calls": plain.batch, "protected_calls": mine.batch}
 
 

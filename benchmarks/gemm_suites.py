@@ -23,8 +23,8 @@ from benchmarks.campaign import Campaign, Row
 from benchmarks.gemm_device import CLEAN, CUPY, DROPPED, ONE, PLAIN, PLAN, QUEUED, WAITED, Cell, Contender, Operands
 from benchmarks.gemm_faults import Faults, Plant, planted
 from benchmarks.gemm_judge import Judge, arithmetic
-from benchmarks.gemm_rows import compared, empty_row, floor, timed
-from benchmarks.gpu_timing import Stopwatch, card_state, message, require_device
+from benchmarks.gemm_rows import compared, empty_row, timed
+from benchmarks.gpu_timing import Stopwatch, Times, card_state, message, require_device
 from benchmarks.rows import short
 from benchmarks.sheet import Sheet
 from benchmarks.timing import paired
@@ -100,18 +100,7 @@ class GemmCampaign(Campaign):
         calls of a sample."""
         for entry in (base, *entries.values()):
             entry.poison()
-
-        def collect() -> None:
-            for entry in entries.values():
-                entry.reports.collect()
-
-        self.watch.after = collect
-        try:
-            with errstate(sync=False):
-                times = self.watch.measure({PLAIN: base.call, **{cell.variant: e.call for cell, e in entries.items()}})
-                collect()
-        finally:
-            self.watch.after = lambda: None
+        times = _queued(self.watch, {PLAIN: base, **{cell.variant: entry for cell, entry in entries.items()}})
         clock = card_state("clocks.sm")["clocks.sm"] if self.clocks else ""
         for cell in entries:
             rows[cell].update(timed(cell, times[PLAIN], times[cell.variant], self.ceilings.read_gbs), sm_mhz=clock)
@@ -183,7 +172,7 @@ class GemmCampaign(Campaign):
             for name in dict.fromkeys((CLEAN, *(cell.faults for cell in cells))):
                 tried: Row = {"error": ""}
                 with _Errors(tried), errstate(sync=False):
-                    entry = _with(gemm_device.protected(replace(first, variant=ONE), operands), faults.plant(name))
+                    entry = _with(gemm_device.protected(first, operands), faults.plant(name))
                     self._once(entry, judge, tried)
                     if not tried["error"]:
                         entries[name] = entry
@@ -192,53 +181,37 @@ class GemmCampaign(Campaign):
                 for cell in cells:
                     if cell.faults == name:
                         rows[cell].update(tried, copies=operands.copies)
-            for variant, timing in ((ONE, self._queued), (WAITED, self._waited)):
-                chosen = {
-                    cell.faults: rows[cell] for cell in cells if cell.variant == variant and cell.faults in entries
-                }
-                if chosen:
-                    timing(entries, chosen, judge)
+            for variant, timing in ((ONE, self._repairs_on_card), (WAITED, self._repairs_on_host)):
+                chosen = [cell for cell in cells if cell.variant == variant and cell.faults in entries]
+                if not chosen:
+                    continue
+                raced = {name: entries[name] for name in (PLAIN, CLEAN, *(cell.faults for cell in chosen))}
+                for cell, columns in timing(chosen, raced).items():
+                    row, expected = rows[cell], Status.CLEAN if cell.faults == CLEAN else Status.CORRECTED
+                    row.update(columns)
+                    calls = int(row["protected_calls"] or PAIRS[0])
+                    self._finish(entries[cell.faults], judge, row, calls, expected, queued=variant == ONE)
         for cell, row in rows.items():
-            if cell.faults == CLEAN and row["plain_us"] != "":
-                row["floor_pct"] = short(floor(cell, 1e-6 * row["plain_us"], self.ceilings.read_gbs))
             self.emit(cell, [row])
 
-    def _queued(self, entries: Mapping[str, Contender], rows: Mapping[str, Row], judge: Judge) -> None:
-        """Rows by the card's clock: nobody waits for a verdict before all of a sample are there."""
-        chosen = {name: entry for name, entry in entries.items() if name in (PLAIN, CLEAN) or name in rows}
-
-        def collect() -> None:
-            for entry in chosen.values():
-                entry.reports.collect()
-
+    def _repairs_on_card(self, cells: Sequence[Cell], entries: Mapping[str, Contender]) -> dict[Cell, Row]:
+        """Columns by the card's clock: nobody waits for a verdict before all calls of a sample are queued."""
         watch = Stopwatch(deadline=self.watch.deadline, budget=PAIRED_SECONDS, rounds=PAIRS, even=True)
-        watch.after = collect
-        with errstate(sync=False):
-            times = watch.measure({name: entry.call for name, entry in chosen.items()})
-            collect()
-        for name, row in rows.items():
-            before, mine = times[PLAIN if name == CLEAN else CLEAN], times[name]
-            row["error"] = times[PLAIN].error or before.error or mine.error
-            if not row["error"]:
-                row.update(compared(times[PLAIN].seconds, before.seconds, mine.seconds))
-                row.update(hidden=min(before.hidden, mine.hidden), protected_calls=mine.batch)
-            row["plain_calls"] = times[PLAIN].batch
-            self._finish(chosen[name], judge, row, max(1, mine.batch), _expected(name))
+        times, read_gbs = _queued(watch, entries), self.ceilings.read_gbs
+        return {cell: timed(cell, times[PLAIN], times[cell.faults], read_gbs, times[_before(cell)]) for cell in cells}
 
-    def _waited(self, entries: Mapping[str, Contender], rows: Mapping[str, Row], judge: Judge) -> None:
-        """Rows by the host's clock: every verdict is waited for, and read."""
+    def _repairs_on_host(self, cells: Sequence[Cell], entries: Mapping[str, Contender]) -> dict[Cell, Row]:
+        """Columns by the host's clock: every verdict is waited for, and read."""
         import cupy
 
         device = cupy.cuda.Device()
-        chosen = {name: entry for name, entry in entries.items() if name in (PLAIN, CLEAN) or name in rows}
-        calls = {name: _walk(entry, device) for name, entry in chosen.items()}
+        calls = {name: _walk(entry, device) for name, entry in entries.items()}
         begun = time.perf_counter()
         calls[PLAIN]()
         pairs = int(PAIRED_SECONDS / (time.perf_counter() - begun))
         seconds = paired(calls, max(PAIRS[0], min(PAIRS[1], pairs)))
-        for name, row in rows.items():
-            row.update(compared(seconds[PLAIN], seconds[PLAIN if name == CLEAN else CLEAN], seconds[name]))
-            self._finish(chosen[name], judge, row, PAIRS[0], _expected(name), queued=False)
+        plain, read_gbs = seconds[PLAIN], self.ceilings.read_gbs
+        return {cell: compared(cell, plain, seconds[_before(cell)], seconds[cell.faults], read_gbs) for cell in cells}
 
     # ---- what a call costs the host ----
 
@@ -287,8 +260,9 @@ class _Errors:
 
 
 def _outputs(cells: Sequence[Cell]) -> int:
-    """How many contenders there are: the plain product, those of the cells, and a repair's without a fault."""
-    return 2 + len(cells)
+    """How many contenders there are: the plain product, those of the cells, and a repair's without a fault. Cells of
+    the same faults share one."""
+    return 2 + len({cell.faults for cell in cells if cell.suite == "repair"} or cells)
 
 
 def _with(entry: Contender, plant: Plant) -> Contender:
@@ -301,9 +275,26 @@ def _with(entry: Contender, plant: Plant) -> Contender:
     return replace(entry, call=replace(entry.call, run=run))
 
 
-def _expected(faults: str) -> Status:
-    """What a report says where these are planted."""
-    return Status.CLEAN if faults == CLEAN else Status.CORRECTED
+def _before(cell: Cell) -> str:
+    """What a cell of "repair" is compared with: faults with the protected product without one, that with cuBLAS's."""
+    return PLAIN if cell.faults == CLEAN else CLEAN
+
+
+def _queued(watch: Stopwatch, entries: Mapping[str, Contender]) -> dict[str, Times]:
+    """Times of contenders in the same rounds; their reports are waited for between the samples."""
+
+    def collect() -> None:
+        for entry in entries.values():
+            entry.reports.collect()
+
+    watch.after = collect
+    try:
+        with errstate(sync=False):
+            times = watch.measure({name: entry.call for name, entry in entries.items()})
+            collect()
+    finally:
+        watch.after = lambda: None
+    return times
 
 
 def _walk(entry: Contender, device: Any) -> Callable[[], None]:

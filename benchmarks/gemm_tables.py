@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import gemm_bars
-from benchmarks.gemm_device import CLEAN, ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WAITED, WIDE, grid
+from benchmarks.gemm_device import ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WAITED, WIDE, grid
 from benchmarks.gemm_rows import Key, empty_row, key
 from benchmarks.tables import Row, gpu, markdown, number, read
 
 Variants = Mapping[str, Row]
-"""The last row of each variant of a product, or of each kind of fault."""
+"""The last row of each variant of a product."""
 
 
 def latest(suite: str, path: Path | None = None) -> list[Row]:
@@ -26,11 +26,14 @@ def products(suite: str, path: Path | None = None) -> list[tuple[str, Variants]]
     """Products of a suite, each with its variants; TF32 is a product of its own."""
     found: dict[str, dict[str, Row]] = {}
     for row in latest(suite, path):
-        several = f"{row['batch']} of " if row["batch"] != "1" else ""
-        types = f"{row['dtype']} by TF32" if row["variant"] == TF32 else row["dtype"]
-        name = f"{types} {several}{row['m']} x {row['k']} x {row['n']}"
-        found.setdefault(name, {})[row["variant"] if row["faults"] == CLEAN else row["faults"]] = row
+        found.setdefault(_product(row), {})[row["variant"]] = row
     return list(found.items())
+
+
+def _product(row: Row) -> str:
+    several = f"{row['batch']} of " if row["batch"] != "1" else ""
+    types = f"{row['dtype']} by TF32" if row["variant"] == TF32 else row["dtype"]
+    return f"{types} {several}{row['m']} x {row['k']} x {row['n']}"
 
 
 def square() -> str:
@@ -73,9 +76,8 @@ def repair() -> str:
     """What planted faults add, in per cent of the plain product and in microseconds."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in latest("repair"):
-        name = f"{row['dtype']} {row['m']} x {row['k']} x {row['n']}"
         clock = "host, with the wait for the verdict" if row["variant"] == WAITED else "card"
-        found.setdefault((name, clock), {})[row["faults"]] = row
+        found.setdefault((_product(row), clock), {})[row["faults"]] = row
     names = {"1": "one element", "16": "16 elements", "tile": "tile of 128 x 128"}
     head = ("A @ B", "clock", "plain, us", *(names[faults] for faults in FAULTS[1:]))
     body = []

@@ -113,11 +113,7 @@ extern "C" __global__ void __launch_bounds__(T1)
     v[product * v_step + j] = x;
     total = least = fabs(double(x));
   }
-#pragma unroll 1
-  for (int bit = 16; bit; bit /= 2) {
-    total += __shfl_xor_sync(~0u, total, bit);
-    least = fmin(least, __shfl_xor_sync(~0u, least, bit));
-  }
+  join_sizes(total, least);
   if (lane > 0) return;
   parts[2 * (product * gridDim.x + blockIdx.x)] = total;
   parts[2 * (product * gridDim.x + blockIdx.x) + 1] = least;

@@ -174,7 +174,8 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
   const Index product = p.product(first), slab = item / p.stripes, stripe = item % p.stripes;
   const Index begin = slab * p.depth, end = smaller(begin + p.depth, p.k), column = stripe * STRIPE + threadIdx.x;
   const A_TYPE* R = p.R + product * p.r_step;
-  constexpr int OF_GROUPS = !TUNED ? 4 : sizeof(A_TYPE) > 4 ? 8 : 16, AHEAD = TURNED ? (TUNED ? 4 : 2) : COUNT == 1 ? 16 : OF_GROUPS;
+  constexpr int OF_GROUPS = !TUNED ? 4 : sizeof(A_TYPE) > 4 ? 8 : 16;
+  constexpr int AHEAD = TURNED ? (TUNED ? 4 : 2) : COUNT == 1 ? 16 : OF_GROUPS;
   A_TYPE r[AHEAD][OWN];
   double sum[OWN][COUNT][2];
   Bits word = 0;
@@ -201,7 +202,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
     for (int l = threadIdx.x; l < DEEP; l += T1) factors[l] = multiplier(panel + l, pass);
 #if TURNED
     // tile = R(panel : panel + DEEP, stripe): neighbouring threads read what is contiguous
-#pragma unroll(TUNED ? 4 : 2)
+#pragma unroll(AHEAD)
     for (int x = threadIdx.x; x < DEEP * STRIPE; x += T1) {
       const Index l = x % DEEP, j = stripe * STRIPE + x / DEEP;
       tile[l * APART + x / DEEP] = l < rows && j < p.n ? R[(panel + l) * p.r_rs + j * p.r_cs] : A_TYPE();
@@ -297,7 +298,7 @@ INLINE void compare(const Problem* problem, Index item, unsigned* keys) {
 
 // ---- stage 7: the candidates of a group, a warp's in ascending order --------------------------------------------------
 
-constexpr int PANEL = 8 * T1;  // columns of an item
+constexpr int EACH = 8, PANEL = EACH * T1;  // columns of a lane, 32 apart, and of an item
 
 INLINE unsigned bits_in(unsigned x) {
 #ifdef __CUDA_ARCH__
@@ -326,25 +327,25 @@ INLINE void list_candidates(const Problem* problem, Index item, double* pool, un
   __syncthreads();
   // Errors of several lines may cancel in a column of a group. Other groups tell of that column.
   const int others = p.flagged > p.groups ? p.groups : 0;
-  const Index begin = first + warp * 256 + lane;
+  const Index begin = first + warp * (32 * EACH) + lane;
   const double* z = p.sums + begin;
-  int votes[8];
+  int votes[EACH];
 #pragma unroll
-  for (int i = 0; i < 8; i++) votes[i] = begin + 32 * i < p.n && !(__ldcg(z + g * p.n + 32 * i) <= pool[g]) ? 2 : 0;
+  for (int i = 0; i < EACH; i++) votes[i] = begin + 32 * i < p.n && !(__ldcg(z + g * p.n + 32 * i) <= pool[g]) ? 2 : 0;
 #pragma unroll 2
   for (int other = 0; other < others; other++)
 #pragma unroll
-    for (int i = 0; i < 8; i++) votes[i] += begin + 32 * i < p.n && !(__ldcg(z + other * p.n + 32 * i) <= pool[other]);
-  unsigned marks[8], count = 0;
+    for (int i = 0; i < EACH; i++) votes[i] += begin + 32 * i < p.n && !(__ldcg(z + other * p.n + 32 * i) <= pool[other]);
+  unsigned marks[EACH], count = 0;
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < EACH; i++) {
     marks[i] = over_lanes(votes[i] >= 2 ? 1u << lane : 0u);
     count += bits_in(marks[i]);
     if (begin + 32 * i < p.n) p.column_hits(g)[begin + 32 * i] = 0;
   }
   unsigned place = __shfl_sync(~0u, lane == 0 ? atomicAdd(p.fixed->candidates + g, count) : 0u, 0);
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < EACH; i++) {
     if (marks[i] >> lane & 1) p.columns(g)[place + bits_in(marks[i] & ((1u << lane) - 1))] = unsigned(begin + 32 * i);
     place += bits_in(marks[i]);
   }

@@ -51,6 +51,15 @@ INLINE int sum_of(int lane) {
   return mine > 0 ? first : COUNT;
 }
 
+// The sum of all lanes' `total`, and the smallest `least`, to each lane.
+INLINE void join_sizes(double& total, double& least) {
+#pragma unroll 1
+  for (int bit = 16; bit; bit /= 2) {
+    total += __shfl_xor_sync(~0u, total, bit);
+    least = fmin(least, __shfl_xor_sync(~0u, least, bit));
+  }
+}
+
 // sum |v| and the smallest |v| of a product, from those of `count` blocks of kernels/equilibrate.cu: by a warp.
 INLINE void add_sizes(const double* parts, Index count, double* sizes) {
   constexpr int AT_ONCE = 2;  // on their way from memory
@@ -70,10 +79,6 @@ INLINE void add_sizes(const double* parts, Index count, double* sizes) {
       least = fmin(least, one[i]);
     }
   }
-#pragma unroll 1
-  for (int bit = 16; bit; bit /= 2) {
-    total += __shfl_xor_sync(~0u, total, bit);
-    least = fmin(least, __shfl_xor_sync(~0u, least, bit));
-  }
+  join_sizes(total, least);
   if (threadIdx.x == 0) sizes[0] = total, sizes[1] = least;
 }

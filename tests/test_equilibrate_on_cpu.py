@@ -221,8 +221,8 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "zero_columns_of_one": (SMALL, "top == -2 * FAR ? 0 : top", 0, "0", WRONG),
     "digits_for_zero": (TURNED, "scale = {1, ", 0, "scale = {2, ", WRONG),
     "all_are_zero": (TURNED, "if (!(scale.digits > 0)) scale", 0, "scale", WRONG),
-    "size_of_a_lane": (SMALL, "total += __shfl_xor_sync", 1, "__shfl_xor_sync", "sum "),
-    "least_of_a_lane": (SMALL, "least = fmin(least, ", 2, "least = fmax(least, ", "smallest"),
+    "size_of_a_lane": (SMALL, "total += __shfl_xor_sync", 0, "__shfl_xor_sync", "sum "),
+    "least_of_a_lane": (SMALL, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "smallest"),
     "parts_of_the_first": (SMALL, "product * gridDim.x + blockIdx.x)] ", 0, "blockIdx.x)] ", "sum "),
     "half_of_the_state": (SMALL, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "not wiped"),
 }

@@ -108,7 +108,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "last_row_not_checked": ("l < end && stripe == 0", "l < end - 1 && stripe == 0", "flags is 2", Case("element")),
     "words_of_all_stripes": ("l < end && stripe == 0", "l < end", "flags is 2", Case("element", **SLABS)),
     "one_strip_of_lines": ("pieces(lines, columns == 1 ? 1 : SHARE)", "1", WRONG, Case("all_rows", m=83, n=60)),
-    "candidates_of_the_first_warp": ("first + warp * 256 + lane", "first + lane", WRONG, FAR_COLUMNS),
+    "candidates_of_the_first_warp": ("first + warp * (32 * EACH) + lane", "first + lane", WRONG, FAR_COLUMNS),
     "candidates_of_the_first_panel": ("p.groups * pieces(p.n, PANEL)", "p.groups", WRONG, FAR_COLUMNS),
     "columns_of_other_groups": ("p.flagged > p.groups ? p.groups : 0", "0", "the outcome is 2", CANCELLING),
     "outliers_are_no_candidates": (
