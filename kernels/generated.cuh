@@ -2,20 +2,13 @@
 //
 // Given as a macro, in front of this text: ACC, float or double.
 #pragma once
-#include "index.cuh"
-
-typedef unsigned long long Bits;
+#include "splitmix64.cuh"
 
 enum Kind { READ, ONES, RAMP, BALANCED };
 
-// sign (1 + h / 128), h = 0..64, sign and h from a hash of index and column: the finalizer of SplitMix64 (G. L. Steele,
-// D. Lea, C. H. Flood, Fast splittable pseudorandom number generators, OOPSLA 2014). Eight significant bits: exact in
-// every type.
+// sign (1 + h / 128), h = 0..64, sign and h from a hash of index and column. Eight significant bits: exact in every type.
 INLINE ACC balanced(Bits seed, Index i, int q) {
-  Bits z = seed + (Bits(i) + (Bits(q) << 48)) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-  z ^= z >> 31;
+  const Bits z = splitmix64(seed, Bits(i) + (Bits(q) << 48));
   const int h = int((z & 0x7fffffffu) * 65 >> 31);
   const ACC size = ACC(128 + h) / ACC(128);
   return z >> 63 ? -size : size;

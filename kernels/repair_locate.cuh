@@ -1,6 +1,7 @@
 // Stages 3 to 7 of repair.cu: which columns of the flagged lines have wrong elements, by one read of R.
 #pragma once
 #include "repair_problem.cuh"
+#include "splitmix64.cuh"
 
 constexpr int LEAST = 2 * (1023 - 16);     // bins of z are two an octave, from 2^-16 on
 constexpr int OWN = 2, STRIPE = OWN * T1;  // columns of a thread and of a block in stage 5
@@ -10,12 +11,7 @@ constexpr int APART = STRIPE + 2;          // elements from row to row in shared
 constexpr int TILE = TURNED ? DEEP * APART : 1;
 static_assert(CAP >= GROUPS * BINS, "stage 7 keeps all bins");
 
-INLINE Bits hashed(Bits x) {  // the finalizer of SplitMix64, as in generated.cuh
-  Bits z = (x + 1) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-  return z ^ z >> 31;
-}
+INLINE Bits hashed(Bits x) { return splitmix64(0, x + 1); }
 
 INLINE double weight(Index line, int lines) {
   if (lines == 1) return 1;

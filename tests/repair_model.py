@@ -15,7 +15,7 @@ import numpy as np
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.on_device import repair_bytes
 from abft_tsm2.core.check_config import Repair, sums_of
-from abft_tsm2.core.generated import GOLDEN, mixed
+from abft_tsm2.core.generated import splitmix64
 from tests.both_cases import TYPES
 from tests.cuda_on_cpu.library import _Address
 
@@ -296,7 +296,7 @@ def _cancelling(work: Work, rng: np.random.Generator) -> None:  # in a column of
 
 def _weights_of(*lines: int) -> np.ndarray:
     """As kernels/repair_locate.cuh has them."""
-    z = mixed((np.array(lines, np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
+    z = splitmix64(0, np.array(lines, np.uint64) + np.uint64(1))
     size = 1 + (z & np.uint64(0x7FFFFFFF)).astype(np.float64) / 2**32
     return np.where(z >> np.uint64(63), -size, size)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KINDS = ("ones", "ramp", "balanced")
-GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,9 @@ class Generated:
         return np.multiply.accumulate(V, axis=1)
 
 
-def mixed(z: NDArray[Any]) -> NDArray[Any]:
-    """The finalizer of SplitMix64, of an array of uint64."""
+def splitmix64(seed: int, i: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Numbers i of those that begin with `seed`, as kernels/splitmix64.cuh has them."""
+    z: NDArray[np.uint64] = np.uint64(seed) + i * np.uint64(_GOLDEN)
     z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST)
     z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND)
     z ^= z >> np.uint64(31)
@@ -94,8 +95,7 @@ def mixed(z: NDArray[Any]) -> NDArray[Any]:
 
 
 def _balanced(n: int, r: int, seed: int) -> NDArray[np.float64]:
-    # z = seed + (i + 2^48 q) GOLDEN, mixed; the sign is its top bit, h the share of 65 that its low 31 bits say
-    counter = np.arange(n, dtype=np.uint64)[:, None] + (np.arange(r, dtype=np.uint64) << np.uint64(48))
-    z = mixed(np.uint64(seed) + counter * np.uint64(GOLDEN))
+    # z is number i + 2^48 q; the sign is its top bit, h the share of 65 that its low 31 bits say
+    z = splitmix64(seed, np.arange(n, dtype=np.uint64)[:, None] + (np.arange(r, dtype=np.uint64) << np.uint64(48)))
     h = (z & np.uint64(0x7FFFFFFF)) * np.uint64(65) >> np.uint64(31)
     return np.where(z >> np.uint64(63), -1.0, 1.0) * (1 + h.astype(np.float64) / 128)
