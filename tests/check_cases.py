@@ -65,7 +65,6 @@ def _summing() -> Iterator[LineSums]:
                 team=team,
                 rows=rows,
                 ahead=ahead,
-                leaves_first=i % 7 == 0,
             )
 
 

@@ -42,9 +42,7 @@ def _summing() -> Iterator[AcrossSums]:
             width = WIDTHS[dtype][b % len(WIDTHS[dtype])]
             t1 = max(32 * width // SIZES[dtype], (32, 64, 96, 256)[(a + b) % 4])
             ahead, out = (1, 2, 3, 6)[(a + 2 * b) % 4], (acc, "float64")[b % 2]
-            yield AcrossSums(
-                dtype, acc, bool(given), bool(words), False, out, width, t1, ahead, leaves_first=(a + b) % 3 == 0
-            )
+            yield AcrossSums(dtype, acc, bool(given), bool(words), False, out, width, t1, ahead)
 
 
 def _judging() -> Iterator[AcrossSums]:

@@ -41,7 +41,7 @@ class AcrossSums(Sums):
     @property
     def name(self) -> str:
         """Name of the compiled kernel."""
-        return f"across_{self.kind}_{self.t1}_{self.ahead}_{self.blocks}_{int(self.leaves_first)}"
+        return f"across_{self.kind}_{self.t1}_{self.ahead}_{self.blocks}"
 
     @property
     def file(self) -> str:

@@ -6,7 +6,7 @@ kernels/line_sums.cu, kernels/equilibrate.cu and kernels/judge.cu say what each 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from abft_tsm2.core.config import C_TYPES, SIZES
 
@@ -49,8 +49,6 @@ class Sums:
         Type of the sums; where `verdict`, of the copy that is stored, or "".
     width : int
         Bytes of a load.
-    leaves_first : bool
-        Whether lines of X leave the level-2 cache first.
     """
 
     dtype: str
@@ -60,7 +58,6 @@ class Sums:
     verdict: bool = False
     out: str = "float64"
     width: int = 16
-    leaves_first: bool = field(default=False, kw_only=True)
 
     @property
     def kind(self) -> str:
@@ -72,7 +69,7 @@ class Sums:
     def flags(self) -> dict[str, str | int]:
         """The constants that say what it takes."""
         flags = {"GIVEN": self.given, "WORDS": self.words, "VERDICT": self.verdict}
-        flags |= {"CAST": self.verdict and bool(self.out), "LEAVES_FIRST": self.leaves_first}
+        flags |= {"CAST": self.verdict and bool(self.out), "LEAVES_FIRST": False}  # the product needs X, too
         out = C_TYPES[self.out or self.dtype]
         return {"OUT": out, "D_TYPE": out} | {name: int(value) for name, value in flags.items()}
 
@@ -97,8 +94,7 @@ class LineSums(Sums):
     @property
     def name(self) -> str:
         """Name of the compiled kernel."""
-        sizes = f"{self.t1}_{self.team}_{self.rows}_{self.ahead}_{self.blocks}_{int(self.leaves_first)}"
-        return f"line_{self.kind}_{sizes}"
+        return f"line_{self.kind}_{self.t1}_{self.team}_{self.rows}_{self.ahead}_{self.blocks}"
 
     @property
     def file(self) -> str:
