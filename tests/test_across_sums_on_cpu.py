@@ -1,6 +1,7 @@
 """kernels/across_sums.cu on the CPU: sums, verdicts and copies of lines across memory, and faults planted into it.
 
-What is judged, and by which model, is that of `tests.check_cases`; X lies in memory row by row of positions here.
+What is judged, and by which model, is that of `tests.check_cases` and `tests.verdict_cases`; X lies in memory row by
+row of positions here.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from abft_tsm2.core.config import SIZES
 from benchmarks.registers import ARCHITECTURES, compiled
 from tests import check_cases as cases
 from tests.both_cases import TYPES
-from tests.check_cases import NULL, SEALED, TYPES_OF_SUMS, UNIT, WIDTHS, Judged, Stack, Trial, Verdicts
+from tests.check_cases import NULL, SEALED, TYPES_OF_SUMS, UNIT, WIDTHS, Stack
 from tests.cuda_on_cpu import ORDERS, Library
 from tests.libraries import first_complaint, first_fault, library_of, texts, with_faults
 from tests.test_kernels_compile import spilled
+from tests.verdict_cases import Judged, Trial, Verdicts, verdict_faults
 
 names = {"ids": lambda x: getattr(x, "name", x)}
 
@@ -381,7 +383,7 @@ def test_verdicts_in_every_order(library: Library, config: AcrossSums) -> None:
         judged, slice = judged_by_digits(trial), slices(config, trial.q)[number % 3]
         results = [verdicts(config, judged, slice, library, order, gap=number) for order in ORDERS]
         for made in results:
-            assert not cases.verdict_faults(judged, made), str(trial)
+            assert not verdict_faults(judged, made), str(trial)
             assert made.tau.tobytes() == results[0].tau.tobytes(), str(trial)
             assert made.state.tobytes() == results[0].state.tobytes(), str(trial)
 
@@ -404,7 +406,7 @@ def test_drawn_verdicts(library, config, vectors, q, slice, batch, gap, shared, 
     like = LineSums(config.dtype, config.acc, verdict=True, out=config.out)
     trial = Trial(like, vectors * _vector(config), q, batch, 0, shared, alpha, beta, special)
     judged = judged_by_digits(trial, seed)
-    assert not cases.verdict_faults(judged, verdicts(config, judged, slice, library, order, gap=gap)), str(trial)
+    assert not verdict_faults(judged, verdicts(config, judged, slice, library, order, gap=gap)), str(trial)
 
 
 # ---- under AddressSanitizer, and with faults -----------------------------------------------------------------------
@@ -425,9 +427,7 @@ def test_every_path_under_address_sanitizer(sanitized: Library, config: AcrossSu
         assert not faults(task, summed(task, sanitized, ORDERS[number % 3])), str(case)
     for number, trial in enumerate(trials(config) if config in JUDGING else ()):
         judged, slice = judged_by_digits(trial), slices(config, trial.q)[number % 3]
-        assert not cases.verdict_faults(
-            judged, verdicts(config, judged, slice, sanitized, ORDERS[number % 3], gap=number)
-        )
+        assert not verdict_faults(judged, verdicts(config, judged, slice, sanitized, ORDERS[number % 3], gap=number))
 
 
 @pytest.mark.parametrize("name", READS)
@@ -503,7 +503,7 @@ def what_is_found(library: Library, config: AcrossSums, order: str, renamed: str
         some = ((judged_by_digits(trial), slices(config, trial.q)[n % 3], n) for n, trial in enumerate(trials(config)))
         return first_complaint(
             some,
-            lambda x: cases.verdict_faults(x[0], verdicts(config, x[0], x[1], library, order, renamed, x[2])),
+            lambda x: verdict_faults(x[0], verdicts(config, x[0], x[1], library, order, renamed, x[2])),
         )
     tasks = (case.task() for case in some_cases(config))
     return first_complaint(tasks, lambda task: flag_faults(task, library, order, renamed))

@@ -14,9 +14,20 @@ from hypothesis import strategies as st
 from abft_tsm2.checksum import bounds
 from abft_tsm2.core.check_config import Equilibrate, LineSums
 from tests import check_cases as cases
-from tests.check_cases import EQUILIBRATING, Columns, Judged, Launch, Scaled, Stack, Terms
+from tests.check_cases import Launch, Stack
 from tests.cuda_on_cpu import ORDERS, Library
+from tests.equilibrate_cases import (
+    EQUILIBRATING,
+    Columns,
+    Scaled,
+    Weights,
+    equilibrated,
+    matrices,
+    sample_faults,
+    weight_faults,
+)
 from tests.libraries import first_complaint, first_fault, library_of, texts, with_faults
+from tests.verdict_cases import Judged, Terms, verdicts
 
 names = {"ids": lambda x: getattr(x, "name", x)}
 library = library_of(lambda: texts(EQUILIBRATING))
@@ -40,10 +51,10 @@ def launch_on(library: Library, order: str, renamed: str = "") -> Launch:
 
 @pytest.mark.parametrize("config", EQUILIBRATING, **names)
 def test_weights_in_every_order(library: Library, config: Equilibrate) -> None:
-    for number, case in enumerate(cases.matrices(config)):
+    for number, case in enumerate(matrices(config)):
         task = case.matrices(number)
-        results = [cases.equilibrated(task, launch_on(library, order)) for order in ORDERS]
-        assert not cases.weight_faults(task, results[0]), str(case)
+        results = [equilibrated(task, launch_on(library, order)) for order in ORDERS]
+        assert not weight_faults(task, results[0]), str(case)
         for other in results[1:]:
             for x, y in zip(results[0], other, strict=True):
                 assert x.tobytes() == y.tobytes(), str(case)
@@ -62,7 +73,7 @@ def test_weights_in_every_order(library: Library, config: Equilibrate) -> None:
 def test_drawn_matrices(library, config, k, n, batch, scales, special, order, seed):
     case = Columns(config, k, n, batch, scales, tuple(special))
     task = case.matrices(seed)
-    assert not cases.weight_faults(task, cases.equilibrated(task, launch_on(library, order))), str(case)
+    assert not weight_faults(task, equilibrated(task, launch_on(library, order))), str(case)
 
 
 @pytest.mark.parametrize("config", EQUILIBRATING, **names)
@@ -72,7 +83,7 @@ def test_columns_as_large_and_as_small_as_the_type_allows(library: Library, conf
     ):
         case = Columns(config, 12, 40, 2, scales=scales, special=special)
         task = case.matrices(number)
-        assert not cases.weight_faults(task, cases.equilibrated(task, launch_on(library, "random"))), str(case)
+        assert not weight_faults(task, equilibrated(task, launch_on(library, "random"))), str(case)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -80,7 +91,7 @@ def test_squares_that_are_nearly_zero_limit_a_scale(library: Library, turned: bo
     # Between columns with a scale and those of 1e-162 without: squares have lost digits, weights are too small.
     task = Columns(Equilibrate("float64", turned), 12, 40).matrices()
     task.R.x[...] *= 10.0 ** -np.linspace(155.5, 160, 40)
-    made = cases.equilibrated(task, launch_on(library, "forward"))
+    made = equilibrated(task, launch_on(library, "forward"))
     size = abs(made.v * np.sqrt((task.R.x.astype(np.longdouble) ** 2).sum(1)) / task.base)
     assert (size < 1.02).all()
     assert (abs(made.v) > 2.0**510).all()
@@ -89,12 +100,12 @@ def test_squares_that_are_nearly_zero_limit_a_scale(library: Library, turned: bo
 @pytest.mark.parametrize("k", [256, 257, 1000, 2051])
 @pytest.mark.parametrize("config", EQUILIBRATING[2:4], **names)
 def test_of_many_rows_runs_are_sampled(library: Library, config: Equilibrate, k: int) -> None:
-    assert not cases.sample_faults(config, k, launch_on(library, "forward"))
+    assert not sample_faults(config, k, launch_on(library, "forward"))
 
 
 @pytest.mark.parametrize("config", [*EQUILIBRATING[:2], *EQUILIBRATING[4:]], **names)
 def test_runs_are_sampled_in_every_type(library: Library, config: Equilibrate) -> None:
-    assert not cases.sample_faults(config, 300, launch_on(library, "random"))
+    assert not sample_faults(config, 300, launch_on(library, "random"))
 
 
 # ---- columns whose squares are no numbers ---------------------------------------------------------------------------
@@ -119,8 +130,8 @@ def test_no_wrong_line_passes_whatever_has_no_scale(chain: Library, power: int, 
     task = Columns(Equilibrate("float64", turned), 40, 70, 1).matrices(3)
     task.R.x[:, :, :: 1 if alone else 7] *= 10.0**power
     launch, rng = launch_on(chain, "random"), np.random.default_rng(4)
-    made = cases.equilibrated(task, launch)
-    assert power == -158 or not cases.weight_faults(task, made)  # squares that are nearly zero: see above
+    made = equilibrated(task, launch)
+    assert power == -158 or not weight_faults(task, made)  # squares that are nearly zero: see above
     assert np.isfinite(made.v).all()
     assert (made.v != 0).all()
     L = Stack.rows(1, 9, 40, "float64", 8)
@@ -137,20 +148,20 @@ def test_no_wrong_line_passes_whatever_has_no_scale(chain: Library, power: int, 
         assert _listed(task, made, L, C, launch) == clean | {line}
 
 
-def _listed(task: Scaled, made: cases.Weights, L: Stack, C: Stack, launch: Launch) -> set[int]:
+def _listed(task: Scaled, made: Weights, L: Stack, C: Stack, launch: Launch) -> set[int]:
     """Lines of C = L R that do not pass."""
     (_, m, k), n = L.x.shape, C.x.shape[2]
-    v = cases._vectors(made.v)
+    v = cases.laid_out(made.v)
     R = Stack.rows(1, k, n, "float64", 8)
     R.x[...] = task.R.x
     right = cases.summed(cases.Task(RIGHT, R, v, None), launch)
-    left = cases.summed(cases.Task(LEFT, L, cases._vectors(right.y), cases._vectors(right.z)), launch)
+    left = cases.summed(cases.Task(LEFT, L, cases.laid_out(right.y), cases.laid_out(right.z)), launch)
     sizes = np.stack([made.parts[:, :, 0].sum(1), made.parts[:, :, 1].min(1)], 1)
     factors = bounds.bound_factors(bounds.arithmetic("float64", "float64"), k, n)
     t, p2 = (np.ascontiguousarray(x) for x in (left.y, left.z))
     terms, nothing = Terms(1.0, 0.0, t, p2, None, None, sizes, factors), np.zeros((1, m))
     judged = Judged(VERDICT, C, v, nothing, nothing, terms, *[nothing] * 5, 0.0)
-    found = cases.verdicts(judged, launch)
+    found = verdicts(judged, launch)
     return {int(line) for line in found.lines[: int(found.state[0])]}
 
 
@@ -159,17 +170,17 @@ def _listed(task: Scaled, made: cases.Weights, L: Stack, C: Stack, launch: Launc
 
 @pytest.mark.parametrize("config", CHECKED, **names)
 def test_every_path_under_address_sanitizer(sanitized: Library, config: Equilibrate) -> None:
-    for number, case in enumerate(cases.matrices(config)):
+    for number, case in enumerate(matrices(config)):
         task = case.matrices(number)
-        made = cases.equilibrated(task, launch_on(sanitized, ORDERS[number % 3]))
-        assert not cases.weight_faults(task, made), str(case)
+        made = equilibrated(task, launch_on(sanitized, ORDERS[number % 3]))
+        assert not weight_faults(task, made), str(case)
 
 
 @pytest.mark.parametrize("name", READS)
 def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> None:
     found = first_fault(
-        (case.matrices() for case in cases.matrices(READS[name][0])),
-        lambda task: cases.weight_faults(task, cases.equilibrated(task, launch_on(sanitized, "forward", name))),
+        (case.matrices() for case in matrices(READS[name][0])),
+        lambda task: weight_faults(task, equilibrated(task, launch_on(sanitized, "forward", name))),
     )
     assert re.search(r"(?s)heap-buffer-overflow.*READ of size", found)
 
@@ -231,14 +242,14 @@ faulty = library_of(lambda: [*with_faults(PLANTED), *texts((SMALL, TURNED, BRAIN
 
 def what_is_found(library: Library, config: Equilibrate, order: str, renamed: str = "") -> str:
     launch = launch_on(library, order, renamed)
-    problems = itertools.chain(enumerate(cases.matrices(config)), ((k, None) for k in (257, 1000)))
+    problems = itertools.chain(enumerate(matrices(config)), ((k, None) for k in (257, 1000)))
 
     def judged(problem: tuple[int, Columns | None]) -> list[str]:
         number, case = problem
         if case is None:
-            return cases.sample_faults(config, number, launch)
+            return sample_faults(config, number, launch)
         task = case.matrices(number)
-        return cases.weight_faults(task, cases.equilibrated(task, launch))
+        return weight_faults(task, equilibrated(task, launch))
 
     return first_complaint(problems, judged)
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from abft_tsm2.core.check_config import Judge, LineSums
 from tests import check_cases as cases
-from tests.check_cases import JUDGE, JUDGING, SUMMING, Case, Launch, Trial
+from tests.check_cases import SUMMING, Case, Launch
 from tests.cuda_on_cpu import ORDERS, Library
 from tests.libraries import first_complaint, first_fault, library_of, texts, with_faults
+from tests.verdict_cases import JUDGE, JUDGING, Trial, trials, verdict_faults, verdicts
 
 names = {"ids": lambda x: getattr(x, "name", x)}
 library = library_of(lambda: texts((*SUMMING, *JUDGING, JUDGE)))
@@ -103,12 +104,12 @@ def test_any_two_constants_meet() -> None:
 
 @pytest.mark.parametrize("config", [*JUDGING, JUDGE], **names)
 def test_verdicts_in_every_order(library: Library, config: LineSums | Judge) -> None:
-    for trial in cases.trials(config):
+    for trial in trials(config):
         judged = trial.judged()
-        results = [cases.verdicts(judged, launch_on(library, order)) for order in ORDERS]
-        assert not cases.verdict_faults(judged, results[0]), str(trial)
+        results = [verdicts(judged, launch_on(library, order)) for order in ORDERS]
+        assert not verdict_faults(judged, results[0]), str(trial)
         for other in results[1:]:
-            assert not cases.verdict_faults(judged, other), str(trial)
+            assert not verdict_faults(judged, other), str(trial)
             assert other.tau.tobytes() == results[0].tau.tobytes(), str(trial)
             assert other.state.tobytes() == results[0].state.tobytes(), str(trial)
 
@@ -130,13 +131,13 @@ def test_verdicts_in_every_order(library: Library, config: LineSums | Judge) -> 
 def test_drawn_verdicts(library, config, p, q, batch, gap, shared, alpha, beta, special, tf32, order, seed):
     trial = Trial(config, p, q, batch, gap, shared, alpha, beta, special, tf32)
     judged = trial.judged(seed)
-    assert not cases.verdict_faults(judged, cases.verdicts(judged, launch_on(library, order))), str(trial)
+    assert not verdict_faults(judged, verdicts(judged, launch_on(library, order))), str(trial)
 
 
 def test_nearly_every_line_of_a_trial_is_decided_both_ways() -> None:
     for config in (*JUDGING, JUDGE):
         decided, ok = (
-            np.concatenate([getattr(trial.judged(), name).ravel() for trial in cases.trials(config)])
+            np.concatenate([getattr(trial.judged(), name).ravel() for trial in trials(config)])
             for name in ("decided", "ok")
         )
         assert decided.mean() > 0.98, config.name
@@ -147,14 +148,14 @@ def test_nearly_every_line_of_a_trial_is_decided_both_ways() -> None:
 def test_verdicts_add_to_a_state(library: Library, config: LineSums | Judge) -> None:
     judged = Trial(config, 50, 20, 2, near=config == JUDGE).judged()
     launch = launch_on(library, "random")
-    first = cases.verdicts(judged, launch)
+    first = verdicts(judged, launch)
     count = int(first.state[0])
     assert 0 < count < 100
     # Flags stay, and so does a residual that is closer; one that is not gives way.
     for before, kept in ((0x3F80_0001_0000_0007, True), (1, False)):
         state = first.state.copy()
         state[0], state[1] = 3 << 32, before
-        again = cases.verdicts(judged, launch, state).state
+        again = verdicts(judged, launch, state).state
         assert again[0] == 3 << 32 | count
         assert again[1] == (before if kept else first.state[1])
     assert int(first.state[1]) >> 32 <= 0x3F80_0000  # it passed: at most 1
@@ -169,8 +170,8 @@ def test_the_copy_is_rounded_as_by_numpy(library: Library, config: LineSums) -> 
     near = rng.integers(0x3000_0000, 0x4800_0000, judged.C.x.shape, dtype=np.uint32) & ~np.uint32(0xFFF)
     signs = rng.integers(0, 2, judged.C.x.shape, dtype=np.uint32) << np.uint32(31)
     judged.C.x[...] = np.where(rng.random(bits.shape) < 0.5, bits, near | signs).view(np.float32)
-    made = cases.verdicts(judged, launch_on(library, "reverse"))
-    wrong = [fault for fault in cases.verdict_faults(judged, made) if "copy" in fault]
+    made = verdicts(judged, launch_on(library, "reverse"))
+    wrong = [fault for fault in verdict_faults(judged, made) if "copy" in fault]
     assert not wrong
     assert made.D is not None
     assert np.isnan(made.D.astype(np.float32)).any()
@@ -194,9 +195,9 @@ def test_every_path_under_address_sanitizer(sanitized: Library, config: LineSums
     for number, case in enumerate(cases.cases(config) if config in SUMMING else ()):
         task, launch = case.task(), launch_on(sanitized, ORDERS[number % 3])
         assert not cases.faults(task, cases.summed(task, launch)), str(case)
-    for number, trial in enumerate(cases.trials(config) if config not in SUMMING else ()):
+    for number, trial in enumerate(trials(config) if config not in SUMMING else ()):
         judged, launch = trial.judged(), launch_on(sanitized, ORDERS[number % 3])
-        assert not cases.verdict_faults(judged, cases.verdicts(judged, launch)), str(trial)
+        assert not verdict_faults(judged, verdicts(judged, launch)), str(trial)
 
 
 @pytest.mark.parametrize("name", READS)
@@ -324,8 +325,8 @@ def what_is_found(library: Library, config: LineSums | Judge, order: str, rename
         problems: Iterator[Any] = (case.task() for case in cases.cases(config))
         judged = lambda task: cases.flag_faults(task, launch)  # noqa: E731
     else:
-        problems = (trial.judged() for trial in cases.trials(config))
-        judged = lambda trial: cases.verdict_faults(trial, cases.verdicts(trial, launch))  # noqa: E731
+        problems = (trial.judged() for trial in trials(config))
+        judged = lambda trial: verdict_faults(trial, verdicts(trial, launch))  # noqa: E731
     return first_complaint(problems, judged)
 
 

@@ -22,6 +22,7 @@ from abft_tsm2.checksum.bounds import arithmetic, statistical_bound
 from tests import families
 from tests.cases import DTYPES, ORDERS, arrange, finfo
 from tests.oracles import WIDE, elements_outside
+from tests.planting import bits
 
 FULL = tuple(dtype for dtype in DTYPES if dtype.itemsize >= 4)
 EDGE = (0, 1)
@@ -90,10 +91,6 @@ def products(
         with np.errstate(all="ignore"):
             a, b = (a.astype(WIDE) * WIDE(2) ** left).astype(dtype), (b.astype(WIDE) * WIDE(2) ** right).astype(dtype)
     return Given(arrange(a, orders[0]), arrange(b, orders[1]), check, label)
-
-
-def bits(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
 def same_bits(x: np.ndarray, y: np.ndarray) -> bool:

@@ -17,7 +17,9 @@ from benchmarks.registers import ARCHITECTURES, compiled
 from tests.both_cases import TYPES
 from tests.cuda_on_cpu import ORDERS, KernelFault, Library
 from tests.libraries import Texts, library_of, texts
-from tests.repair_model import CAP, FAULTS, UNRESOLVED, Case, Work, bits, judged
+from tests.planting import bits
+from tests.repair_faults import FAULTS, Case
+from tests.repair_model import CAP, UNRESOLVED, Work, judged
 from tests.test_kernels_compile import spilled
 
 KINDS = (
