@@ -1,8 +1,4 @@
-"""kernels/across_sums.cu on the CPU: sums, verdicts and copies of lines across memory, and faults planted into it.
-
-What is judged, and by which model, is that of `tests.check_cases` and `tests.verdict_cases`; X lies in memory row by
-row of positions here.
-"""
+"""kernels/across_sums.cu on the CPU: sums, verdicts and copies of lines across memory, and faults planted into it."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,233 +14,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abft_tsm2.core.across_config import MOST_GROUPS, AcrossPlan, AcrossSums, across_sums
-from abft_tsm2.core.check_config import STATE, LineSums, sums_of
+from abft_tsm2.core.check_config import LineSums, sums_of
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.config import SIZES
 from benchmarks.registers import ARCHITECTURES, compiled
 from tests import check_cases as cases
-from tests.both_cases import TYPES
-from tests.check_cases import NULL, SEALED, TYPES_OF_SUMS, UNIT, WIDTHS, Stack
+from tests.across_cases import (
+    JUDGING,
+    SUMMING,
+    Case,
+    exactly,
+    faults,
+    flag_faults,
+    judged_by_digits,
+    slices,
+    some_cases,
+    summed,
+    trials,
+    vector_of,
+    verdicts,
+)
+from tests.check_cases import TYPES_OF_SUMS, WIDTHS
 from tests.cuda_on_cpu import ORDERS, Library
 from tests.libraries import first_complaint, first_fault, library_of, texts, with_faults
 from tests.test_kernels_compile import spilled
-from tests.verdict_cases import Judged, Trial, Verdicts, verdict_faults
+from tests.verdict_cases import Trial, verdict_faults
 
 names = {"ids": lambda x: getattr(x, "name", x)}
 
 
-def _vector(config: AcrossSums) -> int:
-    return config.width // SIZES[config.dtype]
-
-
-def _summing() -> Iterator[AcrossSums]:
-    for a, (dtype, acc) in enumerate(TYPES_OF_SUMS):
-        for b in range(4):
-            given, words = divmod((a + b) % 4, 2)
-            width = WIDTHS[dtype][b % len(WIDTHS[dtype])]
-            t1 = max(32 * width // SIZES[dtype], (32, 64, 96, 256)[(a + b) % 4])
-            ahead, out = (1, 2, 3, 6)[(a + 2 * b) % 4], (acc, "float64")[b % 2]
-            yield AcrossSums(dtype, acc, bool(given), bool(words), False, out, width, t1, ahead)
-
-
-def _judging() -> Iterator[AcrossSums]:
-    i = 0
-    for dtype, acc in TYPES_OF_SUMS:
-        for out in ("", "float16", "bfloat16") if dtype == acc == "float32" else ("",):
-            if out in ("", *TYPES):
-                width = (16, 8)[i % 2] if out else WIDTHS[dtype][i % 2]
-                t1 = max(32 * width // SIZES[dtype], (64, 256, 128)[i % 3])
-                yield AcrossSums(dtype, acc, verdict=True, out=out, width=width, t1=t1, ahead=(2, 5, 3)[i % 3])
-                i += 1
-
-
-SUMMING, JUDGING = tuple(_summing()), tuple(_judging())
 library = library_of(lambda: texts((*SUMMING, *JUDGING)))
 
 
 # ---- sums ----------------------------------------------------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    """One pass over `batch` matrices (p, q) in slices; `gap` loads between rows of memory and more between matrices."""
-
-    config: AcrossSums
-    p: int
-    q: int
-    slice: int
-    batch: int = 1
-    gap: int = 0
-    shared: bool = False
-
-    def task(self, seed: int = 0) -> Task:
-        config, rng = self.config, np.random.default_rng([seed, self.p, self.q])
-        X = Stack.rows(self.batch, self.q, self.p, config.dtype, config.width, self.gap)
-        X.x[...] = rng.standard_normal(X.x.shape) * 2.0 ** rng.integers(-3, 4, (self.batch, 1, self.p))
-        vectors = 1 if self.shared else self.batch
-        w = _apart(rng.standard_normal((vectors, self.q)).astype(config.acc))
-        w2 = _apart(rng.random((vectors, self.q)).astype(config.acc)) if config.given else None
-        return Task(self, X, w, w2)
-
-
-class Task(NamedTuple):
-    case: Case
-    X: Stack
-    w: np.ndarray
-    w2: np.ndarray | None
-
-    @property
-    def lines(self) -> np.ndarray:
-        """(batch, p, q)."""
-        return self.X.x.transpose(0, 2, 1)
-
-
-class Sums(NamedTuple):
-    y: np.ndarray
-    z: np.ndarray
-    words: np.ndarray
-    state: np.ndarray
-    sizes: np.ndarray
-
-
-def _apart(values: np.ndarray) -> np.ndarray:
-    """Rows with NaN in between; ends with the last value."""
-    r, n = values.shape
-    memory = np.full((r, n + 3), np.nan, values.dtype)
-    memory[:, :n] = values
-    return memory[:, :n]
-
-
-def _run(
-    library: Library,
-    config: AcrossSums,
-    values: tuple[Any, ...],
-    counts: tuple[int, int, int, int],
-    order: str,
-    name: str,
-) -> None:
-    """Launch for `counts` of lines, positions, positions of a group, products, in memory that is just large enough."""
-    p, q, slice, batch = counts
-    stripes, groups = -(-p // config.lines), -(-q // slice)
-    size = stripes * groups * batch * (2 + config.words) * config.lines
-    partial = np.full(size, np.nan).view(np.uint8) if groups > 1 else NULL
-    tickets = np.zeros(stripes * batch, np.uint32)
-    grid = (stripes, groups, batch)
-    library.run(name or config.name, grid, config.t1, (p, q, *values, slice, partial, tickets), order=order)
-    assert not tickets.any(), "tickets are not 0 again"
-
-
-def summed(
-    task: Task,
-    library: Library,
-    order: str = "forward",
-    renamed: str = "",
-    *,
-    fresh: bool = False,
-    outstanding: float = np.inf,
-    expected: np.ndarray | None = None,
-    state: np.ndarray | None = None,
-    parts: np.ndarray | None = None,
-) -> Sums:
-    """Launch; AssertionError where something is written that should stay."""
-    (config, p, q, slice, batch, *_), X = task.case, task.X
-    step, ld, _ = X.strides
-    if state is None:
-        state = np.full(STATE, SEALED, np.uint64)
-        state[0] = 5
-    y, z = (np.full((batch, p + 3), np.nan, config.out) for _ in "yz")
-    words = np.full((batch, p + 3), SEALED, np.uint64)
-    wanted: Any = NULL
-    if expected is not None:
-        wanted = np.full((batch, p + 3), SEALED, np.uint64)
-        wanted[:, :p] = expected
-    sizes = np.full((batch, 2), np.nan)
-    given = (NULL, 0, NULL) if parts is None else (parts, parts.shape[1], sizes)
-    values = (
-        *(X.x, ld, step if batch > 1 else 0, task.w, NULL if task.w2 is None else task.w2, cases.step_of(task.w)),
-        *(y, z, words if config.words else NULL, p + 3, float(outstanding), state, int(fresh), wanted, *given),
-    )
-    _run(library, config, values, (p, q, slice, batch), order, renamed)
-    assert np.isnan(y[:, p:]).all(), "an element between two products was written"
-    assert np.isnan(z[:, p:]).all(), "an element between two products was written"
-    assert (words[:, p if config.words else 0 :] == SEALED).all(), "a word between two products was written"
-    return Sums(y[:, :p], z[:, :p], words[:, :p], state, sizes)
-
-
-def exactly(task: Task) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Sums in longdouble, and how far rounding explains (Higham, 2002, sec. 3.1)."""
-    config, q = task.case.config, task.case.q
-    wide = [None if x is None else x.astype(np.longdouble)[:, None, :] for x in (task.w, task.w2)]
-    X, w, w2 = cases.wide(task.lines), wide[0], wide[1]
-    w2 = w * w if w2 is None else w2
-    units = {"y": (config.ahead + 2) * UNIT[config.acc] + (q + 40) * UNIT["float64"], "z": (q + 10) * UNIT[config.acc]}
-    found = {}
-    with np.errstate(all="ignore"):
-        for name, terms in (("y", X * w), ("z", X * X * w2)):
-            bound = 1.01 * (units[name] + UNIT[config.out]) * abs(terms).sum(2)
-            found[name] = terms.sum(2), bound + 2 * q * float(np.finfo(config.acc).tiny)
-    return found
-
-
-def faults(task: Task, sums: Sums) -> list[str]:
-    found = cases.sum_faults(exactly(task), {"y": sums.y, "z": sums.z})
-    if task.case.config.words and not np.array_equal(sums.words, cases.words_of(task.lines)):
-        found.append("words are wrong")
-    return found
-
-
-def flag_faults(task: Task, library: Library, order: str = "forward", renamed: str = "") -> list[str]:
-    """What is wrong with the sums, with the flags that they raise, with the state, and with sizes."""
-    case, rng = task.case, np.random.default_rng(1)
-
-    def made(**options: Any) -> Sums:
-        return summed(task, library, order, renamed, **options)
-
-    sums = made()
-    found = faults(task, sums)
-    largest = float(sums.z.max())
-    above, below = largest * (1 + 1e-6), largest * (1 - 1e-3)
-    wanted = cases.words_of(task.lines)
-    changed = wanted.copy()
-    changed[-1, -1] ^= np.uint64(1)
-    tried: list[tuple[dict[str, Any], int]] = [({}, 0), ({"outstanding": above}, 0), ({"outstanding": below}, 1)]
-    if case.config.words:
-        tried += [
-            ({"expected": wanted}, 0),
-            ({"expected": changed}, 2),
-            ({"expected": changed, "outstanding": below}, 3),
-        ]
-    for options, flags in tried:
-        state = made(**options).state
-        if state[0] != 5 | flags << 32:
-            found.append(f"word 0 of the state is {int(state[0]):#x}, not {5 | flags << 32:#x}")
-        if (state[1:] != SEALED).any():
-            found.append("other words of the state were written")
-    if made(fresh=True).state.any():
-        found.append("words of the state were not wiped")
-    if case.config.given:
-        return found
-    parts = rng.random((case.batch, 137, 2))
-    sizes = made(parts=parts).sizes
-    if not (np.allclose(sizes[:, 0], parts[..., 0].sum(1), 1e-14) and (sizes[:, 1] == parts[..., 1].min(1)).all()):
-        found.append("sizes are wrong")
-    return found
-
-
-def shapes(config: AcrossSums) -> list[tuple[int, int, int]]:
-    """p, q, slice at which a kernel of these constants has its edges."""
-    v, lines, warps = _vector(config), config.lines, config.warps
-    turn = warps * config.ahead
-    return [
-        *((v, 1, 1), (lines - v or v, max(1, warps - 1), 7), (lines, warps, 1), (lines + v, warps + 1, warps + 1)),
-        *((v, turn - 1 or 1, 3 * turn), (2 * lines + v, turn, turn), (v, turn + 1, turn), (lines, 2 * turn, turn)),
-        *((lines + v, 2 * turn + warps + 1, warps + 2), (2 * v, 3 * turn + 1, turn + 1), (v, 67, 4), (v, 67, 4 * turn)),
-    ]
-
-
-def some_cases(config: AcrossSums) -> Iterator[Case]:
-    """Every shape, with batches, gaps and shared weights in turn."""
-    for i, shape in enumerate(shapes(config)):
-        yield Case(config, *shape, (1, 3, 2)[i % 3], (0, 1, 2, 3)[i % 4], i % 6 == 4)
 
 
 @pytest.mark.parametrize("config", SUMMING, **names)
@@ -271,14 +73,14 @@ def test_sums_in_every_order(library: Library, config: AcrossSums) -> None:
     seed=st.integers(0, 2**32),
 )
 def test_drawn_sums(library, config, vectors, q, slice, batch, gap, shared, order, seed):
-    case = Case(config, vectors * _vector(config), q, max(slice, q // 40), batch, gap, shared)
+    case = Case(config, vectors * vector_of(config), q, max(slice, q // 40), batch, gap, shared)
     task = case.task(seed)
     assert not faults(task, summed(task, library, order)), str(case)
 
 
 @pytest.mark.parametrize("config", SUMMING, **names)
 def test_what_is_not_finite_stays_in_its_line(library: Library, config: AcrossSums) -> None:
-    v, slice = _vector(config), 40
+    v, slice = vector_of(config), 40
     p = config.lines + v
     task = Case(config, p, 77, slice, 2, 1).task()
     X = task.lines
@@ -308,73 +110,12 @@ def test_the_first_kernel_of_a_product_raises_flags_too(library: Library) -> Non
 def test_words_of_a_warp_do_not_overflow(library: Library) -> None:
     config = next(x for x in SUMMING if x.words and x.dtype == "float16" and x.width < 8)
     q = (1 << 16) * config.warps
-    task = Case(config, _vector(config), q, q).task()
+    task = Case(config, vector_of(config), q, q).task()
     task.X.x.view(np.uint16)[...] = 0xFFFF
     assert (summed(task, library).words == 0xFFFF * q).all()
 
 
 # ---- verdicts ------------------------------------------------------------------------------------------------------
-
-
-def judged_by_digits(trial: Trial, seed: int = 0) -> Judged:
-    """The model's verdict; roots and ratios of the kernel have seven digits (kernels/verdict.cuh)."""
-    judged = trial.judged(seed)
-    return replace(judged, delta=judged.delta + 1e-6, slack=judged.slack + 1e-6 * (1 + judged.ratio))
-
-
-def trials(config: AcrossSums) -> Iterator[Trial]:
-    """The model's: of a kernel for contiguous lines, with the same types."""
-    v, lines, warps = _vector(config), config.lines, config.warps
-    turn = warps * config.ahead
-    like = LineSums(config.dtype, config.acc, verdict=True, out=config.out)
-    sizes = [
-        (v, 1),
-        (7 * v, warps + 1),
-        (2 * lines + v, turn - 1),
-        (lines, turn + 3),
-        (3 * v, 3 * turn + 2),
-        (9 * v, 70),
-    ]
-    for i, (p, q) in enumerate(sizes):
-        alpha, beta = ((1.0, 0.0), (-0.5, 0.0), (2.0, -1.5), (1.0, 0.75), (-3.0, 2.0), (1.0, 1.0))[i % 6]
-        yield Trial(
-            *(like, p, q, (2, 1, 3)[i % 3], (0, 2, 1)[i % 3], i % 4 == 3, alpha, beta),
-            tf32=i % 2 == 1,
-            underflow=i % 5 != 4,
-        )
-
-
-def verdicts(
-    config: AcrossSums, judged: Judged, slice: int, library: Library, order: str, renamed: str = "", gap: int = 1
-) -> Verdicts:
-    """Launch; AssertionError where something is written that should stay."""
-    terms, (batch, p), q = judged.terms, judged.u.shape, judged.w.shape[1]
-    assert judged.C is not None
-    C = Stack.rows(batch, q, p, config.dtype, config.width, gap)
-    C.x[...] = judged.C.x.transpose(0, 2, 1)
-    step, ld, _ = C.strides
-    state = np.full(STATE, SEALED, np.uint64)
-    state[:2] = 0
-    tau, lines = np.full((batch, p), np.nan), np.full(batch * p, 0xFBFBFBFB, np.uint32)
-    cast: tuple[Any, ...] = (NULL, 0, 0)
-    D, around = None, b""
-    if config.out:
-        D = Stack.rows(batch, q, p, config.out, (2, 16)[gap % 2], 1)
-        around = D.around
-        cast = (D.x, D.strides[1], D.strides[0] if batch > 1 else 0)
-    values = (
-        *(C.x, ld, step if batch > 1 else 0, judged.w, NULL, cases.step_of(judged.w), terms.alpha, terms.beta),
-        *(NULL if x is None else x for x in (terms.t, terms.p2, terms.t0, terms.added2)),
-        *(terms.sizes, 2 if len(terms.sizes) > 1 else 0, *(float(x) for x in terms.factors), tau, lines, state, *cast),
-    )
-    _run(library, config, values, (p, q, slice, batch), order, renamed)
-    assert D is None or D.around == around, "an element between two rows of the copy was written"
-    return Verdicts(tau, lines, state, None if D is None else D.x.transpose(0, 2, 1))
-
-
-def slices(config: AcrossSums, q: int) -> tuple[int, ...]:
-    """One group, and several."""
-    return q, max(1, q // 3), config.warps * config.ahead
 
 
 @pytest.mark.parametrize("config", JUDGING, **names)
@@ -404,7 +145,7 @@ def test_verdicts_in_every_order(library: Library, config: AcrossSums) -> None:
 )
 def test_drawn_verdicts(library, config, vectors, q, slice, batch, gap, shared, alpha, beta, special, order, seed):
     like = LineSums(config.dtype, config.acc, verdict=True, out=config.out)
-    trial = Trial(like, vectors * _vector(config), q, batch, 0, shared, alpha, beta, special)
+    trial = Trial(like, vectors * vector_of(config), q, batch, 0, shared, alpha, beta, special)
     judged = judged_by_digits(trial, seed)
     assert not verdict_faults(judged, verdicts(config, judged, slice, library, order, gap=gap)), str(trial)
 
@@ -440,7 +181,7 @@ def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> No
 
 
 FULL = next(x for x in SUMMING if x.given and x.words and x.t1 > x.lines)
-PLAIN = next(x for x in SUMMING if x.words and not x.given and _vector(x) > 1)
+PLAIN = next(x for x in SUMMING if x.words and not x.given and vector_of(x) > 1)
 COPY = next(x for x in JUDGING if x.out)
 RACE, WRONG = "race: |uninitialised shared", "are wrong"
 # name: (kernel, what is replaced, which occurrence, by what, what is then said)
