@@ -1,4 +1,4 @@
-"""Protected products on a GPU where no GPU is: the grid, the judge, rows, bars, tables, and whole runs on a fake card.
+"""Protected products on a GPU where no GPU is: the grid, planted faults, and whole runs on a fake card.
 
 The stopwatch is tested in test_gpu_timing.py. The kernel that plants faults is the real one, run on the CPU.
 """
@@ -6,29 +6,23 @@ The stopwatch is tested in test_gpu_timing.py. The kernel that plants faults is 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from abft_tsm2 import SilentDataCorruptionError, policy, protected_gemm
-from abft_tsm2.checksum.encode import Encoded
-from abft_tsm2.core import vendor
+from abft_tsm2 import protected_gemm
 from abft_tsm2.core.device import known
-from abft_tsm2.report import Check, Report, Status
+from abft_tsm2.report import Status
 from benchmarks import (
     bench_gemm,
     campaign,
     gemm_bars,
     gemm_device,
     gemm_faults,
-    gemm_figure,
-    gemm_judge,
     gemm_rows,
     gemm_suites,
     gpu_timing,
@@ -37,15 +31,13 @@ from benchmarks import (
 from benchmarks.gemm_bars import BARS, verdicts
 from benchmarks.gemm_device import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
 from benchmarks.gemm_judge import Judge, arithmetic
-from benchmarks.gpu_timing import Call, Stopwatch, Times
+from benchmarks.gpu_timing import Call, Stopwatch
 from benchmarks.registers import compiled
-from benchmarks.sheet import Sheet
 from tests.cuda_on_cpu import Library, build
 from tests.fake_card import Card
+from tests.fake_products import TYPES, Protected, multiplied, operands
 
 H200 = known("H200")
-TYPES = ("float32", "float64", "bfloat16")
-BETWEEN = 1e-6  # seconds of the card from a protected product to the next one, beyond its own
 
 # ---- the grid -----------------------------------------------------------------------------------------------------
 
@@ -80,64 +72,6 @@ def test_bytes() -> None:
 def test_the_kernels_of_all_cells_can_be_named() -> None:
     found = {one for cell in gemm_device.grid() for one in gemm_device.kernels(cell, H200.multiprocessors)}
     assert len({one.name for one in found}) == len(found) > 20
-
-
-# ---- the judge ----------------------------------------------------------------------------------------------------
-
-
-def operands(dtype: str, shape: tuple[int, ...] = (40, 30, 50), seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    import ml_dtypes
-
-    *batch, m, k, n = shape
-    rng, kind = np.random.default_rng(seed), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    return rng.standard_normal((*batch, m, k)).astype(kind), rng.standard_normal((*batch, k, n)).astype(kind)
-
-
-def multiplied(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    wide = np.float64 if A.dtype == np.float64 else np.float32
-    product: np.ndarray = (A.astype(wide) @ B.astype(wide)).astype(A.dtype)
-    return product
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("shape", [(40, 30, 50), (3, 40, 30, 50), (1, 64, 200), (200, 8, 90)])
-@pytest.mark.parametrize("dtype", [*TYPES, "float16"])
-def test_a_right_product_passes_and_a_wrong_element_does_not(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...], whole: bool
-) -> None:
-    monkeypatch.setattr(gemm_judge, "WHOLE", 2**33 if whole else 0)
-    monkeypatch.setattr(gemm_judge, "SAMPLED", 7)
-    A, B = operands(dtype, shape)
-    judge = Judge(A, B, arithmetic(dtype), np)
-    C = multiplied(A, B)
-    assert judge(C) <= (1 if C.itemsize == 2 else 0.6)
-    m = C.shape[-2]
-    for row in {0, m // 2 + 1 if m > 1 else 0, m - 1}:  # the second is none of those that are sampled
-        wrong = C.copy()
-        wrong[..., row, 3] = 3e3
-        assert judge(wrong) > 1
-        wrong[..., row, 3] = np.nan
-        assert np.isnan(judge(wrong))
-
-
-def test_rows_that_are_asked_for_are_compared_element_by_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm_judge, "WHOLE", 0)
-    monkeypatch.setattr(gemm_judge, "SAMPLED", 4)
-    A, B = operands("float32", (90, 30, 50))
-    C = multiplied(A, B)
-    C[17, 5] += 2e-4  # too little for the random vector
-    assert Judge(A, B, arithmetic("float32"), np)(C) <= 1
-    assert Judge(A, B, arithmetic("float32"), np, [17])(C) > 1
-
-
-def test_tf32_is_allowed_what_cutting_its_operands_takes_and_no_more() -> None:
-    A, B = operands("float32", (60, 400, 50))
-    cut = [(x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (A, B)]
-    C = multiplied(*cut)
-    assert Judge(A, B, arithmetic("float32", tf32=True), np)(C) <= 1
-    assert Judge(A, B, arithmetic("float32"), np)(C) > 1
-    C[3, 4] += 2
-    assert Judge(A, B, arithmetic("float32", tf32=True), np)(C) > 1
 
 
 # ---- faults -------------------------------------------------------------------------------------------------------
@@ -201,73 +135,6 @@ def test_what_is_planted_is_found_in_every_row(card: Card, dtype: str, faults: s
 
 
 # ---- a fake card --------------------------------------------------------------------------------------------------
-
-
-# A product that is there already.
-DONE = vendor.Gemm(lambda *_: None, lambda: 0, False, np.float32, (), (), (), (), (), np.ones(2, np.float32), 0)
-
-
-class Protected:
-    """What protected_gemm is on the fake card: 1.1 times as slow as cuBLAS, 1.4 times if it is waited for.
-
-    Attributes
-    ----------
-    asked : Counter of str
-        Variants, as they were asked for.
-    wrong : str
-        What goes wrong.
-    """
-
-    def __init__(self, card: Card) -> None:
-        self.card, self.asked, self.wrong, self.calls = card, Counter[str](), "", 0
-
-    def __call__(self, A: Any, B: Any, *, out: Any, return_report: bool = False, **named: str) -> Any:
-        self.calls += 1
-        variant = ", ".join(f"{name}={value}" for name, value in named.items())
-        if isinstance(B, Encoded):
-            assert B.array.shape == (A.shape[-1], out.shape[-1])
-            variant, B = f"encoded, recheck={B.recheck}", B.array
-        self.asked[variant or "plain"] += 1
-        right = multiplied(A, B)
-        self.card.launch(lambda: np.copyto(out, right), 1.1 * self.card.gemm_seconds + BETWEEN)
-        status = Status.CLEAN
-        vendor.Gemm.__call__(DONE, A, B, out, 1.0, 0.0)  # behind which faults are planted
-        bad = int((out != right).sum())
-        if bad:
-            status = Status.CORRECTED
-            self.card.launch(lambda: np.copyto(out, right), 1e-5 * bad**0.5)
-            if self.wrong == "not repaired":
-                out[...] = out + (out != right)  # nothing
-                out[int(np.flatnonzero(right)[0])] *= 2
-        if self.wrong == "element" and self.calls > 20:
-            out[..., 1, 1] += 100
-        if self.wrong == "not written":
-            out[..., -1, :] = np.nan
-        if self.wrong == "raises":
-            raise ValueError("no such luck")
-        if self.wrong == "alarm" and self.calls % 10 == 0:
-            status = Status.CORRECTED
-        final = report_of(status)
-        waits = policy.synchronous()
-        if waits:
-            self.card.host = max(self.card.host, self.card.free)
-        report = final if waits or self.wrong == "not queued" else Pending(final, self.wrong == "corruption")
-        return (out, report) if return_report else out
-
-
-def report_of(status: Status) -> Report:
-    checks = (Check("rows", 1, 1, 1, 0.1, 0.5, 0, detection_limit=0.2),)
-    return Report(status, "gemm", 1, 1, 1, "float32", checks, suspicions=2 if status is Status.CLEAN else 0)
-
-
-class Pending(SimpleNamespace):
-    def __init__(self, final: Report, raises: bool) -> None:
-        super().__init__(status=Status.PENDING, final=final, raises=raises)
-
-    def wait(self) -> Report:
-        if self.raises:
-            raise SilentDataCorruptionError(replace(self.final, status=Status.UNCORRECTABLE))
-        return self.final
 
 
 @pytest.fixture
@@ -475,109 +342,6 @@ def test_even_rounds_have_a_sample_of_every_contender(card: Card) -> None:
     times = watch.measure({"fast": taking(2e-3), "slow": taking(9e-3)})
     assert len(times["fast"].seconds) == len(times["slow"].seconds) >= 7
     assert len(seen) >= 2 * len(times["fast"].seconds)
-
-
-# ---- rows, bars, tables, figure -----------------------------------------------------------------------------------
-
-
-def row(cell: Cell, percent: float, plain: float = 1e-3) -> dict[str, Any]:
-    """A row whose rounds drift by half, both samples alike."""
-    drift = [plain * (1 + 0.05 * i) for i in range(11)]
-    mine = [x * (1 + 1e-2 * percent) for x in drift]
-    made = gemm_rows.timed(cell, Times(drift, hidden=11), Times(mine, hidden=9), 4000)
-    return {**gemm_rows.empty_row(cell), **made, "read_gbs": 4000, "status": "CLEAN", "judged": 0.1}
-
-
-def test_rounds_are_compared_in_pairs() -> None:
-    found = row(Cell("square", 1024, 1024, 1024, "float32"), 3.0)
-    assert found["overhead_pct"] == found["low_pct"] == found["high_pct"] == 3
-    assert found["plain_us"] == pytest.approx(1250)
-    assert found["overhead_us"] == pytest.approx(37.5)
-    assert (found["samples"], found["hidden"]) == (11, 9)
-    assert "hidden 9 of 11" in gemm_rows.text(found)
-    times = gemm_rows.timed(SMALL[0], Times(error="lost"), Times([1.0]), 4000)
-    assert times == {"error": "lost"}
-    assert "time limit" in gemm_rows.timed(SMALL[0], Times(), Times(), 4000)["error"]
-
-
-def measured(factor: float) -> list[dict[str, Any]]:
-    """Rows of the whole grid, each at so much of its bar."""
-    rows = []
-    for cell in gemm_device.grid():
-        limits = [bar for bar in BARS if bar.covers(cell)]  # type: ignore[arg-type]
-        limit = limits[0].limit if limits and limits[0].column == "overhead_pct" else 10
-        one = row(cell, factor * limit)
-        if cell.suite == "host":
-            one = {**gemm_rows.empty_row(cell), "host_us": 60 * factor, "read_gbs": 4000}
-        elif (cell.suite, cell.n) == ("square", 512):
-            one["overhead_us"] = 20 * factor
-        rows.append(one)
-    return rows
-
-
-def test_bars_hold_or_are_missed() -> None:
-    found = verdicts(measured(0.9))
-    assert [str(one) for one in found if not one.holds] == []
-    assert gemm_bars.table(found).count("| yes |") == len(BARS)
-    missed = verdicts(measured(1.4))
-    assert all(one.holds is False for one in missed)
-    text = gemm_bars.table(missed)
-    assert text.count("| **no** |") == len(BARS)
-    assert "| float32, one-sided, n = 2048: <= 4.00 % | 5.60 % (square float32 2048x2048x2048 one-sided) |" in text
-    assert "| host time of a call that is not waited for: <= 80.0 us | 84.0 us (" in text
-    assert {one.holds for one in verdicts([])} == {None}
-
-
-def test_the_last_row_counts_and_a_wrong_one_does_not() -> None:
-    rows = measured(0.9)
-    (at,) = (i for i, one in enumerate(rows) if (one["suite"], one["n"], one["variant"]) == ("square", 512, TF32))
-    assert rows[at]["overhead_us"] == 18
-    wrong = [{**one, "error": "wrong product"} for one in rows if one["suite"] == "host"]
-    (host,) = (one for one in verdicts([*rows, *wrong]) if one.bar.column == "host_us")
-    assert host.holds is None
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    environment = {"device": "Made-up card", "driver": "1", "cuda": "13.0", "cupy": "14", "date": "2026-01-01"}
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    rows = measured(0.9)
-    (failed,) = (one for one in rows if (one["dtype"], one["n"], one["variant"]) == ("float16", 4096, WIDE))
-    failed.update(error="wrong product")
-    with Sheet(tmp_path / "gemm_device.csv", (*gemm_rows.COLUMNS, *environment)) as sheet:
-        for one in rows:
-            sheet.append({**one, **environment})
-    return tmp_path
-
-
-def test_the_tables_show_every_cell(results: Path) -> None:
-    lengths = {}
-    for name in ("gemm-square", "gemm-shapes", "gemm-repair", "gemm-host", "gemm-bars"):
-        lines = tables.fill(f"<!-- table:{name} -->\n<!-- /table -->").splitlines()
-        assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-        lengths[name] = len([line for line in lines if line.startswith("| ")]) - 2
-        assert name == "gemm-bars" or any("Made-up card" in line for line in lines)
-    assert lengths == {"gemm-square": 29, "gemm-shapes": 26, "gemm-repair": 18, "gemm-host": 5, "gemm-bars": len(BARS)}
-    text = tables.fill("<!-- table:gemm-square -->\n<!-- /table -->")
-    line = next(one for one in text.splitlines() if one.startswith("| float32 2048 x 2048 x 2048 |"))
-    cells = [cell.strip() for cell in line.split("|")[1:-1]]
-    assert cells[1:4] == ["1250", "3.60%", "3.60% to 3.60%"]
-    assert cells[6] == "2.52%"
-    assert float(cells[9]) == pytest.approx(1250 * (0.036 - 0.0252), abs=0.1)
-    assert "| failed |" in next(one for one in text.splitlines() if one.startswith("| float16 4096 "))
-    assert any(one.startswith("| float32 by TF32 4096 ") for one in text.splitlines())
-
-
-def test_the_figure_is_drawn(results: Path, capsys: Any) -> None:
-    pytest.importorskip("matplotlib")
-    file = results / "gemm.svg"
-    assert gemm_figure.main(["--output", str(file)]) == 0
-    first = file.read_bytes()
-    assert first.count(b"<path") > 20
-    assert gemm_figure.main(["--output", str(file)]) == 0
-    assert file.read_bytes() == first
-    assert gemm_figure.main(["--input", str(results / "absent.csv"), "--output", str(file)]) == 1
-    assert "is missing" in capsys.readouterr().err
 
 
 # ---- the command line ---------------------------------------------------------------------------------------------
