@@ -38,8 +38,8 @@ def multiply(
     tf32 : bool
         On a GPU, let tensor cores round float32 operands to 11 significant bits.
     """
-    if is_cupy(out) and A.dtype == B.dtype and 0 not in (*A.shape, *B.shape) and vendor.layout(out) != "A":
-        _multiply_by_vendor(A, B, out, C0, alpha, beta, tf32)
+    if is_cupy(out) and vendor.serves(problem := _problem(A, B, out)):
+        _multiply_by_vendor(problem, A, B, out, C0, alpha, beta, tf32)
         return
     if float_type(A).bits < 32 and float_type(B).bits < 32 and float_type(out).bits <= 32:
         _multiply_halves(A, B, out, C0, alpha, beta)
@@ -57,13 +57,17 @@ def multiply(
             out[at, :] += beta * C0[at, :]
 
 
+def _problem(A: Array, B: Array, out: Array) -> Problem:
+    (m, k), n = A.shape, B.shape[1]
+    dtype, weights, result = (dtype_name(x.dtype) for x in (A, B, out))
+    return Problem(m, k, n, dtype, weights=weights, out=result, out_order=vendor.layout(out))
+
+
 def _multiply_by_vendor(
-    A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float, tf32: bool
+    problem: Problem, A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float, tf32: bool
 ) -> None:
     """One call of cuBLAS; an operand with neither rows nor columns contiguous is copied, as everywhere on a GPU."""
     A, B = (x if vendor.layout(x) != "A" else namespace(x).asarray(x, copy=True, order="C") for x in (A, B))
-    (m, k), n = A.shape, B.shape[1]
-    problem = Problem(m, k, n, dtype_name(A.dtype), out=dtype_name(out.dtype))
     if C0 is not None and beta != 0.0:
         out[...] = C0
     with out.device:
