@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
@@ -52,7 +53,7 @@ class Entry(Protocol):
         """Fill the outputs with NaN, so that an element that is not written shows."""
 
 
-class Campaign:
+class Campaign(ABC):
     """One run: the device, its ceilings, and the sheet that rows go to.
 
     A subclass says what the methods below without a body mean for its grid.
@@ -74,33 +75,33 @@ class Campaign:
 
     # ---- of a grid -------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def kernels(self, cells: Sequence[Any]) -> list[Any]:
         """Configurations of the kernels that are compiled beforehand, side by side."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bytes(self, cells: Sequence[Any]) -> int:
         """An upper estimate of what a group takes of the card's memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def measure(self, cells: Sequence[Any]) -> None:
         """Measure a group of cells and `emit` the rows of each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def empty(self, cell: Any, contender: str) -> Row:
         """A row that says which cell and who; all else is empty."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compare(self, rows: list[Row]) -> None:
         """Fill in, for the rows of one cell, what relates one contender to another."""
-        raise NotImplementedError
 
+    @abstractmethod
     def line(self, cell: Any, rows: Sequence[Row]) -> str:
         """A cell in a line of text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def conclude(self) -> tuple[str, list[str]]:
         """What is to be said at the end, and what speaks against the run."""
-        raise NotImplementedError
 
     # ---- of every grid ---------------------------------------------------------------------------------------------
 
