@@ -12,8 +12,9 @@ from typing import NoReturn
 
 import click
 
-from abft_tsm2.cli import CORRUPTED, cli, say
+from abft_tsm2.cli import cli
 from abft_tsm2.errors import AbftError, SilentDataCorruptionError
+from abft_tsm2.messages import CORRUPTED, say
 
 ERROR, BROKEN_PIPE = 2, 141
 

@@ -1,4 +1,4 @@
-"""The commands ``abft-tsm2 info | gemm | verify | tune | demo``: options, messages and exit codes.
+"""The command ``abft-tsm2`` and what it is told: info, gemm, verify, tune, demo; `factor_cli` has lu and solve.
 
 A is read, multiplied and checked in row panels, so that the operands may be larger than the memory.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import logging
-import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,19 +21,27 @@ import click
 import numpy as np
 
 import abft_tsm2
-from abft_tsm2 import matrixio, tuning
+from abft_tsm2 import factor_cli, matrixio, tuning
 from abft_tsm2.core.contest import WrongProduct
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.facts import collected
 from abft_tsm2.matrixio import Matrix, MatrixFileError
-from abft_tsm2.report import Check, Report, Status
+from abft_tsm2.messages import (
+    CORRUPTED,
+    EXIT_CODES,
+    FLOAT,
+    OK,
+    conclude,
+    exit_code,
+    quiet_option,
+    refuse_same_file,
+    report_to,
+    say,
+    verbose_option,
+)
+from abft_tsm2.report import Check, Report
 
-OK, CORRUPTED, UNVERIFIABLE = 0, 1, 3
 PANEL_MB = matrixio.PANEL_BYTES / 2**20
-EXIT_CODES = """\b
-Exit codes: 0 clean or repaired, 1 corruption that was not repaired, 2 usage or
-file error, 3 a part could not be checked, 130 interrupted."""
-FLOAT = click.Choice(["float32", "float64"])
 
 
 class _Group(click.Group):
@@ -53,7 +59,7 @@ class _Group(click.Group):
 @click.version_option(abft_tsm2.__version__, prog_name="abft-tsm2")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Matrix products that notice, locate and repair silent data corruption.
+    """Matrix products and linear systems that notice, locate and repair silent data corruption.
 
     \b
     Example:
@@ -63,25 +69,13 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def _log(context: click.Context, option: click.Parameter, verbose: int) -> None:
-    if verbose:
-        logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
-        logging.getLogger("abft_tsm2").setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
-
-
-_quiet = click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-_verbose = click.option(
-    "-v", "--verbose", count=True, expose_value=False, callback=_log, help="Log to stderr; -vv: more."
-)
-
-
 def _options(command: Callable[..., int]) -> Callable[..., int]:
     """The options that gemm and verify share."""
     sides = click.Choice(["auto", "rows", "columns", "both"])
     size = click.FloatRange(min=0, min_open=True)
     for option in (
-        _verbose,
-        _quiet,
+        verbose_option,
+        quiet_option,
         click.option("--panel-mb", type=size, default=PANEL_MB, help="Size of what is worked on at a time."),
         click.option("--dtype", type=FLOAT, help="Convert the inputs first; needed for integers."),
         click.option("--check", type=sides, default="auto", help="Which checksums to compare."),
@@ -109,11 +103,11 @@ def gemm(
     Example:
       abft-tsm2 gemm A.npy weights.npz:layer1 -o C.npy --report report.json
     """
-    _refuse_same_file([a, b], out, report)
+    refuse_same_file([a, b], out, report)
     A, B, common = _operands(a, b, dtype)
     shape = A.shape[0], B.shape[1]
     refused = contextlib.suppress(SilentDataCorruptionError)
-    with _report_to(report) as keep, refused, matrixio.output_matrix(out, shape, common) as C:
+    with report_to(report) as keep, refused, matrixio.output_matrix(out, shape, common) as C:
 
         def multiply(rows: slice, B: Any) -> Report:
             panel = matrixio.convert(A[rows], common, a)
@@ -122,10 +116,10 @@ def gemm(
 
         result = _in_panels(multiply, A, B, panel_mb, quiet, stop=True)
         keep(result)
-        if _exit_code(result) == CORRUPTED:
+        if exit_code(result) == CORRUPTED:
             raise SilentDataCorruptionError(result)  # so that no file is left
-    written = f"{out} was {'not ' if _exit_code(result) == CORRUPTED else ''}written"
-    return _conclude(result, quiet, written, "run it again, on another machine if it stays")
+    written = f"{out} was {'not ' if exit_code(result) == CORRUPTED else ''}written"
+    return conclude(result, quiet, written, "run it again, on another machine if it stays")
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -144,7 +138,7 @@ def verify(
     Example:
       abft-tsm2 verify A.npy B.npy C.npy
     """
-    _refuse_same_file([a, b, c], report)
+    refuse_same_file([a, b, c], report)
     A, B, common = _operands(a, b, dtype)
     C = matrixio.read_matrix(c, dtype=dtype)
     result_type = np.dtype(dtype) if dtype else C.dtype.newbyteorder("=")
@@ -158,10 +152,10 @@ def verify(
         panels = matrixio.convert(A[rows], common, a), B, matrixio.convert(C[rows], result_type, c)
         return abft_tsm2.verify_gemm(*panels, check=check, on_error="detect")
 
-    with _report_to(report) as keep:
+    with report_to(report) as keep:
         result = _in_panels(compare, A, B, panel_mb, quiet)
         keep(result)
-    return _conclude(result, quiet, f"{c} was only read", "compute it again")
+    return conclude(result, quiet, f"{c} was only read", "compute it again")
 
 
 @cli.command()
@@ -188,8 +182,8 @@ def info(as_json: bool) -> int:
 @click.option("--quick", is_flag=True, help="The commonest shapes only: under a minute.")
 @click.option("--output", metavar="FILE", help="Write there; products do not look there.")
 @click.option("--reset", is_flag=True, help="Delete what was measured here, and measure nothing.")
-@_quiet
-@_verbose
+@quiet_option
+@verbose_option
 def tune(quick: bool, output: str | None, reset: bool, quiet: bool) -> int:
     """Measure which kernel, or the vendor library, multiplies tall and skinny matrices fastest on this GPU.
 
@@ -221,8 +215,8 @@ def tune(quick: bool, output: str | None, reset: bool, quiet: bool) -> int:
 @click.option("--bit", type=click.IntRange(0, 63), help="Which bit to flip; without it, the top exponent bit.")
 @click.option("--dtype", type=FLOAT, default="float64", help="Precision of every product.")
 @click.option("--out", metavar="DIR", default="abft_tsm2_demo", help="Folder for the results.")
-@_quiet
-@_verbose
+@quiet_option
+@verbose_option
 def demo(seed: int, bit: int | None, dtype: str, out: str, quiet: bool) -> int:
     """Spoil a picture with one flipped bit, and see the same flip repaired.
 
@@ -239,7 +233,11 @@ def demo(seed: int, bit: int | None, dtype: str, out: str, quiet: bool) -> int:
     result = run(Path(out), seed=seed, bit=bit, dtype=dtype)
     if not quiet:
         click.echo(result.text)
-    return max(map(_exit_code, result.reports))
+    return max(map(exit_code, result.reports))
+
+
+cli.add_command(factor_cli.lu)
+cli.add_command(factor_cli.solve)
 
 
 def _operands(a: str, b: str, dtype: str | None) -> tuple[Matrix, Matrix, np.dtype[Any]]:
@@ -253,14 +251,6 @@ def _operands(a: str, b: str, dtype: str | None) -> tuple[Matrix, Matrix, np.dty
         )
     common = np.dtype(dtype) if dtype else np.result_type(A, B).newbyteorder("=")
     return A, matrixio.convert(B, common, b), common
-
-
-def _refuse_same_file(inputs: Sequence[str], *outputs: str | None) -> None:
-    taken = [os.path.realpath(matrixio.split_name(name)[0]) for name in inputs]
-    for name in filter(None, outputs):
-        if os.path.realpath(name) in taken:
-            raise MatrixFileError(f"{name} is given twice and would be overwritten; name another file")
-        taken.append(os.path.realpath(name))
 
 
 def _in_panels(
@@ -286,7 +276,7 @@ def _in_panels(
         with bar if shown else contextlib.nullcontext(panels) as steps:
             for rows in steps:
                 reports.append(_shifted(_caught(work, rows, encoded), rows.start))
-                if stop and _exit_code(reports[-1]) == CORRUPTED:
+                if stop and exit_code(reports[-1]) == CORRUPTED:
                     break
     return _stacked(reports, A.shape[0], encoding)
 
@@ -344,39 +334,3 @@ def _joined(checks: Sequence[Check]) -> Check:
         bound=statistics.median(c.bound for c in checks),
         detection_limit=statistics.median(c.detection_limit for c in checks),
     )
-
-
-@contextlib.contextmanager
-def _report_to(name: str | None) -> Iterator[Callable[[Report], None]]:
-    """What keeps the report; its place is tried first, so that a bad one is known before the work."""
-    if name is None:
-        yield lambda report: None
-    else:
-        with matrixio.output_file(name) as keep:
-            yield lambda report: keep(f"{report.to_json(indent=2)}\n".encode())
-
-
-def _exit_code(report: Report) -> int:
-    statuses = {report.status, *report.also}
-    if statuses & {Status.UNCORRECTABLE, Status.INPUT_CHANGED}:
-        return CORRUPTED
-    return UNVERIFIABLE if Status.UNVERIFIABLE in statuses else OK
-
-
-def _conclude(report: Report, quiet: bool, outcome: str, advice: str) -> int:
-    """Print the report and what became of the file; the exit code."""
-    if not quiet:
-        click.echo(f"{report}\n{outcome}")
-    code = _exit_code(report)
-    first, *others = [*map(str, report.faults), *report.reasons, "see the report"]
-    more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
-    if code == CORRUPTED:
-        say(f"Error: {report.status.value}: {first}{more}; {outcome}; {advice}")
-    elif code == UNVERIFIABLE:
-        say(f"Warning: {Status.UNVERIFIABLE.value}: {first}{more}; {outcome}")
-    return code
-
-
-def say(line: str) -> None:
-    """Print one line on stderr, whatever the text was."""
-    click.echo(" ".join(line.split()), err=True)

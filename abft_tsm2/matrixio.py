@@ -1,16 +1,15 @@
 """Matrix files: .npy, .npz and Matrix Market in; the same out, whole or not at all.
 
 A large .npy is memory-mapped in both directions and worked on in row panels, so that a matrix may be larger
-than the memory. A file appears under its name only when it is complete: it is written beside its place,
-flushed to the disk, and renamed.
+than the memory. A file appears under its name only when it is complete (`abft_tsm2.atomic`).
 """
 
 from __future__ import annotations
 
 import errno
 import gzip
+import math
 import os
-import secrets
 import shutil
 import zipfile
 import zlib
@@ -25,10 +24,12 @@ import numpy as np
 from numpy.lib import format as npy
 
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.errors import AbftError
+from abft_tsm2.atomic import MatrixFileError as MatrixFileError
+from abft_tsm2.atomic import Name, atomic_path, reason, short, writing
+from abft_tsm2.atomic import output_file as output_file
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
-Name = str | os.PathLike[str]
+Check = Callable[[str, tuple[int, ...], np.dtype[Any]], None]  # refuses what an array's head announces
 
 MAP_BYTES = 64 * 2**20  # a .npy from this size on is mapped, not read
 PANEL_BYTES = 256 * 2**20  # a row panel of A together with its rows of C
@@ -44,11 +45,7 @@ _DTYPE_ADVICE = {
 }
 
 
-class MatrixFileError(AbftError):
-    """A matrix file cannot be read or written; the message says why and what to do next."""
-
-
-def read_matrix(name: Name, *, dtype: str | None = None) -> Matrix:
+def read_matrix(name: Name, *, dtype: str | None = None, vectors: bool = False) -> Matrix:
     """Read a matrix of floating-point numbers.
 
     Parameters
@@ -58,10 +55,12 @@ def read_matrix(name: Name, *, dtype: str | None = None) -> Matrix:
         one array needs no name. A .npy of `MAP_BYTES` or more is memory-mapped, read-only.
     dtype : {"float32", "float64"}, optional
         What the caller is going to convert to, with `convert`. Without it, a file of integers is refused.
+    vectors : bool
+        Whether an array of one dimension will do as well.
 
     Returns
     -------
-    (m, k) ndarray
+    (m, k) ndarray, or (m,) where `vectors` allows it
         In the dtype and the order of the file: not yet converted.
 
     Raises
@@ -78,6 +77,15 @@ def read_matrix(name: Name, *, dtype: str | None = None) -> Matrix:
     ...     read_matrix(path).shape
     (3, 3)
     """
+    return _read(name, partial(_check, dtype=dtype, vectors=vectors))
+
+
+def read_indices(name: Name) -> Matrix:
+    """Read a vector of integers, such as pivots; otherwise as `read_matrix`."""
+    return _read(name, _check_indices)
+
+
+def _read(name: Name, check: Check) -> Matrix:
     path, member = split_name(name)
     extension = _extension(path, "read")
     try:
@@ -87,12 +95,12 @@ def read_matrix(name: Name, *, dtype: str | None = None) -> Matrix:
             kind = "a folder" if path.is_dir() else "not a regular file"
             raise MatrixFileError(f"{path} is {kind}; name a matrix file")
         if extension == ".npy":
-            return _read_npy(path, dtype)
+            return _read_npy(path, check)
         if extension == ".npz":
-            return _read_npz(path, member, dtype)
-        return _read_market(path, dtype)
+            return _read_npz(path, member, check)
+        return _read_market(path, check)
     except (OSError, ValueError) as error:
-        raise MatrixFileError(f"{path} cannot be read: {_reason(error)}") from error
+        raise MatrixFileError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def split_name(name: Name) -> tuple[Path, str | None]:
@@ -112,15 +120,23 @@ def _extension(path: Path, verb: str) -> str:
     raise MatrixFileError(f"{path} cannot be {verb}: its extension is none of {formats}; convert it to one")
 
 
-def _check(source: str, shape: tuple[int, ...], stored: np.dtype[Any], dtype: str | None) -> None:
-    """Refuse what is not a real matrix, before its data are read."""
-    if len(shape) != 2:
+def _check(
+    source: str, shape: tuple[int, ...], stored: np.dtype[Any], *, dtype: str | None, vectors: bool = False
+) -> None:
+    """Refuse what is not a real matrix (or vector), before its data are read."""
+    if len(shape) != 2 and not (vectors and len(shape) == 1):
         advice = "save x.reshape(1, -1) or x.reshape(-1, 1)" if len(shape) == 1 else "save one matrix a file"
-        raise MatrixFileError(f"{source} is no matrix: it has {len(shape)} dimensions, shape {shape}; {advice}")
+        kind = "neither a matrix nor a vector" if vectors else "no matrix"
+        raise MatrixFileError(f"{source} is {kind}: it has {len(shape)} dimensions, shape {shape}; {advice}")
     if stored.name in FLOATS or (dtype and stored.kind in "iubf"):
         return
     advice = _DTYPE_ADVICE.get(stored.kind, "pass --dtype float64, or save x.astype('float64')")
     raise MatrixFileError(f"{source} holds {stored.name}, which cannot be checked: {advice}")
+
+
+def _check_indices(source: str, shape: tuple[int, ...], stored: np.dtype[Any]) -> None:
+    if len(shape) != 1 or stored.kind not in "iu":
+        raise MatrixFileError(f"{source} is no vector of integers: it holds {stored.name} of shape {shape}")
 
 
 def _header(stream: IO[bytes], source: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -131,38 +147,50 @@ def _header(stream: IO[bytes], source: str) -> tuple[tuple[int, ...], np.dtype[A
         shape, _, dtype = read(stream)
     except ValueError as error:
         raise MatrixFileError(
-            f"{source} is not a .npy file or its head is damaged ({_short(error)}); write it again with np.save"
+            f"{source} is not a .npy file or its head is damaged ({short(error)}); write it again with np.save"
         ) from error
     return shape, dtype
 
 
-def _read_npy(path: Path, dtype: str | None) -> Matrix:
+def _read_npy(path: Path, check: Check) -> Matrix:
     with path.open("rb") as stream:
         shape, stored = _header(stream, str(path))
-        _check(str(path), shape, stored, dtype)
-        size = shape[0] * shape[1] * stored.itemsize
+        check(str(path), shape, stored)
+        size = math.prod(shape) * stored.itemsize
         present = os.fstat(stream.fileno()).st_size - stream.tell()
     if present < size:
         raise MatrixFileError(
-            f"{path} is truncated: {shape[0]} x {shape[1]} {stored.name} need {size} bytes, "
+            f"{path} is truncated: {' x '.join(map(str, shape))} {stored.name} need {size} bytes, "
             f"{present} are there; copy or write it again"
         )
     return np.asarray(np.load(path, mmap_mode="r" if size >= MAP_BYTES else None, allow_pickle=False))
 
 
-def _read_npz(path: Path, member: str | None, dtype: str | None) -> Matrix:
+def members(name: Name) -> list[str]:
+    """The names of the arrays in a .npz; none for another file, and for one that cannot be read."""
+    try:
+        with zipfile.ZipFile(name) as archive:
+            return _members(archive)
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return []
+
+
+def _members(archive: zipfile.ZipFile) -> list[str]:
+    return [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+
+
+def _read_npz(path: Path, member: str | None, check: Check) -> Matrix:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
-            chosen = _choose(path, names, member)
+            chosen = _choose(path, _members(archive), member)
             source = f"{path}:{chosen}"
             with archive.open(f"{chosen}.npy") as stream:
-                _check(source, *_header(stream, source), dtype)
+                check(source, *_header(stream, source))
             with archive.open(f"{chosen}.npy") as stream:
                 return np.asarray(npy.read_array(stream, allow_pickle=False))
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         raise MatrixFileError(
-            f"{path} is damaged or not a .npz archive ({_short(error)}); write it again with np.savez"
+            f"{path} is damaged or not a .npz archive ({short(error)}); write it again with np.savez"
         ) from error
 
 
@@ -183,13 +211,13 @@ def _choose(path: Path, names: list[str], member: str | None) -> str:
     return member
 
 
-def _read_market(path: Path, dtype: str | None) -> Matrix:
+def _read_market(path: Path, check: Check) -> Matrix:
     from scipy import io, sparse
 
     try:
         rows, columns, entries, _, field, _ = io.mminfo(path)
         stored = {"integer": "int64", "unsigned-integer": "uint64", "complex": "complex128"}
-        _check(str(path), (rows, columns), np.dtype(stored.get(field, "float64")), dtype)
+        check(str(path), (rows, columns), np.dtype(stored.get(field, "float64")))
         dense, limit = 8 * rows * columns, physical_memory() // 2
         if dense > limit:
             raise MatrixFileError(
@@ -200,7 +228,7 @@ def _read_market(path: Path, dtype: str | None) -> Matrix:
         matrix = io.mmread(path)
     except (ValueError, OverflowError, EOFError, zlib.error) as error:
         raise MatrixFileError(
-            f"{path} is not a Matrix Market file or is damaged ({_short(error)}); write it again with scipy.io.mmwrite"
+            f"{path} is not a Matrix Market file or is damaged ({short(error)}); write it again with scipy.io.mmwrite"
         ) from error
     return np.asarray(matrix.toarray() if sparse.issparse(matrix) else matrix)
 
@@ -245,8 +273,8 @@ def row_panels(rows: int, row_bytes: int, panel_bytes: int = PANEL_BYTES) -> Ite
 
 
 @contextmanager
-def output_matrix(name: Name, shape: tuple[int, int], dtype: np.dtype[Any]) -> Iterator[Matrix]:
-    """An array to fill, that becomes the file `name` when the block ends, and nothing when it fails.
+def output_matrix(name: Name, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Matrix]:
+    """A matrix or vector to fill, that becomes the file `name` when the block ends, and nothing when it fails.
 
     A .npy is filled in place on the disk, so that it may be larger than the memory; its space is reserved
     beforehand, so that a full disk is known before any work is done.
@@ -258,24 +286,54 @@ def output_matrix(name: Name, shape: tuple[int, int], dtype: np.dtype[Any]) -> I
     """
     path = Path(name)
     extension = _extension(path, "written")
+    if len(shape) == 1 and extension.startswith(".mtx"):
+        raise MatrixFileError(f"{path} cannot be written: Matrix Market has no vectors; name a .npy file")
     with atomic_path(path) as temporary:
         if extension == ".npy" and 0 not in shape:
-            with _writing(path):
+            with writing(path):
                 mapped = _reserved(temporary, shape, dtype)
             yield np.asarray(mapped)
-            with _writing(path):
+            with writing(path):
                 mapped.flush()
         else:
             matrix = np.zeros(shape, dtype)
             yield matrix
-            with _writing(path):
+            with writing(path):
                 _WRITERS[extension](temporary, matrix)
 
 
-def _reserved(temporary: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
-    # Writing to a mapped page for which the disk has no room would kill the process: claim every page now.
-    if shutil.disk_usage(temporary.parent).free < shape[0] * shape[1] * dtype.itemsize:
+@contextmanager
+def output_arrays(name: Name, size: int) -> Iterator[Callable[..., None]]:
+    """A function that takes, by name, the arrays of the .npz `name`, which appears when the block ends.
+
+    Raises
+    ------
+    MatrixFileError
+        If the file cannot be written, or the disk has no room for its `size` bytes, before any work is done.
+    """
+    path = Path(name)
+    if _extension(path, "written") != ".npz":
+        raise MatrixFileError(f"{path} cannot be written: it is to hold several arrays; name a .npz file")
+    save: Callable[..., None] = np.savez
+    with atomic_path(path) as temporary:
+        with writing(path):
+            _want_room(temporary, size)
+
+        def keep(**arrays: Matrix) -> None:
+            with writing(path), temporary.open("wb") as stream:
+                save(stream, **arrays)
+
+        yield keep
+
+
+def _want_room(temporary: Path, size: int) -> None:
+    if shutil.disk_usage(temporary.parent).free < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _reserved(temporary: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
+    # Writing to a mapped page for which the disk has no room would kill the process: claim every page now.
+    _want_room(temporary, math.prod(shape) * dtype.itemsize)
     mapped = npy.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):
         with temporary.open("r+b") as stream:
@@ -285,69 +343,6 @@ def _reserved(temporary: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> 
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # it cannot reserve
                     raise
     return mapped
-
-
-@contextmanager
-def output_file(name: Name) -> Iterator[Callable[[bytes], None]]:
-    """A function that takes the content of the file `name`, which appears when the block ends."""
-    with atomic_path(name) as temporary:
-
-        def keep(content: bytes) -> None:
-            with _writing(Path(name)):
-                temporary.write_bytes(content)
-
-        yield keep
-
-
-@contextmanager
-def atomic_path(name: Name) -> Iterator[Path]:
-    """A temporary file in the folder of `name`: renamed to it when the block ends, removed when it fails.
-
-    Raises
-    ------
-    MatrixFileError
-        If the folder is missing or not writable, the disk is full, or `name` is not a regular file.
-    """
-    path = Path(name)
-    with _writing(path):
-        target = Path(os.path.realpath(path))  # a link stays a link: the file behind it is replaced
-        if target.is_dir():
-            raise MatrixFileError(f"{path} is a folder; name a file in it")
-        if target.exists() and not target.is_file():
-            raise MatrixFileError(f"{path} is not a regular file and will not be replaced; name another")
-        if not target.parent.is_dir():
-            raise MatrixFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
-        if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(errno.EACCES, "it is there and read-only")
-        temporary = target.parent / f".abft_tsm2-{secrets.token_hex(6)}.tmp"
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
-    try:
-        yield temporary
-        with _writing(path):
-            if target.exists():
-                shutil.copymode(target, temporary)
-            _flush_to_disk(temporary, os.O_RDWR)
-            os.replace(temporary, target)
-            if os.name == "posix":
-                _flush_to_disk(target.parent, os.O_RDONLY)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _flush_to_disk(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MatrixFileError(f"cannot write {path}: {_reason(error)}") from error
 
 
 def _write_numpy(temporary: Path, matrix: Matrix, save: Callable[..., None]) -> None:
@@ -368,27 +363,3 @@ _WRITERS: dict[str, Callable[[Path, Matrix], None]] = {
     ".mtx": _write_market,
     ".mtx.gz": partial(_write_market, opened=gzip.open),
 }
-
-_FULL = "free space there, or write to another disk"
-_CLOSED = "change the permissions, or write to another folder"
-_NEXT = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EFBIG: "the limit on file sizes is too small for it (ulimit -f)",
-    errno.EACCES: _CLOSED,
-    errno.EPERM: _CLOSED,
-    errno.EROFS: _CLOSED,
-}
-
-
-def _reason(error: Exception) -> str:
-    what = _short(error)
-    advice = _NEXT.get(getattr(error, "errno", 0))
-    return f"{what}; {advice}" if advice else what
-
-
-def _short(error: Exception) -> str:
-    """The first line of an error's message, without its number and file name."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    line = text.strip().partition("\n")[0].rstrip(".")
-    return line[:1].lower() + line[1:] or type(error).__name__

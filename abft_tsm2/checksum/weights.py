@@ -39,8 +39,17 @@ def _balanced(n: int, r: int, rng: np.random.Generator) -> Weights:
     return out
 
 
+def _distinct(n: int, r: int, rng: np.random.Generator) -> Weights:
+    """As `_balanced`, with n different magnitudes in [1, 1.5): whichever two elements change places, it shows."""
+    V = _balanced(n, r, rng)
+    for c in range(r):
+        V[:, c] = np.sign(V[:, c]) * (1 + rng.permutation(n) / (2 * n))
+    return V
+
+
 _FAMILIES: dict[str, Callable[[int, int, np.random.Generator], NDArray[Any]]] = {
     "balanced": _balanced,
+    "distinct": _distinct,
     "ones": lambda n, r, rng: np.ones((n, r)),
     "linear": lambda n, r, rng: np.vander(np.arange(1.0, n + 1), max(r, 1), increasing=True)[:, :r],
     "signs": lambda n, r, rng: rng.permuted(
@@ -58,8 +67,8 @@ def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED)
 
     Parameters
     ----------
-    kind : {"balanced", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct"}
-        ``balanced`` is what protected operations use. ``linear`` has the columns 1, i, i^2, ... of Huang and
+    kind : {"balanced", "distinct", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct"}
+        ``balanced`` is what protected products use, ``distinct`` what factorisations do. ``linear`` has the columns 1, i, i^2, ... of Huang and
         Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on [-1, 1], ``dct`` the DCT-II basis.
     n : int
         Length.

@@ -1,0 +1,110 @@
+"""Files that appear under their names whole, or not at all.
+
+A file is written beside its place, flushed to the disk, and renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from abft_tsm2.errors import AbftError
+
+Name = str | os.PathLike[str]
+
+
+class MatrixFileError(AbftError):
+    """A matrix file cannot be read or written; the message says why and what to do next."""
+
+
+@contextmanager
+def output_file(name: Name) -> Iterator[Callable[[bytes], None]]:
+    """A function that takes the content of the file `name`, which appears when the block ends."""
+    with atomic_path(name) as temporary:
+
+        def keep(content: bytes) -> None:
+            with writing(Path(name)):
+                temporary.write_bytes(content)
+
+        yield keep
+
+
+@contextmanager
+def atomic_path(name: Name) -> Iterator[Path]:
+    """A temporary file in the folder of `name`: renamed to it when the block ends, removed when it fails.
+
+    Raises
+    ------
+    MatrixFileError
+        If the folder is missing or not writable, the disk is full, or `name` is not a regular file.
+    """
+    path = Path(name)
+    with writing(path):
+        target = Path(os.path.realpath(path))  # a link stays a link: the file behind it is replaced
+        if target.is_dir():
+            raise MatrixFileError(f"{path} is a folder; name a file in it")
+        if target.exists() and not target.is_file():
+            raise MatrixFileError(f"{path} is not a regular file and will not be replaced; name another")
+        if not target.parent.is_dir():
+            raise MatrixFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is there and read-only")
+        temporary = target.parent / f".abft_tsm2-{secrets.token_hex(6)}.tmp"
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+    try:
+        yield temporary
+        with writing(path):
+            if target.exists():
+                shutil.copymode(target, temporary)
+            _flush_to_disk(temporary, os.O_RDWR)
+            os.replace(temporary, target)
+            if os.name == "posix":
+                _flush_to_disk(target.parent, os.O_RDONLY)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _flush_to_disk(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MatrixFileError(f"cannot write {path}: {reason(error)}") from error
+
+
+_FULL = "free space there, or write to another disk"
+_CLOSED = "change the permissions, or write to another folder"
+_NEXT = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "the limit on file sizes is too small for it (ulimit -f)",
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+    errno.EROFS: _CLOSED,
+}
+
+
+def reason(error: Exception) -> str:
+    what = short(error)
+    advice = _NEXT.get(getattr(error, "errno", 0))
+    return f"{what}; {advice}" if advice else what
+
+
+def short(error: Exception) -> str:
+    """The first line of an error's message, without its number and file name."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    line = text.strip().partition("\n")[0].rstrip(".")
+    return line[:1].lower() + line[1:] or type(error).__name__

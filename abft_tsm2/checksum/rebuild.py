@@ -1,0 +1,325 @@
+"""Repair of a factorisation under way: whatever is wrong is computed again from A, left-looking.
+
+Rows of A are in the order of W's rows (PA). With L(:, :j) and U(:j, :) right, everything else follows from A alone:
+
+    panel:          (PA)(j:, J) - L(j:, :j) U(:j, J)
+    rows of U:      L11^-1 ((PA)(J, j:) - L(J, :j) U(:j, j:))
+    finished L, l:  ((PA)(l+1:, l) - L(l+1:, :l) U(:l, l)) / u_ll
+    finished U, l:  (PA)(l, l:) - L(l, :l) U(:l, l:)
+
+Recomputed elements replace those that differ from them by more than rounding; what agrees shows that a checksum was
+wrong, or nothing was. So every repair starts with the finished factors, and those with the pivots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum.bounds import factored_bound, factored_element
+from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, places, unit_lower, upper, wide
+from abft_tsm2.checksum.stored import changed, read
+from abft_tsm2.core.factoring import permutation, product, solve_triangle
+from abft_tsm2.report import Fault, Status
+
+FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
+AGAIN = "computed again from A"
+ROUNDS = 3
+
+
+class Unrepairable(Exception):
+    """A repair did not lead to an agreement; the message says where."""
+
+
+class Overflowed(Exception):
+    """Recomputation gives numbers beyond the type's range again: the factors themselves are not finite."""
+
+
+@dataclass
+class Findings:
+    """What was found on the way, for the report."""
+
+    statuses: list[Status] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    suspicions: int = 0
+    multiplications: float = 0.0
+
+    def wrong_sums(self, name: str, lines: Any, magnitude: float, repair: str = "computed again") -> None:
+        lines = tuple(int(i) for i in lines)
+        self.statuses.append(Status.CHECKSUM_FAULT)
+        self.faults.append(Fault(name, "checksum", lines, (), len(lines), magnitude, repair))
+
+    def wrong_elements(self, differ: Any, distance: Any, first: tuple[int, int], rows: Any = None) -> None:
+        """Elements of W that were replaced: a boolean matrix, how far they were off, and where its corner lies."""
+        i, c = np.nonzero(differ)
+        if not i.size:
+            return
+        rows = tuple(np.unique(i + first[0]).tolist()) if rows is None else tuple(rows)
+        columns = tuple(np.unique(c + first[1]).tolist())
+        kind = "element" if i.size == 1 else "row" if len(rows) == 1 else "column" if len(columns) == 1 else "block"
+        with np.errstate(all="ignore"):
+            largest = float(np.max(distance[differ]))
+        self.statuses.append(Status.CORRECTED)
+        self.faults.append(Fault(FACTORS, kind, rows, columns, int(i.size), largest, AGAIN))
+
+
+@dataclass(eq=False)
+class Repair:
+    """Repairs W = L \\\\ U, its pivots and its checksums.
+
+    Attributes
+    ----------
+    A : (m, n) array
+        As it was encoded; only read.
+    W : (m, n) array
+    pivots : int32 array on the host
+    carried : Carried
+    findings : Findings
+    """
+
+    A: Array
+    W: Array
+    pivots: Any
+    carried: Carried
+    findings: Findings
+
+    # -- the whole repair of a step --
+
+    def panel(self, j: int, j1: int) -> None:
+        """The panel J = j:j1 has failed its check: put there what it was before it was factored."""
+        before = len(self.findings.statuses)
+        old = self._before_factoring(j, j1)
+        self.finished(j, j, j)
+        self.sums(j, columns=True)
+        X, squares = self._columns(j, list(range(j, j1)))
+        active = X[j:, :]
+        self._look_for_overflow(active)
+        bound = factored_element(self.carried.type, squares[j:, :], j1, namespace(X))
+        if old is not None:
+            differ, distance = _differ(old, active, bound)
+            self.findings.wrong_elements(differ, distance, (j, j))
+        else:
+            self.findings.statuses.append(Status.CORRECTED)
+            size, columns = (self.W.shape[0] - j) * (j1 - j), tuple(range(j, j1))
+            self.findings.faults.append(Fault(FACTORS, "block", (), columns, size, float("nan"), AGAIN))
+        self.W[j:, j:j1] = namespace(X).astype(active, self.W.dtype)
+        self.carried.Z[j:j1] = product(active.T, self.carried.w[j:])
+        self._suspicion(before)
+
+    def rows(self, j: int, j1: int) -> None:
+        """The new rows of U have failed their check: solve for them again."""
+        before = len(self.findings.statuses)
+        self.finished(j1, j1, j)
+        self.sums(j, columns=False)
+        new, squares = self._rows(j, j1)
+        self._look_for_overflow(new)
+        old = wide(self.W[j:j1, j:])
+        xp = namespace(old)
+        bound = factored_element(self.carried.type, squares, j1, xp)
+        differ, distance = _differ(upper(old), upper(new), bound)
+        if differ.any():
+            keep = from_host(differ, old)
+            self.W[j:j1, j:] = xp.astype(xp.where(keep, new, old), self.W.dtype)
+            self.findings.wrong_elements(differ, distance, (j, j))
+        self._suspicion(before)
+
+    def finished(self, places: int, left: int, top: int) -> None:
+        """Pivots, and what is finished: the first `left` columns of L and `top` rows of U, and their g and y."""
+        self.order(places)
+        for _ in range(ROUNDS):
+            with np.errstate(all="ignore"):
+                sums = read(self.W, self.carried, left, top)
+                columns, rows = changed(self.W, self.carried, sums)
+            if not columns and not rows:
+                return
+            if not self._factors(columns, rows):
+                break
+        # the elements are what they should be: the sums are not
+        xp = self.carried.xp
+        for name, lines, of, now in (("g", columns, self.carried.g, sums.wL), ("y", rows, self.carried.y, sums.Uv)):
+            if lines:
+                where = from_host(np.array(lines), self.W)
+                off = float(xp.max(xp.abs(xp.take(of, where) - xp.take(now, where))))
+                for i in lines:
+                    of[i] = now[i]
+                self.findings.wrong_sums(name, lines, off)
+
+    # -- parts of it --
+
+    def order(self, j: int, *, repair: bool = True) -> None:
+        """Three tell the order of the rows after j exchanges: the pivots, the places, and the weights w. Two of them
+        outvote the third. Raises Unrepairable where none do, or nothing is to be repaired."""
+        carried = self.carried
+        expected, place = places(self.pivots[:j], self.W.shape[0]), carried.place
+        present, original = to_host(carried.w), to_host(carried.encoding.w)
+        by_place = np.array_equal(np.sort(place), np.arange(place.size)) and np.array_equal(original[place], present)
+        by_pivots = expected is not None and np.array_equal(original[expected], present)
+        if by_place and by_pivots and np.array_equal(expected, place):
+            return
+        if not repair:
+            raise Unrepairable("the pivots are not the order of the rows")
+        if by_pivots and expected is not None:
+            wrong = np.flatnonzero(expected != place)
+            carried.rows[:, ROWS.place] = from_host(expected.astype(np.float64), self.W)
+            self.findings.wrong_sums("places", wrong, float("nan"), "taken from the pivots")
+        elif by_place:
+            self._pivots_from(place, j)
+        elif expected is not None and np.array_equal(expected, place):
+            wrong = np.flatnonzero(original[place] != present)
+            with np.errstate(all="ignore"):
+                off = float(np.max(np.abs(original[place] - present)))
+            carried.rows[:, ROWS.w] = from_host(original[place], self.W)
+            self.findings.wrong_sums("w", wrong, off)
+        else:
+            raise Unrepairable(f"after {j} columns pivots, places and weights all differ in the order of the rows")
+
+    def _pivots_from(self, place: Any, j: int) -> None:
+        """The only j exchanges, row i with a row below it or itself, that lead to this order."""
+        at = list(range(place.size))
+        for i in range(j):
+            p = at.index(int(place[i]))
+            at[i], at[p] = at[p], at[i]
+            if self.pivots[i] != p:
+                magnitude = float(abs(int(self.pivots[i]) - p))
+                self.findings.statuses.append(Status.CORRECTED)
+                fault = Fault("piv", "element", (i,), (), 1, magnitude, "taken from the order of the rows")
+                self.findings.faults.append(fault)
+                self.pivots[i] = p
+        if at != place.tolist():
+            raise Unrepairable(f"no {j} exchanges lead to the order that the rows are in")
+
+    def sums(self, j: int, *, columns: bool) -> None:
+        """Z(j:), or S(j:), from A's sums and the finished factors; the finished factors have been looked after."""
+        carried, xp = self.carried, self.carried.xp
+        with np.errstate(all="ignore"):
+            S, Z = carried.sums_again(self.W, j)
+            if columns:
+                name, now, then, walk, moduli = "Z", carried.Z[j:], Z[j:], carried.walk[j:], carried.moduli[0]
+            else:
+                name, now, then = "S", carried.rows[j:, ROWS.S], S[j:]
+                walk, moduli = carried.rows[j:, ROWS.walk], carried.moduli[1]
+            verdict = Verdict.of(now - then, factored_bound(carried.type, walk, j, moduli, xp))
+            if not verdict.clean:
+                lines = np.flatnonzero(~to_host(verdict.ok)) + j
+                now[...] = then
+                off = float(np.nanmax(np.append(np.abs(to_host(verdict.residual)), 0.0)))
+                self.findings.wrong_sums(name, lines, off)
+
+    def _before_factoring(self, j: int, j1: int) -> Array | None:
+        """What the panel must have been: L U with the exchanges undone; None where the pivots are none."""
+        b, m = j1 - j, self.W.shape[0]
+        local = self.pivots[j:j1] - np.int32(j)
+        if not (np.all(local >= np.arange(b)) and np.all(local < m - j)):
+            return None
+        with np.errstate(all="ignore"):
+            panel = wide(self.W[j:, j:j1])
+            xp = namespace(panel)
+            old = xp.asarray(panel, copy=True)
+            corner = upper(panel[:b, :])
+            old[:b, :] = product(unit_lower(panel[:b, :]), corner)
+            old[b:, :] = product(panel[b:, :], corner)
+            back = np.argsort(permutation(local, m - j))
+            return xp.take(old, from_host(back, self.W), axis=0)
+
+    def _permuted(self, *, rows: slice | None = None, columns: Any = None) -> Array:
+        """Rows, or columns, of PA in float64."""
+        place = self.carried.place if rows is None else self.carried.place[rows]
+        X = self.A if columns is None else _columns_of(self.A, columns)
+        return wide(namespace(X).take(X, from_host(place, X), axis=0))
+
+    def _columns(self, j: int, columns: list[int]) -> tuple[Array, Array]:
+        """(PA)(:, columns) - L(:, :j) U(:j, columns) in rows j and below, and a^2 + sum_l l^2 u^2 there."""
+        X = self._permuted(columns=columns)
+        squares = X * X
+        if j:
+            left, top = wide(self.W[j:, :j]), wide(_columns_of(self.W[:j, :], columns))
+            rest, more = X[j:, :] - product(left, top), squares[j:, :] + product(left * left, top * top)
+            X[j:, :], squares[j:, :] = rest, more
+            self.findings.multiplications += 2.0 * left.shape[0] * j * len(columns)
+        return X, squares
+
+    def _rows(self, j: int, j1: int) -> tuple[Array, Array]:
+        """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sums of squares as in `_columns`."""
+        X = self._permuted(rows=slice(j, j1))[:, j:]
+        xp = namespace(X)
+        X, squares = xp.asarray(X, copy=True), X * X
+        if j:
+            left, top = wide(self.W[j:j1, :j]), wide(self.W[:j, j:])
+            X, squares = X - product(left, top), squares + product(left * left, top * top)
+            self.findings.multiplications += 2.0 * (j1 - j) * j * X.shape[1]
+        corner = xp.asarray(wide(self.W[j:j1, j:j1]), copy=True)
+        new = _by_columns(X)
+        solve_triangle(_by_columns(corner), new, lower=True, unit=True)
+        lower = unit_lower(corner)
+        return new, squares + product(lower * lower, new * new)
+
+    def _factors(self, columns: list[int], rows: list[int]) -> bool:
+        """Columns of L and rows of U, from A and from those before them; whether anything was replaced."""
+        found = len(self.findings.statuses)
+        with np.errstate(all="ignore"):
+            for line in sorted({*columns, *rows}):
+                if line in rows:
+                    self._row(line)
+                if line in columns:
+                    self._column(line)
+        return len(self.findings.statuses) > found
+
+    def _row(self, r: int) -> None:
+        X = self._permuted(rows=slice(r, r + 1))[:, r:]
+        xp = namespace(X)
+        new, squares = X[0, :], X[0, :] ** 2
+        if r:
+            left, top = wide(self.W[r, :r]), wide(self.W[:r, r:])
+            new, squares = new - product(top.T, left), squares + product((top * top).T, left * left)
+        old = wide(self.W[r, r:])
+        differ, distance = _differ(old, new, factored_element(self.carried.type, squares, r + 1, xp))
+        self.W[r, r:] = xp.astype(xp.where(from_host(differ, old), new, old), self.W.dtype)
+        self.findings.multiplications += 2.0 * r * new.shape[0]
+        self.findings.wrong_elements(differ[None, :], distance[None, :], (r, r))
+
+    def _column(self, c: int) -> None:
+        X = self._permuted(columns=[c])
+        xp = namespace(X)
+        new, squares = X[c + 1 :, 0], X[c + 1 :, 0] ** 2
+        if c:
+            left, top = wide(self.W[c + 1 :, :c]), wide(self.W[:c, c])
+            new, squares = new - product(left, top), squares + product(left * left, top * top)
+        pivot = float(self.W[c, c])
+        if pivot != 0.0:  # under a zero pivot there are zeros, which nobody divides
+            new, squares = new / pivot, squares / pivot / pivot
+        old = wide(self.W[c + 1 :, c])
+        differ, distance = _differ(old, new, factored_element(self.carried.type, squares, c + 1, xp))
+        self.W[c + 1 :, c] = xp.astype(xp.where(from_host(differ, old), new, old), self.W.dtype)
+        self.findings.multiplications += 2.0 * c * new.shape[0]
+        self.findings.wrong_elements(differ[:, None], distance[:, None], (c + 1, c))
+
+    def _look_for_overflow(self, X: Array) -> None:
+        xp = namespace(X)
+        if not bool(xp.all(xp.isfinite(xp.astype(X, self.W.dtype)))):
+            raise Overflowed("elements grow beyond the range of the type")
+
+    def _suspicion(self, before: int) -> None:
+        self.findings.suspicions += len(self.findings.statuses) == before
+
+
+def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
+    """Where old is not new but for rounding, and how far off it is: boolean and float64 arrays on the host."""
+    with np.errstate(all="ignore"):
+        distance = np.abs(to_host(old) - to_host(new))
+        limit = to_host(bound)
+        return ~((distance <= limit) & np.isfinite(limit)), distance
+
+
+def _columns_of(X: Array, columns: list[int]) -> Array:
+    if columns == list(range(columns[0], columns[-1] + 1)):
+        return X[:, columns[0] : columns[-1] + 1]
+    return namespace(X).take(X, from_host(np.array(columns), X), axis=1)
+
+
+def _by_columns(X: Array) -> Array:
+    """A copy of X that BLAS can take."""
+    return np.array(X, order="F") if isinstance(X, np.ndarray) else namespace(X).asarray(X, copy=True)

@@ -1,0 +1,177 @@
+"""Finished factors, looked at as they lie in memory: sums against those taken when they were made, and A against L U.
+
+One reading of L and U gives all four: ``w'L`` and ``U v``, which have to be what they were (g and y), and ``g U`` and
+``L y``, which have to be ``w'A`` and ``A v``: the certificate of the whole factorisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, operations, stored_bound
+from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, unit_lower, upper, wide
+from abft_tsm2.core.factoring import add_product, multiply_triangle, product
+
+BLOCK = 128  # columns that are read at a time
+LOOKED_AT = 64  # lines whose elements are computed one by one
+
+
+@dataclass(eq=False)
+class Sums:
+    """What one reading of W = L \\\\ U gives, for columns of L before `left` and rows of U before `top`.
+
+    Attributes
+    ----------
+    wL, Uv : (left,), (top,) arrays
+        ``w'L`` and ``U v`` as they are now.
+    gU, Ly : (n,), (m,) arrays
+        ``g U`` and ``L y`` with the g and y of old.
+    """
+
+    wL: Array
+    Uv: Array
+    gU: Array
+    Ly: Array
+
+
+def read(W: Array, carried: Carried, left: int, top: int) -> Sums:
+    """Read the first `left` columns of L and the first `top` rows of U, once."""
+    xp, (m, n) = namespace(W), W.shape
+    w, v = carried.w, carried.v
+    g, y = carried.g, carried.y
+    wL, Uv, gU, Ly = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (left, top, n, m))
+    for at in range(0, n if top else left, BLOCK):
+        end = min(at + BLOCK, n)
+        above = min(at, top)
+        if above:  # U(0:above, at:end)
+            block = wide(W[:above, at:end])
+            add_product(Uv[:above], block, v[at:end], alpha=1.0)
+            add_product(gU[at:end], block.T, g[:above], alpha=1.0)
+        if at < top:  # U(at:stop, at:end), the first columns of which are a triangle
+            stop = min(end, top)
+            square, right = wide(W[at:stop, at:stop]), wide(W[at:stop, stop:end])
+            Uv[at:stop] += multiply_triangle(square, v[at:stop], lower=False)
+            gU[at:stop] += multiply_triangle(square.T, g[at:stop], lower=True)
+            add_product(Uv[at:stop], right, v[stop:end], alpha=1.0)
+            add_product(gU[stop:end], right.T, g[at:stop], alpha=1.0)
+        if at < left:  # L(at:m, at:stop), the first rows of which are a triangle
+            stop = min(end, left)
+            square, below = wide(W[at:stop, at:stop]), wide(W[stop:, at:stop])
+            wL[at:stop] += multiply_triangle(square.T, w[at:stop], lower=False, unit=True)
+            add_product(wL[at:stop], below.T, w[stop:], alpha=1.0)
+            if stop <= top:
+                Ly[at:stop] += multiply_triangle(square, y[at:stop], lower=True, unit=True)
+                add_product(Ly[stop:], below, y[at:stop], alpha=1.0)
+    return Sums(wL, Uv, gU, Ly)
+
+
+def changed(W: Array, carried: Carried, sums: Sums) -> tuple[list[int], list[int]]:
+    """Columns of L and rows of U that are no longer what they were, or whose g or y is not.
+
+    A norm that the bound needs is first guessed: |g| itself estimates it, as does that of A's column over the pivot,
+    and |l| <= 1 limits it. Lines that are flagged get theirs computed.
+    """
+    xp, m, n = carried.xp, *W.shape
+    left, top = sums.wL.shape[0], sums.Uv.shape[0]
+    with np.errstate(all="ignore"):
+        pivots = xp.abs(wide(xp.linalg.diagonal(W)[:left]))
+        weight = carried.w
+        below = xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip(weight * weight))))[:left]
+        norm = xp.minimum(xp.sqrt(carried.floor[:left]) / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), below)
+        norm = xp.maximum(xp.abs(carried.g[:left]), norm)
+        columns = Verdict.of(sums.wL - carried.g[:left], stored_bound(norm * norm, m, xp))
+        norm = xp.maximum(xp.abs(carried.y[:top]), xp.sqrt(carried.rows[:top, ROWS.floor]))
+        rows = Verdict.of(sums.Uv - carried.y[:top], stored_bound(norm * norm, n, xp))
+        flagged = np.flatnonzero(~to_host(columns.ok)), np.flatnonzero(~to_host(rows.ok))
+        found: tuple[list[int], list[int]] = [], []
+        for c in flagged[0].tolist():
+            line = wide(W[c + 1 :, c]) * carried.w[c + 1 :]
+            squares = xp.sum(line * line) + carried.w[c] ** 2
+            found[0].extend([c] * (not Verdict.of(columns.residual[c], stored_bound(squares, m, xp)).clean))
+        for r in flagged[1].tolist():
+            line = wide(W[r, r:]) * carried.v[r:]
+            squares = xp.sum(line * line)
+            found[1].extend([r] * (not Verdict.of(rows.residual[r], stored_bound(squares, n, xp)).clean))
+    return found
+
+
+def certificate(A: Array, W: Array, carried: Carried, sums: Sums) -> tuple[Verdict, Verdict]:
+    """``L y = P A v`` by rows and ``g U = w'A`` by columns, of all of A; rows first.
+
+    A line that is beyond the bound with estimated norms gets exact ones: ``(A o A)(v o v) + (L o L)(U o U)(v o v)``.
+    What is still beyond it has its elements of PA - LU computed and compared.
+    """
+    xp, (m, n), K = carried.xp, W.shape, carried.g.shape[0]
+    encoding, place = carried.encoding, from_host(carried.place, W)
+
+    def judged(residual: Array, walk: Array, moduli: float) -> Verdict:
+        return Verdict.of(residual, factored_bound(carried.type, walk, K, moduli, xp))
+
+    S, Z = xp.take(encoding.S, place), encoding.Z
+    floors = carried.rows[:, ROWS.floor], carried.floor
+    walks = carried.rows[:, ROWS.walk], carried.walk
+    terms = [operations(carried.type, FLOOR_TERMS + 2 * K, 2 * length) for length in (n, m)]
+    rows = judged(sums.Ly - S, walks[0] + terms[0] * xp.maximum(floors[0], S * S), carried.moduli[1])
+    columns = judged(sums.gU - Z, walks[1] + terms[1] * xp.maximum(floors[1], Z * Z), carried.moduli[0])
+    if not rows.clean:
+        walk = terms[0] * (xp.maximum(floors[0], S * S) + _squares_through(W, carried.v))
+        rows = judged(rows.residual, walk, carried.moduli[1])
+    if not columns.clean:
+        walk = terms[1] * (xp.maximum(floors[1], Z * Z) + _squares_through(W, carried.w, left=True))
+        columns = judged(columns.residual, walk, carried.moduli[0])
+    for verdict, axis in ((rows, 0), (columns, 1)):
+        if not verdict.clean:
+            flagged = np.flatnonzero(~to_host(verdict.ok))
+            for line in flagged[:LOOKED_AT].tolist():
+                verdict.ok[line] = _explained(A, W, carried, line, axis)
+    return rows, columns
+
+
+def _squares_through(W: Array, weight: Array, *, left: bool = False) -> Array:
+    """``(L o L)(U o U)(v o v)``, or ``(w o w)'(L o L)(U o U)``."""
+    xp, (m, n), K = namespace(W), W.shape, min(W.shape)
+    x = weight * weight
+    halves = ("L", "U") if left else ("U", "L")
+    for half in halves:
+        out = xp.zeros((K if half == "L" else n) if left else (K if half == "U" else m), dtype=x.dtype, device=W.device)
+        for at in range(0, K if half == "L" else n, BLOCK):
+            end = min(at + BLOCK, K if half == "L" else n)
+            if half == "L":
+                first, last = at, m
+                block = unit_lower(wide(W[at:, at:end]))
+            else:
+                first, last = 0, min(end, K)
+                block = upper(wide(W[:last, at:end]), at)
+            if left:
+                add_product(out[at:end], (block * block).T, x[first:last], alpha=1.0)
+            else:
+                add_product(out[first:last], block * block, x[at:end], alpha=1.0)
+        x = out
+    return x
+
+
+def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bool:
+    """Whether every element of one row (axis 0) or column (1) of PA - LU is within rounding."""
+    xp, K, place = carried.xp, min(W.shape), from_host(carried.place, W)
+    if axis == 0:
+        one = xp.zeros(K, dtype=xp.float64, device=W.device)
+        one[: min(line, K)] = wide(W[line, : min(line, K)])
+        if line < K:
+            one[line] = 1.0
+        exact = wide(A[int(place[line]), :])
+        parts = [
+            (upper(wide(W[: min(at + BLOCK, K), at : at + BLOCK]), at).T, one[: min(at + BLOCK, K)])
+            for at in range(0, W.shape[1], BLOCK)
+        ]
+    else:
+        top = min(line + 1, K)
+        one = wide(W[:top, line])
+        exact = xp.take(wide(A[:, line]), place)
+        parts = [(unit_lower(wide(W[:, :top])), one)]
+    value = xp.concat([product(block, x) for block, x in parts])
+    squares = xp.concat([product(block * block, x * x) for block, x in parts]) + exact * exact
+    distance = exact - value
+    return Verdict.of(distance, factored_element(carried.type, squares, K, xp)).clean

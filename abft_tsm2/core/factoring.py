@@ -1,0 +1,294 @@
+"""The steps of a blocked factorisation, in place: factor a panel, exchange rows, solve with a triangle, subtract a
+product.
+
+On NumPy they are SciPy's BLAS and LAPACK, working on parts of a larger matrix where they lie: SciPy's wrappers copy
+what is not contiguous as a whole, so the routines are called by the addresses that ``scipy.linalg.cython_blas`` and
+``cython_lapack`` export. The products with a few columns in between go the same way. NumPy's matmul would serve them
+as well, but brings threads of its own, and two pools that take turns keep each other from the cores: 40 ms instead
+of 16 for a product of 1024 x 1024 matrices with a thin one after it, on two cores.
+
+For CuPy, and any other array library, a step is that library's own (`cupyx.scipy.linalg`), written back in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, Namespace, from_host, is_cupy, is_numpy, namespace, to_host
+from abft_tsm2.core.multiply import multiply
+from abft_tsm2.core.tsm2 import tall_skinny_matmul
+
+Integers = np.ndarray[Any, np.dtype[np.int32]]
+
+
+# ---- SciPy's routines ---------------------------------------------------------------------------------------------
+
+_SCALAR = {"f": ctypes.c_float, "d": ctypes.c_double}  # by NumPy's letter of the type; BLAS has s for f
+
+
+@functools.cache
+def _routine(name: str, letter: str) -> Callable[..., None]:
+    """A BLAS or LAPACK routine of SciPy, all of whose arguments are pointers."""
+    kind = "lapack" if name in ("getrf", "laswp", "potrf") else "blas"
+    module = importlib.import_module(f"scipy.linalg.cython_{kind}")
+    exported = module.__pyx_capi__[("s" if letter == "f" else "d") + name]
+    api = ctypes.pythonapi
+    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    signature = api.PyCapsule_GetName(exported)
+    count = signature.count(b",") + 1
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(api.PyCapsule_GetPointer(exported, signature))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _pointed(kind: type, value: Any) -> tuple[int, Any]:
+    """Where a scalar argument lies, and what has to live as long as it is used there. Nobody writes to it."""
+    box = kind(value)
+    return ctypes.addressof(box), box
+
+
+def _call(name: str, letter: str, *arguments: Any) -> int:
+    """Call a routine: bytes are characters, Python integers and floats scalars, arrays their first element; a list
+    receives `info`, which is returned."""
+    info = ctypes.c_int(0)
+    given: list[int] = []
+    boxes = []
+    for x in arguments:
+        if isinstance(x, np.ndarray):
+            given.append(x.ctypes.data)
+        elif isinstance(x, list):
+            given.append(ctypes.addressof(info))
+        else:
+            kind = ctypes.c_int if isinstance(x, int) else ctypes.c_char if isinstance(x, bytes) else _SCALAR[letter]
+            address, box = _pointed(kind, x)
+            given.append(address)
+            boxes.append(box)
+    _routine(name, letter)(*given)
+    return info.value
+
+
+def _by_columns(X: np.ndarray[Any, Any]) -> bool:
+    """Whether BLAS sees X (by columns) and not its transpose; ValueError where it sees neither."""
+    m, n = X.shape
+    first, second = (stride // X.itemsize for stride in X.strides)
+    if (first == 1 or m == 1) and (second >= max(1, m) or n == 1):
+        return True
+    if (second == 1 or n == 1) and (first >= max(1, n) or m == 1):
+        return False
+    raise ValueError(f"a {m} x {n} part with strides {X.strides} has neither rows nor columns that BLAS can take")
+
+
+def _leading(X: np.ndarray[Any, Any], by_columns: bool) -> int:
+    lines, length = (X.shape[1], X.shape[0]) if by_columns else X.shape
+    stride = X.strides[1 if by_columns else 0] // X.itemsize
+    return max(1, length) if lines <= 1 else max(stride, length, 1)
+
+
+# ---- the steps ----------------------------------------------------------------------------------------------------
+
+
+def factor_panel(X: Array) -> tuple[Integers, int]:
+    """Replace X (m x b, m >= b or not) by its packed factors L \\ U with partial pivoting.
+
+    Parameters
+    ----------
+    X : (m, b) array, float32 or float64
+        On NumPy a part of a column-major matrix.
+
+    Returns
+    -------
+    pivots : int32 array on the host
+        Row i was exchanged with row ``pivots[i] >= i``, in this order, counted from X's first row.
+    info : int
+        Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
+
+    Notes
+    -----
+    LAPACK getrf, or `cupyx.scipy.linalg.lu_factor` for CuPy, which synchronises with the host.
+    """
+    if is_numpy(X):
+        (m, b), pivots = X.shape, np.empty(min(X.shape), np.int32)
+        if pivots.size == 0:
+            return pivots, 0
+        if not _by_columns(X):
+            raise ValueError("getrf needs a panel of a column-major matrix")
+        info = _call("getrf", X.dtype.char, m, b, X, _leading(X, True), pivots, [])
+        return pivots - np.int32(1), info
+    if is_cupy(X):
+        linalg = importlib.import_module("cupyx.scipy.linalg")
+        import warnings
+
+        with warnings.catch_warnings():  # a zero pivot is the caller's to tell
+            warnings.simplefilter("ignore")
+            packed, found = linalg.lu_factor(X, check_finite=False)
+        X[...] = packed
+        diagonal = to_host(namespace(X).linalg.diagonal(X) == 0)
+        return to_host(found).astype(np.int32), int(diagonal.argmax()) + 1 if diagonal.any() else 0
+    host = np.array(to_host(X), order="F")
+    pivots, info = factor_panel(host)
+    X[...] = from_host(host, X)
+    return pivots, info
+
+
+def exchange_rows(X: Array, pivots: Integers) -> None:
+    """Exchange row i of X with row ``pivots[i]``, for i = 0, 1, ... in turn: LAPACK laswp."""
+    if 0 in X.shape or pivots.size == 0:
+        return
+    if is_numpy(X) and _by_columns(X):
+        _call("laswp", X.dtype.char, X.shape[1], X, _leading(X, True), 1, pivots.size, pivots + np.int32(1), 1)
+        return
+    xp = namespace(X)
+    X[...] = xp.take(X, from_host(permutation(pivots, X.shape[0]), X), axis=0)
+
+
+def permutation(pivots: Integers, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Which of m rows each place holds after the exchanges."""
+    order = list(range(m))
+    for i, p in enumerate(pivots.tolist()):
+        order[i], order[p] = order[p], order[i]
+    return np.array(order, dtype=np.int64)
+
+
+def factor_definite(X: Array) -> int:
+    """Replace the lower triangle of X by its Cholesky factor; the order of the first leading minor that is not
+    positive definite, or 0. What is above the diagonal stays. LAPACK potrf."""
+    if is_numpy(X):
+        by_columns = _by_columns(X)
+        return _call("potrf", X.dtype.char, b"L" if by_columns else b"U", X.shape[0], X, _leading(X, by_columns), [])
+    host = np.array(to_host(X), order="F")
+    info = factor_definite(host)
+    X[...] = from_host(host, X)
+    return info
+
+
+def solve_triangle(T: Array, B: Array, *, lower: bool, unit: bool = False, right: bool = False) -> None:
+    """B := T^-1 B, or B T^-1 with `right`, for the triangle of T that `lower` names: BLAS trsm."""
+    if right:
+        solve_triangle(T.T, B.T, lower=not lower, unit=unit)
+        return
+    if 0 in B.shape:
+        return
+    if not is_numpy(B):
+        _solve_by_library(T, B, lower=lower, unit=unit)
+        return
+    t, b = _by_columns(T), _by_columns(B)
+    # What BLAS sees of a matrix by rows is its transpose: T^T is upper where T is lower; (T^-1 B)^T = B^T T^-T.
+    side, triangle = b"L" if b else b"R", b"L" if lower == t else b"U"
+    turned = b"N" if t == b else b"T"
+    m, n = B.shape if b else B.shape[::-1]
+    how = side, triangle, turned, b"U" if unit else b"N"
+    _call("trsm", B.dtype.char, *how, m, n, 1.0, T, _leading(T, t), B, _leading(B, b))
+
+
+def _solve_by_library(T: Array, B: Array, *, lower: bool, unit: bool) -> None:
+    if is_cupy(B):
+        solve = importlib.import_module("cupyx.scipy.linalg").solve_triangular
+        B[...] = solve(T, B, lower=lower, unit_diagonal=unit, check_finite=False)
+        return
+    host = np.array(to_host(B), order="F")
+    solve_triangle(np.array(to_host(T), order="F"), host, lower=lower, unit=unit)
+    B[...] = from_host(host, B)
+
+
+def multiply_triangle(T: Array, x: Array, *, lower: bool, unit: bool = False) -> Array:
+    """``T x`` as a new vector, for the triangle of the square T that `lower` names. BLAS trmv."""
+    xp = namespace(x)
+    y = xp.asarray(x, copy=True)
+    if not is_numpy(x):
+        T = xp.tril(T, k=-1 if unit else 0) if lower else xp.triu(T, k=1 if unit else 0)
+        return y + T @ x if unit else T @ x
+    if x.size:
+        by_columns = _by_columns(T)
+        how = b"L" if lower == by_columns else b"U", b"N" if by_columns else b"T", b"U" if unit else b"N"
+        _call("trmv", x.dtype.char, *how, x.size, T, _leading(T, by_columns), y, 1)
+    return y
+
+
+def add_product(C: Array, A: Array, B: Array, *, alpha: float = -1.0, beta: float = 1.0) -> None:
+    """C := beta C + alpha A B for matrices; for vectors C and B, the same with one column. BLAS gemm, gemv.
+
+    Parameters
+    ----------
+    C : (m, n) or (m,) array
+    A : (m, k) array
+    B : (k, n) or (k,) array
+        All of one type. Shares no memory with C.
+    """
+    if 0 in C.shape:
+        return
+    if A.shape[1] == 0:
+        if beta != 1.0:
+            C *= beta
+        return
+    if not is_numpy(C):
+        _add_by_library(C, A, B, alpha, beta)
+        return
+    a = _by_columns(A)
+    if C.ndim == 1:
+        m, n = A.shape if a else A.shape[::-1]
+        steps = [x.strides[0] // x.itemsize if x.size > 1 else 1 for x in (B, C)]
+        _call("gemv", C.dtype.char, b"N" if a else b"T", m, n, alpha, A, _leading(A, a), B, steps[0], beta, C, steps[1])
+        return
+    c, b = _by_columns(C), _by_columns(B)
+    if not c:  # C^T = B^T A^T
+        add_product(C.T, B.T, A.T, alpha=alpha, beta=beta)
+        return
+    turned = (b"N" if a else b"T", b"N" if b else b"T")
+    sizes = (*C.shape, A.shape[1])
+    leading = (_leading(A, a), _leading(B, b), _leading(C, True))
+    _call("gemm", C.dtype.char, *turned, *sizes, alpha, A, leading[0], B, leading[1], beta, C, leading[2])
+
+
+def _add_by_library(C: Array, A: Array, B: Array, alpha: float, beta: float) -> None:
+    if C.ndim == 1:
+        tall = tall_skinny_matmul(A, B[:, None])[:, 0]
+        C[...] = alpha * tall if beta == 0 else beta * C + alpha * tall
+    elif is_cupy(C):
+        multiply(A, B, C, C, alpha=alpha, beta=beta)
+    else:
+        C[...] = alpha * (A @ B) if beta == 0 else beta * C + alpha * (A @ B)
+
+
+def product(A: Array, B: Array) -> Array:
+    """``A B`` as a new array; B a matrix or a vector, both of one type."""
+    xp = namespace(A)
+    shape = (A.shape[0], *B.shape[1:])
+    out = np.zeros(shape, A.dtype, order="F") if is_numpy(A) else xp.zeros(shape, dtype=A.dtype, device=A.device)
+    add_product(out, A, B, alpha=1.0, beta=0.0)
+    return out
+
+
+def like_columns(X: Array, shape: tuple[int, ...], dtype: Any = None) -> Array:
+    """An array of X's library and device that is not filled, column-major where the library knows orders."""
+    xp: Namespace = namespace(X)
+    dtype = X.dtype if dtype is None else dtype
+    if is_numpy(X):
+        return np.empty(shape, dtype, order="F")
+    if is_cupy(X):
+        import cupy
+
+        return cupy.empty(shape, dtype, order="F")
+    return xp.empty(shape, dtype=dtype, device=X.device)
+
+
+TILE = 64
+
+
+def copy_by_columns(A: Array) -> Array:
+    """A copy of A (m x n), column-major; tile by tile where A is row-major, so that both stay in the cache."""
+    W = like_columns(A, A.shape)
+    if not is_numpy(A) or A.strides[0] <= A.strides[1]:
+        W[...] = A
+        return W
+    m, n = A.shape
+    for i in range(0, m, TILE):
+        for j in range(0, n, TILE):
+            W[i : i + TILE, j : j + TILE] = A[i : i + TILE, j : j + TILE]
+    return W

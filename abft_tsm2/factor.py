@@ -1,0 +1,238 @@
+"""P A = L U, blocked and right-looking, with the checksums of A carried through every step.
+
+Each step (columns j:j1 of the panel, b of them)::
+
+    factor the panel W(j:, j:j1)                            g = w'L              check  g U11 = Z(j:j1)
+    exchange rows of W, S and w outside of it
+    U12 = L11^-1 A12                                        y = U v              check  L11 y = S(j:j1)
+    A22 -= L21 U12             S(j1:) -= L21 y              Z(j1:) -= g U12
+
+and at the end one reading of L and U: w'L = g, U v = y, L y = P A v, g U = w'A. What fails is repaired from A, which is
+kept, by `abft_tsm2.checksum.rebuild`; a factorisation that stays wrong is begun again once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, to_host
+from abft_tsm2.checksum.factors import ROWS, Carried, Encoding, Verdict, sums
+from abft_tsm2.checksum.rebuild import ROUNDS, Findings, Overflowed, Repair, Unrepairable
+from abft_tsm2.checksum.stored import certificate, changed, read
+from abft_tsm2.core.factoring import add_product, copy_by_columns, exchange_rows, factor_panel, solve_triangle
+from abft_tsm2.report import Fault, Status
+
+Hook = Callable[[str, Mapping[str, Any]], None]
+
+
+def block_size(K: int) -> int:
+    """Columns of a panel: the fastest of those measured on two cores (16 to 384), 512 to 4096."""
+    return 64 if K <= 384 else 128 if K <= 3072 else 192
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def unprotected(A: Array, block: int | None = None) -> tuple[Array, Any]:
+    """The blocked factorisation without any check: packed L \\\\ U and pivots. What protection is measured against."""
+    W = copy_by_columns(A)
+    pivots = np.empty(min(A.shape), np.int32)
+    b = block or block_size(pivots.size)
+    for j in range(0, pivots.size, b):
+        j1 = min(j + b, pivots.size)
+        local, _ = factor_panel(W[j:, j:j1])
+        pivots[j:j1] = local + np.int32(j)
+        _exchange(W, local, j, j1)
+        solve_triangle(W[j:j1, j:j1], W[j:j1, j1:], lower=True, unit=True)
+        add_product(W[j1:, j1:], W[j1:, j:j1], W[j:j1, j1:])
+    return W, pivots
+
+
+def _exchange(W: Array, local: Any, j: int, j1: int) -> None:
+    """The panel's exchanges in the columns left and right of it."""
+    exchange_rows(W[j:, :j], local)
+    exchange_rows(W[j:, j1:], local)
+
+
+class Factorisation:
+    """One protected factorisation.
+
+    Attributes
+    ----------
+    W, pivots : arrays
+        Packed L \\\\ U and the pivots on the host, once `run` has returned.
+    info : int
+        Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
+    findings : Findings
+    checks : tuple of Verdict
+        The certificate by rows and by columns, where it was taken.
+    """
+
+    def __init__(self, A: Array, block: int | None, on_stage: Hook | None, clock: Clock, *, repair: bool) -> None:
+        self.A, self.on_stage, self.clock, self.repair = A, on_stage, clock, repair
+        self.K = min(A.shape)
+        self.block = block or block_size(self.K)
+        self.findings = Findings()
+        self.checks: tuple[Verdict, ...] = ()
+        self.info = 0
+
+    def stage(self, name: str, **more: Any) -> None:
+        if self.on_stage is not None:
+            c = self.carried
+            live = {"W": self.W, "piv": self.pivots, "S": c.S, "Z": c.Z, "g": c.g, "y": c.y, "w": c.w}
+            self.on_stage(name, {**live, "perm": c.rows[:, ROWS.place], "A": self.A, **more})
+
+    def run(self) -> None:
+        """Factor A; twice if need be. Raises Unrepairable, or Overflowed."""
+        with self.clock("encode"):
+            self.encoding = Encoding.of(self.A)
+        if self.on_stage is not None:
+            e = self.encoding
+            self.on_stage("encoded", {"A": self.A, "S": e.S, "Z": e.Z, "v": e.v, "w": e.w})
+        try:
+            self._once()
+        except Unrepairable as reason:
+            if self._changed():
+                raise
+            self.findings.reasons.append(f"begun again: {reason}")
+            self.findings.statuses.append(Status.CORRECTED)
+            with self.clock("encode"):
+                self.encoding = Encoding.of(self.A)
+            self._once()
+
+    def _changed(self) -> bool:
+        """Whether A is not what was encoded: both of its sums would say so."""
+        e = self.encoding
+        with np.errstate(all="ignore"):
+            changed = not (_same(sums(self.A, e.v), e.S) or _same(sums(self.A.T, e.w), e.Z))
+        if changed:
+            self.findings.statuses.append(Status.INPUT_CHANGED)
+            self.findings.faults.append(Fault("A", "operand", (), (), 0, float("nan")))
+        return changed
+
+    def _once(self) -> None:
+        with self.clock("encode"):
+            self.carried = Carried(self.A, self.encoding)
+            self.W = copy_by_columns(self.A)
+            self.pivots = np.zeros(self.K, np.int32)
+        self.mender = Repair(self.A, self.W, self.pivots, self.carried, self.findings)
+        self.info = 0
+        for j in range(0, self.K, self.block):
+            self._step(j, min(j + self.block, self.K))
+        self.stage("finished")
+        if self.repair:
+            self._certify()
+
+    def _step(self, j: int, j1: int) -> None:
+        W, c, at = self.W, self.carried, (j, j1)
+        self._panel(j, j1)
+        with self.clock("swap"):
+            local = self.pivots[j:j1] - np.int32(j)
+            _exchange(W, local, j, j1)
+        with self.clock("check"):
+            c.exchange(local, j)
+        self.stage("swapped", step=at)
+        with self.clock("solve"):
+            solve_triangle(W[j:j1, j:j1], W[j:j1, j1:], lower=True, unit=True)
+        self.stage("solved", step=at)
+        self._agree(
+            lambda rigorous: c.check_rows(W, j, j1, rigorous=rigorous),
+            lambda: self.mender.rows(j, j1),
+            f"rows {j} to {j1 - 1} of U",
+        )
+        with self.clock("update"):
+            add_product(W[j1:, j1:], W[j1:, j:j1], W[j:j1, j1:])
+        with self.clock("check"):
+            c.advance(W, j, j1)
+        self.stage("updated", step=at)
+
+    def _panel(self, j: int, j1: int) -> None:
+        W, c = self.W, self.carried
+
+        def factored() -> None:
+            with self.clock("panel"):
+                local, info = factor_panel(W[j:, j:j1])
+                self.pivots[j:j1] = local + np.int32(j)
+            self.first_zero = j + info if info else 0
+            self.stage("panel", step=(j, j1))
+
+        def again() -> None:
+            self.mender.panel(j, j1)
+            factored()
+
+        factored()
+        self._agree(
+            lambda rigorous: c.check_panel(W, self.pivots[j:j1], j, j1, rigorous=rigorous),
+            again,
+            f"the panel of columns {j} to {j1 - 1}",
+        )
+        self.info = self.info or self.first_zero
+
+    def _agree(self, check: Callable[[bool], Verdict], repair: Callable[[], None], where: str) -> None:
+        """Check, and repair until it agrees. What was recomputed is judged by the rigorous bound: its rounding may form
+        a pattern."""
+        if not self.repair:
+            return
+        for attempt in range(ROUNDS + 1):
+            with self.clock("check"), np.errstate(all="ignore"):
+                if check(False).clean or (attempt and check(True).clean):
+                    return
+            if attempt < ROUNDS:
+                with self.clock("correct"), np.errstate(all="ignore"):
+                    repair()
+                self.stage("repaired")
+        raise Unrepairable(f"{where} failed the check after {ROUNDS} repairs")
+
+    def _certify(self) -> None:
+        """The finished factors as they lie in memory, against their sums and those of A."""
+        K = self.K
+        for attempt in range(ROUNDS + 1):
+            with self.clock("certify"), np.errstate(all="ignore"):
+                self.mender.order(K)
+                found = read(self.W, self.carried, K, K)
+                lines = changed(self.W, self.carried, found)
+                self.checks = certificate(self.A, self.W, self.carried, found)
+            if not any(lines) and all(verdict.clean for verdict in self.checks):
+                return
+            if attempt < ROUNDS:
+                with self.clock("correct"), np.errstate(all="ignore"):
+                    if any(lines):
+                        self.mender.finished(K, K, K)
+                    else:
+                        self._encoding_again()
+                self.stage("repaired")
+        raise Unrepairable(f"L and U failed the check after {ROUNDS} repairs")
+
+    def _encoding_again(self) -> None:
+        """The factors are what they were when each of them was checked, and yet not those of A as it was encoded."""
+        e = self.encoding
+        again = sums(self.A, e.v), sums(self.A.T, e.w)
+        close = [_same(new, old) for new, old in zip(again, (e.S, e.Z), strict=True)]
+        if all(close) or not any(close):  # or A has changed, which _changed will find
+            raise Unrepairable("L U is not P A, by the sums of L, U and A")
+        name, old, new = ("Z of A", e.Z, again[1]) if close[0] else ("S of A", e.S, again[0])
+        old[...] = new
+        self.findings.wrong_sums(name, (), float("nan"))
+
+
+def _same(new: Array, old: Array) -> bool:
+    """Whether sums taken again are those of old: the same routine, the same numbers."""
+    x, y = to_host(new), to_host(old)
+    return bool(np.all(np.abs(x - y) <= 1e-8 * np.max(np.abs(x), initial=0.0)))

@@ -1,0 +1,77 @@
+"""What all commands share: exit codes, the options of their output, and the last lines they print."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import click
+
+from abft_tsm2 import matrixio
+from abft_tsm2.matrixio import MatrixFileError
+from abft_tsm2.report import Report, Status
+
+OK, CORRUPTED, UNVERIFIABLE = 0, 1, 3
+EXIT_CODES = """\b
+Exit codes: 0 clean or repaired, 1 corruption that was not repaired, 2 usage or
+file error, 3 a part could not be checked, 130 interrupted."""
+FLOAT = click.Choice(["float32", "float64"])
+
+
+def _log(context: click.Context, option: click.Parameter, verbose: int) -> None:
+    if verbose:
+        logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
+        logging.getLogger("abft_tsm2").setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+
+
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+verbose_option = click.option(
+    "-v", "--verbose", count=True, expose_value=False, callback=_log, help="Log to stderr; -vv: more."
+)
+
+
+def refuse_same_file(inputs: Sequence[str], *outputs: str | None) -> None:
+    taken = [os.path.realpath(matrixio.split_name(name)[0]) for name in inputs]
+    for name in filter(None, outputs):
+        if os.path.realpath(name) in taken:
+            raise MatrixFileError(f"{name} is given twice and would be overwritten; name another file")
+        taken.append(os.path.realpath(name))
+
+
+@contextlib.contextmanager
+def report_to(name: str | None) -> Iterator[Callable[[Report], None]]:
+    """What keeps the report; its place is tried first, so that a bad one is known before the work."""
+    if name is None:
+        yield lambda report: None
+    else:
+        with matrixio.output_file(name) as keep:
+            yield lambda report: keep(f"{report.to_json(indent=2)}\n".encode())
+
+
+def exit_code(report: Report) -> int:
+    statuses = {report.status, *report.also}
+    if statuses & {Status.UNCORRECTABLE, Status.INPUT_CHANGED}:
+        return CORRUPTED
+    return UNVERIFIABLE if Status.UNVERIFIABLE in statuses else OK
+
+
+def conclude(report: Report, quiet: bool, outcome: str, advice: str) -> int:
+    """Print the report and what became of the file; the exit code."""
+    if not quiet:
+        click.echo(f"{report}\n{outcome}")
+    code = exit_code(report)
+    first, *others = [*map(str, report.faults), *report.reasons, "see the report"]
+    more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+    if code == CORRUPTED:
+        say(f"Error: {report.status.value}: {first}{more}; {outcome}; {advice}")
+    elif code == UNVERIFIABLE:
+        say(f"Warning: {Status.UNVERIFIABLE.value}: {first}{more}; {outcome}")
+    return code
+
+
+def say(line: str) -> None:
+    """Print one line on stderr, whatever the text was."""
+    click.echo(" ".join(line.split()), err=True)
