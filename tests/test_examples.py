@@ -14,6 +14,7 @@ PRINTS = {
     "ex01_gemm.py": "CLEAN",
     "ex02_fault.py": "C[123, 45]",
     "ex03_encoded.py": "A[17, 42]",
+    "ex04_lu.py": "CORRECTED",
 }
 
 

@@ -59,7 +59,7 @@ LAYERS = [
         "checksum.decide",
     ],
     ["operands", "protect", "ways", "verdicts", "calls", "leftover", "pending", "queued", "gemm"],
-    ["matrixio", "tuning", "facts", "demo", "cli", "__main__"],
+    ["atomic", "matrixio", "messages", "tuning", "facts", "demo", "factor_cli", "cli", "__main__"],
 ]
 MODULES = [name for layer in LAYERS for name in layer]
 RANK = {name: rank for rank, name in enumerate(MODULES)}

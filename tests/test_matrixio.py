@@ -11,7 +11,17 @@ import pytest
 from scipy import io, sparse
 
 from abft_tsm2 import matrixio
-from abft_tsm2.matrixio import MatrixFileError, convert, output_file, output_matrix, read_matrix, row_panels
+from abft_tsm2.matrixio import (
+    MatrixFileError,
+    convert,
+    members,
+    output_arrays,
+    output_file,
+    output_matrix,
+    read_indices,
+    read_matrix,
+    row_panels,
+)
 
 A = np.random.default_rng(0).standard_normal((7, 5))
 
@@ -264,3 +274,69 @@ def test_new_files_have_the_usual_permissions(tmp_path: Path) -> None:
     with output_file(tmp_path / "r.json") as keep:
         keep(b"{}")
     assert (tmp_path / "r.json").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_vectors_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+    b = A[:, 0]
+    for name, write in {"b.npy": np.save, "b.npz": np.savez}.items():
+        write(tmp_path / name, b)
+        np.testing.assert_array_equal(read_matrix(tmp_path / name, vectors=True), b)
+        with pytest.raises(MatrixFileError, match="no matrix"):
+            read_matrix(tmp_path / name)
+    whole = (tmp_path / "b.npy").read_bytes()
+    (tmp_path / "b.npy").write_bytes(whole[:-8])
+    with pytest.raises(MatrixFileError, match="truncated: 7 float64 need 56 bytes, 48 are there"):
+        read_matrix(tmp_path / "b.npy", vectors=True)
+
+
+def test_large_vectors_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "b.npy", A[:, 0])
+    monkeypatch.setattr(matrixio, "MAP_BYTES", 56)
+    assert isinstance(read_matrix(tmp_path / "b.npy", vectors=True).base, np.memmap)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz"])
+def test_vectors_are_written(tmp_path: Path, name: str) -> None:
+    with output_matrix(tmp_path / name, (7,), np.dtype(np.float32)) as out:
+        out[:] = np.arange(7)
+    np.testing.assert_array_equal(read_matrix(tmp_path / name, vectors=True), np.arange(7, dtype=np.float32))
+
+
+def test_members_and_indices(tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", lu=A, piv=np.arange(5, dtype=np.int32))
+    np.save(tmp_path / "A.npy", A)
+    assert members(tmp_path / "two.npz") == ["lu", "piv"]
+    for name in ("A.npy", "missing.npz", "."):
+        assert members(tmp_path / name) == []
+    np.testing.assert_array_equal(read_indices(f"{tmp_path}/two.npz:piv"), np.arange(5))
+    with pytest.raises(MatrixFileError, match="no vector of integers"):
+        read_indices(f"{tmp_path}/two.npz:lu")
+
+
+def test_archives_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "o.npz"
+    with output_arrays(target, 100) as write:
+        write(x=np.ones(3), y=np.zeros((2, 2), np.float32))
+        assert not target.exists()
+    assert members(target) == ["x", "y"]
+    before = target.read_bytes()
+
+    def interrupted(failure: type[BaseException]) -> None:
+        with output_arrays(target, 100) as write:
+            write(x=np.ones(5))
+            raise failure
+
+    for failure in (RuntimeError, KeyboardInterrupt):
+        with pytest.raises(failure):
+            interrupted(failure)
+    with pytest.raises(MatrixFileError, match="no space left"), output_arrays(target, 2**62):
+        pytest.fail("before the work")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(MatrixFileError, match="no space left"), output_arrays(target, 100) as write:
+        write(x=np.ones(5))
+    assert target.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["o.npz"]

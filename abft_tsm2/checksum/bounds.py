@@ -217,7 +217,7 @@ def largest_norm(k: int, *, products: Any, added: Any, underflow: Any) -> Any:
 
 FACTORISATION = {"float64": 10.0, "float32": 4.0}  # f above
 FLOOR_TERMS = 16  # operations that every element of a factorisation is granted
-SUM_SHARE = 1 / 8  # what the rounding of one term of a checksum counts, beside that of an element
+SUM_SHARE = 1 / 4  # what the rounding of one term of a checksum counts, beside that of an element
 
 
 def operations(stored: FloatType, count: int, length: int) -> float:

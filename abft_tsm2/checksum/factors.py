@@ -1,11 +1,12 @@
 """Checksums of a matrix that is being factored: encoded, carried from step to step, compared.
 
 With row weights w and column weights v, ``S = A v`` and ``Z = w'A`` take part in every step of ``P A = L U``: rows of S
-and w are exchanged with the rows they belong to, and where the trailing matrix loses L21 U12, S loses L21 y and Z loses
-g U12, with ``y = U v`` and ``g = w'L`` of the rows and columns just finished. So at any time S and Z are the sums of
-what the trailing matrix should be, g and y those of what is finished. Nothing is read for a check but what the step has
-just written: the panel (g against Z), the new rows of U (y against S). An error anywhere in the trailing matrix stays
-where it is, added to one element, until its row or column is consumed, and is seen then.
+and w are exchanged with the rows they belong to; where the trailing matrix loses L21 U12, S loses L21 y, and Z g U12,
+with ``y = U v`` and ``g = w'L`` of the rows and columns just finished. So S and Z are the sums of what the trailing
+matrix should be, g and y those of what is finished. (A column's part of Z is brought up to date when its panel is due,
+which reads memory in long runs, and not in each step.) An error anywhere in the trailing matrix stays where it is, added
+to one element, until its row or column is consumed, and is seen then: in the panel (g against Z) or in the new rows of U
+(y against S).
 
 The other way round: an element is used only after the check of its panel, or of its rows.
 """
@@ -13,164 +14,24 @@ The other way round: an element is used only after the check of its panel, or of
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, Namespace, float_type, from_host, is_column_major, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations, rigorous_factored
-from abft_tsm2.checksum.weights import exponents, middle, weights
+from abft_tsm2.checksum.factor_encode import Encoding, wide
+from abft_tsm2.checksum.weights import middle
 from abft_tsm2.core.factoring import (
     add_product,
     exchange_rows,
     like_columns,
     multiply_triangle,
     permutation,
-    product,
 )
 
-GROUPS, GROUP = 8, 32  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
-TINY = 1e-280  # squares below have lost digits
-LARGEST_POWER = 1000  # of two, of a weight
+SMALLEST = 1e-300  # in place of a norm that is zero
 PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: look at the column
-
-
-def wide(X: Array) -> Array:
-    """X in float64; X itself where it is."""
-    xp = namespace(X)
-    return xp.astype(X, xp.float64, copy=False)
-
-
-# ---- encoding -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Encoding:
-    """What is kept of A (m x n) before it is factored, in A's order of rows; all float64.
-
-    Attributes
-    ----------
-    w, v : (m,), (n,) arrays
-        Weights, each line's scaled by a power of two that undoes its norm.
-    S, Z : (m,), (n,) arrays
-        ``A v`` and ``w'A``.
-    row_squares, column_squares : (m,), (n,) arrays
-        ``||A_i o v||^2`` and ``||A_c o w||^2``, from a sample.
-    """
-
-    w: Array
-    v: Array
-    S: Array
-    Z: Array
-    row_squares: Array
-    column_squares: Array
-
-    @classmethod
-    def of(cls, A: Array) -> Encoding:
-        """Encode A, whose rows or columns are contiguous: reads A twice, and an eighth of it again."""
-        xp = namespace(A)
-        m, n = A.shape
-        with np.errstate(all="ignore"):
-            rows = _squares(A, axis=1)  # of every row, from some columns
-            columns = _squares(A, axis=0)
-            row_norms = rows.log2_norms()
-            w = _weights(m, row_norms, A, seed=0)
-            column_squares = columns.squares(w)
-            # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
-            usual = int(exponents(row_norms)[m // 2]) if m else 0
-            v = _weights(n, 0.5 * np.log2(to_host(column_squares)), A, seed=1, shift=usual)
-            row_squares = rows.squares(v)
-            S, Z = sums(A, v), sums(A.T, w)
-            return cls(w, v, S, Z, xp.maximum(row_squares, S * S), xp.maximum(column_squares, Z * Z))
-
-
-def sums(A: Array, weight: Array) -> Array:
-    """``A weight`` in float64."""
-    xp = namespace(A)
-    if A.dtype == xp.float64:
-        return product(A, weight)
-    return _blocks_times(A, weight)
-
-
-def _blocks_times(A: Array, weight: Array) -> Array:
-    """A narrower A, widened in blocks of lines along its order."""
-    xp = namespace(A)
-    m, n = A.shape
-    if is_column_major(A):
-        total = xp.zeros(m, dtype=xp.float64, device=A.device)
-        for c in range(0, n, 4 * GROUP):
-            add_product(total, wide(A[:, c : c + 4 * GROUP]), weight[c : c + 4 * GROUP], alpha=1.0)
-        return total
-    return xp.concat([product(wide(A[i : i + 4 * GROUP, :]), weight) for i in range(0, m, 4 * GROUP)])
-
-
-class _Sampled(NamedTuple):
-    """Squares of some lines of a matrix, and which lines they are."""
-
-    of: Array  # (lines of the result) x (sampled lines)
-    lines: Array
-    share: float
-    scale: float  # a power of two by which elements were multiplied first
-
-    def squares(self, weight: Array) -> Array:
-        """Estimated sum over all lines of (weight x element)^2."""
-        chosen = (namespace(self.of).take(weight, self.lines) / self.scale) ** 2
-        return product(self.of, chosen) * self.share
-
-    def plain(self) -> Any:
-        """Sums of the squares of what is in the sample, on the host."""
-        xp = namespace(self.of)
-        return to_host(product(self.of, xp.ones(self.of.shape[1], dtype=xp.float64, device=self.of.device)))
-
-    def log2_norms(self) -> Any:
-        with np.errstate(divide="ignore"):
-            return 0.5 * np.log2(self.plain()) - np.log2(self.scale)
-
-
-def _squares(A: Array, axis: int) -> _Sampled:
-    """Squares of a sample of columns (axis 1) or rows (axis 0); of all where a line of the sample has nothing in it."""
-    X = A if axis == 1 else A.T
-    count = X.shape[1]
-    every = range(0, count, GROUP)
-    groups = range(0, count, count // GROUPS) if count >= 2 * GROUP * GROUPS else every
-    found = _squared(X, groups)
-    norms = found.plain()
-    if len(groups) < len(every) and not np.all(norms > 0):
-        groups = every
-        found = _squared(X, groups)
-        norms = found.plain()
-    if norms.size and not np.all((norms == 0) | ((norms > TINY) & np.isfinite(norms))):  # squares have left the range
-        with np.errstate(all="ignore"):
-            finite = np.abs(to_host(X[:, ::1]))
-        largest = float(np.max(finite, initial=0.0, where=np.isfinite(finite)))
-        found = _squared(X, groups, 2.0 ** -int(np.frexp(largest)[1]))
-    return found
-
-
-def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
-    xp, count = namespace(X), X.shape[1]
-    parts = [(at, min(count, at + GROUP)) for at in groups]
-    lines = np.concatenate([np.arange(lo, hi) for lo, hi in parts]) if parts else np.arange(0)
-    by_columns = is_column_major(X)
-    shape = (X.shape[0], lines.size)
-    chosen = like_columns(X, shape if by_columns else shape[::-1], xp.float64)
-    chosen = chosen if by_columns else chosen.T
-    at = 0
-    for lo, hi in parts:
-        block = wide(X[:, lo:hi]) if scale == 1.0 else wide(X[:, lo:hi]) * scale
-        chosen[:, at : at + hi - lo] = block * block
-        at += hi - lo
-    return _Sampled(chosen, from_host(lines, X), count / max(1, lines.size), scale)
-
-
-def _weights(n: int, log2_norms: Any, like: Array, seed: int, shift: int = 0) -> Array:
-    """n weights that undo norms, and 2^shift beside."""
-    power = np.clip(exponents(log2_norms) + shift, -LARGEST_POWER, LARGEST_POWER)
-    return from_host(np.ldexp(weights("distinct", n, seed=seed)[:, 0], -power), like)
-
-
-# ---- what is carried ----------------------------------------------------------------------------------------------
 
 
 class Verdict(NamedTuple):
@@ -191,13 +52,11 @@ class Verdict(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Columns of the table of what travels with the rows of the matrix."""
+    """Columns of the table of what travels with the rows of the matrix, beside S."""
 
-    S: int = 0
-    w: int = 1
-    place: int = 2  # which row of A; a float64, which holds it exactly
-    floor: int = 3  # ||A_i o v||^2
-    walk: int = 4  # see `bounds.factored_bound`
+    w: int = 0
+    place: int = 1  # which row of A; a float64, which holds it exactly
+    floor: int = 2  # ||A_i o v||^2
 
 
 ROWS = Rows()
@@ -208,35 +67,41 @@ class Carried:
 
     Attributes
     ----------
-    rows : (m, 5) array
+    W : (m, n) array
+    room : (m, n + 1) or (m, n) array
+        W, and S to the right of it where S has the type of W: the exchanges of rows and the update of the trailing
+        matrix then take it with them.
+    S : (m,) array
+    rows : (m, 3) array
         The quantities of `Rows`, in the present order of W's rows.
-    Z, floor, walk : (n,) arrays
+    Z, floor : (n,) arrays
         The same for columns.
+    done : pair of float
+        Operations so far on every row and every column, each weighted with how much the matrix had grown by then.
     g, y : (K,) arrays
-        ``w'L`` and ``U v`` of the columns and rows that are finished.
+        ``w'L`` and ``U v`` of the columns and rows that are finished. Where S lies beside W, y takes its place.
     """
 
-    def __init__(self, A: Array, encoding: Encoding) -> None:
+    def __init__(self, A: Array, encoding: Encoding, room: Array) -> None:
         xp = namespace(A)
         m, n = A.shape
         self.xp, self.type, self.encoding = xp, float_type(A), encoding
+        self.room, self.W, self.beside = room, room[:, :n], room.shape[1] > n
+        self.S = room[:, n] if self.beside else like_columns(A, (m, 1), xp.float64)[:, 0]
+        self.S[...] = encoding.S
+        self.y = self.S[: min(m, n)] if self.beside else xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
+        self.g = xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
         self.rows = like_columns(A, (m, len(ROWS)), xp.float64)
-        self.rows[:, ROWS.S] = encoding.S
         self.rows[:, ROWS.w] = encoding.w
         self.rows[:, ROWS.place] = xp.arange(m, dtype=xp.float64, device=A.device)
         self.rows[:, ROWS.floor] = encoding.row_squares
-        self.rows[:, ROWS.walk] = operations(self.type, FLOOR_TERMS, n) * encoding.row_squares
         self.Z = xp.asarray(encoding.Z, copy=True)
         self.v = xp.asarray(encoding.v, copy=True)
         self.floor = encoding.column_squares
-        self.walk = operations(self.type, FLOOR_TERMS, m) * encoding.column_squares
-        self.g, self.y = (xp.zeros(min(m, n), dtype=xp.float64, device=A.device) for _ in range(2))
-        self.growth = 1.0, 1.0
+        self.growth = 1.0
+        self.done = [operations(self.type, FLOOR_TERMS, length) for length in (n, m)]
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
-
-    @property
-    def S(self) -> Array:
-        return self.rows[:, ROWS.S]
+        self._y = self.y[:0]
 
     @property
     def w(self) -> Array:
@@ -248,102 +113,114 @@ class Carried:
         found = to_host(self.rows[:, ROWS.place])
         with np.errstate(invalid="ignore"):
             whole = (found >= 0) & (found < found.size) & (found == np.floor(found))
-        return np.where(whole, found, -1).astype(np.int64)
+            return np.where(whole, found, -1).astype(np.int64)
 
     # -- the two checks of a step --
 
-    def check_panel(self, W: Array, pivots: Any, j: int, j1: int, *, rigorous: bool = False) -> Verdict:
-        """Of the panel that getrf has just made of W(j:m, j:j1); sets g(j:j1).
+    def check_panel(self, pivots: Any, j: int, j1: int, *, rigorous: bool = False) -> bool:
+        """Whether the panel W(j:m, j:j1) is what getrf should have made of it; if so, sets g(j:j1) and exchanges rows
+        of the table.
 
         ``g U11 = Z(j:j1)`` with ``g = w'L`` in the new order of rows, and pivots that leave ``|L| <= 1``.
         """
-        xp, b, m = self.xp, j1 - j, W.shape[0]
+        xp, b, m = self.xp, j1 - j, self.W.shape[0]
         local = pivots - np.int32(j)
-        if not (np.all(local >= np.arange(b)) and np.all(local < m - j)):
-            none = xp.full(b, float("nan"), dtype=xp.float64, device=W.device)
-            return Verdict(none, none, none == none)
-        w = xp.asarray(self.rows[j:, ROWS.w : ROWS.w + 1], copy=True)
-        exchange_rows(w, local)
-        w = w[:, 0]
-        panel, Z = wide(W[j:, j:j1]), self.Z[j:j1]
-        square = panel[:b, :]
+        if not are_exchanges(local, m - j):
+            return False
+        # Z(J) = w'A(:, J) - g(:j) U(:j, J): what is above the panel is read again here, down its columns
+        add_product(self.Z[j:j1], wide(self.W[:j, j:j1]).T, self.g[:j])
+        Z = self.Z[j:j1]
+        self._exchange(local, j)
+        w = self.rows[j:, ROWS.w]
+        panel = wide(self.W[j:, j:j1])
+        square, below = panel[:b, :], panel[b:, :]
         g = multiply_triangle(square.T, w[:b], lower=False, unit=True)
-        add_product(g, panel[b:, :].T, w[b:], alpha=1.0)
+        add_product(g, below.T, w[b:], alpha=1.0)
         residual = multiply_triangle(square.T, g, lower=True) - Z
         if rigorous:
             reach = multiply_triangle(xp.abs(square).T, xp.abs(w[:b]), lower=False, unit=True)
-            add_product(reach, xp.abs(panel[b:, :]).T, xp.abs(w[b:]), alpha=1.0)
+            add_product(reach, xp.abs(below).T, xp.abs(w[b:]), alpha=1.0)
             bound = rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, reach, lower=True)
         else:
             last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
-            walk = self.walk[j:j1] + operations(self.type, b, m - j) * self._norms(1, self.floor[j:j1], Z, last)
+            walk = self.walk(1, self.floor[j:j1], operations(self.type, b, m - j), j, Z, last)
             bound = factored_bound(self.type, walk, j1, self.moduli[0], xp)
-        verdict = Verdict.of(residual, bound)
         # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is looked at element by element
-        norm = xp.sqrt(xp.sum(w * w))
-        far = ~(xp.abs(g) <= PIVOT_SIGMAS * norm)
-        if bool(xp.any(far)):
-            for c in np.flatnonzero(to_host(far)).tolist():
-                largest = xp.max(xp.abs(panel[c + 1 :, c])) if c + 1 < m - j else xp.sum(panel[:0, c])
-                verdict.ok[c] = verdict.ok[c] & (largest <= 1 + 4 * self.type.unit_roundoff)
-        self.g[j:j1] = g
-        return verdict
+        near = xp.abs(g) <= PIVOT_SIGMAS * xp.sqrt(xp.sum(w * w))
+        ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
+        fine = bool(xp.all(ok & near)) or (bool(xp.all(ok)) and self._small(panel, np.flatnonzero(~to_host(near))))
+        if fine:
+            self.g[j:j1] = g
+        else:
+            self._exchange(local, j, back=True)
+            self.Z[j:j1] = self.encoding.Z[j:j1]
+        return fine
 
-    def check_rows(self, W: Array, j: int, j1: int, *, rigorous: bool = False) -> Verdict:
-        """Of the new rows U(j:j1, j:n); sets y(j:j1). ``L11 y = S(j:j1)`` with ``y = U v``."""
-        xp, b, n = self.xp, j1 - j, W.shape[1]
-        square, S = wide(W[j:j1, j:j1]), self.rows[j:j1, ROWS.S]
-        right = wide(W[j:j1, j1:])
-        y = multiply_triangle(square, self.v[j:j1], lower=False)
-        add_product(y, right, self.v[j1:], alpha=1.0)
+    def _exchange(self, local: Any, j: int, *, back: bool = False) -> None:
+        exchange_rows(self.rows[j:, :], local, back=back)
+        if not self.beside:
+            exchange_rows(self.S[j:, None], local, back=back)
+
+    def _small(self, panel: Array, columns: Any) -> bool:
+        """Whether no multiplier in these columns is larger than 1, but for the rounding of a reciprocal."""
+        xp, limit = self.xp, 1 + 4 * self.type.unit_roundoff
+        return all(bool(xp.all(xp.abs(panel[c + 1 :, c]) <= limit)) for c in columns.tolist())
+
+    def check_rows(self, j: int, j1: int, *, rigorous: bool = False) -> bool:
+        """Whether U(j:j1, j:n) is right: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts into place."""
+        xp, b, n = self.xp, j1 - j, self.W.shape[1]
+        square, right = wide(self.W[j:j1, j:j1]), wide(self.W[j:j1, j1:])
+        S, v = self.S[j:j1], self.v
+        y = multiply_triangle(square, v[j:j1], lower=False)
+        add_product(y, right, v[j1:], alpha=1.0)
         residual = multiply_triangle(square, y, lower=True, unit=True) - S
         if rigorous:
-            reach = multiply_triangle(xp.abs(square), xp.abs(self.v[j:j1]), lower=False)
-            add_product(reach, xp.abs(right), xp.abs(self.v[j1:]), alpha=1.0)
-            bound = rigorous_factored(self.type, n + j1) * multiply_triangle(xp.abs(square), reach, lower=True, unit=True)
+            reach = multiply_triangle(xp.abs(square), xp.abs(v[j:j1]), lower=False)
+            add_product(reach, xp.abs(right), xp.abs(v[j1:]), alpha=1.0)
+            reach = multiply_triangle(xp.abs(square), reach, lower=True, unit=True)
+            bound = rigorous_factored(self.type, n + j1) * reach
         else:
-            norms = self._norms(0, self.rows[j:j1, ROWS.floor], S, y)
-            walk = self.rows[j:j1, ROWS.walk] + operations(self.type, b, n - j) * norms
+            walk = self.walk(0, self.rows[j:j1, ROWS.floor], operations(self.type, b, n - j), j, S, y)
             bound = factored_bound(self.type, walk, j1, self.moduli[1], xp)
-        self.y[j:j1] = y
-        return Verdict.of(residual, bound)
+        self._y = y
+        ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
+        return bool(xp.all(ok))
 
     # -- what a step does to them --
 
-    def exchange(self, pivots: Any, j: int) -> None:
-        exchange_rows(self.rows[j:, :], pivots)
+    def take_off(self, j: int, j1: int) -> None:
+        """A22 -= L21 U12, and with it S(j1:) -= L21 y where S lies beside W."""
+        self.y[j:j1] = self._y
+        add_product(self.room[j1:, j1:], self.W[j1:, j:j1], self.room[j:j1, j1:])
 
-    def advance(self, W: Array, j: int, j1: int) -> None:
-        """S(j1:) -= L21 y, Z(j1:) -= g U12; their squares are what the trailing matrix's norms are taken for."""
-        xp, b = self.xp, j1 - j
-        S, Z = self.rows[j1:, ROWS.S], self.Z[j1:]
-        add_product(S, wide(W[j1:, j:j1]), self.y[j:j1])
-        add_product(Z, wide(W[j:j1, j1:]).T, self.g[j:j1])
-        floor = self.rows[j1:, ROWS.floor]
-        self.growth = growth(floor, S), growth(self.floor[j1:], Z)
-        m, n = W.shape
-        self.rows[j1:, ROWS.walk] += operations(self.type, b, n - j) * self._norms(0, floor, S)
-        self.walk[j1:] += operations(self.type, b, m - j) * self._norms(1, self.floor[j1:], Z)
+    def advance(self, j: int, j1: int) -> None:
+        """S(j1:) -= L21 y unless that is done; the growth of what is left is seen in it."""
+        W, (m, n), b = self.W, self.W.shape, j1 - j
+        if not self.beside:
+            add_product(self.S[j1:], wide(W[j1:, j:j1]), self.y[j:j1])
+        self.growth = growth(self.rows[j1:, ROWS.floor], self.S[j1:])
+        for side in (0, 1):
+            self.done[side] += operations(self.type, b, (n, m)[side] - j) * self.growth
 
-    def _norms(self, side: int, floor: Array, *sums: Array) -> Array:
-        """Squared norms of rows (side 0) or columns of the trailing matrix: estimated by the squares of their weighted
-        sums, and taken to be A's, grown as the usual line has, where that is more."""
-        found = floor * self.growth[side]
-        for x in sums:
-            found = self.xp.maximum(found, x * x)
-        return found
+    def walk(self, side: int, floor: Array, more: float, j: int, *sums: Array) -> Array:
+        """Sum over the operations on rows (side 0) or columns of the squared norms that they had: see `factored_bound`.
+
+        A line is taken to have grown as the usual one has, and to have been as large as its own sums say for all of
+        its j and `more` operations.
+        """
+        squares = sums[0] * sums[0]
+        for x in sums[1:]:
+            squares = self.xp.maximum(squares, x * x)
+        return floor * (self.done[side] + more * self.growth) + (more + j) * squares
 
     # -- what they should be, from the beginning --
 
-    def sums_again(self, W: Array, j: int) -> tuple[Array, Array]:
-        """S and Z when j columns are finished, from A's and the finished factors: S = A v - L y, Z = w'A - g U."""
-        xp = self.xp
-        S = xp.take(self.encoding.S, from_host(self.place, W))
-        Z = xp.asarray(self.encoding.Z, copy=True)
+    def S_again(self, j: int) -> Array:
+        """S when j columns are finished, from A's and the finished factors: A v - L y."""
+        S = self.xp.take(self.encoding.S, from_host(self.place, self.W))
         if j:
-            add_product(S[j:], wide(W[j:, :j]), self.y[:j])
-            add_product(Z[j:], wide(W[:j, j:]).T, self.g[:j])
-        return S, Z
+            add_product(S[j:], wide(self.W[j:, :j]), self.xp.asarray(self.y[:j], copy=True))
+        return S
 
 
 def growth(floor: Array, sums: Array) -> float:
@@ -352,10 +229,19 @@ def growth(floor: Array, sums: Array) -> float:
     The square of a line's own sum may be much too small an estimate; the median of some hundred is a good one. chi^2
     with one degree of freedom has the median 0.455.
     """
-    step = max(1, sums.shape[0] // 256)
-    of, now = to_host(floor[::step]), to_host(sums[::step])
-    ratios = now[of > 0] ** 2 / of[of > 0]
+    step = sums.shape[0] // 128 + 1
+    ratios = to_host(sums[::step] ** 2 / (floor[::step] + SMALLEST))
     return max(1.0, float(middle(ratios)) / 0.455) if ratios.size else 1.0
+
+
+def are_exchanges(pivots: Any, m: int) -> bool:
+    """Whether each of these is the number of a row, of m, that is not above its own."""
+    return bool((pivots >= np.arange(pivots.size)).all() and (pivots < m).all())
+
+
+def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """Which row of A is where after these exchanges; None where they are none."""
+    return permutation(pivots, m) if are_exchanges(pivots, m) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -375,10 +261,3 @@ def upper(X: Array, above: int = 0) -> Array:
     """The upper triangle of X; `above` rows of X lie over the square one."""
     xp, (m, n) = namespace(X), X.shape
     return xp.where(from_host(_mask(m, n, -1 - above), X), xp.asarray(0.0, dtype=X.dtype), X)
-
-
-def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """Which row of A is where after these exchanges; None where they are none."""
-    if not (np.all(pivots >= np.arange(pivots.size)) and np.all(pivots < m)):
-        return None
-    return permutation(pivots, m)

@@ -20,7 +20,8 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import factored_bound, factored_element
-from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, places, unit_lower, upper, wide
+from abft_tsm2.checksum.factor_encode import sums, wide
+from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
 from abft_tsm2.checksum.stored import changed, read
 from abft_tsm2.core.factoring import permutation, product, solve_triangle
 from abft_tsm2.report import Fault, Status
@@ -94,7 +95,7 @@ class Repair:
         before = len(self.findings.statuses)
         old = self._before_factoring(j, j1)
         self.finished(j, j, j)
-        self.sums(j, columns=True)
+        self.Z(j, j1)
         X, squares = self._columns(j, list(range(j, j1)))
         active = X[j:, :]
         self._look_for_overflow(active)
@@ -107,14 +108,13 @@ class Repair:
             size, columns = (self.W.shape[0] - j) * (j1 - j), tuple(range(j, j1))
             self.findings.faults.append(Fault(FACTORS, "block", (), columns, size, float("nan"), AGAIN))
         self.W[j:, j:j1] = namespace(X).astype(active, self.W.dtype)
-        self.carried.Z[j:j1] = product(active.T, self.carried.w[j:])
         self._suspicion(before)
 
     def rows(self, j: int, j1: int) -> None:
         """The new rows of U have failed their check: solve for them again."""
         before = len(self.findings.statuses)
         self.finished(j1, j1, j)
-        self.sums(j, columns=False)
+        self.S(j)
         new, squares = self._rows(j, j1)
         self._look_for_overflow(new)
         old = wide(self.W[j:j1, j:])
@@ -132,15 +132,15 @@ class Repair:
         self.order(places)
         for _ in range(ROUNDS):
             with np.errstate(all="ignore"):
-                sums = read(self.W, self.carried, left, top)
-                columns, rows = changed(self.W, self.carried, sums)
+                wL, Uv = read(self.W, self.carried, left, top)
+                columns, rows = changed(self.W, self.carried, wL, Uv)
             if not columns and not rows:
                 return
             if not self._factors(columns, rows):
                 break
         # the elements are what they should be: the sums are not
         xp = self.carried.xp
-        for name, lines, of, now in (("g", columns, self.carried.g, sums.wL), ("y", rows, self.carried.y, sums.Uv)):
+        for name, lines, of, now in (("g", columns, self.carried.g, wL), ("y", rows, self.carried.y, Uv)):
             if lines:
                 where = from_host(np.array(lines), self.W)
                 off = float(xp.max(xp.abs(xp.take(of, where) - xp.take(now, where))))
@@ -192,28 +192,34 @@ class Repair:
         if at != place.tolist():
             raise Unrepairable(f"no {j} exchanges lead to the order that the rows are in")
 
-    def sums(self, j: int, *, columns: bool) -> None:
-        """Z(j:), or S(j:), from A's sums and the finished factors; the finished factors have been looked after."""
-        carried, xp = self.carried, self.carried.xp
-        with np.errstate(all="ignore"):
-            S, Z = carried.sums_again(self.W, j)
-            if columns:
-                name, now, then, walk, moduli = "Z", carried.Z[j:], Z[j:], carried.walk[j:], carried.moduli[0]
-            else:
-                name, now, then = "S", carried.rows[j:, ROWS.S], S[j:]
-                walk, moduli = carried.rows[j:, ROWS.walk], carried.moduli[1]
-            verdict = Verdict.of(now - then, factored_bound(carried.type, walk, j, moduli, xp))
-            if not verdict.clean:
-                lines = np.flatnonzero(~to_host(verdict.ok)) + j
-                now[...] = then
-                off = float(np.nanmax(np.append(np.abs(to_host(verdict.residual)), 0.0)))
-                self.findings.wrong_sums(name, lines, off)
+    def S(self, j: int) -> None:
+        """S(j:), from A's sums and the finished factors, which have been looked after."""
+        carried = self.carried
+        now, then = carried.S[j:], carried.S_again(j)[j:]
+        walk = carried.walk(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
+        self._compared("S", now, then, factored_bound(carried.type, walk, j, carried.moduli[1], carried.xp), j)
+
+    def Z(self, j: int, j1: int) -> None:
+        """Z(j:j1) before anything was taken off it, from A."""
+        carried = self.carried
+        now, then = carried.Z[j:j1], sums(self.A[:, j:j1].T, carried.encoding.w)
+        walk = carried.walk(1, carried.floor[j:j1], 0.0, 0, then)
+        self._compared("Z", now, then, factored_bound(carried.type, walk, 0, carried.moduli[0], carried.xp), j)
+        carried.encoding.Z[j:j1] = now
+
+    def _compared(self, name: str, now: Array, then: Array, bound: Array, first: int) -> None:
+        verdict = Verdict.of(now - then, bound)
+        if not verdict.clean:
+            lines = np.flatnonzero(~to_host(verdict.ok)) + first
+            off = float(np.nanmax(np.append(np.abs(to_host(verdict.residual)), 0.0)))
+            now[...] = then
+            self.findings.wrong_sums(name, lines, off)
 
     def _before_factoring(self, j: int, j1: int) -> Array | None:
         """What the panel must have been: L U with the exchanges undone; None where the pivots are none."""
         b, m = j1 - j, self.W.shape[0]
         local = self.pivots[j:j1] - np.int32(j)
-        if not (np.all(local >= np.arange(b)) and np.all(local < m - j)):
+        if not are_exchanges(local, m - j):
             return None
         with np.errstate(all="ignore"):
             panel = wide(self.W[j:, j:j1])

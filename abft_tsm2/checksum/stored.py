@@ -1,90 +1,79 @@
 """Finished factors, looked at as they lie in memory: sums against those taken when they were made, and A against L U.
 
-One reading of L and U gives all four: ``w'L`` and ``U v``, which have to be what they were (g and y), and ``g U`` and
-``L y``, which have to be ``w'A`` and ``A v``: the certificate of the whole factorisation.
+Online, every line of L and U was checked when it was made, and g = w'L and y = U v were kept. So one reading of both,
+which has to give the same sums again, and ``w'A v = g y`` as a whole, certify the factorisation. Where nothing was
+kept, a second reading compares ``g U`` with ``w'A`` and ``L y`` with ``A v``, line by line.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, operations, stored_bound
-from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, unit_lower, upper, wide
+from abft_tsm2.checksum.factor_encode import wide
+from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
-BLOCK = 128  # columns that are read at a time
+BLOCK = 256  # columns that are read at a time
 LOOKED_AT = 64  # lines whose elements are computed one by one
 
 
-@dataclass(eq=False)
-class Sums:
-    """What one reading of W = L \\\\ U gives, for columns of L before `left` and rows of U before `top`.
-
-    Attributes
-    ----------
-    wL, Uv : (left,), (top,) arrays
-        ``w'L`` and ``U v`` as they are now.
-    gU, Ly : (n,), (m,) arrays
-        ``g U`` and ``L y`` with the g and y of old.
-    """
-
-    wL: Array
-    Uv: Array
-    gU: Array
-    Ly: Array
-
-
-def read(W: Array, carried: Carried, left: int, top: int) -> Sums:
-    """Read the first `left` columns of L and the first `top` rows of U, once."""
-    xp, (m, n) = namespace(W), W.shape
+def read(W: Array, carried: Carried, left: int, top: int) -> tuple[Array, Array]:
+    """``w'L`` of the first `left` columns and ``U v`` of the first `top` rows, as they are now."""
+    xp, n = namespace(W), W.shape[1]
     w, v = carried.w, carried.v
-    g, y = carried.g, carried.y
-    wL, Uv, gU, Ly = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (left, top, n, m))
+    wL, Uv = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (left, top))
     for at in range(0, n if top else left, BLOCK):
         end = min(at + BLOCK, n)
         above = min(at, top)
-        if above:  # U(0:above, at:end)
-            block = wide(W[:above, at:end])
-            add_product(Uv[:above], block, v[at:end], alpha=1.0)
-            add_product(gU[at:end], block.T, g[:above], alpha=1.0)
+        add_product(Uv[:above], wide(W[:above, at:end]), v[at:end], alpha=1.0)
         if at < top:  # U(at:stop, at:end), the first columns of which are a triangle
             stop = min(end, top)
-            square, right = wide(W[at:stop, at:stop]), wide(W[at:stop, stop:end])
-            Uv[at:stop] += multiply_triangle(square, v[at:stop], lower=False)
-            gU[at:stop] += multiply_triangle(square.T, g[at:stop], lower=True)
-            add_product(Uv[at:stop], right, v[stop:end], alpha=1.0)
-            add_product(gU[stop:end], right.T, g[at:stop], alpha=1.0)
+            Uv[at:stop] += multiply_triangle(wide(W[at:stop, at:stop]), v[at:stop], lower=False)
+            add_product(Uv[at:stop], wide(W[at:stop, stop:end]), v[stop:end], alpha=1.0)
         if at < left:  # L(at:m, at:stop), the first rows of which are a triangle
             stop = min(end, left)
-            square, below = wide(W[at:stop, at:stop]), wide(W[stop:, at:stop])
-            wL[at:stop] += multiply_triangle(square.T, w[at:stop], lower=False, unit=True)
-            add_product(wL[at:stop], below.T, w[stop:], alpha=1.0)
-            if stop <= top:
-                Ly[at:stop] += multiply_triangle(square, y[at:stop], lower=True, unit=True)
-                add_product(Ly[stop:], below, y[at:stop], alpha=1.0)
-    return Sums(wL, Uv, gU, Ly)
+            wL[at:stop] += multiply_triangle(wide(W[at:stop, at:stop]).T, w[at:stop], lower=False, unit=True)
+            add_product(wL[at:stop], wide(W[stop:, at:stop]).T, w[stop:], alpha=1.0)
+    return wL, Uv
 
 
-def changed(W: Array, carried: Carried, sums: Sums) -> tuple[list[int], list[int]]:
+def product_sums(W: Array, carried: Carried) -> tuple[Array, Array]:
+    """``L y`` and ``g U``, with the y and g that are kept."""
+    xp, (m, n), K = namespace(W), W.shape, min(W.shape)
+    g, y = carried.g, xp.asarray(carried.y, copy=True)
+    Ly, gU = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (m, n))
+    for at in range(0, n, BLOCK):
+        end, above = min(at + BLOCK, n), min(at, K)
+        add_product(gU[at:end], wide(W[:above, at:end]).T, g[:above], alpha=1.0)
+        if at < K:
+            stop = min(end, K)
+            square = wide(W[at:stop, at:stop])
+            gU[at:stop] += multiply_triangle(square.T, g[at:stop], lower=True)
+            add_product(gU[stop:end], wide(W[at:stop, stop:end]).T, g[at:stop], alpha=1.0)
+            Ly[at:stop] += multiply_triangle(square, y[at:stop], lower=True, unit=True)
+            add_product(Ly[stop:], wide(W[stop:, at:stop]), y[at:stop], alpha=1.0)
+    return Ly, gU
+
+
+def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int], list[int]]:
     """Columns of L and rows of U that are no longer what they were, or whose g or y is not.
 
     A norm that the bound needs is first guessed: |g| itself estimates it, as does that of A's column over the pivot,
     and |l| <= 1 limits it. Lines that are flagged get theirs computed.
     """
     xp, m, n = carried.xp, *W.shape
-    left, top = sums.wL.shape[0], sums.Uv.shape[0]
+    left, top = wL.shape[0], Uv.shape[0]
     with np.errstate(all="ignore"):
         pivots = xp.abs(wide(xp.linalg.diagonal(W)[:left]))
         weight = carried.w
         below = xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip(weight * weight))))[:left]
         norm = xp.minimum(xp.sqrt(carried.floor[:left]) / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), below)
         norm = xp.maximum(xp.abs(carried.g[:left]), norm)
-        columns = Verdict.of(sums.wL - carried.g[:left], stored_bound(norm * norm, m, xp))
+        columns = Verdict.of(wL - carried.g[:left], stored_bound(norm * norm, m, xp))
         norm = xp.maximum(xp.abs(carried.y[:top]), xp.sqrt(carried.rows[:top, ROWS.floor]))
-        rows = Verdict.of(sums.Uv - carried.y[:top], stored_bound(norm * norm, n, xp))
+        rows = Verdict.of(Uv - carried.y[:top], stored_bound(norm * norm, n, xp))
         flagged = np.flatnonzero(~to_host(columns.ok)), np.flatnonzero(~to_host(rows.ok))
         found: tuple[list[int], list[int]] = [], []
         for c in flagged[0].tolist():
@@ -98,7 +87,18 @@ def changed(W: Array, carried: Carried, sums: Sums) -> tuple[list[int], list[int
     return found
 
 
-def certificate(A: Array, W: Array, carried: Carried, sums: Sums) -> tuple[Verdict, Verdict]:
+def whole(carried: Carried) -> Verdict:
+    """``w'A v = g y``: of all of A = L U at once, from sums that were taken independently of each other."""
+    xp, e = carried.xp, carried.encoding
+    left, right = carried.g * carried.y, e.Z * e.v
+    residual = xp.sum(left) - xp.sum(right)
+    terms = operations(carried.type, 0, carried.W.shape[1])
+    walk = xp.sum(carried.walk(1, carried.floor, 0.0, 0, e.Z) * e.v * e.v)  # each column's residual, weighted
+    walk += terms * (xp.sum(left * left) + xp.sum(right * right))
+    return Verdict.of(residual, factored_bound(carried.type, walk, left.shape[0], carried.moduli[0] * carried.moduli[1], xp))
+
+
+def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]:
     """``L y = P A v`` by rows and ``g U = w'A`` by columns, of all of A; rows first.
 
     A line that is beyond the bound with estimated norms gets exact ones: ``(A o A)(v o v) + (L o L)(U o U)(v o v)``.
@@ -112,10 +112,10 @@ def certificate(A: Array, W: Array, carried: Carried, sums: Sums) -> tuple[Verdi
 
     S, Z = xp.take(encoding.S, place), encoding.Z
     floors = carried.rows[:, ROWS.floor], carried.floor
-    walks = carried.rows[:, ROWS.walk], carried.walk
+    Ly, gU = product_sums(W, carried)
     terms = [operations(carried.type, FLOOR_TERMS + 2 * K, 2 * length) for length in (n, m)]
-    rows = judged(sums.Ly - S, walks[0] + terms[0] * xp.maximum(floors[0], S * S), carried.moduli[1])
-    columns = judged(sums.gU - Z, walks[1] + terms[1] * xp.maximum(floors[1], Z * Z), carried.moduli[0])
+    rows = judged(Ly - S, terms[0] * xp.maximum(floors[0], S * S), carried.moduli[1])
+    columns = judged(gU - Z, terms[1] * xp.maximum(floors[1], Z * Z), carried.moduli[0])
     if not rows.clean:
         walk = terms[0] * (xp.maximum(floors[0], S * S) + _squares_through(W, carried.v))
         rows = judged(rows.residual, walk, carried.moduli[1])

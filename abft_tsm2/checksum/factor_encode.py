@@ -1,0 +1,144 @@
+"""What is kept of a matrix before it is factored: weights, its weighted sums by rows and by columns, and norms.
+
+Each row's weight undoes the row's norm, each column's weight that of the column so scaled (as powers of two), so that no
+large line hides what happens in the others. Any weights are valid; so the norms they are made from, and those that
+bounds start from, are taken of a sample of the columns and rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, from_host, is_column_major, is_numpy, namespace, to_host
+from abft_tsm2.checksum.weights import exponents, weights
+from abft_tsm2.core.factoring import like_columns, product
+
+GROUPS, GROUP = 4, 32  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
+LARGEST_POWER = 1000  # of two, of a weight
+TINY = 1e-280  # squares below have lost digits
+
+
+def wide(X: Array) -> Array:
+    """X in float64; X itself where it is."""
+    if is_numpy(X) and X.dtype.char == "d":
+        return X
+    xp = namespace(X)
+    return xp.astype(X, xp.float64, copy=False)
+
+
+@dataclass(eq=False)
+class Encoding:
+    """What is kept of A (m x n) before it is factored, in A's order of rows; all float64.
+
+    Attributes
+    ----------
+    w, v : (m,), (n,) arrays
+        Weights, each line's scaled by a power of two that undoes its norm.
+    S, Z : (m,), (n,) arrays
+        ``A v`` and ``w'A``.
+    row_squares, column_squares : (m,), (n,) arrays
+        ``||A_i o v||^2`` and ``||A_c o w||^2``, from a sample.
+    """
+
+    w: Array
+    v: Array
+    S: Array
+    Z: Array
+    row_squares: Array
+    column_squares: Array
+
+    @classmethod
+    def of(cls, A: Array) -> Encoding:
+        """Encode A, whose rows or columns are contiguous: reads A twice, and an eighth of it again."""
+        xp = namespace(A)
+        m, n = A.shape
+        with np.errstate(all="ignore"):
+            rows = _squares(A, axis=1)  # of every row, from some columns
+            columns = _squares(A, axis=0)
+            row_norms = rows.log2_norms()
+            w = _weights(m, row_norms, A, seed=0)
+            column_squares = columns.squares(w)
+            # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
+            usual = int(exponents(row_norms)[m // 2]) if m else 0
+            v = _weights(n, 0.5 * np.log2(to_host(column_squares)), A, seed=1, shift=usual)
+            row_squares = rows.squares(v)
+            S, Z = sums(A, v), sums(A.T, w)
+            return cls(w, v, S, Z, xp.maximum(row_squares, S * S), xp.maximum(column_squares, Z * Z))
+
+
+def sums(A: Array, weight: Array) -> Array:
+    """``A weight`` in float64, for A of either type."""
+    if is_numpy(A) and A.dtype.char != "d":
+        return np.einsum("ij,j->i", A, weight)  # widens as it reads
+    return product(wide(A), weight)
+
+
+class _Sampled(NamedTuple):
+    """Squares of some lines of a matrix, and which lines they are."""
+
+    of: Array  # (lines of the result) x (sampled lines)
+    lines: Array
+    share: float
+    scale: float  # a power of two by which elements were multiplied first
+
+    def squares(self, weight: Array) -> Array:
+        """Estimated sum over all lines of (weight x element)^2."""
+        chosen = (namespace(self.of).take(weight, self.lines) / self.scale) ** 2
+        return sums(self.of, chosen) * self.share
+
+    def plain(self) -> Any:
+        """Sums of the squares of what is in the sample, on the host."""
+        xp = namespace(self.of)
+        return to_host(sums(self.of, xp.ones(self.of.shape[1], dtype=xp.float64, device=self.of.device)))
+
+    def log2_norms(self) -> Any:
+        with np.errstate(divide="ignore"):
+            return 0.5 * np.log2(self.plain()) - np.log2(self.scale)
+
+
+def _squares(A: Array, axis: int) -> _Sampled:
+    """Squares of a sample of columns (axis 1) or rows (axis 0); of all where a line of the sample has nothing in it."""
+    X = A if axis == 1 else A.T
+    count = X.shape[1]
+    every = range(0, count, GROUP)
+    groups = range(0, count, count // GROUPS) if count >= 2 * GROUP * GROUPS else every
+    found = _squared(X, groups)
+    norms = found.plain()
+    if len(groups) < len(every) and not np.all(norms > 0):
+        groups = every
+        found = _squared(X, groups)
+        norms = found.plain()
+    if norms.size and not np.all((norms == 0) | ((norms > TINY) & np.isfinite(norms))):  # squares have left the range
+        with np.errstate(all="ignore"):
+            finite = np.abs(to_host(X[:, ::1]))
+        largest = float(np.max(finite, initial=0.0, where=np.isfinite(finite)))
+        found = _squared(X, groups, 2.0 ** -int(np.frexp(largest)[1]))
+    return found
+
+
+def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
+    xp, count = namespace(X), X.shape[1]
+    parts = [(at, min(count, at + GROUP)) for at in groups]
+    lines = np.concatenate([np.arange(lo, hi) for lo, hi in parts]) if parts else np.arange(0)
+    by_columns = is_column_major(X)
+    shape = (X.shape[0], lines.size)
+    chosen = like_columns(X, shape if by_columns else shape[::-1], xp.float64)
+    chosen = chosen if by_columns else chosen.T
+    at = 0
+    for lo, hi in parts:
+        part, block = chosen[:, at : at + hi - lo], wide(X[:, lo:hi])
+        if scale == 1.0 and is_numpy(X):
+            np.multiply(block, block, out=part)
+        else:
+            part[...] = (block * scale) ** 2
+        at += hi - lo
+    return _Sampled(chosen, from_host(lines, X), count / max(1, lines.size), scale)
+
+
+def _weights(n: int, log2_norms: Any, like: Array, seed: int, shift: int = 0) -> Array:
+    """n weights that undo norms, and 2^shift beside."""
+    power = np.clip(exponents(log2_norms) + shift, -LARGEST_POWER, LARGEST_POWER)
+    return from_host(np.ldexp(weights("distinct", n, seed=seed)[:, 0], -power), like)

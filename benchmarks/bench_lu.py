@@ -1,0 +1,272 @@
+"""What protected factorisations and solutions take, against SciPy's, interleaved in one process.
+
+    python -m benchmarks.bench_lu                      all of it, about half an hour on two cores
+    python -m benchmarks.bench_lu --only 2048          what contains 2048 in its name; rows are appended
+    python -m benchmarks.bench_lu --sizes 128 256      other sizes, which have no bars
+
+Ways to factor: SciPy's lu_factor; the same blocks without a check; checked in every step (online) or at the end
+(offline); and as the package chooses (auto). The outputs are judged in the same run. Prints a line for each matrix and
+writes results/lu.csv, row by row; the exit code is 1 where a bar is missed or a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import abft_tsm2
+from abft_tsm2 import Report, Status
+from abft_tsm2.factor import unprotected
+from benchmarks import tables
+from benchmarks.lu_clean import WORSE
+from benchmarks.lu_judge import lu_error, solution_error
+from benchmarks.planted_faults import flip_bit
+from benchmarks.sheet import Sheet
+from benchmarks.timing import machine, overhead, paired
+from tests.lu_matrices import Matrix, unit
+
+SIZES = (512, 1024, 2048, 4096)
+MIDDLE = 2048
+"""The size of systems that are solved, and of those with faults."""
+
+PAIRS = {512: 41, 1024: 31, 2048: 25, 4096: 15}
+WAYS = ("scipy", "unprotected", "online", "offline", "auto")
+PHASES = ("encode", "panel", "swap", "solve", "update", "check", "correct", "certify")
+FAULTS = ("trailing", "finished L")
+BARS: Mapping[str, Mapping[int, float]] = {
+    "checks": {2048: 0.10, 4096: 0.06},
+    "unprotected": {2048: 1.60, 4096: 1.45},
+    "offline": {2048: 1.25, 4096: 1.15},
+}
+"""By column the largest value, for factorisations in float64, whatever the order: what the checks add to the same
+blocks without them, and times relative to SciPy's."""
+
+COLUMNS = (
+    *("suite", "dtype", "order", "n", "fault", "pairs", *(f"{way}_ms" for way in WAYS), "gflops"),
+    *("unprotected", "unprotected_bar", "online", "offline", "offline_bar", "auto", "checks", "checks_bar"),
+    *("repair_ms", "repair", "worst_error_u", *(f"{phase}_ms" for phase in PHASES), "error"),
+)
+ENVIRONMENT = ("device", "cores", "threads", "python", "numpy", "scipy", "blas")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One matrix, and what is done with it: factor, solve, or repair."""
+
+    suite: str
+    dtype: str
+    order: str
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.suite} {self.dtype} {self.order} {self.n}"
+
+    def operands(self, seed: int = 0) -> tuple[Matrix, Matrix]:
+        """A, with independent normal elements, and a right-hand side."""
+        rng = np.random.default_rng([seed, self.n])
+        a = np.asarray(rng.standard_normal((self.n, self.n)), self.dtype, self.order)  # type: ignore[call-overload]
+        return a, np.asarray(rng.standard_normal(self.n), self.dtype)
+
+
+def grid(sizes: Sequence[int] = SIZES) -> list[Cell]:
+    """All there is to measure."""
+    middle = MIDDLE if MIDDLE in sizes else max(sizes)
+    kinds = [(dtype, order) for dtype in ("float64", "float32") for order in "CF"]
+    cells = [Cell("factor", *kind, n) for n in sizes for kind in kinds]
+    return [*cells, *(Cell(suite, *kind, middle) for suite in ("solve", "repair") for kind in kinds)]
+
+
+# ---- what is timed -----------------------------------------------------------------------------------------
+
+
+def factoring(a: Matrix, online: list[Report]) -> dict[str, Callable[[], Any]]:
+    """The ways to factor; the reports of one are kept."""
+    from scipy import linalg
+
+    def checked() -> Any:
+        factors, report = abft_tsm2.protected_lu_factor(a, mode="online", return_report=True)
+        online.append(report)
+        return factors
+
+    return {
+        "scipy": lambda: linalg.lu_factor(a),
+        "unprotected": lambda: unprotected(a),
+        "online": checked,
+        "offline": lambda: abft_tsm2.protected_lu_factor(a, mode="offline"),
+        "auto": lambda: abft_tsm2.protected_lu_factor(a),
+    }
+
+
+def factor(cell: Cell, pairs: int) -> list[Row]:
+    """Times of all ways to factor a matrix."""
+    a, _ = cell.operands()
+    reports: list[Report] = []
+    calls = factoring(a, reports)
+    wrong, worst = judged({name: lu_error(a, call()) for name, call in calls.items()}, cell.dtype)
+    seconds = paired(calls, pairs)
+    row = {**_row(cell, pairs), **_medians(seconds), "error": wrong, "worst_error_u": worst}
+    row["gflops"] = round(2e-9 / 3 * cell.n**3 / statistics.median(seconds["scipy"]), 2)
+    for way in WAYS[1:]:
+        row[way] = round(1 + overhead(seconds, way, "scipy"), 4)
+    row["checks"] = round(overhead(seconds, "online", "unprotected"), 5)
+    if cell.dtype == "float64":
+        row.update({f"{name}_bar": limits.get(cell.n, "") for name, limits in BARS.items()})
+    for phase in PHASES:
+        times = [report.seconds.get(phase, 0.0) for report in reports[-pairs:]]
+        row[f"{phase}_ms"] = round(1e3 * statistics.median(times), 4)
+    return [row]
+
+
+def solve(cell: Cell, pairs: int) -> list[Row]:
+    """A system with one right-hand side."""
+    from scipy import linalg
+
+    a, b = cell.operands()
+    calls = {"scipy": lambda: linalg.solve(a, b), "auto": lambda: abft_tsm2.protected_solve(a, b)}
+    wrong, worst = judged({name: solution_error(a, call(), b) for name, call in calls.items()}, cell.dtype)
+    seconds = paired(calls, pairs)
+    row = {**_row(cell, pairs), **_medians(seconds), "error": wrong, "worst_error_u": worst}
+    return [{**row, "auto": round(1 + overhead(seconds, "auto", "scipy"), 4)}]
+
+
+def repair(cell: Cell, pairs: int) -> list[Row]:
+    """What one fault adds to a factorisation that is checked in every step."""
+    a, _ = cell.operands()
+    reports: dict[str, Report] = {}
+
+    def faulty(fault: str) -> Any:
+        hook = flip_halfway(fault) if fault else None
+        factors, reports[fault] = abft_tsm2.protected_lu_factor(a, mode="online", return_report=True, on_stage=hook)
+        return factors
+
+    calls = {fault: lambda fault=fault: faulty(fault) for fault in ("", *FAULTS)}
+    wrong, worst = judged({name or "online": lu_error(a, call()) for name, call in calls.items()}, cell.dtype)
+    seconds = paired(calls, pairs)
+    rows = []
+    for fault in FAULTS:
+        status = reports[fault].status
+        left = wrong or ("" if status is Status.CORRECTED else f"the report says {status.name}")
+        added = statistics.median(x - y for x, y in zip(seconds[fault], seconds[""], strict=True))
+        rows.append(
+            {
+                **_row(cell, pairs),
+                **_medians({"online": seconds[""]}),
+                "fault": fault,
+                "repair_ms": round(1e3 * added, 4),
+                "repair": round(overhead(seconds, fault, ""), 5),
+                "worst_error_u": worst,
+                "error": left,
+            }
+        )
+    return rows
+
+
+def flip_halfway(fault: str) -> Callable[[str, Mapping[str, Any]], None]:
+    """A hook that flips a bit of the exponent once, when half of the columns are finished."""
+    pending = [fault]
+
+    def hook(stage: str, arrays: Mapping[str, Any]) -> None:
+        if stage != "updated" or not pending or 2 * arrays["step"][1] < len(arrays["W"]):
+            return
+        pending.clear()
+        W, j1 = arrays["W"], arrays["step"][1]
+        n = len(W)
+        at = ((n + j1) // 2, (n + j1) // 2) if fault == "trailing" else (n - 1, j1 // 2)
+        flip_bit(W, at, int(np.finfo(W.dtype).nmant) + 4)
+
+    return hook
+
+
+def judged(errors: Mapping[str, float], dtype: str) -> tuple[str, float]:
+    """What is wrong with results, one of which is SciPy's or without a fault and the first; the largest in units."""
+    u, reference = unit(dtype), next(iter(errors.values()))
+    wrong = [f"{name}: {error / u:.3g} u" for name, error in errors.items() if not error <= WORSE * (reference + u)]
+    text = f"wrong, backward error of {', '.join(wrong)}; {next(iter(errors))}: {reference / u:.3g} u" if wrong else ""
+    return text, float(f"{max(errors.values()) / u:.3g}")
+
+
+def _row(cell: Cell, pairs: int) -> Row:
+    return {**dict.fromkeys(COLUMNS, ""), **vars(cell), "pairs": pairs}
+
+
+def _medians(seconds: Mapping[str, list[float]]) -> Row:
+    return {f"{name}_ms": round(1e3 * statistics.median(times), 4) for name, times in seconds.items()}
+
+
+MEASURES: Mapping[str, Callable[[Cell, int], list[Row]]] = {"factor": factor, "solve": solve, "repair": repair}
+
+
+# ---- what is said of it ------------------------------------------------------------------------------------
+
+
+def met(row: Mapping[str, Any]) -> bool:
+    """Whether a row keeps its bars, and its results are right."""
+    kept = all(row[f"{name}_bar"] == "" or float(row[name]) <= float(row[f"{name}_bar"]) for name in BARS)
+    return kept and not row["error"]
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """The row as one line of text."""
+    text = f"{row['suite']:6s} {row['dtype']} {row['order']} {row['n']:4d}"
+    if row["suite"] == "repair":
+        text += f" fault in {row['fault']}: {row['repair_ms']:.2f} ms, {row['repair']:.1%} of {row['online_ms']:.1f} ms"
+    else:
+        text += f" scipy {row['scipy_ms']:9.2f} ms"
+        for way in WAYS[1:]:
+            text += f"  {way} x {row[way]:.3f}{_bar(row, way)}" if row[way] != "" else ""
+        text += f"  checks {row['checks']:+.1%}{_bar(row, 'checks', '.0%')}" if row["checks"] != "" else ""
+    if row["error"]:
+        return f"{text}  WRONG: {row['error']}"
+    return text if met(row) else f"{text}  BAR MISSED"
+
+
+def _bar(row: Mapping[str, Any], name: str, form: str = ".2f") -> str:
+    limit = row.get(f"{name}_bar", "")
+    return "" if limit == "" else f" (bar {limit:{form}})"
+
+
+def run(cells: Iterable[Cell], sheet: Sheet, pairs: int = 0) -> list[Row]:
+    """Measure, print and keep."""
+    from scipy import __version__
+
+    rows: list[Row] = []
+    environment = {**machine(), "scipy": __version__}
+    for cell in cells:
+        nearest = min(PAIRS, key=lambda n: abs(n - cell.n))
+        for row in MEASURES[cell.suite](cell, pairs or PAIRS[nearest]):
+            sheet.append({**row, **environment})
+            print(line(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="matrices whose name contains TEXT")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N", help="default: %(default)s")
+    parser.add_argument("--pairs", type=int, default=0, metavar="COUNT", help="rounds; by default as many as needed")
+    parser.add_argument("--output", default="lu", metavar="NAME", help="results/NAME.csv")
+    options = parser.parse_args(arguments)
+    every = grid(options.sizes)
+    cells = [cell for cell in every if options.only in str(cell)]
+    if not cells:
+        print(f"no matrix is named like {options.only!r}; there are {', '.join(map(str, every))}")
+        return 2
+    path = tables.RESULTS / f"{options.output}.csv"
+    with Sheet(path, (*COLUMNS, *ENVIRONMENT), append=bool(options.only)) as sheet:
+        try:
+            rows = run(cells, sheet, options.pairs)
+        except KeyboardInterrupt:
+            return 130
+    return 0 if all(map(met, rows)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

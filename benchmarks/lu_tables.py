@@ -1,0 +1,147 @@
+"""The README's tables of protected factorisations, for `benchmarks.tables`: times from results/lu.csv, and the
+campaigns from results/lu_clean.csv and lu_faults.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from benchmarks.bench_lu import PHASES
+from benchmarks.lu_judge import OUTCOMES
+from benchmarks.lu_plans import PLANS
+from benchmarks.tables import Row, markdown, number, percent, ratio, read
+
+ORDERS = {"C": "by rows", "F": "by columns"}
+
+
+def latest(suite: str, path: Path | None = None) -> list[Row]:
+    """The last row of each matrix of a suite, in the order in which they were first measured."""
+    found: dict[tuple[str, ...], Row] = {}
+    for row in read("lu", path):
+        if row["suite"] == suite:
+            found[tuple(row[key] for key in ("dtype", "order", "n", "fault"))] = row
+    return sorted(found.values(), key=lambda row: (row["dtype"] != "float64", row["order"], int(row["n"])))
+
+
+def _name(row: Row) -> str:
+    return f"{row['dtype']} {row['n']} x {row['n']}, {ORDERS[row['order']]}"
+
+
+def times() -> str:
+    """Factorisations and solutions, relative to SciPy's."""
+    rows = latest("factor")
+    head = (
+        *("lu_factor", "SciPy, ms", "the same blocks, x SciPy", "bar", "checked in every step, x SciPy", "checks"),
+        *("bar", "checked at the end, x SciPy", "bar", "chosen, x SciPy"),
+    )
+    body = [
+        (
+            *(_name(row), _number(row, "scipy_ms"), ratio(row["unprotected"]), ratio(row["unprotected_bar"])),
+            *(ratio(row["online"]), percent(row["checks"]), percent(row["checks_bar"] or "nan")),
+            *(ratio(row["offline"]), ratio(row["offline_bar"]), ratio(row["auto"])),
+        )
+        for row in rows
+    ]
+    solved = [
+        (_name(row), _number(row, "scipy_ms"), _number(row, "auto_ms"), ratio(row["auto"])) for row in latest("solve")
+    ]
+    below = markdown(("solve, one right-hand side", "SciPy, ms", "protected, ms", "x SciPy"), solved) if solved else ""
+    return f"{markdown(head, body)}\n{below}{_footer(rows)}"
+
+
+def phases() -> str:
+    """What each part of a factorisation takes that is checked in every step."""
+    rows = latest("factor")
+    shown = [phase for phase in PHASES if any(float(row[f"{phase}_ms"] or 0) for row in rows)]
+    body = [(_name(row), _number(row, "online_ms"), *(_number(row, f"{phase}_ms") for phase in shown)) for row in rows]
+    return markdown(("lu_factor", "all, ms", *(f"{phase}, ms" for phase in shown)), body) + _footer(rows)
+
+
+def repair() -> str:
+    """What one fault adds."""
+    rows = latest("repair")
+    body = [
+        (f"{_name(row)}, {row['fault']}", _number(row, "online_ms"), _number(row, "repair_ms"), percent(row["repair"]))
+        for row in rows
+    ]
+    head = ("lu_factor, where a bit is flipped halfway", "without a fault, ms", "repair, ms", "repair")
+    return markdown(head, body) + _footer(rows)
+
+
+def clean() -> str:
+    """False alarms by type."""
+    rows = read("lu_clean")
+    head = (
+        *(
+            "type",
+            "clean factorisations",
+            "false alarms",
+            "suspicions cleared",
+            "unverifiable",
+            "other pivots than SciPy",
+        ),
+        *("closest residual / bound", "largest error / SciPy's"),
+    )
+    keys = ("factorisations", "alarms", "suspicions", "unverifiable", "pivots_differ", "wrong")
+    body = []
+    for dtype in sorted({row["dtype"] for row in rows}):
+        group = [row for row in rows if row["dtype"] == dtype]
+        largest = (max(float(row[key]) for row in group) for key in ("closest", "worst_ratio"))
+        body.append((dtype, *(_sum(group, key) for key in keys), *(f"{value:.2f}" for value in largest)))
+    return markdown(head, body)
+
+
+TITLES = {"lu": "fault in a factorisation", "solve": "fault in a solution", "cholesky": "fault in Cholesky's method"}
+
+
+def faults() -> str:
+    """Planted faults by kind, both types together; a table for each operation."""
+    rows = read("lu_faults")
+    gradual = {(plan.operation, plan.kind) for plan in PLANS if plan.gradual}
+    columns = ("planted", *OUTCOMES)
+    tables = []
+    for operation in dict.fromkeys(row["operation"] for row in rows):
+        of_it = [row for row in rows if row["operation"] == operation]
+        body = []
+        for kind in dict.fromkeys(row["kind"] for row in of_it):
+            group = [row for row in of_it if row["kind"] == kind]
+            mark = "*" if (operation, kind) in gradual else ""
+            body.append((f"{kind}{mark}", *(_sum(group, column) for column in columns), _worst(group)))
+        body.append(("all", *(_sum(of_it, column) for column in columns), _worst(of_it)))
+        head = (TITLES[operation], "planted", "repaired", "harmless", "refused", "> 20 x", "> 1000 x", "crashed")
+        tables.append(markdown((*head, "largest error left, x"), body))
+    note = "Backward errors of what was returned, in multiples of that without a fault. * bits of any weight.\n"
+    return "\n".join([*tables, note])
+
+
+def _worst(rows: Iterable[Row]) -> str:
+    return number(f"{max(float(row['worst']) for row in rows)}")
+
+
+def _sum(rows: Iterable[Row], column: str) -> str:
+    return str(sum(int(row[column]) for row in rows))
+
+
+def _number(row: Row, column: str) -> str:
+    if row["error"]:
+        return "wrong"
+    return number(row[column]) if row[column] else ""
+
+
+def _footer(rows: list[Row]) -> str:
+    return f"\nMedians of interleaved rounds; {where(rows[-1])}.\n" if rows else ""
+
+
+def where(row: Row) -> str:
+    """What a row was measured on."""
+    versions = f"NumPy {row['numpy']}, SciPy {row['scipy']}, Python {row['python']}"
+    return f"{row['device']}, {row['cores']} cores, {versions}"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "lu": times,
+    "lu-phases": phases,
+    "lu-repair": repair,
+    "lu-clean": clean,
+    "lu-faults": faults,
+}
