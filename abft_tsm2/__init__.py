@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from abft_tsm2.core.tsm2 import tall_skinny_matmul, tsm2l, tsm2r
     from abft_tsm2.errors import AbftError, KernelCompileError, NotSuitable, SilentDataCorruptionError
     from abft_tsm2.gemm import protected_gemm, verify_gemm
+    from abft_tsm2.lu import protected_lu_factor
     from abft_tsm2.policy import errstate, geterr, monitor
     from abft_tsm2.report import Fault, Report, Status
+    from abft_tsm2.solve import protected_lu_solve, protected_solve
 
 __version__ = "0.1.0"
 
@@ -51,6 +53,9 @@ __all__ = [
     "geterr",
     "monitor",
     "protected_gemm",
+    "protected_lu_factor",
+    "protected_lu_solve",
+    "protected_solve",
     "tall_skinny_matmul",
     "tsm2l",
     "tsm2r",
@@ -66,6 +71,8 @@ _NAMES = {
     "abft_tsm2.core.tsm2": ("tall_skinny_matmul", "tsm2l", "tsm2r"),
     "abft_tsm2.errors": ("AbftError", "KernelCompileError", "NotSuitable", "SilentDataCorruptionError"),
     "abft_tsm2.gemm": ("protected_gemm", "verify_gemm"),
+    "abft_tsm2.lu": ("protected_lu_factor",),
+    "abft_tsm2.solve": ("protected_lu_solve", "protected_solve"),
     "abft_tsm2.policy": ("errstate", "geterr", "monitor"),
     "abft_tsm2.report": ("Fault", "Report", "Status"),
 }

@@ -151,8 +151,9 @@ def _conformable(A: Matrix, a: str, B: Matrix, b: str) -> None:
 
 
 def _common(dtype: str | None, *operands: Matrix) -> np.dtype[Any]:
-    """What to compute in: as SciPy, never in 16 bits."""
-    return np.dtype(dtype) if dtype else np.result_type(np.float32, *operands).newbyteorder("=")
+    """What to compute in: float32 only where all are."""
+    single = all(x.dtype.newbyteorder("=") == np.float32 for x in operands)
+    return np.dtype(dtype or (np.float32 if single else np.float64))
 
 
 def _finite(x: Matrix, name: str) -> Matrix:

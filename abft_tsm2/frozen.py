@@ -44,9 +44,10 @@ class Record:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Build the record that `to_dict` gave, also through JSON; ValueError if a field is missing."""
-        if missing := [part.name for part in fields(cls) if part.name not in data]:
+        needed = [part.name for part in fields(cls) if not part.metadata.get("optional")]
+        if missing := [name for name in needed if name not in data]:
             raise ValueError(f"not a {cls.__name__}: {', '.join(missing)} missing; see Report.schema()")
-        return cls(**{part.name: data[part.name] for part in fields(cls)})
+        return cls(**{part.name: data[part.name] for part in fields(cls) if part.name in data})
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Record) or type(self) is not type(other):

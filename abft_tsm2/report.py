@@ -147,9 +147,9 @@ class Report(Record):
     status, also : Status, tuple of Status
         The status that wins by `PRECEDENCE`, and the others that hold.
     operation : str
-        "gemm", "verify_gemm" or "encoded".
+        "gemm", "verify_gemm", "encoded", "lu_factor", "lu_solve", "solve", "cholesky".
     m, k, n, dtype : int, str
-        Sizes of (one) product, (m, k) times (k, n), and data type of the result.
+        Sizes of (one) product, (m, k) times (k, n), and data type of the result; L and U are such a product.
     checks, faults : tuple of Check, tuple of Fault
         The sides that were checked, and everything found wrong.
     suspicions, recomputed : int, float
@@ -160,6 +160,8 @@ class Report(Record):
         Time of each step that ran: "encode", "multiply", "verify", "correct".
     index, products : tuple of int, tuple of Report
         Position in a batch; the entries of a batch.
+    mode : str
+        Of a factorisation: "online" or "offline", and why.
 
     Examples
     --------
@@ -185,6 +187,7 @@ class Report(Record):
     seconds: Mapping[str, float] = field(default_factory=dict)
     index: tuple[int, ...] = ()
     products: tuple[Report, ...] = ()
+    mode: str = field(default="", metadata={"optional": True})
 
     SCHEMA: ClassVar[str] = "abft_tsm2/report/1"
 
@@ -285,7 +288,7 @@ class Report(Record):
         )
 
     def __str__(self) -> str:
-        lines = [self.headline]
+        lines = [self.headline, *([f"mode: {self.mode}"] if self.mode else [])]
         if self.products:
             lines += self._batch_lines()
         else:

@@ -45,8 +45,8 @@ def times() -> str:
     solved = [
         (_name(row), _number(row, "scipy_ms"), _number(row, "auto_ms"), ratio(row["auto"])) for row in latest("solve")
     ]
-    below = markdown(("solve, one right-hand side", "SciPy, ms", "protected, ms", "x SciPy"), solved) if solved else ""
-    return f"{markdown(head, body)}\n{below}{_footer(rows)}"
+    below = markdown(("solve, one right-hand side", "SciPy, ms", "protected, ms", "x SciPy"), solved)
+    return "\n".join([markdown(head, body), *([below] if solved else [])]) + _footer(rows)
 
 
 def phases() -> str:
@@ -72,15 +72,8 @@ def clean() -> str:
     """False alarms by type."""
     rows = read("lu_clean")
     head = (
-        *(
-            "type",
-            "clean factorisations",
-            "false alarms",
-            "suspicions cleared",
-            "unverifiable",
-            "other pivots than SciPy",
-        ),
-        *("closest residual / bound", "largest error / SciPy's"),
+        *("type", "clean factorisations", "false alarms", "suspicions cleared", "unverifiable"),
+        *("other pivots than SciPy", "worse than SciPy", "closest residual / bound", "largest error / SciPy's"),
     )
     keys = ("factorisations", "alarms", "suspicions", "unverifiable", "pivots_differ", "wrong")
     body = []

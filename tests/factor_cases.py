@@ -151,6 +151,12 @@ def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Ou
     return Outcome(value, error, tuple((w.category, str(w.message)) for w in caught))
 
 
+def computed_in(*operands: Any) -> np.dtype[Any]:
+    """float32 where everything is float32; what has fewer bits is computed in float64 (SciPy: in float32)."""
+    single = all(np.asarray(x).dtype.newbyteorder("=") == np.float32 for x in operands)
+    return np.dtype(np.float32 if single else np.float64)
+
+
 # What can be passed instead of a plain float64 matrix; SciPy takes each.
 INPUTS: Mapping[str, Callable[[np.ndarray], Any]] = {
     "list": lambda x: x.tolist(),

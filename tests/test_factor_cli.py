@@ -142,7 +142,7 @@ def test_kinds_of_matrices(here: Path, capsys: pytest.CaptureFixture[str], a: st
         ("single.npy", "b.npy", [], "float64"),
         ("A.npy", "b32.npy", [], "float64"),
         ("A.npy", "b.npy", ["--dtype", "float32"], "float32"),
-        ("half.npy", "b32.npy", [], "float32"),
+        ("half.npy", "b32.npy", [], "float64"),
         ("integers.npy", "bi.npy", ["--dtype", "float64"], "float64"),
         ("foreign.npy", "b.npy", [], "float64"),
         ("both.npz:x", "both.npz:y", [], "float64"),

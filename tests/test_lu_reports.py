@@ -83,9 +83,11 @@ def test_a_fault_is_repaired_and_reported(kind: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-def test_a_fault_is_repaired_offline_too(dtype: Any) -> None:
+@pytest.mark.parametrize("value", [1e3, np.nan, np.inf])
+@pytest.mark.parametrize("where", [(30, 20), (20, 30), (7, 7), slice(None)], ids=str)
+def test_a_fault_is_repaired_offline_too(where: Any, value: float, dtype: Any) -> None:
     a = normal(40, 40, dtype=dtype)
-    hook = hit("factored", "W", put((30, 20), 1e3))
+    hook = hit("factored", "W", put(where, value))
     (lu, piv), report = protected_lu_factor(a, mode="offline", on_stage=hook, return_report=True)
     assert report.status is Status.CORRECTED
     assert not lu_outside(lu, piv, a).any()

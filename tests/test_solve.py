@@ -24,6 +24,7 @@ from tests.factor_cases import (
     RIGHT,
     SIZES,
     backward_error,
+    computed_in,
     described,
     outcome,
     positive,
@@ -107,7 +108,8 @@ def test_of_a_symmetric_matrix_one_half_is_read(assume_a: str, lower: bool) -> N
 @pytest.mark.parametrize("kind", INPUTS)
 def test_what_scipy_takes_for_a_system(kind: str) -> None:
     a, b = INPUTS[kind](normal(20, 20)), normal(20)
-    assert described(solve(a, b)) == described(linalg.solve(a, b))
+    assert described(solve(a, b)) == described(linalg.solve(a, b)) == ((20,), np.float64)
+    assert described(solve(a, a)) == ((20, 20), computed_in(a))
     assert described(solve(normal(20, 20), INPUTS[kind](normal(20, 20)))) == ((20, 20), np.float64)
 
 

@@ -102,6 +102,7 @@ class Carried:
         self.done = [operations(self.type, FLOOR_TERMS, length) for length in (n, m)]
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
         self._y = self.y[:0]
+        self.seen: tuple[list[Any], list[Any]] = [], []  # residuals and bounds of rows, and of columns, that agreed
 
     @property
     def w(self) -> Array:
@@ -151,6 +152,7 @@ class Carried:
         fine = bool(xp.all(ok & near)) or (bool(xp.all(ok)) and self._small(panel, np.flatnonzero(~to_host(near))))
         if fine:
             self.g[j:j1] = g
+            self.seen[1].append((residual, bound))
         else:
             self._exchange(local, j, back=True)
             self.Z[j:j1] = self.encoding.Z[j:j1]
@@ -160,6 +162,20 @@ class Carried:
         exchange_rows(self.rows[j:, :], local, back=back)
         if not self.beside:
             exchange_rows(self.S[j:, None], local, back=back)
+
+    def order_by(self, pivots: Any) -> bool:
+        """Put rows of the table and of S into the order of pivots; False, and nothing, where they are none."""
+        usable = are_exchanges(pivots, self.W.shape[0])
+        if usable:
+            self._exchange(pivots, 0)
+        return usable
+
+    def too_large(self) -> tuple[int, ...]:
+        """Columns of L with multipliers larger than 1: their pivots were not the largest elements."""
+        xp, w = self.xp, self.w
+        tails = xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip(w * w))))[: self.g.shape[0]]
+        far = np.flatnonzero(~to_host(xp.abs(self.g) <= PIVOT_SIGMAS * tails)).tolist()
+        return tuple(c for c in far if not self._small(wide(self.W), np.array([c])))
 
     def _small(self, panel: Array, columns: Any) -> bool:
         """Whether no multiplier in these columns is larger than 1, but for the rounding of a reciprocal."""
@@ -184,7 +200,10 @@ class Carried:
             bound = factored_bound(self.type, walk, j1, self.moduli[1], xp)
         self._y = y
         ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
-        return bool(xp.all(ok))
+        fine = bool(xp.all(ok))
+        if fine:
+            self.seen[0].append((residual, bound))
+        return fine
 
     # -- what a step does to them --
 

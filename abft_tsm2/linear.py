@@ -1,0 +1,88 @@
+"""What linear systems and factorisations have in common: the arrays that SciPy's functions take, and their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, as_operand, dtype_name, is_numpy, namespace
+from abft_tsm2.checksum.rebuild import Findings
+from abft_tsm2.report import Report, by_precedence
+
+NATIVE = ("float32", "float64")
+
+
+def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
+    """`x` in float32 or float64, as SciPy would compute with it; x itself where it is that.
+
+    Raises
+    ------
+    TypeError
+        For complex numbers, objects, masked arrays and other libraries' containers.
+    ValueError
+        If `check_finite` and there are NaN or Inf: SciPy's message.
+    """
+    if isinstance(x, np.ndarray | np.generic | list | tuple | int | float) and not isinstance(x, np.ma.MaskedArray):
+        x = np.asarray(x)
+        if x.dtype.kind in "iub" or dtype_name(x.dtype) == "float16" or (x.dtype.kind == "f" and x.dtype.itemsize > 8):
+            x = x.astype(np.float64)
+        elif not x.dtype.isnative:
+            x = x.astype(x.dtype.newbyteorder("="))
+        if x.dtype.kind == "c":
+            raise TypeError(f"{name} has dtype {x.dtype}: complex systems are not protected; use scipy.linalg")
+    x = as_operand(x, name)
+    xp = namespace(x)
+    if dtype_name(x.dtype) not in NATIVE:
+        x = xp.astype(x, xp.float64)
+    if check_finite and not bool(xp.all(xp.isfinite(x))):
+        raise ValueError("array must not contain infs or NaNs")
+    return x
+
+
+def for_blas(A: Array) -> Array:
+    """A, or a copy of it where neither its rows nor its columns are contiguous and aligned."""
+    if not is_numpy(A):
+        return A
+    m, n = A.shape
+    item = A.itemsize
+    down, right = A.strides
+    taken = (down == item and right >= item * m) or (right == item and down >= item * n)
+    return A if taken and A.flags.aligned else np.array(A, order="F")
+
+
+def over_batch(one: Callable[[Array], tuple[Any, ...]], stack: Array, core: int = 2) -> list[tuple[Any, ...]]:
+    """`one` of every matrix of a stack, in order."""
+    return [one(stack[index]) for index in np.ndindex(tuple(stack.shape[: stack.ndim - core]))]
+
+
+def stacked(items: list[Any], batch: tuple[int, ...]) -> Any:
+    """Results of a stack in one array."""
+    xp = namespace(items[0])
+    return xp.reshape(xp.stack(items), (*batch, *items[0].shape))
+
+
+def report_of(
+    findings: Findings, operation: str, shape: tuple[int, int], dtype: str, seconds: dict[str, float], **more: Any
+) -> Report:
+    """The report of one factorisation or solution. `more`: checks, mode."""
+    m, n = shape
+    k = min(m, n)
+    status, also = by_precedence(findings.statuses)
+    flops = max(1.0, 2.0 * m * n * k - (m + n) * k * k + 2.0 * k**3 / 3)
+    return Report(
+        status=status,
+        operation=operation,
+        m=m,
+        k=k,
+        n=n,
+        dtype=dtype,
+        faults=tuple(findings.faults),
+        suspicions=findings.suspicions,
+        recomputed=findings.multiplications / flops,
+        also=also,
+        reasons=tuple(dict.fromkeys(findings.reasons)),
+        seconds=seconds,
+        **more,
+    )
