@@ -64,13 +64,14 @@ def stacked(items: list[Any], batch: tuple[int, ...]) -> Any:
 
 
 def report_of(
-    findings: Findings, operation: str, shape: tuple[int, int], dtype: str, seconds: dict[str, float], **more: Any
+    findings: Findings, operation: str, sizes: tuple[int, int, int], dtype: str, seconds: dict[str, float], **more: Any
 ) -> Report:
-    """The report of one factorisation or solution. `more`: checks, mode."""
-    m, n = shape
-    k = min(m, n)
+    """The report of one factorisation or solution.
+
+    `sizes`: L is m x k and U is k x n, or A m x k and the solution k x n. `more`: checks, mode.
+    """
+    m, k, n = sizes
     status, also = by_precedence(findings.statuses)
-    flops = max(1.0, 2.0 * m * n * k - (m + n) * k * k + 2.0 * k**3 / 3)
     return Report(
         status=status,
         operation=operation,
@@ -80,9 +81,15 @@ def report_of(
         dtype=dtype,
         faults=tuple(findings.faults),
         suspicions=findings.suspicions,
-        recomputed=findings.multiplications / flops,
+        recomputed=findings.multiplications / max(1.0, factor_flops(m, n)),
         also=also,
         reasons=tuple(dict.fromkeys(findings.reasons)),
         seconds=seconds,
         **more,
     )
+
+
+def factor_flops(m: int, n: int) -> float:
+    """Floating-point operations of an LU of an m x n matrix."""
+    k = min(m, n)
+    return 2.0 * m * n * k - (m + n) * k * k + 2.0 * k**3 / 3

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -129,8 +128,7 @@ def protected_lu_factor(
     if 0 in A.shape:
         xp = namespace(A)
         lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], 0), dtype=xp.int32)
-        shape = (int(A.shape[-2]), int(A.shape[-1]))
-        report = report_of(Findings(), "lu_factor", shape, dtype_name(A.dtype), {}, mode="nothing to do")
+        report = report_of(Findings(), "lu_factor", _sizes(A), dtype_name(A.dtype), {}, mode="nothing to do")
     elif A.ndim == 2:
         factors = factored(A, asked)
         lu, piv, report = factors.W, factors.piv, factors.report
@@ -191,12 +189,16 @@ def factored(A: Array, asked: Asked, *, warn: bool = True) -> Factors:
     else:
         done = _offline(A, asked, clock)
     W, pivots, info, findings, checks = done
-    shape = (int(A.shape[0]), int(A.shape[1]))
     more: Mapping[str, Any] = {"checks": checks, "mode": f"{mode}: {why}"}
-    report = report_of(findings, "lu_factor", shape, dtype_name(A.dtype), clock.seconds, **more)
+    report = report_of(findings, "lu_factor", _sizes(A), dtype_name(A.dtype), clock.seconds, **more)
     if info and warn:
         _warn_of_zero(info)
     return Factors(W, pivots if is_numpy(W) else from_host(pivots, W), info, report)
+
+
+def _sizes(A: Array) -> tuple[int, int, int]:
+    m, n = int(A.shape[-2]), int(A.shape[-1])
+    return m, min(m, n), n
 
 
 def _chosen(mode: str, K: int, A: Array) -> tuple[str, str]:
@@ -317,9 +319,6 @@ def _unverifiable(findings: Findings, reason: str) -> None:
 def _warn_of_zero(info: int) -> None:
     """SciPy's warning, at the caller's line."""
     linalg = importlib.import_module("scipy.linalg")
-    level, frame = 1, sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "abft_tsm2":
-        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
     text = f"Diagonal number {info} is exactly zero. Singular matrix."
-    warnings.warn(text, linalg.LinAlgWarning, stacklevel=level)
+    warnings.warn(text, linalg.LinAlgWarning, stacklevel=policy.caller_level())
 

@@ -315,14 +315,14 @@ def act(report: Report, on_error: str | None = None) -> None:
     actions = {status: _action(status, on_error) for status in held if status in _KEYS}
     level = logging.WARNING if "log" in actions.values() else logging.DEBUG
     if logger.isEnabledFor(level):
-        logger.log(level, "%s", report, stacklevel=_caller_level(), extra={"report": report})
+        logger.log(level, "%s", report, stacklevel=caller_level(), extra={"report": report})
     # First, so that a filter that turns warnings into errors cannot hide the more serious exception.
     if "raise" in actions.values():
         raise SilentDataCorruptionError(report)
     warned = {status for status, action in actions.items() if action == "warn"}
     if warned:
         category = UnverifiableWarning if warned == {Status.UNVERIFIABLE} else CorruptionWarning
-        warnings.warn(_warning_text(report), category, stacklevel=_caller_level())
+        warnings.warn(_warning_text(report), category, stacklevel=caller_level())
 
 
 def _action(status: Status, on_error: str | None) -> Action:
@@ -339,7 +339,7 @@ def _warning_text(report: Report) -> str:
     return "; ".join((report.headline, *found[:REASONS_SHOWN]))
 
 
-def _caller_level() -> int:
+def caller_level() -> int:
     """Return the stacklevel, seen from the calling function, of the first frame outside of the package."""
     package = __name__.partition(".")[0]
     frame: FrameType | None = sys._getframe(1)

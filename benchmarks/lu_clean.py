@@ -56,7 +56,7 @@ class Case:
         m, n = _shape(rng)
         a = rectangular(family, m, n, rng, dtype)
         a = np.asarray(a, order=str(rng.choice(["C", "F"])))  # type: ignore[call-overload]
-        mode = str(rng.choice(["auto", "online", "offline"]))
+        mode = str(rng.choice(["online", "online", "offline", "auto"]))
         block = None if rng.random() < 0.4 else int(rng.choice(BLOCKS))
         return cls(seed, index, family, a, mode, block)
 

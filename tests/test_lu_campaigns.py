@@ -123,13 +123,9 @@ def test_a_library_that_repairs_keeps_every_bar(
     assert lu_faults.main(["--count", "200", "--jobs", "0"]) == 0
     told = capsys.readouterr().out
     assert "BAR MISSED" not in told
-    # The fake one shows no right-hand side.
-    assert {line for line in told.splitlines() if line.startswith("never")} == {
-        f"never planted: solve b, forward: {what}" for what in ("exponent bit", "random bit", "NaN")
-    }
+    assert "never planted" not in told
     rows = tables.read("lu_faults")
     assert {row["kind"] for row in rows if row["operation"] == "lu"} == {plan.kind for plan in PLANS_OF_LU}
-    assert {row["outcome"] for row in rows if "outcome" in row} == set()
     assert sum(int(row["planted"]) for row in rows) >= 200
     before_copy = next(row for row in rows if row["kind"] == "A, later")
     assert before_copy["refused"] == before_copy["planted"]
