@@ -22,7 +22,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, namespace, to_host
 from abft_tsm2.checksum.factor_encode import Encoding, sums
-from abft_tsm2.checksum.factors import ROWS, Carried
+from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges
 from abft_tsm2.checksum.rebuild import ROUNDS, Findings, Overflowed, Repair, Unrepairable
 from abft_tsm2.checksum.stored import certificate, changed, read, whole
 from abft_tsm2.core.factoring import add_product, copy_by_columns, exchange_rows, factor_panel, solve_triangle
@@ -102,7 +102,7 @@ class Factorisation:
         try:
             self._once()
         except Unrepairable as reason:
-            if self._changed():
+            if not self.repair or self._changed():
                 raise
             self.findings.reasons.append(f"begun again: {reason}")
             self.findings.statuses.append(Status.CORRECTED)
@@ -140,8 +140,11 @@ class Factorisation:
     def _step(self, j: int, j1: int) -> None:
         W, c, at = self.W, self.carried, (j, j1)
         self._panel(j, j1)
+        local = self.pivots[j:j1] - np.int32(j)
+        if not are_exchanges(local, W.shape[0] - j):  # LAPACK would write outside of the matrix
+            raise Unrepairable(f"the pivots of columns {j} to {j1 - 1} are no rows below them")
         with self.clock("swap"):
-            _exchange(c.room, self.pivots[j:j1] - np.int32(j), j, j1)
+            _exchange(c.room, local, j, j1)
         self.stage("swapped", step=at)
         with self.clock("solve"):
             solve_triangle(W[j:j1, j:j1], W[j:j1, j1:], lower=True, unit=True)
@@ -184,6 +187,7 @@ class Factorisation:
         """Check, and repair until it agrees. What was recomputed is judged by the rigorous bound: its rounding may form
         a pattern."""
         if not self.repair:
+            check(False)  # for the sums that the next steps use
             return
         for attempt in range(ROUNDS + 1):
             with self.clock("check"), np.errstate(all="ignore"):

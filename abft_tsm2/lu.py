@@ -17,13 +17,14 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.factor_encode import Encoding
 from abft_tsm2.checksum.factors import Carried, Verdict
-from abft_tsm2.checksum.rebuild import FACTORS, Findings, Unrepairable
+from abft_tsm2.checksum.rebuild import FACTORS, Findings, Overflowed, Unrepairable
 from abft_tsm2.checksum.stored import certificate, read
 from abft_tsm2.core.factoring import copy_by_columns, factor_panel
 from abft_tsm2.factor import Clock, Factorisation, Hook, check_of
 from abft_tsm2.linear import as_array, for_blas, over_batch, report_of, stacked
 from abft_tsm2.report import SIDES, Fault, Report, Status
 
+GROWN = "elements of the factors grow beyond the range of the type"
 MODES = ("auto", "online", "offline")
 SQUARED = 1e140  # growth whose square leaves float64 room for sums
 OFFLINE_UP_TO = 4096  # what one factorisation of this size takes may be lost: a second or two on two cores
@@ -127,7 +128,7 @@ def protected_lu_factor(
     asked = Asked(mode, block, on_stage, repair=on_error != "detect")
     if 0 in A.shape:
         xp = namespace(A)
-        lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], 0), dtype=xp.int32)
+        lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], min(A.shape[-2:])), dtype=xp.int32)
         report = report_of(Findings(), "lu_factor", _sizes(A), dtype_name(A.dtype), {}, mode="nothing to do")
     elif A.ndim == 2:
         factors = factored(A, asked)
@@ -176,6 +177,14 @@ class Factors:
 
 def factored(A: Array, asked: Asked, *, warn: bool = True) -> Factors:
     """Factor one matrix that is not empty."""
+    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        factors = _factored(A, asked)
+    if factors.info and warn:
+        _warn_of_zero(factors.info)
+    return factors
+
+
+def _factored(A: Array, asked: Asked) -> Factors:
     clock, A = Clock(), for_blas(A)
     asked.stage("inputs", A=A)
     mode, why = _chosen(asked.mode, min(A.shape), A)
@@ -191,8 +200,6 @@ def factored(A: Array, asked: Asked, *, warn: bool = True) -> Factors:
     W, pivots, info, findings, checks = done
     more: Mapping[str, Any] = {"checks": checks, "mode": f"{mode}: {why}"}
     report = report_of(findings, "lu_factor", _sizes(A), dtype_name(A.dtype), clock.seconds, **more)
-    if info and warn:
-        _warn_of_zero(info)
     return Factors(W, pivots if is_numpy(W) else from_host(pivots, W), info, report)
 
 
@@ -230,11 +237,11 @@ def _offline(A: Array, asked: Asked, clock: Clock) -> tuple[Any, ...]:
         rows, columns, checks = _certified(A, W, pivots, encoding)
     if rows is not None and not rows and not columns:
         return W, pivots, info, findings, checks
-    if _overflows(W, A):
-        _unverifiable(findings, "elements of the factors grow beyond the range of the type")
-        return W, pivots, info, findings, ()
     size = max(1, len(rows or ()) * len(columns or ()) if rows and columns else len(rows or columns or ()))
     if not asked.repair:
+        if _overflows(_plain(A, clock)[0], A):
+            _unverifiable(findings, GROWN)
+            return W, pivots, info, findings, ()
         findings.statuses.append(Status.UNCORRECTABLE)
         findings.faults.append(Fault(FACTORS, "block", rows or (), columns or (), size, float("nan")))
         return W, pivots, info, findings, checks
@@ -274,7 +281,7 @@ def _online(A: Array, asked: Asked, clock: Clock, findings: Findings) -> tuple[A
     run.findings = findings
     try:
         run.run()
-    except Unrepairable as reason:
+    except (Unrepairable, Overflowed) as reason:
         return _given_up(A, run, clock, reason)
     if not asked.repair:
         with clock("certify"), np.errstate(all="ignore"):
@@ -287,7 +294,7 @@ def _online(A: Array, asked: Asked, clock: Clock, findings: Findings) -> tuple[A
     return run.W, run.pivots, run.info, findings, run.checks()
 
 
-def _given_up(A: Array, run: Factorisation, clock: Clock, reason: Unrepairable) -> tuple[Any, ...]:
+def _given_up(A: Array, run: Factorisation, clock: Clock, reason: Exception) -> tuple[Any, ...]:
     """What LAPACK makes of it tells whether the numbers are beyond the type's range, or the machine beyond repair."""
     findings = run.findings
     with np.errstate(all="ignore"):
@@ -295,7 +302,7 @@ def _given_up(A: Array, run: Factorisation, clock: Clock, reason: Unrepairable) 
     if _overflows(W, A) and Status.INPUT_CHANGED not in findings.statuses:
         findings.statuses.clear()
         findings.faults.clear()
-        _unverifiable(findings, "elements of the factors grow beyond the range of the type")
+        _unverifiable(findings, GROWN)
         return W, pivots, info, findings, ()
     findings.reasons.append(str(reason))
     if Status.INPUT_CHANGED not in findings.statuses:

@@ -17,10 +17,10 @@ from abft_tsm2.checksum.factors import Verdict
 from abft_tsm2.checksum.rebuild import Findings
 from abft_tsm2.checksum.triangles import Triangle, check_solution, check_substitution, summing_weights
 from abft_tsm2.core.factoring import like_columns, permutation, solve_triangle
-from abft_tsm2.factor import Clock, Hook
+from abft_tsm2.factor import Clock, Hook, check_of
 from abft_tsm2.linear import as_array, for_blas, report_of, stacked
 from abft_tsm2.lu import Asked, check_options, factored
-from abft_tsm2.report import Fault, Report, Status
+from abft_tsm2.report import Check, Fault, Report, Status
 
 ATTEMPTS = 3
 GENERAL = (None, "gen", "general")
@@ -109,9 +109,11 @@ def protected_lu_solve(
             raise ValueError(f"piv has to hold {n} numbers of rows, 0 to {n - 1}; it holds {piv!r}")
         work.stage("inputs", lu=lu, b=B)
         x = substituted(lu, piv, B, int(trans), work)
-        return x, report_of(work.findings, work.operation, (n, n, B.shape[1]), dtype_name(B.dtype), work.clock.seconds)
+        sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
+        return x, report_of(work.findings, "lu_solve", sizes, dtype_name(B.dtype), seconds, checks=work.checks)
 
-    x, report = _each(one, "lu_solve", lu, piv, B)
+    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        x, report = _each(one, "lu_solve", lu, piv, B)
     policy.deliver(report, on_error)
     return (x, report) if return_report else x
 
@@ -209,9 +211,10 @@ def protected_solve(
     asked = Asked(mode, None, on_stage, repair=on_error != "detect")
 
     def one(A: Array, _: Any, B: Array) -> tuple[Array, Report]:
-        return _solved(for_blas(A), B, asked, refine=refine)
+        return _solved(for_blas(A), for_blas(B), asked, refine=refine)
 
-    x, report = _each(one, "solve", A, None, B)
+    with np.errstate(all="ignore"):
+        x, report = _each(one, "solve", A, None, B)
     policy.deliver(report, on_error)
     return (x, report) if return_report else x
 
@@ -227,6 +230,7 @@ class Work:
     on_stage: Hook | None
     repair: bool
     findings: Findings = field(default_factory=Findings)
+    checks: tuple[Check, ...] = ()
     clock: Clock = field(default_factory=Clock)
 
     def stage(self, name: str, **arrays: Any) -> None:
@@ -237,7 +241,7 @@ class Work:
 def substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
     """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed."""
     xp = namespace(lu)
-    lu, order = for_blas(lu), permutation(piv, lu.shape[0])
+    lu, B, order = for_blas(lu), for_blas(B), permutation(piv, lu.shape[0])
     t = summing_weights(B)
     lower, upper = Triangle(lu, True, True), Triangle(lu, False, False)
     if trans:
@@ -245,7 +249,9 @@ def substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
         first, second = Triangle(lu.T, True, False), Triangle(lu.T, False, True)
         z = _substitution(first, B, t, "forward", "z", work)
         y = _substitution(second, z, t, "backward", "x", work)
-        return xp.take(y, from_host(np.argsort(order), lu), axis=0)
+        x = like_columns(y, y.shape)
+        x[...] = xp.take(y, from_host(np.argsort(order), lu), axis=0)
+        return x
     z = _substitution(lower, xp.take(B, from_host(order, lu), axis=0), t, "forward", "z", work)
     return _substitution(upper, z, t, "backward", "x", work)
 
@@ -261,6 +267,7 @@ def _substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str,
         work.stage(stage, **{name: X})
         with work.clock("check"):
             verdict = check_substitution(triangle, X, B, t)
+            work.checks = (check_of("rows", verdict.residual, verdict.bound, _smallest(t)),)
         if verdict.clean:
             if last is not None:
                 _note_repair(work.findings, name, last, X)
@@ -274,7 +281,7 @@ def _substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str,
         last = X
         if not work.repair:
             break
-    if not bool(xp.all(xp.isfinite(X))) and (work.repair or not _finite_again(triangle, B)):
+    if not bool(xp.all(xp.isfinite(X))) and not _finite_again(triangle, B):
         work.findings.statuses.append(Status.UNVERIFIABLE)
         work.findings.reasons.append("the solution is not finite: the matrix is singular, or it overflows")
         return X
@@ -309,6 +316,10 @@ def _note_repair(findings: Findings, name: str, wrong: Array, right: Array) -> N
     findings.faults.append(Fault(name, "block", rows, columns, int(i.size), largest, "solved again"))
 
 
+def _smallest(t: Array) -> float:
+    return float(namespace(t).min(abs(t))) if t.shape[0] else 1.0
+
+
 def _largest(verdict: Verdict) -> float:
     with np.errstate(all="ignore"):
         return float(np.max(np.abs(to_host(verdict.residual)), initial=0.0))
@@ -335,6 +346,7 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
             if not verdict.clean and _equal(X, substituted(factors.W, piv, B, 0, work)):
                 verdict = _certificate(A, factors.W, piv, X, B, rigorous=True)
                 work.findings.suspicions += verdict.clean
+            work.checks = (check_of("rows", verdict.residual, verdict.bound, _smallest(summing_weights(B))),)
         if refine and verdict.clean:
             X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses:
@@ -350,7 +362,8 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
         work.findings.reasons.append(f"a x = b failed the check after {ATTEMPTS} solutions")
     _warn_of_condition(A, factors.W)
     sizes, seconds = (n, n, r), work.clock.seconds
-    report = report_of(work.findings, "solve", sizes, dtype_name(B.dtype), seconds, mode=factors.report.mode)
+    more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode}
+    report = report_of(work.findings, "solve", sizes, dtype_name(B.dtype), seconds, **more)
     return (X if "X" in locals() else namespace(B).zeros_like(B)), report
 
 
@@ -383,12 +396,17 @@ def _refined(
         if not 0.0 < scale < float("inf"):
             return X, verdict
         step = substituted(lu, piv, xp.astype(residual / scale, X.dtype), 0, work)
-        better = xp.astype(wide(X) + scale * wide(step), X.dtype)
-        work.stage("refined", x=better)
-        after = _certificate(A, lu, piv, better, B)
-        left = xp.max(xp.abs(wide(B) - wide(A) @ wide(better)))
-        smaller = after.clean and bool(left <= scale)
-    return (better, after) if smaller else (X, verdict)
+        for _ in range(ATTEMPTS):
+            better = xp.astype(wide(X) + scale * wide(step), X.dtype)
+            work.stage("refined", x=better)
+            after = _certificate(A, lu, piv, better, B)
+            if after.clean:
+                left = xp.max(xp.abs(wide(B) - wide(A) @ wide(better)))
+                return (better, after) if bool(left <= scale) else (X, verdict)
+            rows = tuple(np.flatnonzero(~to_host(after.ok)).tolist())
+            work.findings.statuses.append(Status.CORRECTED)
+            work.findings.faults.append(Fault("x", "rows", rows, (), len(rows), _largest(after), "refined again"))
+    return X, verdict
 
 
 def _warn_of_condition(A: Array, lu: Array) -> None:

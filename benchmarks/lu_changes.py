@@ -261,6 +261,18 @@ def in_sums(name: str, element: Element) -> Change:
     return change
 
 
+def in_both_halves(change: Change) -> Change:
+    """What is changed below the diagonal of W, above it too: whichever half a factorisation works in."""
+
+    def mirrored(at: Moment, rng: Generator) -> None:
+        before = np.array(at.W)
+        change(at, rng)
+        i, c = np.nonzero(before != at.W)
+        at.W[c, i] = at.W[i, c]
+
+    return mirrored
+
+
 def anywhere(name: str, element: Element) -> Change:
     """In any array."""
     return lambda at, rng: element(at[name], tuple(_between(0, size, rng) for size in at[name].shape), rng)

@@ -152,7 +152,7 @@ def _planted(case: Case, plan: Plan, watch: Watch, without_fault: float) -> Plan
         return None
     found = outcome(times, report)
     size = "" if times is None else f", error x {times:.3g}"
-    text = f"{case}; {plan.operation} {plan.kind} (step {watch.step}): {found}{size}: {report}"
+    text = f"{case}; {plan.operation} {plan.kind}{watch.where}: {found}{size}: {report}"
     return Planted(plan.operation, plan.kind, case.a.dtype.name, found, times or 0.0, text)
 
 

@@ -28,6 +28,7 @@ from benchmarks.lu_changes import (
     finished_u,
     garbage,
     high_bit,
+    in_both_halves,
     in_sums,
     in_w,
     new_columns,
@@ -98,12 +99,13 @@ class Watch:
     Attributes
     ----------
     changed : whether any bit is another
+    where : the columns of the step that was hit, as text
     steps : how many steps have begun
     """
 
     def __init__(self, plan: Plan | None = None, step: int = 0, rng: Generator | None = None) -> None:
         self.plan, self.step, self.rng = plan, step, rng
-        self.changed = False
+        self.changed, self.where = False, ""
         self.seen: list[tuple[int, int]] = []
 
     @property
@@ -121,7 +123,7 @@ class Watch:
             return
         if not set(plan.names) <= set(arrays):
             return
-        self.plan = None
+        self.plan, self.where = None, "" if at is None else f", step of columns {at[0]}:{at[1]}"
         before = {name: np.array(arrays[name]) for name in plan.names}
         with np.errstate(all="ignore"):
             plan.change(Moment(arrays), self.rng)
@@ -198,7 +200,6 @@ def _solution() -> Iterator[Plan]:
 
 
 def _definite() -> Iterator[Plan]:
-    """The lower triangle of W becomes L; what is above the diagonal is nobody's."""
     yield from _elements("trailing", "updated", below_diagonal(trailing), *FEW, steps="trailing")
     yield Plan("trailing: tile", "updated", tile(tile_below_diagonal), steps="trailing")
     yield from _elements("panel", "panel", below_diagonal(panel), *FEW)
@@ -213,6 +214,6 @@ PLANS: tuple[Plan, ...] = (
     *_in_what_is_carried(),
     *(replace(plan, mode="offline") for plan in _offline()),
     *(replace(plan, operation="solve") for plan in _solution()),
-    *(replace(plan, operation="cholesky") for plan in _definite()),
+    *(replace(plan, operation="cholesky", change=in_both_halves(plan.change)) for plan in _definite()),
 )
 """Every kind of fault; `Plan.operation` says in what."""

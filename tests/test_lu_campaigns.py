@@ -94,6 +94,18 @@ def test_a_plan_changes_what_it_says_and_nothing_else(plan: Plan, dtype: str) ->
     assert planted >= 2
 
 
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan.operation == "cholesky"], ids=lambda plan: plan.kind)
+def test_a_definite_matrix_is_changed_in_both_halves(plan: Plan) -> None:
+    rng = np.random.default_rng(0)
+    look = Looking(Watch(plan, plan.step(7, rng), rng))
+    show(started(normal(100, 100)), look, 16, "online")
+    ((_, at, changed),) = look.changes
+    below = np.tril(changed["W"])
+    np.testing.assert_array_equal(below | below.T, changed["W"] | changed["W"].T)
+    assert below.any()
+    assert at is None or plan.kind.startswith("finished") or (np.nonzero(below)[0] >= at[0]).all()
+
+
 def test_kinds_have_names_of_their_own() -> None:
     names = Counter((plan.operation, plan.kind) for plan in PLANS)
     assert max(names.values()) == 1
@@ -154,7 +166,7 @@ def test_other_libraries_miss_them(
 
 def test_the_same_seed_and_index_give_the_same_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     library(monkeypatch)
-    every = [list(fault) for fault in lu_faults.one(5, "", 2)]
+    every = [list(fault) for fault in lu_faults.one(5, " bit", 2)]
     some = [list(fault) for fault in lu_faults.one(5, "random bit", 2)]
     assert some
     assert [fault for fault in every if "random bit" in fault[1]] == some
@@ -247,3 +259,20 @@ def test_cases_are_spread_over_processes_and_a_lost_one_costs_no_other() -> None
     assert isinstance(found.pop(-1), lu_runs.Lost)
     assert found == {4: 2.0, 9: 3.0, 16: 4.0}
     assert dict(lu_runs.spread(math.sqrt, [], 3)) == {}
+
+
+# ---- samples of both, of the true library ------------------------------------------------------------------
+
+
+def test_no_false_alarm_in_a_sample() -> None:
+    rows, failures, _ = lu_clean.sweep(range(2 * len(MATRICES)), 1)
+    assert failures == []
+    assert {row["family"] for row in rows} == set(MATRICES)
+    assert {row["dtype"] for row in rows} == {"float64", "float32"}
+
+
+def test_no_fault_of_a_sample_escapes() -> None:
+    found, _ = lu_faults.campaign([0, 9], 1, kind="NaN")
+    assert found.planted > 20
+    assert found.escaped == 0
+    assert [name for name in found.never("NaN") if name.startswith("lu")] == []
