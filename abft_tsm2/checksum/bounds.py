@@ -229,29 +229,29 @@ def operations(stored: FloatType, count: int, length: int) -> float:
     return count + SUM_SHARE * length * (CHECKSUM_UNIT / stored.unit_roundoff) ** 2
 
 
-def factored_bound(stored: FloatType, walk: Any, terms: int, weight: float, xp: Namespace) -> Any:
+def factored_bound(stored: FloatType, reach: Any, terms: int, weight: float) -> Any:
     """The bound of the residual of a row or column of a factorisation.
 
     Parameters
     ----------
     stored : FloatType
         The type of the factors; checksums are float64.
-    walk : array
-        Sum over the operations of the squared weighted norms.
+    reach : array
+        The square root of the sum over the operations of the line's squared weighted norms.
     terms, weight : int, float
         Operations on one element, each of which may underflow, and the weights' sum of moduli.
     """
     underflow = (terms + FLOOR_TERMS) * stored.smallest_subnormal * weight
-    return FACTORISATION[stored.name] * stored.unit_roundoff * xp.sqrt(walk) + underflow
+    return FACTORISATION[stored.name] * stored.unit_roundoff * reach + underflow
 
 
-def factored_element(stored: FloatType, squares: Any, terms: int, xp: Namespace) -> Any:
+def factored_element(stored: FloatType, size: Any, terms: int) -> Any:
     """How far two ways to compute an element of a factorisation may be apart: four times what its checksum is granted.
 
-    `squares`: ``a_ic^2 + sum_l l_il^2 u_lc^2``.
+    `size`: the square root of ``a_ic^2 + sum_l l_il^2 u_lc^2``.
     """
     spread = 4 * FACTORISATION[stored.name] * math.sqrt(terms + FLOOR_TERMS) * stored.unit_roundoff
-    return spread * xp.sqrt(squares) + (terms + FLOOR_TERMS) * stored.smallest_subnormal
+    return spread * size + (terms + FLOOR_TERMS) * stored.smallest_subnormal
 
 
 def rigorous_factored(stored: FloatType, terms: int) -> float:
@@ -259,9 +259,9 @@ def rigorous_factored(stored: FloatType, terms: int) -> float:
     return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
 
 
-def stored_bound(squares: Any, terms: int, xp: Namespace) -> Any:
-    """How far two sums of the same `terms` numbers may be apart, in whatever order; `squares`: of their weighted norm."""
-    return checksum_noise_factor(terms, terms) * xp.sqrt(squares)
+def stored_bound(norm: Any, terms: int) -> Any:
+    """How far two sums of the same `terms` numbers may be apart, in whatever order; `norm`: of the weighted numbers."""
+    return checksum_noise_factor(terms, terms) * norm
 
 
 def rigorous_factor(a: Arithmetic, k: int) -> float:

@@ -39,16 +39,16 @@ class Encoding:
         Weights, each line's scaled by a power of two that undoes its norm.
     S, Z : (m,), (n,) arrays
         ``A v`` and ``w'A``.
-    row_squares, column_squares : (m,), (n,) arrays
-        ``||A_i o v||^2`` and ``||A_c o w||^2``, from a sample.
+    row_norms, column_norms : (m,), (n,) arrays
+        ``||A_i o v||`` and ``||A_c o w||``, from a sample.
     """
 
     w: Array
     v: Array
     S: Array
     Z: Array
-    row_squares: Array
-    column_squares: Array
+    row_norms: Array
+    column_norms: Array
 
     @classmethod
     def of(cls, A: Array) -> Encoding:
@@ -58,15 +58,15 @@ class Encoding:
         with np.errstate(all="ignore"):
             rows = _squares(A, axis=1)  # of every row, from some columns
             columns = _squares(A, axis=0)
-            row_norms = rows.log2_norms()
-            w = _weights(m, row_norms, A, seed=0)
-            column_squares = columns.squares(w)
+            plain = rows.log2_norms()
+            w = _weights(m, plain, A, seed=0)
+            column_norms = columns.norms(w)
             # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
-            usual = int(exponents(row_norms)[m // 2]) if m else 0
-            v = _weights(n, 0.5 * np.log2(to_host(column_squares)), A, seed=1, shift=usual)
-            row_squares = rows.squares(v)
+            usual = int(np.sort(exponents(plain))[m // 2]) if m else 0
+            v = _weights(n, np.log2(to_host(column_norms)), A, seed=1, shift=usual)
+            row_norms = rows.norms(v)
             S, Z = sums(A, v), sums(A.T, w)
-            return cls(w, v, S, Z, xp.maximum(row_squares, S * S), xp.maximum(column_squares, Z * Z))
+            return cls(w, v, S, Z, xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z)))
 
 
 def sums(A: Array, weight: Array) -> Array:
@@ -84,10 +84,12 @@ class _Sampled(NamedTuple):
     share: float
     scale: float  # a power of two by which elements were multiplied first
 
-    def squares(self, weight: Array) -> Array:
-        """Estimated sum over all lines of (weight x element)^2."""
-        chosen = (namespace(self.of).take(weight, self.lines) / self.scale) ** 2
-        return sums(self.of, chosen) * self.share
+    def norms(self, weight: Array) -> Array:
+        """Estimated 2-norms over all lines of (weight x element)."""
+        xp = namespace(self.of)
+        chosen = xp.take(weight, self.lines) / self.scale
+        largest = float(xp.max(xp.abs(chosen))) if chosen.shape[0] else 1.0
+        return largest * xp.sqrt(sums(self.of, (chosen / largest) ** 2) * self.share)
 
     def plain(self) -> Any:
         """Sums of the squares of what is in the sample, on the host."""

@@ -14,6 +14,7 @@ The other way round: an element is used only after the check of its panel, or of
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ class Rows(NamedTuple):
 
     w: int = 0
     place: int = 1  # which row of A; a float64, which holds it exactly
-    floor: int = 2  # ||A_i o v||^2
+    floor: int = 2  # ||A_i o v||
 
 
 ROWS = Rows()
@@ -94,10 +95,10 @@ class Carried:
         self.rows = like_columns(A, (m, len(ROWS)), xp.float64)
         self.rows[:, ROWS.w] = encoding.w
         self.rows[:, ROWS.place] = xp.arange(m, dtype=xp.float64, device=A.device)
-        self.rows[:, ROWS.floor] = encoding.row_squares
+        self.rows[:, ROWS.floor] = encoding.row_norms
         self.Z = xp.asarray(encoding.Z, copy=True)
         self.v = xp.asarray(encoding.v, copy=True)
-        self.floor = encoding.column_squares
+        self.floor = encoding.column_norms
         self.growth = 1.0
         self.done = [operations(self.type, FLOOR_TERMS, length) for length in (n, m)]
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
@@ -144,10 +145,10 @@ class Carried:
             bound = rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, reach, lower=True)
         else:
             last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
-            walk = self.walk(1, self.floor[j:j1], operations(self.type, b, m - j), j, Z, last)
-            bound = factored_bound(self.type, walk, j1, self.moduli[0], xp)
+            reach = self.reach(1, self.floor[j:j1], operations(self.type, b, m - j), j, Z, last)
+            bound = factored_bound(self.type, reach, j1, self.moduli[0])
         # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is looked at element by element
-        near = xp.abs(g) <= PIVOT_SIGMAS * xp.sqrt(xp.sum(w * w))
+        near = xp.abs(g) <= PIVOT_SIGMAS * norm(w)
         ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
         fine = bool(xp.all(ok & near)) or (bool(xp.all(ok)) and self._small(panel, np.flatnonzero(~to_host(near))))
         if fine:
@@ -173,7 +174,7 @@ class Carried:
     def too_large(self) -> tuple[int, ...]:
         """Columns of L with multipliers larger than 1: their pivots were not the largest elements."""
         xp, w = self.xp, self.w
-        tails = xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip(w * w))))[: self.g.shape[0]]
+        tails = tail_norms(w)[: self.g.shape[0]]
         far = np.flatnonzero(~to_host(xp.abs(self.g) <= PIVOT_SIGMAS * tails)).tolist()
         return tuple(c for c in far if not self._small(wide(self.W), np.array([c])))
 
@@ -196,8 +197,8 @@ class Carried:
             reach = multiply_triangle(xp.abs(square), reach, lower=True, unit=True)
             bound = rigorous_factored(self.type, n + j1) * reach
         else:
-            walk = self.walk(0, self.rows[j:j1, ROWS.floor], operations(self.type, b, n - j), j, S, y)
-            bound = factored_bound(self.type, walk, j1, self.moduli[1], xp)
+            reach = self.reach(0, self.rows[j:j1, ROWS.floor], operations(self.type, b, n - j), j, S, y)
+            bound = factored_bound(self.type, reach, j1, self.moduli[1])
         self._y = y
         ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
         fine = bool(xp.all(ok))
@@ -221,16 +222,16 @@ class Carried:
         for side in (0, 1):
             self.done[side] += operations(self.type, b, (n, m)[side] - j) * self.growth
 
-    def walk(self, side: int, floor: Array, more: float, j: int, *sums: Array) -> Array:
-        """Sum over the operations on rows (side 0) or columns of the squared norms that they had: see `factored_bound`.
+    def reach(self, side: int, floor: Array, more: float, j: int, *sums: Array) -> Array:
+        """How far the operations on rows (side 0) or columns may have taken their residuals: see `factored_bound`.
 
         A line is taken to have grown as the usual one has, and to have been as large as its own sums say for all of
         its j and `more` operations.
         """
-        squares = sums[0] * sums[0]
+        xp, largest = self.xp, self.xp.abs(sums[0])
         for x in sums[1:]:
-            squares = self.xp.maximum(squares, x * x)
-        return floor * (self.done[side] + more * self.growth) + (more + j) * squares
+            largest = xp.maximum(largest, xp.abs(x))
+        return floor * math.sqrt(self.done[side] + more * self.growth) + math.sqrt(more + j) * largest
 
     # -- what they should be, from the beginning --
 
@@ -242,6 +243,22 @@ class Carried:
         return S
 
 
+def norm(x: Array) -> float:
+    """The 2-norm of a vector, whose squares may be beyond the range."""
+    xp = namespace(x)
+    largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0
+    if not 0.0 < largest < math.inf:
+        return largest
+    return largest * math.sqrt(float(xp.sum((x / largest) ** 2)))
+
+
+def tail_norms(x: Array) -> Array:
+    """The 2-norms of x(i:), for every i."""
+    xp = namespace(x)
+    largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0
+    return largest * xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip((x / (largest or 1.0)) ** 2))))
+
+
 def growth(floor: Array, sums: Array) -> float:
     """How many times larger the squared norms of the trailing matrix's lines are than those of A's: at least 1.
 
@@ -249,8 +266,8 @@ def growth(floor: Array, sums: Array) -> float:
     with one degree of freedom has the median 0.455.
     """
     step = sums.shape[0] // 128 + 1
-    ratios = to_host(sums[::step] ** 2 / (floor[::step] + SMALLEST))
-    return max(1.0, float(middle(ratios)) / 0.455) if ratios.size else 1.0
+    ratios = to_host(sums[::step] / (floor[::step] + SMALLEST))
+    return max(1.0, float(middle(ratios**2)) / 0.455) if ratios.size else 1.0
 
 
 def are_exchanges(pivots: Any, m: int) -> bool:

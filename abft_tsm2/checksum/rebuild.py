@@ -96,10 +96,10 @@ class Repair:
         old = self._before_factoring(j, j1)
         self.finished(j, j, j)
         self.Z(j, j1)
-        X, squares = self._columns(j, list(range(j, j1)))
+        X, sizes = self._columns(j, list(range(j, j1)))
         active = X[j:, :]
         self._look_for_overflow(active)
-        bound = factored_element(self.carried.type, squares[j:, :], j1, namespace(X))
+        bound = factored_element(self.carried.type, sizes[j:, :], j1)
         if old is not None:
             differ, distance = _differ(old, active, bound)
             self.findings.wrong_elements(differ, distance, (j, j))
@@ -115,11 +115,11 @@ class Repair:
         before = len(self.findings.statuses)
         self.finished(j1, j1, j)
         self.S(j)
-        new, squares = self._rows(j, j1)
+        new, sizes = self._rows(j, j1)
         self._look_for_overflow(new)
         old = wide(self.W[j:j1, j:])
         xp = namespace(old)
-        bound = factored_element(self.carried.type, squares, j1, xp)
+        bound = factored_element(self.carried.type, sizes, j1)
         differ, distance = _differ(upper(old), upper(new), bound)
         if differ.any():
             keep = from_host(differ, old)
@@ -196,15 +196,15 @@ class Repair:
         """S(j:), from A's sums and the finished factors, which have been looked after."""
         carried = self.carried
         now, then = carried.S[j:], carried.S_again(j)[j:]
-        walk = carried.walk(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
-        self._compared("S", now, then, factored_bound(carried.type, walk, j, carried.moduli[1], carried.xp), j)
+        reach = carried.reach(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
+        self._compared("S", now, then, factored_bound(carried.type, reach, j, carried.moduli[1]), j)
 
     def Z(self, j: int, j1: int) -> None:
         """Z(j:j1) before anything was taken off it, from A."""
         carried = self.carried
         now, then = carried.Z[j:j1], sums(self.A[:, j:j1].T, carried.encoding.w)
-        walk = carried.walk(1, carried.floor[j:j1], 0.0, 0, then)
-        self._compared("Z", now, then, factored_bound(carried.type, walk, 0, carried.moduli[0], carried.xp), j)
+        reach = carried.reach(1, carried.floor[j:j1], 0.0, 0, then)
+        self._compared("Z", now, then, factored_bound(carried.type, reach, 0, carried.moduli[0]), j)
         carried.encoding.Z[j:j1] = now
 
     def _compared(self, name: str, now: Array, then: Array, bound: Array, first: int) -> None:
@@ -238,30 +238,29 @@ class Repair:
         return wide(namespace(X).take(X, from_host(place, X), axis=0))
 
     def _columns(self, j: int, columns: list[int]) -> tuple[Array, Array]:
-        """(PA)(:, columns) - L(:, :j) U(:j, columns) in rows j and below, and a^2 + sum_l l^2 u^2 there."""
+        """(PA)(:, columns) - L(:, :j) U(:j, columns) in rows j and below, and the sizes of what was added up there."""
         X = self._permuted(columns=columns)
-        squares = X * X
+        sizes = namespace(X).abs(X)
         if j:
             left, top = wide(self.W[j:, :j]), wide(_columns_of(self.W[:j, :], columns))
-            rest, more = X[j:, :] - product(left, top), squares[j:, :] + product(left * left, top * top)
-            X[j:, :], squares[j:, :] = rest, more
+            rest, more = X[j:, :] - product(left, top), sizes[j:, :] + _product_sizes(left, top)
+            X[j:, :], sizes[j:, :] = rest, more
             self.findings.multiplications += 2.0 * left.shape[0] * j * len(columns)
-        return X, squares
+        return X, sizes
 
     def _rows(self, j: int, j1: int) -> tuple[Array, Array]:
-        """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sums of squares as in `_columns`."""
+        """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sizes as in `_columns`."""
         X = self._permuted(rows=slice(j, j1))[:, j:]
         xp = namespace(X)
-        X, squares = xp.asarray(X, copy=True), X * X
+        X, sizes = xp.asarray(X, copy=True), xp.abs(X)
         if j:
             left, top = wide(self.W[j:j1, :j]), wide(self.W[:j, j:])
-            X, squares = X - product(left, top), squares + product(left * left, top * top)
+            X, sizes = X - product(left, top), sizes + _product_sizes(left, top)
             self.findings.multiplications += 2.0 * (j1 - j) * j * X.shape[1]
         corner = xp.asarray(wide(self.W[j:j1, j:j1]), copy=True)
         new = _by_columns(X)
         solve_triangle(_by_columns(corner), new, lower=True, unit=True)
-        lower = unit_lower(corner)
-        return new, squares + product(lower * lower, new * new)
+        return new, sizes + _product_sizes(unit_lower(corner), new)
 
     def _factors(self, columns: list[int], rows: list[int]) -> bool:
         """Columns of L and rows of U, from A and from those before them; whether anything was replaced."""
@@ -277,12 +276,12 @@ class Repair:
     def _row(self, r: int) -> None:
         X = self._permuted(rows=slice(r, r + 1))[:, r:]
         xp = namespace(X)
-        new, squares = X[0, :], X[0, :] ** 2
+        new, sizes = X[0, :], xp.abs(X[0, :])
         if r:
-            left, top = wide(self.W[r, :r]), wide(self.W[:r, r:])
-            new, squares = new - product(top.T, left), squares + product((top * top).T, left * left)
+            left, top = wide(self.W[r : r + 1, :r]), wide(self.W[:r, r:])
+            new, sizes = new - product(left, top)[0, :], sizes + _product_sizes(left, top)[0, :]
         old = wide(self.W[r, r:])
-        differ, distance = _differ(old, new, factored_element(self.carried.type, squares, r + 1, xp))
+        differ, distance = _differ(old, new, factored_element(self.carried.type, sizes, r + 1))
         self.W[r, r:] = xp.astype(xp.where(from_host(differ, old), new, old), self.W.dtype)
         self.findings.multiplications += 2.0 * r * new.shape[0]
         self.findings.wrong_elements(differ[None, :], distance[None, :], (r, r))
@@ -290,15 +289,15 @@ class Repair:
     def _column(self, c: int) -> None:
         X = self._permuted(columns=[c])
         xp = namespace(X)
-        new, squares = X[c + 1 :, 0], X[c + 1 :, 0] ** 2
+        new, sizes = X[c + 1 :, 0], xp.abs(X[c + 1 :, 0])
         if c:
-            left, top = wide(self.W[c + 1 :, :c]), wide(self.W[:c, c])
-            new, squares = new - product(left, top), squares + product(left * left, top * top)
+            left, top = wide(self.W[c + 1 :, :c]), wide(self.W[:c, c : c + 1])
+            new, sizes = new - product(left, top)[:, 0], sizes + _product_sizes(left, top)[:, 0]
         pivot = float(self.W[c, c])
         if pivot != 0.0:  # under a zero pivot there are zeros, which nobody divides
-            new, squares = new / pivot, squares / pivot / pivot
+            new, sizes = new / pivot, sizes / abs(pivot)
         old = wide(self.W[c + 1 :, c])
-        differ, distance = _differ(old, new, factored_element(self.carried.type, squares, c + 1, xp))
+        differ, distance = _differ(old, new, factored_element(self.carried.type, sizes, c + 1))
         self.W[c + 1 :, c] = xp.astype(xp.where(from_host(differ, old), new, old), self.W.dtype)
         self.findings.multiplications += 2.0 * c * new.shape[0]
         self.findings.wrong_elements(differ[:, None], distance[:, None], (c + 1, c))
@@ -318,6 +317,15 @@ def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
         distance = np.abs(to_host(old) - to_host(new))
         limit = to_host(bound)
         return ~((distance <= limit) & np.isfinite(limit)), distance
+
+
+def _product_sizes(L: Array, U: Array) -> Array:
+    """The root of ``(L o L)(U o U)``, with U's columns scaled so that no square leaves the range."""
+    xp = namespace(U)
+    largest = xp.max(xp.abs(U), axis=0)
+    scale = xp.where((largest > 0) & xp.isfinite(largest), largest, xp.ones_like(largest))
+    scaled = U / scale[None, :]
+    return xp.sqrt(product(L * L, scaled * scaled)) * scale[None, :]
 
 
 def _columns_of(X: Array, columns: list[int]) -> Array:

@@ -7,12 +7,14 @@ kept, a second reading compares ``g U`` with ``w'A`` and ``L y`` with ``A v``, l
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, operations, stored_bound
 from abft_tsm2.checksum.factor_encode import wide
-from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, unit_lower, upper
+from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, norm, tail_norms, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
 BLOCK = 256  # columns that are read at a time
@@ -67,35 +69,33 @@ def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int]
     left, top = wL.shape[0], Uv.shape[0]
     with np.errstate(all="ignore"):
         pivots = xp.abs(wide(xp.linalg.diagonal(W)[:left]))
-        weight = carried.w
-        below = xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip(weight * weight))))[:left]
-        norm = xp.minimum(xp.sqrt(carried.floor[:left]) / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), below)
-        norm = xp.maximum(xp.abs(carried.g[:left]), norm)
-        columns = Verdict.of(wL - carried.g[:left], stored_bound(norm * norm, m, xp))
-        norm = xp.maximum(xp.abs(carried.y[:top]), xp.sqrt(carried.rows[:top, ROWS.floor]))
-        rows = Verdict.of(Uv - carried.y[:top], stored_bound(norm * norm, n, xp))
+        size = xp.minimum(carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), tail_norms(carried.w)[:left])
+        size = xp.maximum(xp.abs(carried.g[:left]), size)
+        columns = Verdict.of(wL - carried.g[:left], stored_bound(size, m))
+        size = xp.maximum(xp.abs(carried.y[:top]), carried.rows[:top, ROWS.floor])
+        rows = Verdict.of(Uv - carried.y[:top], stored_bound(size, n))
         flagged = np.flatnonzero(~to_host(columns.ok)), np.flatnonzero(~to_host(rows.ok))
         found: tuple[list[int], list[int]] = [], []
         for c in flagged[0].tolist():
-            line = wide(W[c + 1 :, c]) * carried.w[c + 1 :]
-            squares = xp.sum(line * line) + carried.w[c] ** 2
-            found[0].extend([c] * (not Verdict.of(columns.residual[c], stored_bound(squares, m, xp)).clean))
+            exact = norm(wide(W[c + 1 :, c]) * carried.w[c + 1 :]) + abs(float(carried.w[c]))
+            found[0].extend([c] * (not abs(float(columns.residual[c])) <= stored_bound(exact, m)))
         for r in flagged[1].tolist():
-            line = wide(W[r, r:]) * carried.v[r:]
-            squares = xp.sum(line * line)
-            found[1].extend([r] * (not Verdict.of(rows.residual[r], stored_bound(squares, n, xp)).clean))
+            exact = norm(wide(W[r, r:]) * carried.v[r:])
+            found[1].extend([r] * (not abs(float(rows.residual[r])) <= stored_bound(exact, n)))
     return found
 
 
 def whole(carried: Carried) -> Verdict:
     """``w'A v = g y``: of all of A = L U at once, from sums that were taken independently of each other."""
     xp, e = carried.xp, carried.encoding
-    left, right = carried.g * carried.y, e.Z * e.v
+    scale = 1.0 / max(float(xp.max(xp.abs(e.w))), 1e-300)  # of w, and so of g and Z
+    left, right = scale * carried.g * carried.y, scale * e.v * e.Z
     residual = xp.sum(left) - xp.sum(right)
+    columns = carried.reach(1, carried.floor, 0.0, 0, e.Z) * e.v * scale
     terms = operations(carried.type, 0, carried.W.shape[1])
-    walk = xp.sum(carried.walk(1, carried.floor, 0.0, 0, e.Z) * e.v * e.v)  # each column's residual, weighted
-    walk += terms * (xp.sum(left * left) + xp.sum(right * right))
-    return Verdict.of(residual, factored_bound(carried.type, walk, left.shape[0], carried.moduli[0] * carried.moduli[1], xp))
+    reach = norm(columns) + math.sqrt(terms) * (norm(left) + norm(right))
+    bound = factored_bound(carried.type, reach, left.shape[0], scale * carried.moduli[0] * carried.moduli[1])
+    return Verdict.of(residual, xp.asarray(bound))
 
 
 def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]:
@@ -108,19 +108,19 @@ def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]
     encoding, place = carried.encoding, from_host(carried.place, W)
 
     def judged(residual: Array, walk: Array, moduli: float) -> Verdict:
-        return Verdict.of(residual, factored_bound(carried.type, walk, K, moduli, xp))
+        return Verdict.of(residual, factored_bound(carried.type, xp.sqrt(walk), K, moduli))
 
     S, Z = xp.take(encoding.S, place), encoding.Z
     floors = carried.rows[:, ROWS.floor], carried.floor
     Ly, gU = product_sums(W, carried)
     terms = [operations(carried.type, FLOOR_TERMS + 2 * K, 2 * length) for length in (n, m)]
-    rows = judged(Ly - S, terms[0] * xp.maximum(floors[0], S * S), carried.moduli[1])
-    columns = judged(gU - Z, terms[1] * xp.maximum(floors[1], Z * Z), carried.moduli[0])
+    rows = judged(Ly - S, terms[0] * xp.maximum(floors[0], xp.abs(S)) ** 2, carried.moduli[1])
+    columns = judged(gU - Z, terms[1] * xp.maximum(floors[1], xp.abs(Z)) ** 2, carried.moduli[0])
     if not rows.clean:
-        walk = terms[0] * (xp.maximum(floors[0], S * S) + _squares_through(W, carried.v))
+        walk = terms[0] * (xp.maximum(floors[0], xp.abs(S)) ** 2 + _squares_through(W, carried.v))
         rows = judged(rows.residual, walk, carried.moduli[1])
     if not columns.clean:
-        walk = terms[1] * (xp.maximum(floors[1], Z * Z) + _squares_through(W, carried.w, left=True))
+        walk = terms[1] * (xp.maximum(floors[1], xp.abs(Z)) ** 2 + _squares_through(W, carried.w, left=True))
         columns = judged(columns.residual, walk, carried.moduli[0])
     for verdict, axis in ((rows, 0), (columns, 1)):
         if not verdict.clean:
@@ -133,24 +133,24 @@ def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]
 def _squares_through(W: Array, weight: Array, *, left: bool = False) -> Array:
     """``(L o L)(U o U)(v o v)``, or ``(w o w)'(L o L)(U o U)``."""
     xp, (m, n), K = namespace(W), W.shape, min(W.shape)
-    x = weight * weight
-    halves = ("L", "U") if left else ("U", "L")
-    for half in halves:
-        out = xp.zeros((K if half == "L" else n) if left else (K if half == "U" else m), dtype=x.dtype, device=W.device)
-        for at in range(0, K if half == "L" else n, BLOCK):
-            end = min(at + BLOCK, K if half == "L" else n)
+    x = xp.abs(weight)
+    for half in ("L", "U") if left else ("U", "L"):
+        columns = K if half == "L" else n
+        out = xp.zeros(columns if left else K if half == "U" else m, dtype=x.dtype, device=W.device)
+        for at in range(0, columns, BLOCK):
+            end = min(at + BLOCK, columns)
             if half == "L":
                 first, last = at, m
                 block = unit_lower(wide(W[at:, at:end]))
             else:
                 first, last = 0, min(end, K)
                 block = upper(wide(W[:last, at:end]), at)
-            if left:
-                add_product(out[at:end], (block * block).T, x[first:last], alpha=1.0)
+            if left:  # elements times weights first: their squares are in the middle of the range
+                out[at:end] += xp.sum((block * x[first:last, None]) ** 2, axis=0)
             else:
-                add_product(out[first:last], block * block, x[at:end], alpha=1.0)
-        x = out
-    return x
+                out[first:last] += xp.sum((block * x[None, at:end]) ** 2, axis=1)
+        x = xp.sqrt(out)
+    return x * x
 
 
 def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bool:
@@ -172,6 +172,6 @@ def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bo
         exact = xp.take(wide(A[:, line]), place)
         parts = [(unit_lower(wide(W[:, :top])), one)]
     value = xp.concat([product(block, x) for block, x in parts])
-    squares = xp.concat([product(block * block, x * x) for block, x in parts]) + exact * exact
+    size = xp.concat([product(xp.abs(block), xp.abs(x)) for block, x in parts]) + xp.abs(exact)
     distance = exact - value
-    return Verdict.of(distance, factored_element(carried.type, squares, K, xp)).clean
+    return Verdict.of(distance, factored_element(carried.type, size, K)).clean

@@ -105,7 +105,7 @@ def _bound(X: Array, t: Array, reach: Array, *, rigorous: bool) -> Array:
     moduli = float(xp.sum(xp.abs(t)))
     if rigorous:
         return rigorous_factored(kind, n + count) * reach + n * kind.smallest_subnormal * moduli
-    return factored_bound(kind, operations(kind, n + FLOOR_TERMS, count) * reach, n, moduli, xp)
+    return factored_bound(kind, xp.sqrt(operations(kind, n + FLOOR_TERMS, count) * reach), n, moduli)
 
 
 def _times(A: Array, x: Array, of: Callable[[Array], Array] = wide) -> Array:
