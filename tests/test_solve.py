@@ -120,8 +120,20 @@ def test_orders_of_a_and_b(order: str) -> None:
     assert solved(x, a, b)
 
 
-def test_numbers_and_matrices_of_one_element() -> None:
-    for a, b in ((3.0, 6.0), ([[2.0]], [4.0]), (np.array([[2.0]]), np.array([[4.0]]))):
+@pytest.mark.parametrize("assume_a", ["diagonal", "tridiagonal", "upper triangular", "lower triangular"])
+def test_what_lies_outside_of_a_structure_is_not_read(assume_a: str) -> None:
+    a, b = normal(30, 30) + 9 * np.eye(30), normal(30, 2)
+    for transposed in (False, True):
+        expected = linalg.solve(a, b, assume_a=assume_a, transposed=transposed)
+        np.testing.assert_allclose(solve(a, b, assume_a=assume_a, transposed=transposed), expected, rtol=1e-10)
+
+
+def test_matrices_of_one_element() -> None:
+    for a, b in (
+        ([[2.0]], [4.0]),
+        (np.array([[2.0]]), np.array([[4.0]])),
+        (np.full((3, 1, 1), 2.0), np.ones((3, 1, 2))),
+    ):
         x = protected_solve(a, b)
         assert described(x) == described(linalg.solve(a, b))
         np.testing.assert_array_equal(x, linalg.solve(a, b))

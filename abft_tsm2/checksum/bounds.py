@@ -27,7 +27,7 @@ Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5 and sec. 3.5).
 eliminated before it; each rounds by at most u times the element as it then is (Higham 2002, theorem 9.3 and eq. 9.6).
 Rounding errors of that many operations, weighted with random signs and added over a row, are a random walk::
 
-    tau_i = f u sqrt(sum over eliminations of ||A_i^(l) o v||^2)      f = 10 (float64), 4 (float32, sums in float64)
+    tau_i = f u sqrt(sum over eliminations of ||A_i^(l) o v||^2)      f = 6 (float64), 3 (float32, sums in float64)
 
 The norm of a row of the trailing matrix need not be computed: random signs make the square of the row's carried
 checksum an unbiased estimate of it (the projections of Johnson and Lindenstrauss, Contemp. Math. 26 (1984) 189, with a
@@ -215,7 +215,7 @@ def largest_norm(k: int, *, products: Any, added: Any, underflow: Any) -> Any:
     return SLACK * (math.sqrt(k) * products + (0.0 if added is None else added)) + underflow
 
 
-FACTORISATION = {"float64": 10.0, "float32": 4.0}  # f above
+FACTORISATION = {"float64": 6.0, "float32": 3.0}  # f above
 FLOOR_TERMS = 16  # operations that every element of a factorisation is granted
 SUM_SHARE = 1 / 4  # what the rounding of one term of a checksum counts, beside that of an element
 

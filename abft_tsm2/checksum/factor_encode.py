@@ -19,6 +19,7 @@ from abft_tsm2.core.factoring import like_columns, product
 GROUPS, GROUP = 4, 32  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
 LARGEST_POWER = 1000  # of two, of a weight
 TINY = 1e-280  # squares below have lost digits
+SMALL = 1e-120  # elements whose squares are far from the ends of the range, those much smaller too
 
 
 def wide(X: Array) -> Array:
@@ -113,11 +114,11 @@ def _squares(A: Array, axis: int) -> _Sampled:
         groups = every
         found = _squared(X, groups)
         norms = found.plain()
-    if norms.size and not np.all((norms == 0) | ((norms > TINY) & np.isfinite(norms))):  # squares have left the range
-        with np.errstate(all="ignore"):
-            finite = np.abs(to_host(X[:, ::1]))
-        largest = float(np.max(finite, initial=0.0, where=np.isfinite(finite)))
-        found = _squared(X, groups, 2.0 ** -int(np.frexp(largest)[1]))
+    if norms.size and not np.all((norms > TINY) & np.isfinite(norms)):  # a line of zeros, or squares beyond the range
+        moduli = np.abs(to_host(X))
+        largest = float(np.max(moduli, initial=0.0, where=np.isfinite(moduli)))
+        if not SMALL < largest < 1 / SMALL and largest > 0.0:
+            found = _squared(X, groups, 2.0 ** -int(np.frexp(largest)[1]))
     return found
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,6 +104,7 @@ class Carried:
         self.done = [operations(self.type, FLOOR_TERMS, length) for length in (n, m)]
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
         self._y = self.y[:0]
+        self.ok = self.y[:0] == 0.0  # of the rows that were checked last
         self.seen: tuple[list[Any], list[Any]] = [], []  # residuals and bounds of rows, and of columns, that agreed
 
     @property
@@ -119,7 +121,7 @@ class Carried:
 
     # -- the two checks of a step --
 
-    def check_panel(self, pivots: Any, j: int, j1: int, *, rigorous: bool = False) -> bool:
+    def check_panel(self, pivots: Any, j: int, j1: int, *, again: bool = False) -> bool:
         """Whether the panel W(j:m, j:j1) is what getrf should have made of it; if so, sets g(j:j1) and exchanges rows
         of the table.
 
@@ -139,21 +141,25 @@ class Carried:
         g = multiply_triangle(square.T, w[:b], lower=False, unit=True)
         add_product(g, below.T, w[b:], alpha=1.0)
         residual = multiply_triangle(square.T, g, lower=True) - Z
-        if rigorous:
-            reach = multiply_triangle(xp.abs(square).T, xp.abs(w[:b]), lower=False, unit=True)
-            add_product(reach, xp.abs(below).T, xp.abs(w[b:]), alpha=1.0)
-            bound = rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, reach, lower=True)
-        else:
-            last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
-            reach = self.reach(1, self.floor[j:j1], operations(self.type, b, m - j), j, Z, last)
-            bound = factored_bound(self.type, reach, j1, self.moduli[0])
+        more = operations(self.type, b, m - j)
+        last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
+        reach = self.reach(1, self.floor[j:j1], more, j, Z, last)
+
+        def exact() -> Array:  # ||g o U(:j1, c)|| of every column c
+            above = column_norms(wide(self.W[:j, j:j1]) * self.g[:j, None])
+            return above + column_norms(upper(square) * g[:, None])
+
+        def rigorous() -> Array:  # |w|' |L| |U11|
+            sizes = multiply_triangle(xp.abs(square).T, xp.abs(w[:b]), lower=False, unit=True)
+            add_product(sizes, xp.abs(below).T, xp.abs(w[b:]), alpha=1.0)
+            return rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, sizes, lower=True)
+
+        ok = self._judged(1, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
         # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is looked at element by element
         near = xp.abs(g) <= PIVOT_SIGMAS * norm(w)
-        ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
         fine = bool(xp.all(ok & near)) or (bool(xp.all(ok)) and self._small(panel, np.flatnonzero(~to_host(near))))
         if fine:
             self.g[j:j1] = g
-            self.seen[1].append((residual, bound))
         else:
             self._exchange(local, j, back=True)
             self.Z[j:j1] = self.encoding.Z[j:j1]
@@ -183,7 +189,7 @@ class Carried:
         xp, limit = self.xp, 1 + 4 * self.type.unit_roundoff
         return all(bool(xp.all(xp.abs(panel[c + 1 :, c]) <= limit)) for c in columns.tolist())
 
-    def check_rows(self, j: int, j1: int, *, rigorous: bool = False) -> bool:
+    def check_rows(self, j: int, j1: int, *, again: bool = False) -> bool:
         """Whether U(j:j1, j:n) is right: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts into place."""
         xp, b, n = self.xp, j1 - j, self.W.shape[1]
         square, right = wide(self.W[j:j1, j:j1]), wide(self.W[j:j1, j1:])
@@ -191,20 +197,45 @@ class Carried:
         y = multiply_triangle(square, v[j:j1], lower=False)
         add_product(y, right, v[j1:], alpha=1.0)
         residual = multiply_triangle(square, y, lower=True, unit=True) - S
-        if rigorous:
-            reach = multiply_triangle(xp.abs(square), xp.abs(v[j:j1]), lower=False)
-            add_product(reach, xp.abs(right), xp.abs(v[j1:]), alpha=1.0)
-            reach = multiply_triangle(xp.abs(square), reach, lower=True, unit=True)
-            bound = rigorous_factored(self.type, n + j1) * reach
-        else:
-            reach = self.reach(0, self.rows[j:j1, ROWS.floor], operations(self.type, b, n - j), j, S, y)
-            bound = factored_bound(self.type, reach, j1, self.moduli[1])
+        more = operations(self.type, b, n - j)
+        reach = self.reach(0, self.rows[j:j1, ROWS.floor], more, j, S, y)
+
+        def exact() -> Array:  # ||L(i, :j1) o y|| of every row i
+            left = column_norms((wide(self.W[j:j1, :j]) * self.y[None, :j]).T)
+            return left + column_norms((unit_lower(square) * y[None, :]).T)
+
+        def rigorous() -> Array:  # |L11| |U| |v|
+            sizes = multiply_triangle(xp.abs(square), xp.abs(v[j:j1]), lower=False)
+            add_product(sizes, xp.abs(right), xp.abs(v[j1:]), alpha=1.0)
+            sizes = multiply_triangle(xp.abs(square), sizes, lower=True, unit=True)
+            return rigorous_factored(self.type, n + j1) * sizes
+
         self._y = y
+        self.ok = self._judged(0, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
+        return bool(xp.all(self.ok))
+
+    def _judged(
+        self,
+        side: int,
+        residual: Array,
+        reach: Array,
+        terms: int,
+        steps: float,
+        exact: Callable[[], Array],
+        rigorous: Callable[[], Array] | None,
+    ) -> Array:
+        """Which lines are fine. Norms are estimated first; if that does not do, those within the step are computed; and
+        what was computed again may round in a pattern, up to the rigorous bound."""
+        xp, weight = self.xp, self.moduli[1 - side]
+        bound = factored_bound(self.type, reach, terms, weight)
         ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
-        fine = bool(xp.all(ok))
-        if fine:
-            self.seen[0].append((residual, bound))
-        return fine
+        if not bool(xp.all(ok)):
+            bound = factored_bound(self.type, reach + steps * exact(), terms, weight)
+            bound = bound if rigorous is None else 4 * bound + rigorous()
+            ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
+        if bool(xp.all(ok)):
+            self.seen[side].append((residual, bound))
+        return ok
 
     # -- what a step does to them --
 
@@ -257,6 +288,16 @@ def tail_norms(x: Array) -> Array:
     xp = namespace(x)
     largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0
     return largest * xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip((x / (largest or 1.0)) ** 2))))
+
+
+def column_norms(X: Array) -> Array:
+    """The 2-norms of X's columns, whose squares may be beyond the range."""
+    xp = namespace(X)
+    if not X.shape[0]:
+        return xp.zeros(X.shape[1], dtype=X.dtype, device=X.device)
+    largest = xp.max(xp.abs(X), axis=0)
+    scale = xp.where((largest > 0) & xp.isfinite(largest), largest, xp.ones_like(largest))
+    return scale * xp.sqrt(xp.sum((X / scale[None, :]) ** 2, axis=0))
 
 
 def growth(floor: Array, sums: Array) -> float:

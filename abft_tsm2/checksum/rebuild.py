@@ -7,7 +7,7 @@ Rows of A are in the order of W's rows (PA). With L(:, :j) and U(:j, :) right, e
     finished L, l:  ((PA)(l+1:, l) - L(l+1:, :l) U(:l, l)) / u_ll
     finished U, l:  (PA)(l, l:) - L(l, :l) U(:l, l:)
 
-Recomputed elements replace those that differ from them by more than rounding; what agrees shows that a checksum was
+A line with elements that differ by more than rounding is replaced as a whole; one that agrees shows that a checksum was
 wrong, or nothing was. So every repair starts with the finished factors, and those with the pivots.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import factored_bound, factored_element
+from abft_tsm2.checksum.bounds import factored_bound, factored_element, stored_bound
 from abft_tsm2.checksum.factor_encode import sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
 from abft_tsm2.checksum.stored import changed, read
@@ -95,11 +95,13 @@ class Repair:
         before = len(self.findings.statuses)
         old = self._before_factoring(j, j1)
         self.finished(j, j, j)
-        self.Z(j, j1)
+        self._Z(j, j1)
         X, sizes = self._columns(j, list(range(j, j1)))
         active = X[j:, :]
         self._look_for_overflow(active)
-        bound = factored_element(self.carried.type, sizes[j:, :], j1)
+        xp = namespace(X)
+        largest = xp.max(xp.abs(active), axis=0)[None, :]  # what getrf adds up is no larger, but for growth
+        bound = factored_element(self.carried.type, sizes[j:, :] + largest, j1)
         if old is not None:
             differ, distance = _differ(old, active, bound)
             self.findings.wrong_elements(differ, distance, (j, j))
@@ -121,15 +123,18 @@ class Repair:
         xp = namespace(old)
         bound = factored_element(self.carried.type, sizes, j1)
         differ, distance = _differ(upper(old), upper(new), bound)
-        if differ.any():
-            keep = from_host(differ, old)
-            self.W[j:j1, j:] = xp.astype(xp.where(keep, new, old), self.W.dtype)
+        failed = np.flatnonzero(~to_host(self.carried.ok) | differ.any(axis=1))
+        if failed.size:  # all of such a row: errors below the limit may stand beside the one that was seen
+            line, column = np.arange(j1 - j)[:, None], np.arange(old.shape[1])[None, :]
+            replaced = from_host(np.isin(line, failed) & (column >= line), old)
+            self.W[j:j1, j:] = xp.astype(xp.where(replaced, new, old), self.W.dtype)
             self.findings.wrong_elements(differ, distance, (j, j))
         self._suspicion(before)
 
     def finished(self, places: int, left: int, top: int) -> None:
         """Pivots, and what is finished: the first `left` columns of L and `top` rows of U, and their g and y."""
         self.order(places)
+        self.look_at_A()
         for _ in range(ROUNDS):
             with np.errstate(all="ignore"):
                 wL, Uv = read(self.W, self.carried, left, top)
@@ -199,13 +204,42 @@ class Repair:
         reach = carried.reach(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
         self._compared("S", now, then, factored_bound(carried.type, reach, j, carried.moduli[1]), j)
 
-    def Z(self, j: int, j1: int) -> None:
-        """Z(j:j1) before anything was taken off it, from A."""
+    def _Z(self, j: int, j1: int) -> None:
+        """Z(j:j1) before anything was taken off it, from A's."""
         carried = self.carried
-        now, then = carried.Z[j:j1], sums(self.A[:, j:j1].T, carried.encoding.w)
+        now, then = carried.Z[j:j1], carried.encoding.Z[j:j1]
         reach = carried.reach(1, carried.floor[j:j1], 0.0, 0, then)
         self._compared("Z", now, then, factored_bound(carried.type, reach, 0, carried.moduli[0]), j)
-        carried.encoding.Z[j:j1] = now
+
+    def look_at_A(self) -> None:
+        """A, from which everything is computed again, against its sums S and Z as they were encoded.
+
+        Where sums by rows and by columns both differ, A has changed. One kind alone is wrong itself, and taken again.
+        """
+        e = self.carried.encoding
+        found = self._differing_sums()
+        if all(lines.size for lines, _ in found):
+            raise Unrepairable("A is not what was encoded")
+        for name, kept, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), found, strict=True):
+            if lines.size:
+                off = float(np.nanmax(np.append(np.abs(to_host(kept) - to_host(again))[lines], 0.0)))
+                kept[...] = again
+                self.findings.wrong_sums(name, lines, off)
+
+    def A_changed(self) -> bool:
+        return all(lines.size for lines, _ in self._differing_sums())
+
+    def _differing_sums(self) -> list[tuple[Any, Array]]:
+        e, (m, n) = self.carried.encoding, self.A.shape
+        found = []
+        for X, weight, kept, size, terms in (
+            (self.A, e.v, e.S, e.row_norms, n),
+            (self.A.T, e.w, e.Z, e.column_norms, m),
+        ):
+            again = sums(X, weight)
+            verdict = Verdict.of(again - kept, stored_bound(4 * size, terms))
+            found.append((np.flatnonzero(~to_host(verdict.ok)), again))
+        return found
 
     def _compared(self, name: str, now: Array, then: Array, bound: Array, first: int) -> None:
         verdict = Verdict.of(now - then, bound)
@@ -282,7 +316,9 @@ class Repair:
             new, sizes = new - product(left, top)[0, :], sizes + _product_sizes(left, top)[0, :]
         old = wide(self.W[r, r:])
         differ, distance = _differ(old, new, factored_element(self.carried.type, sizes, r + 1))
-        self.W[r, r:] = xp.astype(xp.where(from_host(differ, old), new, old), self.W.dtype)
+        if differ.any():
+            self.W[r, r:] = xp.astype(new, self.W.dtype)
+            self.carried.y[r] = xp.sum(wide(self.W[r, r:]) * self.carried.v[r:])
         self.findings.multiplications += 2.0 * r * new.shape[0]
         self.findings.wrong_elements(differ[None, :], distance[None, :], (r, r))
 
@@ -298,7 +334,9 @@ class Repair:
             new, sizes = new / pivot, sizes / abs(pivot)
         old = wide(self.W[c + 1 :, c])
         differ, distance = _differ(old, new, factored_element(self.carried.type, sizes, c + 1))
-        self.W[c + 1 :, c] = xp.astype(xp.where(from_host(differ, old), new, old), self.W.dtype)
+        if differ.any():
+            self.W[c + 1 :, c] = xp.astype(new, self.W.dtype)
+            self.carried.g[c] = self.carried.w[c] + xp.sum(wide(self.W[c + 1 :, c]) * self.carried.w[c + 1 :])
         self.findings.multiplications += 2.0 * c * new.shape[0]
         self.findings.wrong_elements(differ[:, None], distance[:, None], (c + 1, c))
 
