@@ -118,7 +118,8 @@ def _squares(A: Array, axis: int) -> _Sampled:
         moduli = np.abs(to_host(X))
         largest = float(np.max(moduli, initial=0.0, where=np.isfinite(moduli)))
         if not SMALL < largest < 1 / SMALL and largest > 0.0:
-            found = _squared(X, groups, 2.0 ** -int(np.frexp(largest)[1]))
+            power = min(1000, -int(np.frexp(largest)[1]))  # a subnormal number has no reciprocal
+            found = _squared(X, groups, 2.0**power)
     return found
 
 

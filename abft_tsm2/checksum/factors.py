@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations, rigorous_factored
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, LEAST, USUAL, factored_bound, operations, rigorous_factored
 from abft_tsm2.checksum.factor_encode import Encoding, wide
 from abft_tsm2.checksum.weights import middle
 from abft_tsm2.core.factoring import (
@@ -233,6 +233,11 @@ class Carried:
             bound = factored_bound(self.type, reach + steps * exact(), terms, weight)
             bound = bound if rigorous is None else 4 * bound + rigorous()
             ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
+        if rigorous is None and bool(xp.all(ok)):
+            # what stands out among its like is computed again, although the bound would allow it
+            ratio = xp.abs(residual) / bound
+            usual = float(xp.sort(ratio)[ratio.shape[0] // 2])
+            ok = ratio <= max(LEAST, USUAL * usual)
         if bool(xp.all(ok)):
             self.seen[side].append((residual, bound))
         return ok
