@@ -257,8 +257,9 @@ def factored_element(stored: FloatType, size: Any, terms: int) -> Any:
 
 
 # Residuals of one check, in units of their bounds: so many times the median is as far from clean as the bound itself is
-# on normal data. Where most operations are on small numbers, it is much less than the bound, but not below a quarter.
-USUAL, LEAST = 12.0, 0.25
+# on normal data. Where most operations are on small numbers, it is much less than the bound, but it is not
+# taken to be less than a sixth of it.
+USUAL, LEAST = 12.0, 0.16
 
 
 def rigorous_factored(stored: FloatType, terms: int) -> float:

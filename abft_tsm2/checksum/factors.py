@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, bit_pattern, float_type, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, LEAST, USUAL, factored_bound, operations, rigorous_factored
 from abft_tsm2.checksum.factor_encode import Encoding, wide
 from abft_tsm2.checksum.weights import middle
@@ -103,6 +103,7 @@ class Carried:
         self.growth = 1.0
         self.done = [operations(self.type, FLOOR_TERMS, length) for length in (n, m)]
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
+        self._fingerprint = self._bits()
         self._y = self.y[:0]
         self.ok = self.y[:0] == 0.0  # of the rows that were checked last
         self.seen: tuple[list[Any], list[Any]] = [], []  # residuals and bounds of rows, and of columns, that agreed
@@ -129,7 +130,7 @@ class Carried:
         """
         xp, b, m = self.xp, j1 - j, self.W.shape[0]
         local = pivots - np.int32(j)
-        if not are_exchanges(local, m - j):
+        if not are_exchanges(local, m - j) or not self.table_is_whole():
             return False
         # Z(J) = w'A(:, J) - g(:j) U(:j, J): what is above the panel is read again here, down its columns
         add_product(self.Z[j:j1], wide(self.W[:j, j:j1]).T, self.g[:j])
@@ -169,6 +170,16 @@ class Carried:
         exchange_rows(self.rows[j:, :], local, back=back)
         if not self.beside:
             exchange_rows(self.S[j:, None], local, back=back)
+
+    def table_is_whole(self) -> bool:
+        """Whether the table holds the same numbers as in the beginning, in whatever order of rows."""
+        return bool(namespace(self._fingerprint).all(self._bits() == self._fingerprint))
+
+    def _bits(self) -> Array:
+        """Sums of the bit patterns of the table's columns, modulo 2^64."""
+        table = self.rows.T if is_numpy(self.rows) else self.xp.asarray(self.rows.T, copy=True)
+        patterns = bit_pattern(table)
+        return namespace(patterns).sum(patterns, axis=1)
 
     def order_by(self, pivots: Any) -> bool:
         """Put rows of the table and of S into the order of pivots; False, and nothing, where they are none."""

@@ -78,11 +78,15 @@ def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int]
         found: tuple[list[int], list[int]] = [], []
         for c in flagged[0].tolist():
             exact = norm(wide(W[c + 1 :, c]) * carried.w[c + 1 :]) + abs(float(carried.w[c]))
-            found[0].extend([c] * (not abs(float(columns.residual[c])) <= stored_bound(exact, m)))
+            found[0].extend([c] * (not _within(float(columns.residual[c]), stored_bound(exact, m))))
         for r in flagged[1].tolist():
             exact = norm(wide(W[r, r:]) * carried.v[r:])
-            found[1].extend([r] * (not abs(float(rows.residual[r])) <= stored_bound(exact, n)))
+            found[1].extend([r] * (not _within(float(rows.residual[r]), stored_bound(exact, n))))
     return found
+
+
+def _within(residual: float, bound: float) -> bool:
+    return abs(residual) <= bound and math.isfinite(bound)
 
 
 def whole(carried: Carried) -> Verdict:

@@ -259,6 +259,38 @@ def _add_by_library(C: Array, A: Array, B: Array, alpha: float, beta: float) -> 
         C[...] = alpha * (A @ B) if beta == 0 else beta * C + alpha * (A @ B)
 
 
+def subtract_square(C: Array, A: Array) -> None:
+    """C -= A A' in the lower triangle of the square C, which shares no memory with A; what is above stays. BLAS syrk."""
+    if 0 in A.shape:
+        return
+    if is_numpy(C):
+        c, a = _by_columns(C), _by_columns(A)
+        how = b"L" if c else b"U", b"N" if a else b"T"
+        n, k = A.shape
+        _call("syrk", C.dtype.char, *how, n, k, -1.0, A, _leading(A, a), 1.0, C, _leading(C, c))
+        return
+    xp, n = namespace(C), C.shape[0]
+    for at in range(0, n, 4 * TILE):
+        end = min(at + 4 * TILE, n)
+        square = C[at:end, at:end]
+        above = xp.triu(square, k=1)
+        add_product(C[at:, at:end], A[at:, :], A[at:end, :].T)
+        square[...] = xp.tril(square) + above
+
+
+def symmetric_product(A: Array, x: Array) -> Array:
+    """``A x`` as a new vector, for the symmetric matrix whose lower triangle A holds; one type. BLAS symv."""
+    xp, n = namespace(x), x.shape[0]
+    if is_numpy(x):
+        y = np.zeros(n, x.dtype)
+        if n:
+            by_columns = _by_columns(A)
+            half = b"L" if by_columns else b"U"
+            _call("symv", x.dtype.char, half, n, 1.0, A, _leading(A, by_columns), np.ascontiguousarray(x), 1, 0.0, y, 1)
+        return y
+    return xp.tril(A) @ x + xp.triu(xp.tril(A, k=-1).T) @ x
+
+
 def product(A: Array, B: Array) -> Array:
     """``A B`` as a new array; B a matrix or a vector, both of one type."""
     xp = namespace(A)
