@@ -261,6 +261,7 @@ def _certified(
     if not carried.order_by(pivots):
         return None, (), ()
     carried.g[...], carried.y[...] = read(W, carried, K, K)
+    carried.count_operations()
     verdicts = certificate(A, W, carried)
     lines = [_failed(verdict) for verdict in verdicts]
     small = carried.too_large()

@@ -247,24 +247,48 @@ def factored_bound(stored: FloatType, reach: Any, terms: int, weight: float) -> 
     return FACTORISATION[stored.name] * stored.unit_roundoff * reach + underflow
 
 
-def factored_element(stored: FloatType, size: Any, terms: int) -> Any:
+def factored_element(stored: FloatType, reach: Any, terms: int) -> Any:
     """How far two ways to compute an element of a factorisation may be apart: eight times what its checksum is granted.
 
-    `size`: the square root of ``a_ic^2 + sum_l l_il^2 u_lc^2``.
+    `reach`: as in `factored_bound`, of the element. What remains of it after l operations is ``sum_{k >= l} l_ik u_kc``,
+    so that the squares of all remainders add up to ``sum_k (k + 1) l_ik^2 u_kc^2``.
     """
-    spread = 8 * FACTORISATION[stored.name] * math.sqrt(terms + FLOOR_TERMS) * stored.unit_roundoff
-    return spread * size + (terms + FLOOR_TERMS) * stored.smallest_subnormal
+    spread = 8 * FACTORISATION[stored.name] * stored.unit_roundoff
+    return spread * reach + (terms + FLOOR_TERMS) * stored.smallest_subnormal
 
 
 # Residuals of one check, in units of their bounds: so many times the median is as far from clean as the bound itself is
 # on normal data. Where most operations are on small numbers, it is much less than the bound, but it is not
 # taken to be less than a sixth of it.
-USUAL, LEAST = 12.0, 0.16
+USUAL, LEAST = 9.0, 0.16
 
 
 def rigorous_factored(stored: FloatType, terms: int) -> float:
     """gamma of ``|PA - LU| <= gamma |L| |U|`` (Higham 2002, theorem 9.3), and for sums of as many terms in float64."""
     return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
+
+
+DEFINITE = {"float64": 4.0, "float32": 2.0}  # f of Cholesky's factors, above
+DEFINITE_SHARE = 1 / 4  # what a term of one of their checksums counts, in operations
+
+
+def definite_bound(stored: FloatType, size: Any, terms: int, length: int, weight: float) -> Any:
+    """The bound of the residual of a column of ``A = L L'``.
+
+    Parameters
+    ----------
+    stored : FloatType
+        The type of L; checksums are float64.
+    size : array
+        The column's weighted norm in A, or in a trailing matrix if that is larger.
+    terms, length : int
+        Operations on one element, each of which may underflow, and elements of a column.
+    weight : float
+        The weights' sum of moduli.
+    """
+    walk = math.sqrt(FLOOR_TERMS + terms + DEFINITE_SHARE * length * (CHECKSUM_UNIT / stored.unit_roundoff) ** 2)
+    underflow = (terms + FLOOR_TERMS) * stored.smallest_subnormal * weight
+    return DEFINITE[stored.name] * stored.unit_roundoff * walk * size + underflow
 
 
 def stored_bound(norm: Any, terms: int) -> Any:

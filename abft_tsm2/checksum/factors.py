@@ -32,6 +32,7 @@ from abft_tsm2.core.factoring import (
     permutation,
 )
 
+COUNTED = 64  # rows of U whose growth is taken to be the same
 SMALLEST = 1e-300  # in place of a norm that is zero
 PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: look at the column
 
@@ -269,6 +270,16 @@ class Carried:
         for side in (0, 1):
             self.done[side] += operations(self.type, b, (n, m)[side] - j) * self.growth
 
+    def count_operations(self) -> None:
+        """`done` of a factorisation of which only the result is known: the rows of U are those of the trailing matrices,
+        by which growth is judged."""
+        m, n = self.W.shape
+        for at in range(0, self.y.shape[0], COUNTED):
+            end = min(at + COUNTED, self.y.shape[0])
+            self.growth = growth(self.rows[at:end, ROWS.floor], self.y[at:end])
+            for side in (0, 1):
+                self.done[side] += operations(self.type, end - at, (n, m)[side] - at) * self.growth
+
     def reach(self, side: int, floor: Array, more: float, j: int, *sums: Array) -> Array:
         """How far the operations on rows (side 0) or columns may have taken their residuals: see `factored_bound`.
 
@@ -317,14 +328,14 @@ def column_norms(X: Array) -> Array:
 
 
 def growth(floor: Array, sums: Array) -> float:
-    """How many times larger the squared norms of the trailing matrix's lines are than those of A's: at least 1.
+    """How many times larger the squared norms of the trailing matrix's lines are than those of A's.
 
     The square of a line's own sum may be much too small an estimate; the median of some hundred is a good one. chi^2
     with one degree of freedom has the median 0.455.
     """
     step = sums.shape[0] // 128 + 1
     ratios = to_host(sums[::step] / (floor[::step] + SMALLEST))
-    return max(1.0, float(middle(ratios**2)) / 0.455) if ratios.size else 1.0
+    return float(middle(ratios**2)) / 0.455 if ratios.size else 1.0
 
 
 def are_exchanges(pivots: Any, m: int) -> bool:

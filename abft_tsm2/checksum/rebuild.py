@@ -13,16 +13,17 @@ wrong, or nothing was. So every repair starts with the finished factors, and tho
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import factored_bound, factored_element, stored_bound
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, stored_bound
 from abft_tsm2.checksum.factor_encode import sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
-from abft_tsm2.checksum.stored import changed, read
+from abft_tsm2.checksum.stored import changed, counts, read
 from abft_tsm2.core.factoring import permutation, product, solve_triangle
 from abft_tsm2.report import Fault, Status
 
@@ -101,7 +102,8 @@ class Repair:
         self._look_for_overflow(active)
         xp = namespace(X)
         largest = xp.max(xp.abs(active), axis=0)[None, :]  # what getrf adds up is no larger, but for growth
-        bound = factored_element(self.carried.type, sizes[j:, :] + largest, j1)
+        reach = sizes[j:, :] + math.sqrt(j1 - j + FLOOR_TERMS) * largest
+        bound = factored_element(self.carried.type, reach, j1)
         if old is not None:
             differ, distance = _differ(old, active, bound)
             self.findings.wrong_elements(differ, distance, (j, j))
@@ -273,12 +275,12 @@ class Repair:
         return wide(namespace(X).take(X, from_host(place, X), axis=0))
 
     def _columns(self, j: int, columns: list[int]) -> tuple[Array, Array]:
-        """(PA)(:, columns) - L(:, :j) U(:j, columns) in rows j and below, and the sizes of what was added up there."""
+        """(PA)(:, columns) - L(:, :j) U(:j, columns) in rows j and below, and the reach of rounding there."""
         X = self._permuted(columns=columns)
-        sizes = namespace(X).abs(X)
+        sizes = math.sqrt(FLOOR_TERMS) * namespace(X).abs(X)
         if j:
             left, top = wide(self.W[j:, :j]), wide(_columns_of(self.W[:j, :], columns))
-            rest, more = X[j:, :] - product(left, top), sizes[j:, :] + _product_sizes(left, top)
+            rest, more = X[j:, :] - product(left, top), sizes[j:, :] + _reach(left, top)
             X[j:, :], sizes[j:, :] = rest, more
             self.findings.multiplications += 2.0 * left.shape[0] * j * len(columns)
         return X, sizes
@@ -287,23 +289,23 @@ class Repair:
         """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sizes as in `_columns`."""
         X = self._permuted(rows=slice(j, j1))[:, j:]
         xp = namespace(X)
-        X, sizes = xp.asarray(X, copy=True), xp.abs(X)
+        X, sizes = xp.asarray(X, copy=True), math.sqrt(FLOOR_TERMS) * xp.abs(X)
         if j:
             left, top = wide(self.W[j:j1, :j]), wide(self.W[:j, j:])
-            X, sizes = X - product(left, top), sizes + _product_sizes(left, top)
+            X, sizes = X - product(left, top), sizes + _reach(left, top)
             self.findings.multiplications += 2.0 * (j1 - j) * j * X.shape[1]
         corner = xp.asarray(wide(self.W[j:j1, j:j1]), copy=True)
         new = _by_columns(X)
         solve_triangle(_by_columns(corner), new, lower=True, unit=True)
-        return new, sizes + _product_sizes(unit_lower(corner), new)
+        return new, sizes + _reach(unit_lower(corner), new, j)
 
     def _row(self, r: int) -> None:
         X = self._permuted(rows=slice(r, r + 1))[:, r:]
         xp = namespace(X)
-        new, sizes = X[0, :], xp.abs(X[0, :])
+        new, sizes = X[0, :], math.sqrt(FLOOR_TERMS) * xp.abs(X[0, :])
         if r:
             left, top = wide(self.W[r : r + 1, :r]), wide(self.W[:r, r:])
-            new, sizes = new - product(left, top)[0, :], sizes + _product_sizes(left, top)[0, :]
+            new, sizes = new - product(left, top)[0, :], sizes + _reach(left, top)[0, :]
         old = wide(self.W[r, r:])
         differ, distance = _differ(old, new, factored_element(self.carried.type, sizes, r + 1))
         self.W[r, r:] = xp.astype(new, self.W.dtype)
@@ -317,10 +319,10 @@ class Repair:
     def _column(self, c: int) -> None:
         X = self._permuted(columns=[c])
         xp = namespace(X)
-        new, sizes = X[c + 1 :, 0], xp.abs(X[c + 1 :, 0])
+        new, sizes = X[c + 1 :, 0], math.sqrt(FLOOR_TERMS) * xp.abs(X[c + 1 :, 0])
         if c:
             left, top = wide(self.W[c + 1 :, :c]), wide(self.W[:c, c : c + 1])
-            new, sizes = new - product(left, top)[:, 0], sizes + _product_sizes(left, top)[:, 0]
+            new, sizes = new - product(left, top)[:, 0], sizes + _reach(left, top)[:, 0]
         pivot = float(self.W[c, c])
         if pivot != 0.0:  # under a zero pivot there are zeros, which nobody divides
             new, sizes = new / pivot, sizes / abs(pivot)
@@ -363,13 +365,18 @@ def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
         return ~((distance <= limit) & np.isfinite(limit)), distance
 
 
-def _product_sizes(L: Array, U: Array) -> Array:
-    """The root of ``(L o L)(U o U)``, with U's columns scaled so that no square leaves the range."""
+def _reach(L: Array, U: Array, first: int = 0) -> Array:
+    """What `factored_element` needs of ``L U``, the first column of L being number `first`.
+
+    Rounding leaves residues where exact elements vanish, and they go on from there: so no element counts for less than
+    the largest of its column. U's columns are scaled, so that no square leaves the range.
+    """
     xp = namespace(U)
     largest = xp.max(xp.abs(U), axis=0)
     scale = xp.where((largest > 0) & xp.isfinite(largest), largest, xp.ones_like(largest))
     scaled = U / scale[None, :]
-    return xp.sqrt(product(L * L, scaled * scaled)) * scale[None, :]
+    done = counts(U.shape[0], xp, U.device, first)[:, None]
+    return (xp.sqrt(product(L * L, done * scaled * scaled)) + xp.sqrt(done[-1:])) * scale[None, :]
 
 
 def _columns_of(X: Array, columns: list[int]) -> Array:

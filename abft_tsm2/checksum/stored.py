@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 
+from typing import Any
+
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, Namespace, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, operations, stored_bound
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, norm, tail_norms, unit_lower, upper
@@ -105,27 +107,24 @@ def whole(carried: Carried) -> Verdict:
 def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]:
     """``L y = P A v`` by rows and ``g U = w'A`` by columns, of all of A; rows first.
 
-    A line that is beyond the bound with estimated norms gets exact ones: ``(A o A)(v o v) + (L o L)(U o U)(v o v)``.
+    Where a line is beyond the bound with estimated norms, they are computed.
     What is still beyond it has its elements of PA - LU computed and compared.
     """
     xp, (m, n), K = carried.xp, W.shape, carried.g.shape[0]
     encoding, place = carried.encoding, from_host(carried.place, W)
-
-    def judged(residual: Array, walk: Array, moduli: float) -> Verdict:
-        return Verdict.of(residual, factored_bound(carried.type, xp.sqrt(walk), K, moduli))
-
     S, Z = xp.take(encoding.S, place), encoding.Z
     floors = carried.rows[:, ROWS.floor], carried.floor
-    Ly, gU = product_sums(W, carried)
-    terms = [operations(carried.type, FLOOR_TERMS + 2 * K, 2 * length) for length in (n, m)]
-    rows = judged(Ly - S, terms[0] * xp.maximum(floors[0], xp.abs(S)) ** 2, carried.moduli[1])
-    columns = judged(gU - Z, terms[1] * xp.maximum(floors[1], xp.abs(Z)) ** 2, carried.moduli[0])
-    if not rows.clean:
-        walk = terms[0] * (xp.maximum(floors[0], xp.abs(S)) ** 2 + _squares_through(W, carried.v))
-        rows = judged(rows.residual, walk, carried.moduli[1])
-    if not columns.clean:
-        walk = terms[1] * (xp.maximum(floors[1], xp.abs(Z)) ** 2 + _squares_through(W, carried.w, left=True))
-        columns = judged(columns.residual, walk, carried.moduli[0])
+    residuals = [now - then for now, then in zip(product_sums(W, carried), (S, Z), strict=True)]
+    verdicts = []
+    for side, then, weight in ((0, S, carried.v), (1, Z, carried.w)):
+        reach = carried.reach(side, floors[side], 0.0, FLOOR_TERMS, then)
+        bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
+        verdict = Verdict.of(residuals[side], bound)
+        if not verdict.clean:
+            reach = reach + _norms_through(W, weight, left=bool(side))
+            verdict = Verdict.of(residuals[side], factored_bound(carried.type, reach, K, carried.moduli[1 - side]))
+        verdicts.append(verdict)
+    rows, columns = verdicts
     for verdict, axis in ((rows, 0), (columns, 1)):
         if not verdict.clean:
             flagged = np.flatnonzero(~to_host(verdict.ok))
@@ -134,8 +133,9 @@ def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]
     return rows, columns
 
 
-def _squares_through(W: Array, weight: Array, *, left: bool = False) -> Array:
-    """``(L o L)(U o U)(v o v)``, or ``(w o w)'(L o L)(U o U)``."""
+def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
+    """The root of ``(L o L) D (U o U)(v o v)``, or of ``(w o w)'(L o L) D (U o U)``; D counts operations: see
+    `bounds.factored_element`."""
     xp, (m, n), K = namespace(W), W.shape, min(W.shape)
     x = xp.abs(weight)
     for half in ("L", "U") if left else ("U", "L"):
@@ -154,7 +154,14 @@ def _squares_through(W: Array, weight: Array, *, left: bool = False) -> Array:
             else:
                 out[first:last] += xp.sum((block * x[None, at:end]) ** 2, axis=1)
         x = xp.sqrt(out)
-    return x * x
+        if half == ("L" if left else "U"):
+            x *= xp.sqrt(counts(K, xp, W.device))
+    return x
+
+
+def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:
+    """Operations on an element up to each of K columns, the first of which is column `first`."""
+    return xp.arange(first + FLOOR_TERMS, first + FLOOR_TERMS + K, dtype=xp.float64, device=device)
 
 
 def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bool:
@@ -176,6 +183,7 @@ def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bo
         exact = xp.take(wide(A[:, line]), place)
         parts = [(unit_lower(wide(W[:, :top])), one)]
     value = xp.concat([product(block, x) for block, x in parts])
-    size = xp.concat([product(xp.abs(block), xp.abs(x)) for block, x in parts]) + xp.abs(exact)
-    distance = exact - value
-    return Verdict.of(distance, factored_element(carried.type, size, K)).clean
+    done = xp.sqrt(counts(K, xp, W.device))
+    reach = xp.concat([product(xp.abs(block), done[: x.shape[0]] * xp.abs(x)) for block, x in parts])
+    reach += math.sqrt(FLOOR_TERMS) * xp.abs(exact)
+    return Verdict.of(exact - value, factored_element(carried.type, reach, K)).clean

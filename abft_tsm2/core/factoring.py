@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, Namespace, from_host, is_cupy, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, Namespace, from_host, is_column_major, is_cupy, is_numpy, namespace, to_host
 from abft_tsm2.core.multiply import multiply
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
 
@@ -278,6 +278,18 @@ def subtract_square(C: Array, A: Array) -> None:
         square[...] = xp.tril(square) + above
 
 
+def clear_above(X: Array) -> None:
+    """Zeros above the diagonal of the square X."""
+    xp, n = namespace(X), X.shape[0]
+    for at in range(0, n, TILE):
+        end = min(at + TILE, n)
+        if is_column_major(X):
+            X[:at, at:end] = 0.0
+        else:
+            X[at:end, end:] = 0.0
+        X[at:end, at:end] = xp.tril(X[at:end, at:end])
+
+
 def symmetric_product(A: Array, x: Array) -> Array:
     """``A x`` as a new vector, for the symmetric matrix whose lower triangle A holds; one type. BLAS symv."""
     xp, n = namespace(x), x.shape[0]
@@ -288,7 +300,7 @@ def symmetric_product(A: Array, x: Array) -> Array:
             half = b"L" if by_columns else b"U"
             _call("symv", x.dtype.char, half, n, 1.0, A, _leading(A, by_columns), np.ascontiguousarray(x), 1, 0.0, y, 1)
         return y
-    return xp.tril(A) @ x + xp.triu(xp.tril(A, k=-1).T) @ x
+    return xp.tril(A) @ x + xp.tril(A, k=-1).T @ x
 
 
 def product(A: Array, B: Array) -> Array:

@@ -1,0 +1,258 @@
+"""Checksums of a symmetric positive definite matrix that is being factored, A = L L': kept, carried, compared.
+
+With weights w, ``Z = w'A`` takes part in every step: where the trailing matrix loses L21 L21', Z loses g L21', with
+``g = w'L`` of the columns just finished. So Z is the sum of what the (whole, symmetric) trailing matrix should be, g that
+of what is finished, and a panel is right where ``L11 g = Z(J)``. An error in the trailing matrix stays where it is, added
+to one element, until its column is factored, and is seen then.
+
+At the end one reading of L certifies it as it lies in memory: ``w'L = g``, and ``L (L'w) = A w`` line by line.
+
+|a_ij|^2 <= a_ii a_jj, in A and in every trailing matrix: weights that undo the diagonal undo the norms of all lines,
+and nothing grows (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 10.1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, to_host
+from abft_tsm2.checksum.bounds import definite_bound, factored_element, rigorous_factored, stored_bound
+from abft_tsm2.checksum.factor_encode import wide
+from abft_tsm2.checksum.factors import Verdict, norm
+from abft_tsm2.checksum.triangles import Triangle, modulus
+from abft_tsm2.checksum.weights import exponents, middle, weights
+from abft_tsm2.core.factoring import add_product, multiply_triangle, product, symmetric_product
+
+BLOCK, NARROW = 256, 64  # columns that are read at a time; those that are widened
+GROUPS, GROUP = 4, 16  # norms are taken of so many groups of lines that lie side by side
+LARGEST = 4.0  # in units of the diagonal: larger norms are seen in a sample
+MEDIAN = 0.675  # of the modulus of a standard normal number
+
+
+@dataclass(eq=False)
+class Kept:
+    """What is kept of A (n x n, its lower triangle) before it is factored; all float64.
+
+    Attributes
+    ----------
+    w, Z : (n,) arrays
+        Weights, scaled by powers of two that undo the diagonal, and ``w'A``.
+    copies : tuple of arrays
+        The same once more: what differs from its copy has changed, and not A.
+    roots : (n,) array
+        ``sqrt(a_ii)``.
+    norms : (n,) array
+        ``||A_c o w||``, estimated.
+    """
+
+    w: Array
+    Z: Array
+    copies: tuple[Array, Array]
+    roots: Array
+    norms: Array
+
+    @classmethod
+    def of(cls, A: Array) -> Kept:
+        """Encode A, whose rows or columns are contiguous: reads one triangle once."""
+        xp = namespace(A)
+        with np.errstate(all="ignore"):
+            roots = xp.sqrt(xp.abs(wide(xp.linalg.diagonal(A))))
+            w = weighting(roots)
+            Z = symmetric_sums(A, w)
+            # of the usual column: random signs make |Z_c| an estimate of its norm
+            usual = to_host(xp.abs(Z) / roots)
+            usual = usual[np.isfinite(usual)]
+            floor = min(LARGEST, max(1.0, float(middle(usual)) / MEDIAN)) if usual.size else 1.0
+            norms = roots * xp.maximum(_sampled(A, w, roots), floor)
+            copies = xp.asarray(w, copy=True), xp.asarray(Z, copy=True)
+            return cls(w, Z, copies, roots, xp.maximum(norms, xp.abs(Z)))
+
+
+def _sampled(A: Array, w: Array, roots: Array) -> Array:
+    """``||A_c o w|| / sqrt(a_cc)`` without the diagonal, from some groups of lines that lie side by side."""
+    xp, n = namespace(A), A.shape[0]
+    undone = xp.where(roots > 0, roots, xp.ones_like(roots))
+    squares, taken = xp.zeros_like(roots), 0
+    for at in range(0, n, max(GROUP, n // GROUPS)):
+        end = min(at + GROUP, n)
+        taken += end - at
+        weight = w[at:end][None, :]
+        corner = xp.tril(wide(A[at:end, at:end]), k=-1)
+        for part, here in (
+            (wide(A[at:end, :at]).T, slice(0, at)),
+            (corner + corner.T, slice(at, end)),
+            (wide(A[end:, at:end]), slice(end, n)),
+        ):
+            scaled = part * weight / undone[here][:, None]
+            squares[here] += xp.sum(scaled * scaled, axis=1)
+    return xp.sqrt(squares * (n / max(1, taken)))
+
+
+def weighting(roots: Array) -> Array:
+    """Weights that undo a diagonal, of which these are the roots; always the same for the same ones."""
+    scale = exponents(np.log2(to_host(roots)))
+    return from_host(np.ldexp(weights("distinct", roots.shape[0], seed=0)[:, 0], -scale), roots)
+
+
+def symmetric_sums(A: Array, weight: Array) -> Array:
+    """``A weight`` in float64, for the symmetric matrix of either type whose lower triangle A holds."""
+    if not is_numpy(A) or A.dtype == weight.dtype:
+        return symmetric_product(wide(A), weight)
+    out = np.zeros(A.shape[0])
+    for at in range(0, A.shape[0], NARROW):
+        block = wide(A[at:, at : at + NARROW])
+        b = block.shape[1]
+        here, below = slice(at, at + b), slice(at + b, None)
+        out[here] += symmetric_product(block[:b, :], weight[here])
+        add_product(out[here], block[b:, :].T, weight[below], alpha=1.0)
+        add_product(out[below], block[b:, :], weight[here], alpha=1.0)
+    return out
+
+
+class Definite:
+    """The checksums beside the matrix W that becomes L in its lower triangle, all of them live.
+
+    Attributes
+    ----------
+    A, W : (n, n) arrays
+        Only the lower triangles are looked at.
+    kept : Kept
+    w, Z, g : (n,) arrays
+        Weights, sums of the trailing matrix's columns, and ``w'L`` of the columns that are finished.
+    seen : list
+        Residuals and bounds of the columns that agreed, step by step.
+    """
+
+    def __init__(self, A: Array, W: Array, kept: Kept) -> None:
+        xp = namespace(A)
+        self.xp, self.type, self.A, self.W, self.kept = xp, float_type(A), A, W, kept
+        self.w, self.Z = kept.w, xp.asarray(kept.Z, copy=True)
+        self.g = xp.zeros_like(kept.Z)
+        self.modulus = float(xp.sum(xp.abs(kept.w)))
+        self.seen: list[tuple[Array, Array]] = []
+        self._below = W[:0, :0]
+
+    # -- the check of a step, and what the step does --
+
+    def check(self, j: int, j1: int, *, again: bool = False) -> bool:
+        """Whether the columns j:j1 are what they should be, ``L11 g = Z(j:j1)`` with ``g = w'L``; if so, sets g(j:j1).
+
+        Norms are estimated first; where that does not do, those on the way are summed up. What was computed `again` may
+        round in a pattern, up to the rigorous bound.
+        """
+        xp, b, n = self.xp, j1 - j, self.W.shape[0]
+        panel = wide(self.W[j:, j:j1])
+        corner, self._below = panel[:b, :], panel[b:, :]
+        g = multiply_triangle(corner.T, self.w[j:j1], lower=False)
+        add_product(g, self._below.T, self.w[j1:], alpha=1.0)
+        Z = self.Z[j:j1]
+        residual = multiply_triangle(corner, g, lower=True) - Z
+        last = g * xp.linalg.diagonal(corner)  # what is left of a column when all before it have been taken off
+        size = xp.maximum(self.kept.norms[j:j1], xp.maximum(xp.abs(Z), xp.abs(last)))
+        verdict = Verdict.of(residual, definite_bound(self.type, size, j1, n, self.modulus))
+        if not verdict.clean:
+            rows = xp.concat([wide(self.W[j:j1, :j]), xp.tril(corner)], axis=1)
+            size = size + self._on_the_way(rows * xp.concat([self.g[:j], g])[None, :], j)
+            bound = definite_bound(self.type, size, j1, n, self.modulus)
+            verdict = Verdict.of(residual, bound + self._rigorous(rows) if again else bound)
+        if verdict.clean:
+            self.g[j:j1] = g
+            self.seen.append((residual, verdict.bound))
+        return verdict.clean
+
+    def _on_the_way(self, parts: Array, j: int) -> Array:
+        """The root mean square of the sums of columns j, j + 1, ... in every trailing matrix, from their parts g_l L_cl."""
+        xp = self.xp
+        roots = self.kept.roots[j : j + parts.shape[0]]
+        left = xp.cumulative_sum(xp.flip(parts / roots[:, None], axis=1), axis=1)
+        return roots * xp.sqrt(xp.mean(left * left, axis=1))
+
+    def _rigorous(self, rows: Array) -> Array:
+        """gamma ``|w|'|L||L|'``, for some rows of L."""
+        xp, n, count = self.xp, *rows.shape
+        sizes = Triangle(self.W.T, False, False).times(xp.abs(self.w), modulus)
+        return rigorous_factored(self.type, n + self.W.shape[0]) * product(xp.abs(rows), sizes[:count])
+
+    def advance(self, j1: int) -> None:
+        """``Z(j1:) -= g L21'``: what the columns that were checked last take off."""
+        j = j1 - self._below.shape[1]
+        add_product(self.Z[j1:], self._below, self.g[j:j1])
+
+    # -- what is finished --
+
+    def read(self, count: int) -> tuple[Array, Array]:
+        """``w'L`` of the first `count` columns as they are now, and L times that."""
+        xp, W, w = self.xp, self.W, self.w
+        now, back = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (count, W.shape[0]))
+        width = BLOCK if W.dtype == w.dtype else NARROW
+        for at in range(0, count, width):
+            stop = min(at + width, count)
+            block = wide(W[at:, at:stop])
+            corner, below = block[: stop - at, :], block[stop - at :, :]
+            part = multiply_triangle(corner.T, w[at:stop], lower=False)
+            add_product(part, below.T, w[stop:], alpha=1.0)
+            back[at:stop] += multiply_triangle(corner, part, lower=True)
+            add_product(back[stop:], below, part, alpha=1.0)
+            now[at:stop] = part
+        return now, back
+
+    def changed(self, now: Array) -> list[int]:
+        """Columns of L that are no longer what they were, or whose g is not.
+
+        The norm that the bound needs is at least that of any part; columns that are flagged get theirs computed.
+        """
+        xp, (count, n) = self.xp, (now.shape[0], self.W.shape[0])
+        diagonal = wide(xp.linalg.diagonal(self.W))[:count] * self.w[:count]
+        size = xp.maximum(xp.abs(self.g[:count]), xp.abs(diagonal))
+        verdict = Verdict.of(now - self.g[:count], stored_bound(size, n))
+        found = []
+        for c in np.flatnonzero(~to_host(verdict.ok)).tolist():
+            exact = stored_bound(norm(wide(self.W[c:, c]) * self.w[c:]), n)
+            found.extend([c] * (not abs(float(verdict.residual[c])) <= exact < math.inf))
+        return found
+
+    def certificate(self, back: Array) -> Verdict:
+        """``L (L'w) = A w`` line by line, from `read`; lines that are in doubt are looked at element by element."""
+        xp, n, kept = self.xp, self.W.shape[0], self.kept
+        verdict = Verdict.of(back - kept.Z, definite_bound(self.type, kept.norms, n, 2 * n, self.modulus))
+        flagged = np.flatnonzero(~to_host(verdict.ok))
+        for at in range(0, flagged.size, NARROW):
+            lines = flagged[at : at + NARROW]
+            fine = to_host(self._explained(lines))
+            for line, ok in zip(lines.tolist(), fine.tolist(), strict=True):
+                verdict.ok[line] = ok
+        return verdict
+
+    def _explained(self, lines: Any) -> Array:
+        """Whether all elements of some columns of A - L L' are within rounding."""
+        xp, W, n = self.xp, self.W, self.W.shape[0]
+        roots = xp.where(self.kept.roots > 0, self.kept.roots, xp.ones_like(self.kept.roots))
+        exact = symmetric_columns(self.A, lines)
+        scale = roots[:, None] * xp.take(roots, from_host(lines, W))[None, :]
+        rows = xp.take(W, from_host(lines, W), axis=0)
+        value, squares = xp.zeros_like(exact), xp.zeros_like(exact)
+        places = np.arange(n)
+        for at in range(0, n, BLOCK):
+            stop = min(at + BLOCK, n)
+            keep = from_host(places[None, at:stop] <= lines[:, None], W)
+            right = xp.where(keep, wide(rows[:, at:stop]), xp.asarray(0.0, dtype=exact.dtype)).T
+            below = from_host(places[at:, None] >= places[None, at:stop], W)
+            left = xp.where(below, wide(W[at:, at:stop]), xp.asarray(0.0, dtype=exact.dtype))
+            value[at:, :] += product(left, right)
+            left, right = left / roots[at:, None], right / xp.take(roots, from_host(lines, W))[None, :]
+            squares[at:, :] += product(left * left, right * right)
+        size = xp.abs(exact) + scale * xp.sqrt(squares)
+        return xp.all(Verdict.of(exact - value, factored_element(self.type, size, n)).ok, axis=0)
+
+
+def symmetric_columns(A: Array, columns: Any, first: int = 0) -> Array:
+    """Some columns of the symmetric matrix whose lower triangle A holds, in float64, from row `first` on."""
+    xp, which = namespace(A), from_host(np.asarray(columns), A)
+    below = wide(xp.take(A[first:, :], which, axis=1))
+    beside = wide(xp.take(A, which, axis=0)).T[first:, :]
+    lower = from_host(np.arange(first, A.shape[0])[:, None] >= np.asarray(columns)[None, :], A)
+    return xp.where(lower, below, beside)
