@@ -259,8 +259,8 @@ def factored_element(stored: FloatType, reach: Any, terms: int) -> Any:
 
 # Residuals of one check, in units of their bounds: so many times the median is as far from clean as the bound itself is
 # on normal data. Where most operations are on small numbers, it is much less than the bound, but it is not
-# taken to be less than a sixth of it.
-USUAL, LEAST = 9.0, 0.16
+# taken to be less than a thirtieth of it.
+USUAL, LEAST = 10.0, 0.03
 
 
 def rigorous_factored(stored: FloatType, terms: int) -> float:
@@ -268,7 +268,7 @@ def rigorous_factored(stored: FloatType, terms: int) -> float:
     return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
 
 
-DEFINITE = {"float64": 4.0, "float32": 2.0}  # f of Cholesky's factors, above
+DEFINITE = {"float64": 5.0, "float32": 2.0}  # f of Cholesky's factors, above
 DEFINITE_SHARE = 1 / 4  # what a term of one of their checksums counts, in operations
 
 

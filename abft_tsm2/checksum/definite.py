@@ -28,7 +28,7 @@ from abft_tsm2.checksum.weights import exponents, middle, weights
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product, symmetric_product
 
 BLOCK, NARROW = 256, 64  # columns that are read at a time; those that are widened
-GROUPS, GROUP = 4, 16  # norms are taken of so many groups of lines that lie side by side
+GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side
 LARGEST = 4.0  # in units of the diagonal: larger norms are seen in a sample
 MEDIAN = 0.675  # of the modulus of a standard normal number
 

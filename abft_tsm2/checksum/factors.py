@@ -106,7 +106,6 @@ class Carried:
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
         self._fingerprint = self._bits()
         self._y = self.y[:0]
-        self.ok = self.y[:0] == 0.0  # of the rows that were checked last
         self.seen: tuple[list[Any], list[Any]] = [], []  # residuals and bounds of rows, and of columns, that agreed
 
     @property
@@ -223,8 +222,8 @@ class Carried:
             return rigorous_factored(self.type, n + j1) * sizes
 
         self._y = y
-        self.ok = self._judged(0, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
-        return bool(xp.all(self.ok))
+        ok = self._judged(0, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
+        return bool(xp.all(ok))
 
     def _judged(
         self,

@@ -24,7 +24,7 @@ from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_elem
 from abft_tsm2.checksum.factor_encode import sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
 from abft_tsm2.checksum.stored import changed, counts, read
-from abft_tsm2.core.factoring import permutation, product, solve_triangle
+from abft_tsm2.core.factoring import add_product, permutation, product, solve_triangle
 from abft_tsm2.report import Fault, Status
 
 FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
@@ -97,6 +97,7 @@ class Repair:
         old = self._before_factoring(j, j1)
         self.finished(j, j, j)
         self._Z(j, j1)
+        self._above(j, j1)
         X, sizes = self._columns(j, list(range(j, j1)))
         active = X[j:, :]
         self._look_for_overflow(active)
@@ -125,11 +126,10 @@ class Repair:
         xp = namespace(old)
         bound = factored_element(self.carried.type, sizes, j1)
         differ, distance = _differ(upper(old), upper(new), bound)
-        failed = np.flatnonzero(~to_host(self.carried.ok) | differ.any(axis=1))
-        if failed.size:  # all of such a row: errors below the limit may stand beside the one that was seen
-            line, column = np.arange(j1 - j)[:, None], np.arange(old.shape[1])[None, :]
-            replaced = from_host(np.isin(line, failed) & (column >= line), old)
-            self.W[j:j1, j:] = xp.astype(xp.where(replaced, new, old), self.W.dtype)
+        # All of them: the solution has carried what was wrong in one row to those below, whose own sums are right.
+        line, column = np.arange(j1 - j)[:, None], np.arange(old.shape[1])[None, :]
+        self.W[j:j1, j:] = xp.astype(xp.where(from_host(column >= line, old), new, old), self.W.dtype)
+        if differ.any():
             self.findings.wrong_elements(differ, distance, (j, j))
         self._suspicion(before)
 
@@ -252,6 +252,32 @@ class Repair:
             now[...] = then
             self.findings.wrong_sums(name, lines, off)
 
+    def _above(self, j: int, j1: int) -> None:
+        """U(:j, J) = L(:j, :j)^-1 (PA)(:j, J): an error below the limit of its rows may be above that of its column.
+
+        y changes by what it does, and S(j:) by L times that.
+        """
+        if not j:
+            return
+        carried, W = self.carried, self.W
+        xp = carried.xp
+        new = _by_columns(self._permuted(rows=slice(0, j))[:, j:j1])
+        left = _by_columns(wide(W[:j, :j]))
+        solve_triangle(left, new, lower=True, unit=True)
+        self.findings.multiplications += float(j) * j * (j1 - j)
+        old = xp.asarray(wide(W[:j, j:j1]), copy=True)
+        # every row has rounded in its own way on the way down: the largest element of a column tells how much
+        reach = math.sqrt(j + FLOOR_TERMS) * xp.max(xp.abs(new), axis=0)[None, :] + xp.zeros_like(new)
+        differ, distance = _differ(old, new, factored_element(carried.type, reach, j))
+        W[:j, j:j1] = xp.astype(new, W.dtype)
+        off = product(wide(W[:j, j:j1]) - old, carried.v[j:j1])
+        if not bool(xp.all(xp.isfinite(off))):  # what was there has left no trace in y that could be taken off again
+            y = read(W, carried, 0, j)[1]
+            off = y - carried.y[:j]
+        carried.y[:j] += off
+        add_product(carried.S[j:], wide(W[j:, :j]), off)
+        self.findings.wrong_elements(differ, distance, (0, j))
+
     def _before_factoring(self, j: int, j1: int) -> Array | None:
         """What the panel must have been: L U with the exchanges undone; None where the pivots are none."""
         b, m = j1 - j, self.W.shape[0]
@@ -325,7 +351,8 @@ class Repair:
             new, sizes = new - product(left, top)[:, 0], sizes + _reach(left, top)[:, 0]
         pivot = float(self.W[c, c])
         if pivot != 0.0:  # under a zero pivot there are zeros, which nobody divides
-            new, sizes = new / pivot, sizes / abs(pivot)
+            # no multiplier is larger than 1; where the pivot is all rounding, the quotient may be
+            new, sizes = xp.clip(new / pivot, -1.0, 1.0), sizes / abs(pivot)
         old = wide(self.W[c + 1 :, c])
         differ, distance = _differ(old, new, factored_element(self.carried.type, sizes, c + 1))
         borne_out = self._borne_out(c)

@@ -1,0 +1,216 @@
+"""Repair of a Cholesky factorisation under way: whatever is wrong is computed again from A, left-looking.
+
+With L(:, :j) right, everything else follows from A alone:
+
+    panel:          A(j:, J) - L(j:, :j) L(J, :j)'
+    finished l:     (A(l:, l) - L(l:, :l) L(l, :l)') / l_ll,  with l_ll the root of its first element
+
+A finished column that is computed again differs from the old one by rounding, which the columns after it have not seen:
+that moves A - L L' by up to sqrt(a_ll) / l_ll roundings, since |l_cl| <= sqrt(a_cc). Where it is too much, all that
+follows has to be computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum.bounds import definite_bound, factored_element, stored_bound
+from abft_tsm2.checksum.definite import Definite, symmetric_columns, symmetric_sums, weighting
+from abft_tsm2.checksum.factor_encode import wide
+from abft_tsm2.checksum.factors import Verdict, column_norms
+from abft_tsm2.checksum.rebuild import ROUNDS, Findings, Unrepairable
+from abft_tsm2.core.factoring import add_product, factor_definite, like_columns, product
+from abft_tsm2.report import Fault, Status
+
+MOVED = 8.0  # roundings that a finished column may bring when it is computed again: few, beside those that are granted
+
+
+class NotDefinite(Exception):
+    """A leading minor of A, of this order, is not positive."""
+
+
+class Changed(Unrepairable):
+    """A is not what was encoded."""
+
+
+@dataclass(eq=False)
+class Remake:
+    """Repairs the lower triangle of W, which becomes L, and its checksums.
+
+    Attributes
+    ----------
+    state : Definite
+    findings : Findings
+    """
+
+    state: Definite
+    findings: Findings
+
+    # -- sums --
+
+    def sums(self) -> None:
+        """w and Z of A against their copies: where two differ, what A gives decides."""
+        kept, A = self.state.kept, self.state.A
+        for at, name in enumerate(("w", "Z of A")):
+            live, copy = (kept.w, kept.Z)[at], kept.copies[at]
+            differ = np.flatnonzero(to_host(live) != to_host(copy))
+            if not differ.size:
+                continue
+            xp = namespace(live)
+            again = symmetric_sums(A, kept.w) if at else weighting(kept.roots)
+            bound = self._noise() if at else xp.zeros_like(live)
+            lines = from_host(differ, live)
+            good = [Verdict.of(xp.take(x - again, lines), xp.take(bound, lines)).clean for x in (live, copy)]
+            if not any(good):
+                raise Unrepairable(f"{name} and its copy differ, and neither is what A gives")
+            wrong, right = (copy, live) if good[0] else (live, copy)
+            off = _largest(to_host(wrong - right)[differ])
+            wrong[...] = right
+            self.findings.wrong_sums(name, differ, off, "taken from its copy")
+
+    def _noise(self) -> Array:
+        """How far two sums over a line of A may be apart."""
+        kept = self.state.kept
+        return stored_bound(4 * kept.norms, kept.norms.shape[0])
+
+    def look_at_A(self) -> None:
+        """A against its sums; raises Changed."""
+        with np.errstate(all="ignore"):
+            self.sums()
+            kept = self.state.kept
+            verdict = Verdict.of(symmetric_sums(self.state.A, kept.w) - kept.Z, self._noise())
+            if not verdict.clean:
+                self.findings.statuses.append(Status.INPUT_CHANGED)
+                self.findings.faults.append(Fault("A", "operand", (), (), 0, float("nan")))
+                raise Changed("A is not what was encoded")
+
+    def _Z(self, j: int, j1: int) -> None:
+        """Z(j:j1), from A's and the finished columns."""
+        state = self.state
+        now, then = state.Z[j:j1], state.xp.asarray(state.kept.Z[j:j1], copy=True)
+        add_product(then, wide(state.W[j:j1, :j]), state.g[:j])
+        size = state.xp.maximum(state.kept.norms[j:j1], state.xp.abs(then))
+        verdict = Verdict.of(now - then, definite_bound(state.type, size, j1, state.W.shape[0], state.modulus))
+        if not verdict.clean:
+            off = _largest(to_host(verdict.residual))
+            self.findings.wrong_sums("Z", np.flatnonzero(~to_host(verdict.ok)) + j, off)
+        now[...] = then
+
+    # -- the panel --
+
+    def panel(self, j: int, j1: int, before: Array, failed: int) -> int:
+        """The columns j:j1 have failed: put there what they were before they were factored.
+
+        Parameters
+        ----------
+        before : (b, b) array
+            Their corner as it was before.
+        failed : int
+            The minor of it at which the factorisation stopped, or 0.
+
+        Returns
+        -------
+        failed : int
+            The same for the new corner, which is tried elsewhere in memory.
+
+        Raises
+        ------
+        NotDefinite
+            It stopped at the same minor again.
+        """
+        state, seen = self.state, len(self.findings.statuses)
+        xp, W, b = state.xp, state.W, j1 - j
+        self.look_at_A()
+        self.finished(j)
+        self._Z(j, j1)
+        X, size = self._rebuilt(j, j1)
+        panel = wide(W[j:, j:j1])
+        old = xp.concat([wide(before), panel[b:, :]]) if failed else product(panel, xp.tril(panel[:b, :]).T)
+        if not failed:
+            old[:b, :] = product(xp.tril(panel[:b, :]), xp.tril(panel[:b, :]).T)
+        differ, distance = _differ(old, X, factored_element(state.type, size, j1))
+        self.findings.wrong_elements(np.tril(differ), distance, (j, j))
+        self.findings.suspicions += len(self.findings.statuses) == seen
+        new = xp.astype(X, W.dtype)
+        corner = like_columns(W, (b, b))
+        corner[...] = xp.tril(new[:b, :])
+        stopped = factor_definite(corner)
+        if stopped and stopped == failed:
+            raise NotDefinite(j + stopped)
+        W[j:j1, j:j1] = xp.tril(new[:b, :]) + xp.triu(W[j:j1, j:j1], k=1)
+        W[j1:, j:j1] = new[b:, :]
+        return stopped
+
+    def _rebuilt(self, j: int, j1: int) -> tuple[Array, Array]:
+        """A(j:, j:j1) - L(j:, :j) L(j:j1, :j)', and the sizes of what was added up there."""
+        state = self.state
+        X = symmetric_columns(state.A, np.arange(j, j1), j)
+        xp = state.xp
+        sizes = xp.abs(X)
+        if j:
+            roots = state.kept.roots
+            left = wide(state.W[j:, :j])
+            X = X - product(left, left[: j1 - j, :].T)
+            scaled = left / roots[j:, None]
+            squares = product(scaled * scaled, (scaled * scaled)[: j1 - j, :].T)
+            sizes = sizes + xp.sqrt(squares) * roots[j:, None] * roots[j:j1][None, :]
+            self.findings.multiplications += 2.0 * left.shape[0] * j * (j1 - j)
+        return X, sizes
+
+    # -- what is finished --
+
+    def finished(self, count: int) -> None:
+        """The first `count` columns of L, and their g."""
+        self.sums()
+        for _ in range(ROUNDS):
+            now, _back = self.state.read(count)
+            columns = self.state.changed(now)
+            if not columns:
+                return
+            self.look_at_A()
+            for c in columns:
+                self._column(c, float(now[c]))
+        raise Unrepairable(f"sums of L still differ after {ROUNDS} repairs")
+
+    def _column(self, c: int, now: float) -> None:
+        """One column of L, whose sum is no longer g(c): either of them is wrong."""
+        state, g = self.state, float(self.state.g[c])
+        X, sizes = self._rebuilt(c, c + 1)
+        if not float(X[0, 0]) > 0.0:
+            raise Unrepairable(f"column {c} of L cannot be computed again: nothing positive is left of its diagonal")
+        root = float(X[0, 0]) ** 0.5
+        new, size = X[:, 0] / root, sizes[:, 0] / root
+        differ, distance = _differ(wide(state.W[c:, c]), new, factored_element(state.type, size, c + 1))
+        if not differ.any():
+            if not self._borne_out(c):
+                state.g[c] = now
+                self.findings.wrong_sums("g", [c], abs(now - g))
+                return
+            differ[int(np.argmax(np.where(np.isfinite(distance), distance, 0.0)))] = True
+        self.findings.wrong_elements(differ[:, None], distance[:, None], (c, c))
+        if not float(state.kept.roots[c]) <= MOVED * root:
+            raise Unrepairable(f"column {c} of L has changed, and is not determined well enough by A to go on from")
+        state.W[c:, c] = state.xp.astype(new, state.W.dtype)
+        state.g[c] = state.xp.sum(wide(state.W[c:, c]) * state.w[c:])
+
+    def _borne_out(self, c: int) -> bool:
+        """Whether the g(c) that is kept gives w'A in column c: ``L(c, :c+1) g(:c+1) = Z(c)``."""
+        state = self.state
+        parts = state.g[: c + 1] * wide(state.W[c, : c + 1])
+        residual = state.xp.sum(parts) - state.kept.Z[c]
+        bound = definite_bound(state.type, state.kept.norms[c], c + 1, state.W.shape[0], state.modulus)
+        return Verdict.of(residual, bound).clean
+
+
+def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
+    """Where old is not new but for rounding, and how far off it is: boolean and float64 arrays on the host."""
+    verdict = Verdict.of(old - new, bound)
+    return ~to_host(verdict.ok), np.abs(to_host(verdict.residual))
+
+
+def _largest(x: Any) -> float:
+    return float(np.nanmax(np.append(np.abs(x), 0.0)))
