@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, as_operand, dtype_name, is_numpy, namespace
-from abft_tsm2.checksum.rebuild import Findings
+from abft_tsm2.checksum.findings import Findings
 from abft_tsm2.report import Report, by_precedence
 
 NATIVE = ("float32", "float64")

@@ -17,7 +17,7 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.factor_encode import Encoding
 from abft_tsm2.checksum.factors import Carried, Verdict
-from abft_tsm2.checksum.rebuild import FACTORS, Findings, Overflowed, Unrepairable
+from abft_tsm2.checksum.findings import FACTORS, Findings, Overflowed, Unrepairable
 from abft_tsm2.checksum.stored import certificate, read
 from abft_tsm2.core.factoring import copy_by_columns, factor_panel
 from abft_tsm2.factor import Clock, Factorisation, Hook, check_of
@@ -329,4 +329,3 @@ def _warn_of_zero(info: int) -> None:
     linalg = importlib.import_module("scipy.linalg")
     text = f"Diagonal number {info} is exactly zero. Singular matrix."
     warnings.warn(text, linalg.LinAlgWarning, stacklevel=policy.caller_level())
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,15 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.factors import Verdict
-from abft_tsm2.checksum.rebuild import Findings
-from abft_tsm2.checksum.triangles import Triangle, check_solution, check_substitution, summing_weights
-from abft_tsm2.core.factoring import like_columns, permutation, solve_triangle
-from abft_tsm2.factor import Clock, Hook, check_of
+from abft_tsm2.checksum.findings import Findings
+from abft_tsm2.checksum.triangles import Triangle, check_solution, summing_weights
+from abft_tsm2.core.factoring import permutation
+from abft_tsm2.factor import Hook, check_of
 from abft_tsm2.linear import as_array, for_blas, report_of, stacked
 from abft_tsm2.lu import Asked, check_options, factored
-from abft_tsm2.report import Check, Fault, Report, Status
+from abft_tsm2.report import Fault, Report, Status
+from abft_tsm2.substitute import ATTEMPTS, Work, largest, same, smallest, substituted
 
-ATTEMPTS = 3
 GENERAL = (None, "gen", "general")
 
 
@@ -222,109 +222,6 @@ def protected_solve(
 # ---- one system ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Work:
-    """One solution under way."""
-
-    operation: str
-    on_stage: Hook | None
-    repair: bool
-    findings: Findings = field(default_factory=Findings)
-    checks: tuple[Check, ...] = ()
-    clock: Clock = field(default_factory=Clock)
-
-    def stage(self, name: str, **arrays: Any) -> None:
-        if self.on_stage is not None:
-            self.on_stage(name, arrays)
-
-
-def substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
-    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed."""
-    xp = namespace(lu)
-    lu, B, order = for_blas(lu), for_blas(B), permutation(piv, lu.shape[0])
-    t = summing_weights(B)
-    lower, upper = Triangle(lu, True, True), Triangle(lu, False, False)
-    if trans:
-        # A' = U' L' P: U' z = b, L' y = z, x = P' y
-        first, second = Triangle(lu.T, True, False), Triangle(lu.T, False, True)
-        z = _substitution(first, B, t, "forward", "z", work)
-        y = _substitution(second, z, t, "backward", "x", work)
-        x = like_columns(y, y.shape)
-        x[...] = xp.take(y, from_host(np.argsort(order), lu), axis=0)
-        return x
-    z = _substitution(lower, xp.take(B, from_host(order, lu), axis=0), t, "forward", "z", work)
-    return _substitution(upper, z, t, "backward", "x", work)
-
-
-def _substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, work: Work) -> Array:
-    """Solve, check, and solve again where the check failed."""
-    xp, last = namespace(B), None
-    for attempt in range(ATTEMPTS):
-        with work.clock("solve"), np.errstate(all="ignore"):
-            X = like_columns(B, B.shape)
-            X[...] = B
-            solve_triangle(triangle.T, X, lower=triangle.lower, unit=triangle.unit)
-        work.stage(stage, **{name: X})
-        with work.clock("check"):
-            verdict = check_substitution(triangle, X, B, t)
-            work.checks = (check_of("rows", verdict.residual, verdict.bound, _smallest(t)),)
-        if verdict.clean:
-            if last is not None:
-                _note_repair(work.findings, name, last, X)
-            return X
-        if last is not None and _equal(last, X):  # it may be rounding after all
-            verdict = check_substitution(triangle, X, B, t, rigorous=True)
-            if verdict.clean:
-                work.findings.suspicions += 1
-                return X
-            break
-        last = X
-        if not work.repair:
-            break
-    if not bool(xp.all(xp.isfinite(X))) and not _finite_again(triangle, B):
-        work.findings.statuses.append(Status.UNVERIFIABLE)
-        work.findings.reasons.append("the solution is not finite: the matrix is singular, or it overflows")
-        return X
-    rows = tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
-    work.findings.statuses.append(Status.UNCORRECTABLE)
-    work.findings.faults.append(Fault(name, "rows", rows, (), len(rows), _largest(verdict)))
-    work.findings.reasons.append(f"{stage} substitution failed its check {attempt + 1} times")
-    return X
-
-
-def _equal(x: Array, y: Array) -> bool:
-    return bool(namespace(x).all((x == y) | ((x != x) & (y != y))))
-
-
-def _finite_again(triangle: Triangle, B: Array) -> bool:
-    X = like_columns(B, B.shape)
-    X[...] = B
-    with np.errstate(all="ignore"):
-        solve_triangle(triangle.T, X, lower=triangle.lower, unit=triangle.unit)
-    return bool(namespace(X).all(namespace(X).isfinite(X)))
-
-
-def _note_repair(findings: Findings, name: str, wrong: Array, right: Array) -> None:
-    x, y = to_host(wrong), to_host(right)
-    with np.errstate(all="ignore"):
-        distance = np.abs(x - y)
-        differ = ~(distance == 0)
-        i, c = np.nonzero(differ)
-        largest = float(np.max(distance[differ], initial=0.0))
-    findings.statuses.append(Status.CORRECTED)
-    rows, columns = tuple(np.unique(i).tolist()), tuple(np.unique(c).tolist())
-    findings.faults.append(Fault(name, "block", rows, columns, int(i.size), largest, "solved again"))
-
-
-def _smallest(t: Array) -> float:
-    return float(namespace(t).min(abs(t))) if t.shape[0] else 1.0
-
-
-def _largest(verdict: Verdict) -> float:
-    with np.errstate(all="ignore"):
-        return float(np.max(np.abs(to_host(verdict.residual)), initial=0.0))
-
-
 def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, Report]:
     """Factor, solve, certify against A, and once more from the beginning where that fails."""
     work = Work("solve", asked.on_stage, asked.repair)
@@ -343,10 +240,10 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
         X = substituted(factors.W, piv, B, 0, work)
         with work.clock("certify"):
             verdict = _certificate(A, factors.W, piv, X, B)
-            if not verdict.clean and _equal(X, substituted(factors.W, piv, B, 0, work)):
+            if not verdict.clean and same(X, substituted(factors.W, piv, B, 0, work)):
                 verdict = _certificate(A, factors.W, piv, X, B, rigorous=True)
                 work.findings.suspicions += verdict.clean
-            work.checks = (check_of("rows", verdict.residual, verdict.bound, _smallest(summing_weights(B))),)
+            work.checks = (check_of("rows", verdict.residual, verdict.bound, smallest(summing_weights(B))),)
         if refine and verdict.clean:
             X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses:
@@ -356,7 +253,7 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
             break
         rows = tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
         work.findings.statuses.append(Status.CORRECTED)
-        work.findings.faults.append(Fault("x", "rows", rows, (), len(rows), _largest(verdict), "solved again"))
+        work.findings.faults.append(Fault("x", "rows", rows, (), len(rows), largest(verdict), "solved again"))
     else:
         work.findings.statuses.append(Status.UNCORRECTABLE)
         work.findings.reasons.append(f"a x = b failed the check after {ATTEMPTS} solutions")
@@ -385,9 +282,7 @@ def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, *, rigorous:
     return check_solution(A, factors, order, X, B, summing_weights(B), rigorous=rigorous)
 
 
-def _refined(
-    A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict, work: Work
-) -> tuple[Array, Verdict]:
+def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict, work: Work) -> tuple[Array, Verdict]:
     """X + A^-1 (B - A X), where its residual is smaller."""
     xp = namespace(X)
     with np.errstate(all="ignore"):
@@ -405,7 +300,7 @@ def _refined(
                 return (better, after) if bool(left <= scale) else (X, verdict)
             rows = tuple(np.flatnonzero(~to_host(after.ok)).tolist())
             work.findings.statuses.append(Status.CORRECTED)
-            work.findings.faults.append(Fault("x", "rows", rows, (), len(rows), _largest(after), "refined again"))
+            work.findings.faults.append(Fault("x", "rows", rows, (), len(rows), largest(after), "refined again"))
     return X, verdict
 
 

@@ -41,8 +41,9 @@ def test_every_public_name_is_there(name):
         assert value.__doc__
 
 
-def test_at_most_twenty_public_names():
-    assert len([name for name in abft_tsm2.__all__ if not name.startswith("_")]) <= 20
+def test_few_public_names():
+    # Products, factorisations, encodings, reports, policy: what a user cannot do without. All else is in the modules.
+    assert len([name for name in abft_tsm2.__all__ if not name.startswith("_")]) <= 25
 
 
 def test_a_wrong_name_is_an_attribute_error():

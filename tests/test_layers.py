@@ -38,6 +38,7 @@ LAYERS = [
         "core.tune",
         "core.contest",
         "core.tsm2",
+        "core.factoring",
         "core.passes",
         "core.generated",
         "core.both_config",
@@ -57,14 +58,26 @@ LAYERS = [
         "checksum.verify",
         "checksum.correct",
         "checksum.decide",
+        "checksum.factor_encode",
+        "checksum.factors",
+        "checksum.findings",
+        "checksum.stored",
+        "checksum.rebuild",
+        "checksum.triangles",
+        "checksum.definite",
+        "checksum.definite_repair",
     ],
-    ["operands", "protect", "ways", "verdicts", "calls", "leftover", "pending", "queued", "gemm"],
+    ["operands", "protect", "ways", "verdicts", "calls", "leftover", "pending", "queued", "gemm"]
+    + ["factor", "linear", "lu", "substitute", "solve", "cholesky"],
     ["atomic", "matrixio", "messages", "tuning", "facts", "demo", "factor_cli", "cli", "__main__"],
 ]
 MODULES = [name for layer in LAYERS for name in layer]
 RANK = {name: rank for rank, name in enumerate(MODULES)}
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
-APART = {("checksum.correct", "checksum.verify")}  # neighbours that must not know each other
+APART = {  # neighbours that must not know each other
+    ("checksum.correct", "checksum.verify"),
+    *((name, "gemm") for name in ("factor", "linear", "lu", "substitute", "solve", "cholesky")),
+}
 
 TOP = ""  # the package itself: its lazy names reach everything, so only the outermost layer may take them
 FREE = {"__version__"}

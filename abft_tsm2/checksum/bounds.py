@@ -250,8 +250,8 @@ def factored_bound(stored: FloatType, reach: Any, terms: int, weight: float) -> 
 def factored_element(stored: FloatType, reach: Any, terms: int) -> Any:
     """How far two ways to compute an element of a factorisation may be apart: eight times what its checksum is granted.
 
-    `reach`: as in `factored_bound`, of the element. What remains of it after l operations is ``sum_{k >= l} l_ik u_kc``,
-    so that the squares of all remainders add up to ``sum_k (k + 1) l_ik^2 u_kc^2``.
+    `reach`: as in `factored_bound`, of the element. What remains of it after l operations is
+    ``sum_{k >= l} l_ik u_kc``, so that the squares of all remainders add up to ``sum_k (k + 1) l_ik^2 u_kc^2``.
     """
     spread = 8 * FACTORISATION[stored.name] * stored.unit_roundoff
     return spread * reach + (terms + FLOOR_TERMS) * stored.smallest_subnormal

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, to_host
 from abft_tsm2.checksum.bounds import definite_bound, factored_element, stored_bound
 from abft_tsm2.checksum.definite import Definite, symmetric_columns, symmetric_sums, weighting
 from abft_tsm2.checksum.factor_encode import wide
-from abft_tsm2.checksum.factors import Verdict, column_norms
+from abft_tsm2.checksum.factors import Verdict
 from abft_tsm2.checksum.rebuild import ROUNDS, Findings, Unrepairable
 from abft_tsm2.core.factoring import add_product, factor_definite, like_columns, product
 from abft_tsm2.report import Fault, Status
@@ -60,7 +60,7 @@ class Remake:
             differ = np.flatnonzero(to_host(live) != to_host(copy))
             if not differ.size:
                 continue
-            xp = namespace(live)
+            xp = self.state.xp
             again = symmetric_sums(A, kept.w) if at else weighting(kept.roots)
             bound = self._noise() if at else xp.zeros_like(live)
             lines = from_host(differ, live)
@@ -102,8 +102,10 @@ class Remake:
 
     # -- the panel --
 
-    def panel(self, j: int, j1: int, before: Array, failed: int) -> int:
-        """The columns j:j1 have failed: put there what they were before they were factored.
+    def panel(self, j: int, j1: int, before: Array, failed: int) -> tuple[bool, int]:
+        """The columns j:j1 have failed their check: put there what they were before they were factored.
+
+        Where it was a checksum that was wrong, and no element, they stay as they are.
 
         Parameters
         ----------
@@ -114,36 +116,41 @@ class Remake:
 
         Returns
         -------
-        failed : int
-            The same for the new corner, which is tried elsewhere in memory.
+        replaced : bool
+        stopped : int
+            As `failed`, of the new corner, which is tried elsewhere in memory.
 
         Raises
         ------
         NotDefinite
-            It stopped at the same minor again.
+            It stops at the same minor again.
         """
-        state, seen = self.state, len(self.findings.statuses)
-        xp, W, b = state.xp, state.W, j1 - j
+        state, findings = self.state, self.findings
+        xp, W, b, seen = state.xp, state.W, j1 - j, len(findings.statuses)
         self.look_at_A()
         self.finished(j)
         self._Z(j, j1)
         X, size = self._rebuilt(j, j1)
         panel = wide(W[j:, j:j1])
-        old = xp.concat([wide(before), panel[b:, :]]) if failed else product(panel, xp.tril(panel[:b, :]).T)
-        if not failed:
-            old[:b, :] = product(xp.tril(panel[:b, :]), xp.tril(panel[:b, :]).T)
+        corner = xp.tril(panel[:b, :])
+        if failed:
+            old = xp.concat([wide(before), panel[b:, :]])
+        else:
+            old = product(xp.concat([corner, panel[b:, :]]), corner.T)
         differ, distance = _differ(old, X, factored_element(state.type, size, j1))
-        self.findings.wrong_elements(np.tril(differ), distance, (j, j))
-        self.findings.suspicions += len(self.findings.statuses) == seen
+        findings.wrong_elements(np.tril(differ), distance, (j, j))
+        if not failed and not np.tril(differ).any() and len(findings.statuses) > seen:
+            return False, 0
+        findings.suspicions += len(findings.statuses) == seen
         new = xp.astype(X, W.dtype)
-        corner = like_columns(W, (b, b))
-        corner[...] = xp.tril(new[:b, :])
-        stopped = factor_definite(corner)
+        tried = like_columns(W, (b, b))
+        tried[...] = xp.tril(new[:b, :])
+        stopped = factor_definite(tried)
         if stopped and stopped == failed:
             raise NotDefinite(j + stopped)
         W[j:j1, j:j1] = xp.tril(new[:b, :]) + xp.triu(W[j:j1, j:j1], k=1)
         W[j1:, j:j1] = new[b:, :]
-        return stopped
+        return True, stopped
 
     def _rebuilt(self, j: int, j1: int) -> tuple[Array, Array]:
         """A(j:, j:j1) - L(j:, :j) L(j:j1, :j)', and the sizes of what was added up there."""
@@ -201,9 +208,9 @@ class Remake:
         """Whether the g(c) that is kept gives w'A in column c: ``L(c, :c+1) g(:c+1) = Z(c)``."""
         state = self.state
         parts = state.g[: c + 1] * wide(state.W[c, : c + 1])
-        residual = state.xp.sum(parts) - state.kept.Z[c]
-        bound = definite_bound(state.type, state.kept.norms[c], c + 1, state.W.shape[0], state.modulus)
-        return Verdict.of(residual, bound).clean
+        residual = float(state.xp.sum(parts)) - float(state.kept.Z[c])
+        size = float(state.kept.norms[c])
+        return abs(residual) <= definite_bound(state.type, size, c + 1, state.W.shape[0], state.modulus)
 
 
 def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:

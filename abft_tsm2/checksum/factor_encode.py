@@ -1,7 +1,7 @@
 """What is kept of a matrix before it is factored: weights, its weighted sums by rows and by columns, and norms.
 
-Each row's weight undoes the row's norm, each column's weight that of the column so scaled (as powers of two), so that no
-large line hides what happens in the others. Any weights are valid; so the norms they are made from, and those that
+Each row's weight undoes the row's norm, each column's that of the column so scaled (as powers of two), so that no large
+line hides what happens in the others. Any weights are valid; so the norms they are made from, and those that
 bounds start from, are taken of a sample of the columns and rows.
 """
 

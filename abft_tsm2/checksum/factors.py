@@ -4,9 +4,9 @@ With row weights w and column weights v, ``S = A v`` and ``Z = w'A`` take part i
 and w are exchanged with the rows they belong to; where the trailing matrix loses L21 U12, S loses L21 y, and Z g U12,
 with ``y = U v`` and ``g = w'L`` of the rows and columns just finished. So S and Z are the sums of what the trailing
 matrix should be, g and y those of what is finished. (A column's part of Z is brought up to date when its panel is due,
-which reads memory in long runs, and not in each step.) An error anywhere in the trailing matrix stays where it is, added
-to one element, until its row or column is consumed, and is seen then: in the panel (g against Z) or in the new rows of U
-(y against S).
+which reads memory in long runs, and not in each step.) An error anywhere in the trailing matrix stays where it is,
+added to one element, until its row or column is consumed, and is seen then: in the panel (g against Z) or in the new
+rows of U (y against S).
 
 The other way round: an element is used only after the check of its panel, or of its rows.
 """
@@ -270,8 +270,8 @@ class Carried:
             self.done[side] += operations(self.type, b, (n, m)[side] - j) * self.growth
 
     def count_operations(self) -> None:
-        """`done` of a factorisation of which only the result is known: the rows of U are those of the trailing matrices,
-        by which growth is judged."""
+        """`done` of a factorisation of which only the result is known: its rows of U are rows of trailing matrices, by
+        which growth is judged."""
         m, n = self.W.shape
         for at in range(0, self.y.shape[0], COUNTED):
             end = min(at + COUNTED, self.y.shape[0])

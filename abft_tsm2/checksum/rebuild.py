@@ -14,7 +14,7 @@ wrong, or nothing was. So every repair starts with the finished factors, and tho
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,50 +23,12 @@ from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, stored_bound
 from abft_tsm2.checksum.factor_encode import sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
+from abft_tsm2.checksum.findings import AGAIN, FACTORS, Findings, Overflowed, Unrepairable
 from abft_tsm2.checksum.stored import changed, counts, read
 from abft_tsm2.core.factoring import add_product, permutation, product, solve_triangle
 from abft_tsm2.report import Fault, Status
 
-FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
-AGAIN = "computed again from A"
 ROUNDS = 3
-
-
-class Unrepairable(Exception):
-    """A repair did not lead to an agreement; the message says where."""
-
-
-class Overflowed(Exception):
-    """Recomputation gives numbers beyond the type's range again: the factors themselves are not finite."""
-
-
-@dataclass
-class Findings:
-    """What was found on the way, for the report."""
-
-    statuses: list[Status] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    suspicions: int = 0
-    multiplications: float = 0.0
-
-    def wrong_sums(self, name: str, lines: Any, magnitude: float, repair: str = "computed again") -> None:
-        lines = tuple(int(i) for i in lines)
-        self.statuses.append(Status.CHECKSUM_FAULT)
-        self.faults.append(Fault(name, "checksum", lines, (), len(lines), magnitude, repair))
-
-    def wrong_elements(self, differ: Any, distance: Any, first: tuple[int, int], rows: Any = None) -> None:
-        """Elements of W that were replaced: a boolean matrix, how far they were off, and where its corner lies."""
-        i, c = np.nonzero(differ)
-        if not i.size:
-            return
-        rows = tuple(np.unique(i + first[0]).tolist()) if rows is None else tuple(rows)
-        columns = tuple(np.unique(c + first[1]).tolist())
-        kind = "element" if i.size == 1 else "row" if len(rows) == 1 else "column" if len(columns) == 1 else "block"
-        with np.errstate(all="ignore"):
-            largest = float(np.max(distance[differ]))
-        self.statuses.append(Status.CORRECTED)
-        self.faults.append(Fault(FACTORS, kind, rows, columns, int(i.size), largest, AGAIN))
 
 
 @dataclass(eq=False)
@@ -163,7 +125,7 @@ class Repair:
         present, original = to_host(carried.w), to_host(carried.encoding.w)
         by_place = np.array_equal(np.sort(place), np.arange(place.size)) and np.array_equal(original[place], present)
         by_pivots = expected is not None and np.array_equal(original[expected], present)
-        if by_place and by_pivots and np.array_equal(expected, place):
+        if by_place and by_pivots and expected is not None and np.array_equal(expected, place):
             if not carried.table_is_whole():  # what is left are norms
                 norms = carried.encoding.row_norms
                 carried.rows[:, ROWS.floor] = namespace(norms).take(norms, from_host(place, norms))

@@ -8,7 +8,6 @@ kept, a second reading compares ``g U`` with ``w'A`` and ``L y`` with ``A v``, l
 from __future__ import annotations
 
 import math
-
 from typing import Any
 
 import numpy as np
@@ -67,11 +66,13 @@ def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int]
     A norm that the bound needs is first guessed: |g| itself estimates it, as does that of A's column over the pivot,
     and |l| <= 1 limits it. Lines that are flagged get theirs computed.
     """
-    xp, m, n = carried.xp, *W.shape
+    xp, (m, n) = carried.xp, W.shape
     left, top = wL.shape[0], Uv.shape[0]
     with np.errstate(all="ignore"):
         pivots = xp.abs(wide(xp.linalg.diagonal(W)[:left]))
-        size = xp.minimum(carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), tail_norms(carried.w)[:left])
+        size = xp.minimum(
+            carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), tail_norms(carried.w)[:left]
+        )
         size = xp.maximum(xp.abs(carried.g[:left]), size)
         columns = Verdict.of(wL - carried.g[:left], stored_bound(size, m))
         size = xp.maximum(xp.abs(carried.y[:top]), carried.rows[:top, ROWS.floor])
@@ -110,7 +111,7 @@ def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]
     Where a line is beyond the bound with estimated norms, they are computed.
     What is still beyond it has its elements of PA - LU computed and compared.
     """
-    xp, (m, n), K = carried.xp, W.shape, carried.g.shape[0]
+    xp, K = carried.xp, carried.g.shape[0]
     encoding, place = carried.encoding, from_host(carried.place, W)
     S, Z = xp.take(encoding.S, place), encoding.Z
     floors = carried.rows[:, ROWS.floor], carried.floor

@@ -1,7 +1,7 @@
 """Checks of substitution: T x = b for a triangle T, by the residual of all right-hand sides at once.
 
-The right-hand sides are added up with random weights first, ``X t`` and ``B t``, so that a check costs two products of T
-with a vector, however many there are. The bound is that of a random walk of the rounding errors; what exceeds it is
+The right-hand sides are added up with random weights first, ``X t`` and ``B t``, so that a check costs two products of
+T with a vector, however many there are. The bound is that of a random walk of the rounding errors; what exceeds it is
 computed again, and what is the same again is judged by the rigorous one (Higham 2002, theorem 8.5): substitution in any
 order gives ``|b - T x| <= gamma_n |T| |x|``.
 """

@@ -49,7 +49,6 @@ def _distinct(n: int, r: int, rng: np.random.Generator) -> Weights:
 
 _FAMILIES: dict[str, Callable[[int, int, np.random.Generator], NDArray[Any]]] = {
     "balanced": _balanced,
-    "distinct": _distinct,
     "ones": lambda n, r, rng: np.ones((n, r)),
     "linear": lambda n, r, rng: np.vander(np.arange(1.0, n + 1), max(r, 1), increasing=True)[:, :r],
     "signs": lambda n, r, rng: rng.permuted(
@@ -59,6 +58,7 @@ _FAMILIES: dict[str, Callable[[int, int, np.random.Generator], NDArray[Any]]] = 
     "vandermonde": lambda n, r, rng: np.vander(np.arange(1.0, n + 1) / max(n, 1), max(r, 1), increasing=True)[:, :r],
     "chebyshev": lambda n, r, rng: np.polynomial.chebyshev.chebvander(np.linspace(-1, 1, n), max(r, 1))[:, :r],
     "dct": lambda n, r, rng: np.cos(np.outer((np.arange(n) + 0.5) * (np.pi / max(n, 1)), np.arange(r))),
+    "distinct": _distinct,
 }
 
 
@@ -67,8 +67,9 @@ def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED)
 
     Parameters
     ----------
-    kind : {"balanced", "distinct", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct"}
-        ``balanced`` is what protected products use, ``distinct`` what factorisations do. ``linear`` has the columns 1, i, i^2, ... of Huang and
+    kind : {"balanced", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct", "distinct"}
+        ``balanced`` is what protected products use, ``distinct`` what factorisations do. ``linear`` has the columns
+        1, i, i^2, ... of Huang and
         Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on [-1, 1], ``dct`` the DCT-II basis.
     n : int
         Length.

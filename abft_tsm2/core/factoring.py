@@ -37,8 +37,9 @@ _SCALAR = {"f": ctypes.c_float, "d": ctypes.c_double}  # by NumPy's letter of th
 @functools.cache
 def _routine(name: str, letter: str) -> Callable[..., None]:
     """A BLAS or LAPACK routine of SciPy, all of whose arguments are pointers."""
-    kind = "lapack" if name in ("getrf", "laswp", "potrf") else "blas"
-    module = importlib.import_module(f"scipy.linalg.cython_{kind}")
+    from scipy.linalg import cython_blas, cython_lapack
+
+    module = cython_lapack if name in ("getrf", "laswp", "potrf") else cython_blas
     exported = module.__pyx_capi__[("s" if letter == "f" else "d") + name]
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -73,7 +74,8 @@ def _call(name: str, letter: str, *arguments: Any) -> int:
             given.append(address)
             boxes.append(box)
     _routine(name, letter)(*given)
-    return info.value
+    found: int = info.value
+    return found
 
 
 def _by_columns(X: np.ndarray[Any, Any]) -> bool:

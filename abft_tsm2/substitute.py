@@ -1,0 +1,124 @@
+"""Forward and backward substitution, each checked by its residual and done again where that is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum.factors import Verdict
+from abft_tsm2.checksum.findings import Findings
+from abft_tsm2.checksum.triangles import Triangle, check_substitution, summing_weights
+from abft_tsm2.core.factoring import like_columns, permutation, solve_triangle
+from abft_tsm2.factor import Clock, Hook, check_of
+from abft_tsm2.linear import for_blas
+from abft_tsm2.report import Check, Fault, Status
+
+ATTEMPTS = 3
+
+
+@dataclass
+class Work:
+    """One solution under way."""
+
+    operation: str
+    on_stage: Hook | None
+    repair: bool
+    findings: Findings = field(default_factory=Findings)
+    checks: tuple[Check, ...] = ()
+    clock: Clock = field(default_factory=Clock)
+
+    def stage(self, name: str, **arrays: Any) -> None:
+        if self.on_stage is not None:
+            self.on_stage(name, arrays)
+
+
+def substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
+    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed."""
+    xp = namespace(lu)
+    lu, B, order = for_blas(lu), for_blas(B), permutation(piv, lu.shape[0])
+    t = summing_weights(B)
+    lower, upper = Triangle(lu, True, True), Triangle(lu, False, False)
+    if trans:
+        # A' = U' L' P: U' z = b, L' y = z, x = P' y
+        first, second = Triangle(lu.T, True, False), Triangle(lu.T, False, True)
+        z = substitution(first, B, t, "forward", "z", work)
+        y = substitution(second, z, t, "backward", "x", work)
+        x = like_columns(y, y.shape)
+        x[...] = xp.take(y, from_host(np.argsort(order), lu), axis=0)
+        return x
+    z = substitution(lower, xp.take(B, from_host(order, lu), axis=0), t, "forward", "z", work)
+    return substitution(upper, z, t, "backward", "x", work)
+
+
+def substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, work: Work) -> Array:
+    """Solve, check, and solve again where the check failed."""
+    xp, last = namespace(B), None
+    tried = 0
+    while tried < ATTEMPTS:
+        tried += 1
+        with work.clock("solve"), np.errstate(all="ignore"):
+            X = like_columns(B, B.shape)
+            X[...] = B
+            solve_triangle(triangle.T, X, lower=triangle.lower, unit=triangle.unit)
+        work.stage(stage, **{name: X})
+        with work.clock("check"):
+            verdict = check_substitution(triangle, X, B, t)
+            work.checks = (check_of("rows", verdict.residual, verdict.bound, smallest(t)),)
+        if verdict.clean:
+            if last is not None:
+                _note_repair(work.findings, name, last, X)
+            return X
+        if last is not None and same(last, X):  # it may be rounding after all
+            verdict = check_substitution(triangle, X, B, t, rigorous=True)
+            if verdict.clean:
+                work.findings.suspicions += 1
+                return X
+            break
+        last = X
+        if not work.repair:
+            break
+    if not bool(xp.all(xp.isfinite(X))) and not _finite_again(triangle, B):
+        work.findings.statuses.append(Status.UNVERIFIABLE)
+        work.findings.reasons.append("the solution is not finite: the matrix is singular, or it overflows")
+        return X
+    rows = tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
+    work.findings.statuses.append(Status.UNCORRECTABLE)
+    work.findings.faults.append(Fault(name, "rows", rows, (), len(rows), largest(verdict)))
+    work.findings.reasons.append(f"{stage} substitution failed its check {tried} times")
+    return X
+
+
+def same(x: Array, y: Array) -> bool:
+    return bool(namespace(x).all((x == y) | ((x != x) & (y != y))))
+
+
+def _finite_again(triangle: Triangle, B: Array) -> bool:
+    X = like_columns(B, B.shape)
+    X[...] = B
+    with np.errstate(all="ignore"):
+        solve_triangle(triangle.T, X, lower=triangle.lower, unit=triangle.unit)
+    return bool(namespace(X).all(namespace(X).isfinite(X)))
+
+
+def _note_repair(findings: Findings, name: str, wrong: Array, right: Array) -> None:
+    x, y = to_host(wrong), to_host(right)
+    with np.errstate(all="ignore"):
+        distance = np.abs(x - y)
+        differ = ~(distance == 0)
+        i, c = np.nonzero(differ)
+        largest = float(np.max(distance[differ], initial=0.0))
+    findings.statuses.append(Status.CORRECTED)
+    rows, columns = tuple(np.unique(i).tolist()), tuple(np.unique(c).tolist())
+    findings.faults.append(Fault(name, "block", rows, columns, int(i.size), largest, "solved again"))
+
+
+def smallest(t: Array) -> float:
+    return float(namespace(t).min(abs(t))) if t.shape[0] else 1.0
+
+
+def largest(verdict: Verdict) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.max(np.abs(to_host(verdict.residual)), initial=0.0))
