@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from abft_tsm2.checksum.bounds import detection_limit
     from abft_tsm2.checksum.encode import Encoded, encode
     from abft_tsm2.checksum.weights import weights
+    from abft_tsm2.cholesky import protected_cho_factor, protected_cholesky
     from abft_tsm2.core.encode_both import encode_both
     from abft_tsm2.core.tsm2 import tall_skinny_matmul, tsm2l, tsm2r
     from abft_tsm2.errors import AbftError, KernelCompileError, NotSuitable, SilentDataCorruptionError
@@ -52,6 +53,8 @@ __all__ = [
     "errstate",
     "geterr",
     "monitor",
+    "protected_cho_factor",
+    "protected_cholesky",
     "protected_gemm",
     "protected_lu_factor",
     "protected_lu_solve",
@@ -67,6 +70,7 @@ _NAMES = {
     "abft_tsm2.checksum.bounds": ("detection_limit",),
     "abft_tsm2.checksum.encode": ("Encoded", "encode"),
     "abft_tsm2.checksum.weights": ("weights",),
+    "abft_tsm2.cholesky": ("protected_cho_factor", "protected_cholesky"),
     "abft_tsm2.core.encode_both": ("encode_both",),
     "abft_tsm2.core.tsm2": ("tall_skinny_matmul", "tsm2l", "tsm2r"),
     "abft_tsm2.errors": ("AbftError", "KernelCompileError", "NotSuitable", "SilentDataCorruptionError"),

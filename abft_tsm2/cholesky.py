@@ -1,12 +1,6 @@
-"""Protected Cholesky factorisation: SciPy's `cholesky` and `cho_factor`, with the factor checked, repaired and certified.
+"""Protected Cholesky factorisation: SciPy's `cholesky` and `cho_factor`, the factor checked, repaired and certified.
 
-Blocked and right-looking, for the lower triangle; each step (columns J = j:j1 of the panel)::
-
-    factor the corner W(J, J), L21 = A21 L11'^-1            g = w'L              check  L11 g = Z(J)
-    A22 -= L21 L21'            Z(j1:) -= g L21'
-
-and at the end one reading of L: w'L = g, L (L'w) = A w. What fails is repaired from A, which is kept, by
-`abft_tsm2.checksum.definite_repair`; a factorisation that stays wrong is begun again once.
+`abft_tsm2.definite` is the factorisation.
 """
 
 from __future__ import annotations
@@ -18,8 +12,10 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, namespace
-from abft_tsm2.checksum.rebuild import Findings
-from abft_tsm2.core.factoring import clear_above, copy_by_columns, factor_definite, solve_triangle, subtract_square
+from abft_tsm2.checksum.findings import FACTORS, Findings
+from abft_tsm2.core.definite import clear_above, factor_columns
+from abft_tsm2.core.factoring import copy_by_columns, subtract_square
+from abft_tsm2.definite import Factorisation, block_size
 from abft_tsm2.factor import Clock, Hook
 from abft_tsm2.linear import as_array, for_blas, over_batch, report_of, stacked
 from abft_tsm2.lu import check_options
@@ -184,10 +180,6 @@ class Asked:
     on_stage: Hook | None
     on_error: str | None
 
-    def stage(self, name: str, **arrays: Any) -> None:
-        if self.on_stage is not None:
-            self.on_stage(name, arrays)
-
 
 def _factored(a: Any, asked: Asked, check_finite: bool) -> tuple[Array, Report]:
     """Factor a matrix, or a stack of them, and deliver the report."""
@@ -217,8 +209,8 @@ def _factored(a: Any, asked: Asked, check_finite: bool) -> tuple[Array, Report]:
 def _one(A: Array, asked: Asked) -> tuple[Array, Report]:
     """Factor one matrix that is not empty."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        run = Run(for_blas(A), asked)
-        run.whole()
+        run = Factorisation(for_blas(A), asked.lower, asked.block, asked.on_stage, repair=asked.on_error != "detect")
+        run.run()
         if asked.clear:
             clear_above(run.W)
     return run.result, _report(run.findings, A, asked, run.clock, run.checks())
@@ -241,11 +233,6 @@ def _in_result(fault: Fault, lower: bool) -> Fault:
     return replace(fault, operand="U", kind=kind, rows=fault.columns, columns=fault.rows)
 
 
-def block_size(n: int) -> int:
-    """Columns of a panel: the fastest of those measured on two cores, 512 to 4096."""
-    return 64 if n <= 512 else 128
-
-
 def unprotected(A: Array, lower: bool = False, block: int | None = None) -> Array:
     """The blocked factorisation without any check. What protection is measured against."""
     result = copy_by_columns(A)
@@ -253,190 +240,8 @@ def unprotected(A: Array, lower: bool = False, block: int | None = None) -> Arra
     b = block or block_size(n)
     for j in range(0, n, b):
         j1 = min(j + b, n)
-        if _factor(W, j, j1):
+        if factor_columns(W[j:, j:j1]):
             raise np.linalg.LinAlgError("not positive definite")
         subtract_square(W[j1:, j1:], W[j1:, j:j1])
     clear_above(W)
     return result
-
-
-def _factor(W: Array, j: int, j1: int) -> int:
-    """Factor the columns j:j1; the minor of their corner at which that stops, or 0."""
-    corner = W[j:j1, j:j1]
-    stopped = factor_definite(corner)
-    if not stopped:
-        solve_triangle(corner.T, W[j1:, j:j1], lower=False, right=True)
-    return stopped
-
-
-class Run:
-    """One protected factorisation of the lower triangle of A, or of its transpose.
-
-    Attributes
-    ----------
-    result : array
-        The factor, once `whole` has returned.
-    W : array
-        The same, or its transpose: L in its lower triangle.
-    findings : Findings
-    """
-
-    def __init__(self, A: Array, asked: Asked) -> None:
-        self.given, self.asked = A, asked
-        self.A = A if asked.lower else A.T
-        self.n = A.shape[0]
-        self.block = asked.block or block_size(self.n)
-        self.repair = asked.on_error != "detect"
-        self.clock, self.findings = Clock(), Findings()
-        self._checks: tuple[Check, ...] = ()
-
-    def stage(self, name: str, **more: Any) -> None:
-        if self.asked.on_stage is not None:
-            s = self.state
-            self.asked.stage(name, W=self.W, Z=s.Z, g=s.g, w=s.w, A=self.A, **more)
-
-    def whole(self) -> None:
-        """Factor A; twice if need be. Raises LinAlgError where a leading minor of A is not positive."""
-        self.asked.stage("inputs", A=self.A)
-        try:
-            try:
-                self._once()
-            except Changed:
-                raise
-            except Unrepairable as reason:
-                self.remake.look_at_A()
-                self.findings.reasons.append(f"begun again: {reason}")
-                self.findings.statuses.append(Status.CORRECTED)
-                self.findings.multiplications += self.n**3 / 3
-                self._once()
-        except Unrepairable as reason:
-            self._given_up(str(reason))
-        except NotDefinite as minor:
-            raise _not_definite(minor.args[0]) from None
-
-    def _once(self) -> None:
-        with self.clock("encode"):
-            kept = Kept.of(self.A)
-            self.result = copy_by_columns(self.given)
-            self.W = self.result if self.asked.lower else self.result.T
-        xp = namespace(self.A)
-        if not bool(xp.all(xp.isfinite(kept.Z))) and not bool(xp.all(xp.isfinite(xp.tril(self.A)))):
-            self._plain()
-            self.findings.statuses.append(Status.UNVERIFIABLE)
-            self.findings.reasons.append("a holds NaN or Inf: its factor was not checked")
-            return
-        self.state = Definite(self.A, self.W, kept)
-        self.remake = Remake(self.state, self.findings)
-        self.asked.stage("encoded", A=self.A, Z=kept.Z, w=kept.w)
-        for j in range(0, self.n, self.block):
-            self._step(j, min(j + self.block, self.n))
-        self.stage("finished")
-        with self.clock("certify"):
-            if self.repair:
-                self._certify()
-            else:
-                self._judge()
-
-    def _step(self, j: int, j1: int) -> None:
-        self._panel(j, j1)
-        if self.repair:
-            self._agree(j, j1)
-        elif self.stopped:
-            raise Unrepairable(f"the factorisation stopped in column {j + self.stopped - 1}, which is not a's fault")
-        else:
-            with self.clock("check"):
-                fine = self.state.check(j, j1)
-                if not fine and not self.suspects:
-                    self.suspects = self.state.failed
-        with self.clock("check"):
-            self.state.advance(j, j1)
-        with self.clock("update"):
-            subtract_square(self.W[j1:, j1:], self.W[j1:, j:j1])
-        self.stage("updated", step=(j, j1))
-
-    def _panel(self, j: int, j1: int) -> None:
-        with self.clock("panel"):
-            self.before = namespace(self.W).asarray(self.W[j:j1, j:j1], copy=True)
-            self.stopped = _factor(self.W, j, j1)
-        self.stage("panel", step=(j, j1))
-
-    def _agree(self, j: int, j1: int) -> None:
-        """Check the panel, and repair until it agrees."""
-        again = False
-        for attempt in range(ROUNDS + 1):
-            with self.clock("check"):
-                if not self.stopped and self.state.check(j, j1, again=again):
-                    return
-            if attempt < ROUNDS:
-                with self.clock("correct"):
-                    again, stopped = self.remake.panel(j, j1, self.before, self.stopped)
-                if stopped:
-                    self.before = namespace(self.W).asarray(self.W[j:j1, j:j1], copy=True)
-                    self.stopped = stopped
-                elif again:
-                    self._panel(j, j1)
-                self.stage("repaired")
-        raise Unrepairable(f"columns {j} to {j1 - 1} failed the check after {ROUNDS} repairs")
-
-    def _certify(self) -> None:
-        """The factor as it lies in memory, against its sums and those of A."""
-        for attempt in range(ROUNDS + 1):
-            now, back = self.state.read(self.n)
-            wrong = bool(self.state.changed(now))
-            if not wrong and self.state.certificate(back).clean:
-                return
-            if attempt < ROUNDS:
-                seen = len(self.findings.statuses)
-                if wrong:
-                    self.remake.finished(self.n)
-                else:
-                    self.remake.look_at_A()
-                if len(self.findings.statuses) == seen:
-                    raise Unrepairable("L L' is not A, by the sums of both")
-                self.stage("repaired")
-        raise Unrepairable(f"L failed the check after {ROUNDS} repairs")
-
-    def _judge(self) -> None:
-        """The same where nothing is to be repaired: only the verdict."""
-        for attempt in range(2):
-            now, back = self.state.read(self.n)
-            verdict = self.state.certificate(back)
-            if verdict.clean:
-                return
-            if attempt == 0:
-                self.remake.sums()
-        self._refuse(tuple(self.suspects or self.state.changed(now)), "L L' is not A, by the sums of both")
-
-    def _refuse(self, columns: tuple[int, ...], reason: str) -> None:
-        self.findings.statuses.append(Status.UNCORRECTABLE)
-        self.findings.reasons.append(reason)
-        self.findings.faults.append(Fault(FACTORS, "block", (), columns, max(1, len(columns)), float("nan")))
-
-    def _given_up(self, reason: str) -> None:
-        """What LAPACK makes of it tells whether A is not positive definite, or the machine beyond repair."""
-        if Status.INPUT_CHANGED in self.findings.statuses:
-            self.findings.reasons.append(reason)
-            return
-        kept = self.result
-        self._plain()
-        self.result = kept
-        self._refuse((), reason)
-
-    def _plain(self) -> None:
-        """LAPACK's own factorisation of a copy."""
-        with self.clock("factor"):
-            self.result = copy_by_columns(self.given)
-            self.W = self.result if self.asked.lower else self.result.T
-            stopped = factor_definite(self.W)
-        if stopped:
-            raise _not_definite(stopped)
-
-    def checks(self) -> tuple[Check, ...]:
-        """Of the columns, for the report."""
-        if self.state is None or not self.state.seen:
-            return ()
-        ...
-
-
-def _not_definite(minor: int) -> np.linalg.LinAlgError:
-    return np.linalg.LinAlgError(f"{minor}-th leading minor of the array is not positive definite")

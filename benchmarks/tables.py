@@ -4,7 +4,7 @@
     python -m benchmarks.tables --check README.md      exit code 1 if they differ from the CSVs
 
 A table stands between the markers `<!-- table:NAME -->` and `<!-- /table -->`; NAME is one of `TABLES`,
-here, in `benchmarks.stream_tables` or in `benchmarks.gemm_tables`.
+here, in `benchmarks.stream_tables`, `benchmarks.gemm_tables` or `benchmarks.lu_tables`.
 """
 
 from __future__ import annotations
@@ -320,9 +320,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 def fill(text: str) -> str:
     """The text with every table between markers made anew."""
-    from benchmarks import gemm_tables, stream_tables  # which take their helpers from here
+    from benchmarks import gemm_tables, lu_tables, stream_tables  # which take their helpers from here
 
-    known = {**TABLES, **stream_tables.TABLES, **gemm_tables.TABLES}
+    known = {**TABLES, **stream_tables.TABLES, **gemm_tables.TABLES, **lu_tables.TABLES}
 
     def table(match: re.Match[str]) -> str:
         name = match["name"]

@@ -39,6 +39,7 @@ LAYERS = [
         "core.contest",
         "core.tsm2",
         "core.factoring",
+        "core.definite",
         "core.passes",
         "core.generated",
         "core.both_config",
@@ -67,8 +68,10 @@ LAYERS = [
         "checksum.definite",
         "checksum.definite_repair",
     ],
-    ["operands", "protect", "ways", "verdicts", "calls", "leftover", "pending", "queued", "gemm"]
-    + ["factor", "linear", "lu", "substitute", "solve", "cholesky"],
+    [
+        *("operands", "protect", "ways", "verdicts", "calls", "leftover", "pending", "queued", "gemm"),
+        *("factor", "linear", "lu", "substitute", "solve", "definite", "cholesky"),
+    ],
     ["atomic", "matrixio", "messages", "tuning", "facts", "demo", "factor_cli", "cli", "__main__"],
 ]
 MODULES = [name for layer in LAYERS for name in layer]
@@ -76,7 +79,7 @@ RANK = {name: rank for rank, name in enumerate(MODULES)}
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 APART = {  # neighbours that must not know each other
     ("checksum.correct", "checksum.verify"),
-    *((name, "gemm") for name in ("factor", "linear", "lu", "substitute", "solve", "cholesky")),
+    *((name, "gemm") for name in ("factor", "linear", "lu", "substitute", "solve", "definite", "cholesky")),
 }
 
 TOP = ""  # the package itself: its lazy names reach everything, so only the outermost layer may take them

@@ -268,11 +268,12 @@ def rigorous_factored(stored: FloatType, terms: int) -> float:
     return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
 
 
-DEFINITE = {"float64": 5.0, "float32": 2.0}  # f of Cholesky's factors, above
+DEFINITE = {"float64": 5.0, "float32": 2.5}  # f of Cholesky's factors, above
 DEFINITE_SHARE = 1 / 4  # what a term of one of their checksums counts, in operations
+DEFINITE_USUAL, DEFINITE_LEAST = 12.0, 0.2  # as USUAL and LEAST: clean residuals reach 10 medians, rarely more
 
 
-def definite_bound(stored: FloatType, size: Any, terms: int, length: int, weight: float) -> Any:
+def definite_bound(stored: FloatType, size: Any, terms: Any, length: int, weight: float) -> Any:
     """The bound of the residual of a column of ``A = L L'``.
 
     Parameters
@@ -281,14 +282,30 @@ def definite_bound(stored: FloatType, size: Any, terms: int, length: int, weight
         The type of L; checksums are float64.
     size : array
         The column's weighted norm in A, or in a trailing matrix if that is larger.
-    terms, length : int
-        Operations on one element, each of which may underflow, and elements of a column.
+    terms : int or array
+        Operations on one element, each of which may underflow.
+    length : int
+        Elements of a column.
     weight : float
         The weights' sum of moduli.
     """
-    walk = math.sqrt(FLOOR_TERMS + terms + DEFINITE_SHARE * length * (CHECKSUM_UNIT / stored.unit_roundoff) ** 2)
+    walk = (FLOOR_TERMS + terms + DEFINITE_SHARE * length * (CHECKSUM_UNIT / stored.unit_roundoff) ** 2) ** 0.5
     underflow = (terms + FLOOR_TERMS) * stored.smallest_subnormal * weight
     return DEFINITE[stored.name] * stored.unit_roundoff * walk * size + underflow
+
+
+def definite_element(stored: FloatType, size: Any, terms: int) -> Any:
+    """How far two ways to compute an element of A - L L' may be apart: eight times what its checksum is granted.
+
+    `size`: the root of ``a_ic^2 + sum_l l_il^2 l_cl^2``.
+    """
+    spread = 8 * DEFINITE[stored.name] * math.sqrt(terms + FLOOR_TERMS) * stored.unit_roundoff
+    return spread * size + (terms + FLOOR_TERMS) * stored.smallest_subnormal
+
+
+def rigorous_definite(stored: FloatType, terms: int) -> float:
+    """gamma of ``|A - L L'| <= gamma |L||L'|`` (Higham 2002, theorem 10.3), and of sums of as many terms in float64."""
+    return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
 
 
 def stored_bound(norm: Any, terms: int) -> Any:

@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, to_host
-from abft_tsm2.checksum.bounds import definite_bound, factored_element, stored_bound
+from abft_tsm2.checksum.bounds import definite_bound, definite_element, stored_bound
 from abft_tsm2.checksum.definite import Definite, symmetric_columns, symmetric_sums, weighting
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.factors import Verdict
-from abft_tsm2.checksum.rebuild import ROUNDS, Findings, Unrepairable
-from abft_tsm2.core.factoring import add_product, factor_definite, like_columns, product
+from abft_tsm2.checksum.findings import Findings, Unrepairable
+from abft_tsm2.core.definite import factor_columns, factored
+from abft_tsm2.core.factoring import add_product, like_columns, product
 from abft_tsm2.report import Fault, Status
 
+ROUNDS = 3
 MOVED = 8.0  # roundings that a finished column may bring when it is computed again: few, beside those that are granted
 
 
@@ -102,23 +104,21 @@ class Remake:
 
     # -- the panel --
 
-    def panel(self, j: int, j1: int, before: Array, failed: int) -> tuple[bool, int]:
-        """The columns j:j1 have failed their check: put there what they were before they were factored.
+    def panel(self, j: int, j1: int, failed: int) -> tuple[bool, int]:
+        """The columns j:j1 have failed their check: factor them again, from A.
 
         Where it was a checksum that was wrong, and no element, they stay as they are.
 
         Parameters
         ----------
-        before : (b, b) array
-            Their corner as it was before.
         failed : int
-            The minor of it at which the factorisation stopped, or 0.
+            The minor of their corner at which the factorisation stopped, or 0.
 
         Returns
         -------
         replaced : bool
         stopped : int
-            As `failed`, of the new corner, which is tried elsewhere in memory.
+            As `failed`, of what has been computed again, elsewhere in memory.
 
         Raises
         ------
@@ -131,41 +131,41 @@ class Remake:
         self.finished(j)
         self._Z(j, j1)
         X, size = self._rebuilt(j, j1)
-        panel = wide(W[j:, j:j1])
-        corner = xp.tril(panel[:b, :])
-        if failed:
-            old = xp.concat([wide(before), panel[b:, :]])
-        else:
-            old = product(xp.concat([corner, panel[b:, :]]), corner.T)
-        differ, distance = _differ(old, X, factored_element(state.type, size, j1))
+        done = factored(failed, b)
+        panel = xp.tril(wide(W[j:, j:j1]))
+        old = product(panel[:, :done], panel[:b, :done].T)
+        old[done:, done:] += panel[done:, done:]
+        new = like_columns(W, X.shape)
+        new[...] = xp.astype(X, W.dtype)
+        stopped = factor_columns(new)
+        size = size + self._product_sizes(xp.tril(wide(new))[:, : factored(stopped, b)], j, b)
+        differ, distance = _differ(old, X, definite_element(state.type, size, j1))
+        if stopped and stopped == failed and not np.tril(differ).any():
+            raise NotDefinite(j + stopped)
         findings.wrong_elements(np.tril(differ), distance, (j, j))
         if not failed and not np.tril(differ).any() and len(findings.statuses) > seen:
             return False, 0
         findings.suspicions += len(findings.statuses) == seen
-        new = xp.astype(X, W.dtype)
-        tried = like_columns(W, (b, b))
-        tried[...] = xp.tril(new[:b, :])
-        stopped = factor_definite(tried)
-        if stopped and stopped == failed:
-            raise NotDefinite(j + stopped)
         W[j:j1, j:j1] = xp.tril(new[:b, :]) + xp.triu(W[j:j1, j:j1], k=1)
         W[j1:, j:j1] = new[b:, :]
         return True, stopped
 
+    def _product_sizes(self, left: Array, j: int, b: int) -> Array:
+        """The root of ``(L o L)(L1 o L1)'`` for some columns of L, rows j and below, the first b of which are L1."""
+        xp, roots = self.state.xp, self.state.kept.roots[j:]
+        squares = (left / roots[:, None]) ** 2
+        return xp.sqrt(product(squares, squares[:b, :].T)) * roots[:, None] * roots[:b][None, :]
+
     def _rebuilt(self, j: int, j1: int) -> tuple[Array, Array]:
         """A(j:, j:j1) - L(j:, :j) L(j:j1, :j)', and the sizes of what was added up there."""
-        state = self.state
+        state, b = self.state, j1 - j
         X = symmetric_columns(state.A, np.arange(j, j1), j)
-        xp = state.xp
-        sizes = xp.abs(X)
+        sizes = state.xp.abs(X)
         if j:
-            roots = state.kept.roots
             left = wide(state.W[j:, :j])
-            X = X - product(left, left[: j1 - j, :].T)
-            scaled = left / roots[j:, None]
-            squares = product(scaled * scaled, (scaled * scaled)[: j1 - j, :].T)
-            sizes = sizes + xp.sqrt(squares) * roots[j:, None] * roots[j:j1][None, :]
-            self.findings.multiplications += 2.0 * left.shape[0] * j * (j1 - j)
+            X = X - product(left, left[:b, :].T)
+            sizes = sizes + self._product_sizes(left, j, b)
+            self.findings.multiplications += 2.0 * left.shape[0] * j * b
         return X, sizes
 
     # -- what is finished --
@@ -191,9 +191,10 @@ class Remake:
             raise Unrepairable(f"column {c} of L cannot be computed again: nothing positive is left of its diagonal")
         root = float(X[0, 0]) ** 0.5
         new, size = X[:, 0] / root, sizes[:, 0] / root
-        differ, distance = _differ(wide(state.W[c:, c]), new, factored_element(state.type, size, c + 1))
+        differ, distance = _differ(wide(state.W[c:, c]), new, definite_element(state.type, size, c + 1))
         if not differ.any():
-            if not self._borne_out(c):
+            again = float(state.xp.sum(new * state.w[c:]))
+            if not abs(again - g) <= abs(again - now):  # of three sums two agree
                 state.g[c] = now
                 self.findings.wrong_sums("g", [c], abs(now - g))
                 return
@@ -203,14 +204,6 @@ class Remake:
             raise Unrepairable(f"column {c} of L has changed, and is not determined well enough by A to go on from")
         state.W[c:, c] = state.xp.astype(new, state.W.dtype)
         state.g[c] = state.xp.sum(wide(state.W[c:, c]) * state.w[c:])
-
-    def _borne_out(self, c: int) -> bool:
-        """Whether the g(c) that is kept gives w'A in column c: ``L(c, :c+1) g(:c+1) = Z(c)``."""
-        state = self.state
-        parts = state.g[: c + 1] * wide(state.W[c, : c + 1])
-        residual = float(state.xp.sum(parts)) - float(state.kept.Z[c])
-        size = float(state.kept.norms[c])
-        return abs(residual) <= definite_bound(state.type, size, c + 1, state.W.shape[0], state.modulus)
 
 
 def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:

@@ -365,7 +365,7 @@ def _reach(L: Array, U: Array, first: int = 0) -> Array:
     scale = xp.where((largest > 0) & xp.isfinite(largest), largest, xp.ones_like(largest))
     scaled = U / scale[None, :]
     done = counts(U.shape[0], xp, U.device, first)[:, None]
-    return (xp.sqrt(product(L * L, done * scaled * scaled)) + xp.sqrt(done[-1:])) * scale[None, :]
+    return (xp.sqrt(product(L * L, done * scaled * scaled)) + xp.sqrt(done[-1:, :])) * scale[None, :]
 
 
 def _columns_of(X: Array, columns: list[int]) -> Array:

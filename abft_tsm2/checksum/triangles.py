@@ -113,5 +113,6 @@ def _times(A: Array, x: Array, of: Callable[[Array], Array] = wide) -> Array:
     xp = namespace(A)
     out = xp.zeros(A.shape[0], dtype=xp.float64, device=A.device)
     for at in range(0, A.shape[1], BLOCK):
-        add_product(out, of(wide(A[:, at : at + BLOCK])), x[at : at + BLOCK], alpha=1.0)
+        part = slice(at, min(at + BLOCK, A.shape[1]))
+        add_product(out, of(wide(A[:, part])), x[part], alpha=1.0)
     return out

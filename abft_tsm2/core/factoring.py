@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, Namespace, from_host, is_column_major, is_cupy, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, Namespace, from_host, is_cupy, is_numpy, namespace, to_host
 from abft_tsm2.core.multiply import multiply
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
 
@@ -90,8 +90,10 @@ def _by_columns(X: np.ndarray[Any, Any]) -> bool:
 
 
 def _leading(X: np.ndarray[Any, Any], by_columns: bool) -> int:
+    lines: int
+    length: int
     lines, length = (X.shape[1], X.shape[0]) if by_columns else X.shape
-    stride = X.strides[1 if by_columns else 0] // X.itemsize
+    stride: int = X.strides[1 if by_columns else 0] // X.itemsize
     return max(1, length) if lines <= 1 else max(stride, length, 1)
 
 
@@ -262,7 +264,7 @@ def _add_by_library(C: Array, A: Array, B: Array, alpha: float, beta: float) -> 
 
 
 def subtract_square(C: Array, A: Array) -> None:
-    """C -= A A' in the lower triangle of the square C, which shares no memory with A; what is above stays. BLAS syrk."""
+    """C -= A A' in the lower triangle of C, which shares no memory with A; what is above stays. BLAS syrk."""
     if 0 in A.shape:
         return
     if is_numpy(C):
@@ -278,18 +280,6 @@ def subtract_square(C: Array, A: Array) -> None:
         above = xp.triu(square, k=1)
         add_product(C[at:, at:end], A[at:, :], A[at:end, :].T)
         square[...] = xp.tril(square) + above
-
-
-def clear_above(X: Array) -> None:
-    """Zeros above the diagonal of the square X."""
-    xp, n = namespace(X), X.shape[0]
-    for at in range(0, n, TILE):
-        end = min(at + TILE, n)
-        if is_column_major(X):
-            X[:at, at:end] = 0.0
-        else:
-            X[at:end, end:] = 0.0
-        X[at:end, at:end] = xp.tril(X[at:end, at:end])
 
 
 def symmetric_product(A: Array, x: Array) -> Array:
