@@ -166,12 +166,19 @@ class Factorisation:
     def _judge(self) -> None:
         """The same where nothing is to be repaired: only the verdict."""
         now, back = self.state.read(self.n)
-        if self.state.certificate(back).clean:
-            return
-        self.remake.sums()
-        now, back = self.state.read(self.n)
-        if not self.state.certificate(back).clean:
-            self._refuse(self.suspects or tuple(self.state.changed(now)), "L L' is not A, by the sums of both")
+        clean, seen = self.state.certificate(back).clean, len(self.findings.statuses)
+        if not clean:
+            self.remake.sums()
+            if len(self.findings.statuses) > seen:
+                now, back = self.state.read(self.n)
+                clean = self.state.certificate(back).clean
+        changed = self.state.changed(now)
+        wrong = [c for c in changed if not clean or self.remake.compared(c, float(now[c])).wrong]
+        if clean and not wrong:
+            for c in changed:
+                self.remake.wrong_g(c, float(now[c]))
+        else:
+            self._refuse(tuple(wrong) or self.suspects, "L L' is not A, by the sums of both")
 
     def _refuse(self, columns: tuple[int, ...], reason: str) -> None:
         self.findings.statuses.append(Status.UNCORRECTABLE)

@@ -13,7 +13,7 @@ follows has to be computed again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -185,25 +185,46 @@ class Remake:
 
     def _column(self, c: int, now: float) -> None:
         """One column of L, whose sum is no longer g(c): either of them is wrong."""
-        state, g = self.state, float(self.state.g[c])
-        X, sizes = self._rebuilt(c, c + 1)
-        if not float(X[0, 0]) > 0.0:
-            raise Unrepairable(f"column {c} of L cannot be computed again: nothing positive is left of its diagonal")
-        root = float(X[0, 0]) ** 0.5
-        new, size = X[:, 0] / root, sizes[:, 0] / root
-        differ, distance = _differ(wide(state.W[c:, c]), new, definite_element(state.type, size, c + 1))
-        if not differ.any():
-            again = float(state.xp.sum(new * state.w[c:]))
-            if not abs(again - g) <= abs(again - now):  # of three sums two agree
-                state.g[c] = now
-                self.findings.wrong_sums("g", [c], abs(now - g))
-                return
-            differ[int(np.argmax(np.where(np.isfinite(distance), distance, 0.0)))] = True
-        self.findings.wrong_elements(differ[:, None], distance[:, None], (c, c))
-        if not float(state.kept.roots[c]) <= MOVED * root:
+        state, found = self.state, self.compared(c, now)
+        if not found.wrong:
+            self.wrong_g(c, now)
+            return
+        self.findings.wrong_elements(found.differ[:, None], found.distance[:, None], (c, c))
+        if not float(state.kept.roots[c]) <= MOVED * found.root:
             raise Unrepairable(f"column {c} of L has changed, and is not determined well enough by A to go on from")
-        state.W[c:, c] = state.xp.astype(new, state.W.dtype)
+        state.W[c:, c] = state.xp.astype(found.new, state.W.dtype)
         state.g[c] = state.xp.sum(wide(state.W[c:, c]) * state.w[c:])
+
+    def wrong_g(self, c: int, now: float) -> None:
+        off = abs(now - float(self.state.g[c]))
+        self.state.g[c] = now
+        self.findings.wrong_sums("g", [c], off)
+
+    def compared(self, c: int, now: float) -> Column:
+        """Column c of L, whose sum is `now` and not g(c), computed again: of three sums two agree."""
+        state = self.state
+        X, sizes = self._rebuilt(c, c + 1)
+        left = float(X[0, 0])
+        if not left > 0.0:
+            raise Unrepairable(f"column {c} of L cannot be computed again: {left} is left of its diagonal")
+        root = left**0.5
+        new, bound = X[:, 0] / root, definite_element(state.type, sizes[:, 0], c + 1) / root
+        differ, distance = _differ(wide(state.W[c:, c]), new, bound)
+        again, wrong = float(state.xp.sum(new * state.w[c:])), bool(differ.any())
+        if not wrong and abs(again - float(state.g[c])) <= abs(again - now):
+            differ[int(np.argmax(np.where(np.isfinite(distance), distance, 0.0)))] = wrong = True
+        return Column(new, root, wrong, differ, distance)
+
+
+class Column(NamedTuple):
+    """A column of L that has been computed again: from the diagonal on, which is `root`; whether the old one was wrong,
+    where, and how far off it was."""
+
+    new: Array
+    root: float
+    wrong: bool
+    differ: Any
+    distance: Any
 
 
 def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
