@@ -128,6 +128,8 @@ def namespace(*arrays: Array) -> Namespace:
     TypeError
         If the arrays belong to different libraries, with the advice to move one of them.
     """
+    if len(arrays) == 1:
+        return _namespace_of(type(arrays[0])) or arrays[0].__array_namespace__()
     found = {}
     for x in arrays:
         xp = _namespace_of(type(x)) or x.__array_namespace__()

@@ -34,7 +34,7 @@ Hook = Callable[[str, Mapping[str, Any]], None]
 
 def block_size(K: int) -> int:
     """Columns of a panel: the fastest of those measured on two cores (16 to 384), 512 to 4096."""
-    return 64 if K <= 384 else 128 if K <= 1536 else 192
+    return 64 if K <= 384 else 128 if K <= 1536 else 192 if K <= 3072 else 256
 
 
 class Clock:
@@ -141,7 +141,7 @@ class Factorisation:
         W, c, at = self.W, self.carried, (j, j1)
         self._panel(j, j1)
         local = self.pivots[j:j1] - np.int32(j)
-        if not are_exchanges(local, W.shape[0] - j):  # LAPACK would write outside of the matrix
+        if not self.repair and not are_exchanges(local, W.shape[0] - j):  # LAPACK would write outside of the matrix
             raise Unrepairable(f"the pivots of columns {j} to {j1 - 1} are no rows below them")
         with self.clock("swap"):
             _exchange(c.room, local, j, j1)

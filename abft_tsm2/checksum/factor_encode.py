@@ -7,6 +7,7 @@ bounds start from, are taken of a sample of the columns and rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from abft_tsm2.arrays import Array, from_host, is_column_major, is_numpy, namesp
 from abft_tsm2.checksum.weights import exponents, weights
 from abft_tsm2.core.factoring import like_columns, product
 
-GROUPS, GROUP = 4, 32  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
+GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
 LARGEST_POWER = 1000  # of two, of a weight
 TINY = 1e-280  # squares below have lost digits
 SMALL = 1e-120  # elements whose squares are far from the ends of the range, those much smaller too
@@ -84,6 +85,7 @@ class _Sampled(NamedTuple):
     lines: Array
     share: float
     scale: float  # a power of two by which elements were multiplied first
+    plain: Any  # their sums, on the host
 
     def norms(self, weight: Array) -> Array:
         """Estimated 2-norms over all lines of (weight x element)."""
@@ -92,14 +94,9 @@ class _Sampled(NamedTuple):
         largest = float(xp.max(xp.abs(chosen))) if chosen.shape[0] else 1.0
         return largest * xp.sqrt(sums(self.of, (chosen / largest) ** 2) * self.share)
 
-    def plain(self) -> Any:
-        """Sums of the squares of what is in the sample, on the host."""
-        xp = namespace(self.of)
-        return to_host(sums(self.of, xp.ones(self.of.shape[1], dtype=xp.float64, device=self.of.device)))
-
     def log2_norms(self) -> Any:
         with np.errstate(divide="ignore"):
-            return 0.5 * np.log2(self.plain()) - np.log2(self.scale)
+            return 0.5 * np.log2(self.plain) - math.log2(self.scale)
 
 
 def _squares(A: Array, axis: int) -> _Sampled:
@@ -109,11 +106,10 @@ def _squares(A: Array, axis: int) -> _Sampled:
     every = range(0, count, GROUP)
     groups = range(0, count, count // GROUPS) if count >= 2 * GROUP * GROUPS else every
     found = _squared(X, groups)
-    norms = found.plain()
-    if len(groups) < len(every) and not np.all(norms > 0):
+    if len(groups) < len(every) and not np.all(found.plain > 0):
         groups = every
         found = _squared(X, groups)
-        norms = found.plain()
+    norms = found.plain
     if norms.size and not np.all((norms > TINY) & np.isfinite(norms)):  # a line of zeros, or squares beyond the range
         moduli = np.abs(to_host(X))
         largest = float(np.max(moduli, initial=0.0, where=np.isfinite(moduli)))
@@ -139,7 +135,8 @@ def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
         else:
             part[...] = (block * scale) ** 2
         at += hi - lo
-    return _Sampled(chosen, from_host(lines, X), count / max(1, lines.size), scale)
+    ones = from_host(np.ones(lines.size), X)
+    return _Sampled(chosen, from_host(lines, X), count / max(1, lines.size), scale, to_host(sums(chosen, ones)))
 
 
 def _weights(n: int, log2_norms: Any, like: Array, seed: int, shift: int = 0) -> Array:

@@ -23,7 +23,6 @@ import numpy as np
 from abft_tsm2.arrays import Array, bit_pattern, float_type, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, LEAST, USUAL, factored_bound, operations, rigorous_factored
 from abft_tsm2.checksum.factor_encode import Encoding, wide
-from abft_tsm2.checksum.weights import middle
 from abft_tsm2.core.factoring import (
     add_product,
     exchange_rows,
@@ -32,6 +31,7 @@ from abft_tsm2.core.factoring import (
     permutation,
 )
 
+BESIDE = 8  # lines to either side of those whose norms are computed
 COUNTED = 64  # rows of U whose growth is taken to be the same
 SMALLEST = 1e-300  # in place of a norm that is zero
 PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: look at the column
@@ -98,7 +98,7 @@ class Carried:
         self.rows[:, ROWS.w] = encoding.w
         self.rows[:, ROWS.place] = xp.arange(m, dtype=xp.float64, device=A.device)
         self.rows[:, ROWS.floor] = encoding.row_norms
-        self.Z = xp.asarray(encoding.Z, copy=True)
+        self.Z = encoding.Z
         self.v = xp.asarray(encoding.v, copy=True)
         self.floor = encoding.column_norms
         self.growth = 1.0
@@ -130,11 +130,11 @@ class Carried:
         """
         xp, b, m = self.xp, j1 - j, self.W.shape[0]
         local = pivots - np.int32(j)
-        if not are_exchanges(local, m - j) or not self.table_is_whole():
+        if not are_exchanges(local, m - j):
             return False
         # Z(J) = w'A(:, J) - g(:j) U(:j, J): what is above the panel is read again here, down its columns
-        add_product(self.Z[j:j1], wide(self.W[:j, j:j1]).T, self.g[:j])
-        Z = self.Z[j:j1]
+        Z = xp.asarray(self.Z[j:j1], copy=True)
+        add_product(Z, wide(self.W[:j, j:j1]).T, self.g[:j])
         self._exchange(local, j)
         w = self.rows[j:, ROWS.w]
         panel = wide(self.W[j:, j:j1])
@@ -142,28 +142,28 @@ class Carried:
         g = multiply_triangle(square.T, w[:b], lower=False, unit=True)
         add_product(g, below.T, w[b:], alpha=1.0)
         residual = multiply_triangle(square.T, g, lower=True) - Z
-        more = operations(self.type, b, m - j)
+        more = self._operations(1, j, b)
         last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
         reach = self.reach(1, self.floor[j:j1], more, j, Z, last)
 
-        def exact() -> Array:  # ||g o U(:j1, c)|| of every column c
-            above = column_norms(wide(self.W[:j, j:j1]) * self.g[:j, None])
-            return above + column_norms(upper(square) * g[:, None])
+        def exact(lo: int, hi: int) -> Array:  # ||g o U(:j1, c)|| of some columns c
+            above = column_norms(wide(self.W[:j, j + lo : j + hi]) * self.g[:j, None])
+            return above + column_norms(upper(square[:, lo:hi], lo) * g[:, None])
 
         def rigorous() -> Array:  # |w|' |L| |U11|
             sizes = multiply_triangle(xp.abs(square).T, xp.abs(w[:b]), lower=False, unit=True)
             add_product(sizes, xp.abs(below).T, xp.abs(w[b:]), alpha=1.0)
             return rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, sizes, lower=True)
 
-        ok = self._judged(1, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
+        fine = self._judged(1, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
         # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is looked at element by element
-        near = xp.abs(g) <= PIVOT_SIGMAS * norm(w)
-        fine = bool(xp.all(ok & near)) or (bool(xp.all(ok)) and self._small(panel, np.flatnonzero(~to_host(near))))
+        size, limit = xp.abs(g), PIVOT_SIGMAS * norm(w)
+        if fine and not float(xp.max(size)) <= limit:
+            fine = self._small(panel, np.flatnonzero(~(to_host(size) <= limit)))
         if fine:
             self.g[j:j1] = g
         else:
             self._exchange(local, j, back=True)
-            self.Z[j:j1] = self.encoding.Z[j:j1]
         return fine
 
     def _exchange(self, local: Any, j: int, *, back: bool = False) -> None:
@@ -208,12 +208,12 @@ class Carried:
         y = multiply_triangle(square, v[j:j1], lower=False)
         add_product(y, right, v[j1:], alpha=1.0)
         residual = multiply_triangle(square, y, lower=True, unit=True) - S
-        more = operations(self.type, b, n - j)
+        more = self._operations(0, j, b)
         reach = self.reach(0, self.rows[j:j1, ROWS.floor], more, j, S, y)
 
-        def exact() -> Array:  # ||L(i, :j1) o y|| of every row i
-            left = column_norms((wide(self.W[j:j1, :j]) * self.y[None, :j]).T)
-            return left + column_norms((unit_lower(square) * y[None, :]).T)
+        def exact(lo: int, hi: int) -> Array:  # ||L(i, :j1) o y|| of some rows i
+            left = column_norms((wide(self.W[j + lo : j + hi, :j]) * self.y[None, :j]).T)
+            return left + column_norms((unit_lower(square)[lo:hi, :] * y[None, :]).T)
 
         def rigorous() -> Array:  # |L11| |U| |v|
             sizes = multiply_triangle(xp.abs(square), xp.abs(v[j:j1]), lower=False)
@@ -222,8 +222,7 @@ class Carried:
             return rigorous_factored(self.type, n + j1) * sizes
 
         self._y = y
-        ok = self._judged(0, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
-        return bool(xp.all(ok))
+        return self._judged(0, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
 
     def _judged(
         self,
@@ -232,26 +231,27 @@ class Carried:
         reach: Array,
         terms: int,
         steps: float,
-        exact: Callable[[], Array],
+        exact: Callable[[int, int], Array],
         rigorous: Callable[[], Array] | None,
-    ) -> Array:
-        """Which lines are fine. Norms are estimated first; if that does not do, those within the step are computed; and
-        what was computed again may round in a pattern, up to the rigorous bound."""
-        xp, weight = self.xp, self.moduli[1 - side]
+    ) -> bool:
+        """Whether all lines are fine. Norms are estimated first; where that does not do, those within the step are
+        computed; and what was computed again may round in a pattern, up to the rigorous bound."""
+        weight = self.moduli[1 - side]
         bound = factored_bound(self.type, reach, terms, weight)
-        ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
-        if not bool(xp.all(ok)):
-            bound = factored_bound(self.type, reach + steps * exact(), terms, weight)
-            bound = bound if rigorous is None else 4 * bound + rigorous()
-            ok = (xp.abs(residual) <= bound) & xp.isfinite(bound)
-        if rigorous is None and bool(xp.all(ok)):
-            # what stands out among its like is computed again, although the bound would allow it
-            ratio = xp.abs(residual) / bound
-            usual = float(xp.sort(ratio)[ratio.shape[0] // 2])
-            ok = ratio <= max(LEAST, USUAL * usual)
-        if bool(xp.all(ok)):
+        fine = _alike(residual, bound)
+        if not fine:
+            lo, hi = (0, residual.shape[0]) if rigorous else _around_far(residual, bound)
+            bound[lo:hi] = factored_bound(self.type, reach[lo:hi] + steps * exact(lo, hi), terms, weight)
+            if rigorous:
+                fine = Verdict.of(residual, 4 * bound + rigorous()).clean
+            else:
+                fine = _alike(residual[lo:hi], bound[lo:hi])
+        if fine:
             self.seen[side].append((residual, bound))
-        return ok
+        return fine
+
+    def _operations(self, side: int, j: int, b: int) -> float:
+        return operations(self.type, b, (self.W.shape[1], self.W.shape[0])[side] - j)
 
     # -- what a step does to them --
 
@@ -262,12 +262,12 @@ class Carried:
 
     def advance(self, j: int, j1: int) -> None:
         """S(j1:) -= L21 y unless that is done; the growth of what is left is seen in it."""
-        W, (m, n), b = self.W, self.W.shape, j1 - j
+        b = j1 - j
         if not self.beside:
-            add_product(self.S[j1:], wide(W[j1:, j:j1]), self.y[j:j1])
+            add_product(self.S[j1:], wide(self.W[j1:, j:j1]), self.y[j:j1])
         self.growth = growth(self.rows[j1:, ROWS.floor], self.S[j1:])
         for side in (0, 1):
-            self.done[side] += operations(self.type, b, (n, m)[side] - j) * self.growth
+            self.done[side] += self._operations(side, j, b) * self.growth
 
     def count_operations(self) -> None:
         """`done` of a factorisation of which only the result is known: its rows of U are rows of trailing matrices, by
@@ -300,9 +300,35 @@ class Carried:
         return S
 
 
+def _alike(residual: Array, bound: Array) -> bool:
+    """Whether all residuals are within their bounds, and none stands out among its like although the bound allows it.
+
+    Sorting puts NaN last.
+    """
+    xp = namespace(residual)
+    ratio = xp.sort(xp.abs(residual) / bound)
+    limit = _limit(float(ratio[ratio.shape[0] // 2]))
+    return float(ratio[-1]) <= limit and math.isfinite(float(xp.max(bound)))
+
+
+def _limit(usual: float) -> float:
+    return min(1.0, max(LEAST, USUAL * usual))
+
+
+def _around_far(residual: Array, bound: Array) -> tuple[int, int]:
+    """The first of the lines that are not `_alike`, and past the last, with some more around."""
+    limits = to_host(bound)
+    ratio = np.abs(to_host(residual)) / limits
+    far = np.flatnonzero(~(ratio <= _limit(float(np.median(ratio)))) | ~np.isfinite(limits))
+    return max(0, int(far[0]) - BESIDE), min(ratio.size, int(far[-1]) + 1 + BESIDE)
+
+
 def norm(x: Array) -> float:
     """The 2-norm of a vector, whose squares may be beyond the range."""
     xp = namespace(x)
+    square = float(x @ x)
+    if SMALLEST < square < math.inf:
+        return math.sqrt(square)
     largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0
     if not 0.0 < largest < math.inf:
         return largest
@@ -321,6 +347,9 @@ def column_norms(X: Array) -> Array:
     xp = namespace(X)
     if not X.shape[0]:
         return xp.zeros(X.shape[1], dtype=X.dtype, device=X.device)
+    squares = xp.sum(X * X, axis=0)
+    if bool(xp.all((squares > SMALLEST) & xp.isfinite(squares))):
+        return xp.sqrt(squares)
     largest = xp.max(xp.abs(X), axis=0)
     scale = xp.where((largest > 0) & xp.isfinite(largest), largest, xp.ones_like(largest))
     return scale * xp.sqrt(xp.sum((X / scale[None, :]) ** 2, axis=0))
@@ -333,13 +362,13 @@ def growth(floor: Array, sums: Array) -> float:
     with one degree of freedom has the median 0.455.
     """
     step = sums.shape[0] // 128 + 1
-    ratios = to_host(sums[::step] / (floor[::step] + SMALLEST))
-    return float(middle(ratios**2)) / 0.455 if ratios.size else 1.0
+    ratios = np.sort(np.abs(to_host(sums[::step]) / (to_host(floor[::step]) + SMALLEST)))
+    return float(ratios[ratios.size // 2]) ** 2 / 0.455 if ratios.size else 1.0
 
 
 def are_exchanges(pivots: Any, m: int) -> bool:
     """Whether each of these is the number of a row, of m, that is not above its own."""
-    return bool((pivots >= np.arange(pivots.size)).all() and (pivots < m).all())
+    return not pivots.size or bool(pivots.max() < m and (pivots >= np.arange(pivots.size)).all())
 
 
 def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:

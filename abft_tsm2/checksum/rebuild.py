@@ -58,7 +58,6 @@ class Repair:
         before = len(self.findings.statuses)
         old = self._before_factoring(j, j1)
         self.finished(j, j, j)
-        self._Z(j, j1)
         self._above(j, j1)
         X, sizes = self._columns(j, list(range(j, j1)))
         active = X[j:, :]
@@ -168,13 +167,6 @@ class Repair:
         now, then = carried.S[j:], carried.S_again(j)[j:]
         reach = carried.reach(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
         self._compared("S", now, then, factored_bound(carried.type, reach, j, carried.moduli[1]), j)
-
-    def _Z(self, j: int, j1: int) -> None:
-        """Z(j:j1) before anything was taken off it, from A's."""
-        carried = self.carried
-        now, then = carried.Z[j:j1], carried.encoding.Z[j:j1]
-        reach = carried.reach(1, carried.floor[j:j1], 0.0, 0, then)
-        self._compared("Z", now, then, factored_bound(carried.type, reach, 0, carried.moduli[0]), j)
 
     def look_at_A(self) -> None:
         """A, from which everything is computed again, against its sums S and Z as they were encoded.

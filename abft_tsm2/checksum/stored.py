@@ -18,7 +18,7 @@ from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, norm, tail_norms, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
-BLOCK = 256  # columns that are read at a time
+BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
 LOOKED_AT = 64  # lines whose elements are computed one by one
 
 
@@ -26,9 +26,10 @@ def read(W: Array, carried: Carried, left: int, top: int) -> tuple[Array, Array]
     """``w'L`` of the first `left` columns and ``U v`` of the first `top` rows, as they are now."""
     xp, n = namespace(W), W.shape[1]
     w, v = carried.w, carried.v
+    block = BLOCK if W.dtype == v.dtype else WIDENED
     wL, Uv = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (left, top))
-    for at in range(0, n if top else left, BLOCK):
-        end = min(at + BLOCK, n)
+    for at in range(0, n if top else left, block):
+        end = min(at + block, n)
         above = min(at, top)
         add_product(Uv[:above], wide(W[:above, at:end]), v[at:end], alpha=1.0)
         if at < top:  # U(at:stop, at:end), the first columns of which are a triangle
@@ -47,8 +48,8 @@ def product_sums(W: Array, carried: Carried) -> tuple[Array, Array]:
     xp, (m, n), K = namespace(W), W.shape, min(W.shape)
     g, y = carried.g, xp.asarray(carried.y, copy=True)
     Ly, gU = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (m, n))
-    for at in range(0, n, BLOCK):
-        end, above = min(at + BLOCK, n), min(at, K)
+    for at in range(0, n, WIDENED):
+        end, above = min(at + WIDENED, n), min(at, K)
         add_product(gU[at:end], wide(W[:above, at:end]).T, g[:above], alpha=1.0)
         if at < K:
             stop = min(end, K)
@@ -142,8 +143,8 @@ def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
     for half in ("L", "U") if left else ("U", "L"):
         columns = K if half == "L" else n
         out = xp.zeros(columns if left else K if half == "U" else m, dtype=x.dtype, device=W.device)
-        for at in range(0, columns, BLOCK):
-            end = min(at + BLOCK, columns)
+        for at in range(0, columns, WIDENED):
+            end = min(at + WIDENED, columns)
             if half == "L":
                 first, last = at, m
                 block = unit_lower(wide(W[at:, at:end]))
@@ -175,8 +176,8 @@ def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bo
             one[line] = 1.0
         exact = wide(A[int(place[line]), :])
         parts = [
-            (upper(wide(W[: min(at + BLOCK, K), at : at + BLOCK]), at).T, one[: min(at + BLOCK, K)])
-            for at in range(0, W.shape[1], BLOCK)
+            (upper(wide(W[: min(at + WIDENED, K), at : at + WIDENED]), at).T, one[: min(at + WIDENED, K)])
+            for at in range(0, W.shape[1], WIDENED)
         ]
     else:
         top = min(line + 1, K)
