@@ -268,9 +268,9 @@ def rigorous_factored(stored: FloatType, terms: int) -> float:
     return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
 
 
-DEFINITE = {"float64": 5.0, "float32": 2.5}  # f of Cholesky's factors, above
+DEFINITE = {"float64": 3.5, "float32": 1.7}  # f of Cholesky's factors, above
 DEFINITE_SHARE = 1 / 4  # what a term of one of their checksums counts, in operations
-DEFINITE_USUAL, DEFINITE_LEAST = 12.0, 0.2  # as USUAL and LEAST: clean residuals reach 10 medians, rarely more
+DEFINITE_USUAL, DEFINITE_LEAST = 7.0, 0.1  # as USUAL and LEAST; one or two of 100 clean panels exceed 7 medians
 
 
 def definite_bound(stored: FloatType, size: Any, terms: Any, length: int, weight: float) -> Any:
@@ -295,11 +295,11 @@ def definite_bound(stored: FloatType, size: Any, terms: Any, length: int, weight
 
 
 def definite_element(stored: FloatType, size: Any, terms: int) -> Any:
-    """How far two ways to compute an element of A - L L' may be apart: eight times what its checksum is granted.
+    """How far two ways to compute an element of A - L L' may be apart: twelve times what its checksum is granted.
 
     `size`: the root of ``a_ic^2 + sum_l l_il^2 l_cl^2``.
     """
-    spread = 8 * DEFINITE[stored.name] * math.sqrt(terms + FLOOR_TERMS) * stored.unit_roundoff
+    spread = 12 * DEFINITE[stored.name] * math.sqrt(terms + FLOOR_TERMS) * stored.unit_roundoff
     return spread * size + (terms + FLOOR_TERMS) * stored.smallest_subnormal
 
 
@@ -311,6 +311,12 @@ def rigorous_definite(stored: FloatType, terms: int) -> float:
 def stored_bound(norm: Any, terms: int) -> Any:
     """How far two sums of the same `terms` numbers may be apart, in whatever order; `norm`: of the weighted numbers."""
     return checksum_noise_factor(terms, terms) * norm
+
+
+def changed_bound(norm: Any, terms: int) -> Any:
+    """The same where a line beyond it is only computed again: two sums of the same numbers have come up to a sixth of
+    `stored_bound` apart."""
+    return stored_bound(norm, terms) / 4
 
 
 def rigorous_factor(a: Arithmetic, k: int) -> float:

@@ -23,10 +23,10 @@ from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, 
 from abft_tsm2.checksum.bounds import (
     DEFINITE_LEAST,
     DEFINITE_USUAL,
+    changed_bound,
     definite_bound,
     definite_element,
     rigorous_definite,
-    stored_bound,
 )
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.factors import Verdict, growth, norm
@@ -237,10 +237,10 @@ class Definite:
         xp, (count, n) = self.xp, (now.shape[0], self.W.shape[0])
         diagonal = wide(xp.linalg.diagonal(self.W))[:count] * self.w[:count]
         size = xp.maximum(xp.abs(self.g[:count]), xp.abs(diagonal))
-        verdict = Verdict.of(now - self.g[:count], stored_bound(size, n))
+        verdict = Verdict.of(now - self.g[:count], changed_bound(size, n))
         found = []
         for c in np.flatnonzero(~to_host(verdict.ok)).tolist():
-            exact = stored_bound(norm(wide(self.W[c:, c]) * self.w[c:]), n)
+            exact = changed_bound(norm(wide(self.W[c:, c]) * self.w[c:]), n)
             found.extend([c] * (not abs(float(verdict.residual[c])) <= exact < math.inf))
         return found
 

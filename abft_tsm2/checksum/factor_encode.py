@@ -60,15 +60,23 @@ class Encoding:
         with np.errstate(all="ignore"):
             rows = _squares(A, axis=1)  # of every row, from some columns
             columns = _squares(A, axis=0)
+            diagonal = xp.abs(wide(xp.linalg.diagonal(A)))  # which is large so often that no sample may miss it
             plain = rows.log2_norms()
+            plain[: diagonal.shape[0]] = np.maximum(plain[: diagonal.shape[0]], np.log2(to_host(diagonal)))
             w = _weights(m, plain, A, seed=0)
-            column_norms = columns.norms(w)
+            column_norms = _at_least(columns.norms(w), diagonal, w)
             # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
             usual = int(np.sort(exponents(plain))[m // 2]) if m else 0
             v = _weights(n, np.log2(to_host(column_norms)), A, seed=1, shift=usual)
-            row_norms = rows.norms(v)
+            row_norms = _at_least(rows.norms(v), diagonal, v)
             S, Z = sums(A, v), sums(A.T, w)
             return cls(w, v, S, Z, xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z)))
+
+
+def _at_least(norms: Array, diagonal: Array, weight: Array) -> Array:
+    K = diagonal.shape[0]
+    norms[:K] = namespace(norms).maximum(norms[:K], diagonal * namespace(weight).abs(weight[:K]))
+    return norms
 
 
 def sums(A: Array, weight: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, Namespace, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, operations, stored_bound
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, operations
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, norm, tail_norms, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
@@ -75,17 +75,17 @@ def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int]
             carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), tail_norms(carried.w)[:left]
         )
         size = xp.maximum(xp.abs(carried.g[:left]), size)
-        columns = Verdict.of(wL - carried.g[:left], stored_bound(size, m))
+        columns = Verdict.of(wL - carried.g[:left], changed_bound(size, m))
         size = xp.maximum(xp.abs(carried.y[:top]), carried.rows[:top, ROWS.floor])
-        rows = Verdict.of(Uv - carried.y[:top], stored_bound(size, n))
+        rows = Verdict.of(Uv - carried.y[:top], changed_bound(size, n))
         flagged = np.flatnonzero(~to_host(columns.ok)), np.flatnonzero(~to_host(rows.ok))
         found: tuple[list[int], list[int]] = [], []
         for c in flagged[0].tolist():
             exact = norm(wide(W[c + 1 :, c]) * carried.w[c + 1 :]) + abs(float(carried.w[c]))
-            found[0].extend([c] * (not _within(float(columns.residual[c]), stored_bound(exact, m))))
+            found[0].extend([c] * (not _within(float(columns.residual[c]), changed_bound(exact, m))))
         for r in flagged[1].tolist():
             exact = norm(wide(W[r, r:]) * carried.v[r:])
-            found[1].extend([r] * (not _within(float(rows.residual[r]), stored_bound(exact, n))))
+            found[1].extend([r] * (not _within(float(rows.residual[r]), changed_bound(exact, n))))
     return found
 
 
