@@ -85,7 +85,17 @@ class Factorisation:
     findings : Findings
     """
 
-    def __init__(self, A: Array, block: int | None, on_stage: Hook | None, clock: Clock, *, repair: bool) -> None:
+    def __init__(
+        self,
+        A: Array,
+        block: int | None,
+        on_stage: Hook | None,
+        clock: Clock,
+        *,
+        repair: bool,
+        encoding: Encoding | None = None,
+    ) -> None:
+        self._given = encoding
         self.A, self.on_stage, self.clock, self.repair = A, on_stage, clock, repair
         self.K = min(A.shape)
         self.block = block or block_size(self.K)
@@ -120,7 +130,7 @@ class Factorisation:
 
     def _once(self) -> None:
         with self.clock("encode"):
-            self.encoding = Encoding.of(self.A)
+            self.encoding, self._given = self._given or Encoding.of(self.A), None
             room = copy_by_columns(self.A, int(dtype_name(self.A.dtype) == "float64"))
         if self.on_stage is not None:
             e = self.encoding

@@ -37,8 +37,13 @@ def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
     if dtype_name(x.dtype) not in NATIVE:
         x = xp.astype(x, xp.float64)
     if check_finite and not bool(xp.all(xp.isfinite(x))):
-        raise ValueError("array must not contain infs or NaNs")
+        raise not_finite()
     return x
+
+
+def not_finite() -> ValueError:
+    """SciPy's error."""
+    return ValueError("array must not contain infs or NaNs")
 
 
 def for_blas(A: Array) -> Array:

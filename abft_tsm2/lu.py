@@ -21,7 +21,7 @@ from abft_tsm2.checksum.findings import FACTORS, Findings, Overflowed, Unrepaira
 from abft_tsm2.checksum.stored import certificate, read
 from abft_tsm2.core.factoring import copy_by_columns, factor_panel
 from abft_tsm2.factor import Clock, Factorisation, Hook, check_of
-from abft_tsm2.linear import as_array, for_blas, over_batch, report_of, stacked
+from abft_tsm2.linear import as_array, for_blas, not_finite, over_batch, report_of, stacked
 from abft_tsm2.report import SIDES, Fault, Report, Status
 
 GROWN = "elements of the factors grow beyond the range of the type"
@@ -122,10 +122,10 @@ def protected_lu_factor(
     """
     policy.check_on_error(on_error)
     check_options(mode, block)
-    A = as_array(a, "a", check_finite=check_finite)
+    A = as_array(a, "a", check_finite=False)
     if A.ndim < 2:
         raise ValueError(f"a must be a matrix or a stack of them; it has {A.ndim} dimensions, shape {A.shape}")
-    asked = Asked(mode, block, on_stage, repair=on_error != "detect")
+    asked = Asked(mode, block, on_stage, repair=on_error != "detect", check_finite=check_finite)
     if 0 in A.shape:
         xp = namespace(A)
         lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], min(A.shape[-2:])), dtype=xp.int32)
@@ -159,6 +159,7 @@ class Asked:
     block: int | None
     on_stage: Hook | None
     repair: bool
+    check_finite: bool
 
     def stage(self, name: str, **arrays: Any) -> None:
         if self.on_stage is not None:
@@ -187,16 +188,20 @@ def factored(A: Array, asked: Asked, *, warn: bool = True) -> Factors:
 def _factored(A: Array, asked: Asked) -> Factors:
     clock, A = Clock(), for_blas(A)
     asked.stage("inputs", A=A)
-    mode, why = _chosen(asked.mode, min(A.shape), A)
-    if not bool(namespace(A).all(namespace(A).isfinite(A))):
+    mode, why = _chosen(asked.mode, min(A.shape))
+    with clock("encode"):
+        encoding = Encoding.of(A)
+    if not encoding.is_of_finite(A):
+        if asked.check_finite:
+            raise not_finite()
         findings, mode, why = Findings(), "offline", "A is not finite"
         W, pivots, info = _plain(A, clock)
         _unverifiable(findings, "A holds NaN or Inf: its factors were not checked")
         done: tuple[Any, ...] = (W, pivots, info, findings, ())
     elif mode == "online":
-        done = _online(A, asked, clock, Findings())
+        done = _online(A, asked, clock, Findings(), encoding)
     else:
-        done = _offline(A, asked, clock)
+        done = _offline(A, asked, clock, encoding)
     W, pivots, info, findings, checks = done
     more: Mapping[str, Any] = {"checks": checks, "mode": f"{mode}: {why}"}
     report = report_of(findings, "lu_factor", _sizes(A), dtype_name(A.dtype), clock.seconds, **more)
@@ -208,7 +213,7 @@ def _sizes(A: Array) -> tuple[int, int, int]:
     return m, min(m, n), n
 
 
-def _chosen(mode: str, K: int, A: Array) -> tuple[str, str]:
+def _chosen(mode: str, K: int) -> tuple[str, str]:
     if mode != "auto":
         return mode, "as asked"
     if K <= OFFLINE_UP_TO:
@@ -225,10 +230,8 @@ def _plain(A: Array, clock: Clock) -> tuple[Array, Any, int]:
     return W, pivots, info
 
 
-def _offline(A: Array, asked: Asked, clock: Clock) -> tuple[Any, ...]:
+def _offline(A: Array, asked: Asked, clock: Clock, encoding: Encoding) -> tuple[Any, ...]:
     """Factor, look at the result; factor again, online, where it is not right."""
-    with clock("encode"):
-        encoding = Encoding.of(A)
     asked.stage("encoded", A=A, S=encoding.S, Z=encoding.Z, v=encoding.v, w=encoding.w)
     W, pivots, info = _plain(A, clock)
     asked.stage("factored", W=W, piv=pivots)
@@ -276,9 +279,11 @@ def _failed(verdict: Verdict) -> tuple[int, ...]:
     return tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
 
 
-def _online(A: Array, asked: Asked, clock: Clock, findings: Findings) -> tuple[Any, ...]:
+def _online(
+    A: Array, asked: Asked, clock: Clock, findings: Findings, encoding: Encoding | None = None
+) -> tuple[Any, ...]:
     """Factor with checksums carried along."""
-    run = Factorisation(A, asked.block, asked.on_stage, clock, repair=asked.repair)
+    run = Factorisation(A, asked.block, asked.on_stage, clock, repair=asked.repair, encoding=encoding)
     run.findings = findings
     try:
         run.run()

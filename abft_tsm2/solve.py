@@ -197,7 +197,8 @@ def protected_solve(
     """
     policy.check_on_error(on_error)
     check_options(mode, None)
-    A, B = as_array(a, "a", check_finite=check_finite), as_array(b, "b", check_finite=check_finite)
+    partly = assume_a not in GENERAL  # then what is not read has to be finite as well; else the checksums of a tell
+    A, B = as_array(a, "a", check_finite=check_finite and partly), as_array(b, "b", check_finite=check_finite)
     namespace(A, B)
     if A.ndim < 2:
         raise ValueError(f"a must be a matrix or a stack of them; it has {A.ndim} dimensions, shape {tuple(A.shape)}")
@@ -208,7 +209,7 @@ def protected_solve(
         raise ValueError(f"incompatible shapes: a1.shape={tuple(A.shape)} and b1.shape={tuple(B.shape)}")
     A, B = _of_one_type(_whole(A, assume_a, lower), B)
     A = namespace(A).matrix_transpose(A) if transposed else A
-    asked = Asked(mode, None, on_stage, repair=on_error != "detect")
+    asked = Asked(mode, None, on_stage, repair=on_error != "detect", check_finite=check_finite)
 
     def one(A: Array, _: Any, B: Array) -> tuple[Array, Report]:
         return _solved(for_blas(A), for_blas(B), asked, refine=refine)

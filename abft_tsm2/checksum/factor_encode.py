@@ -72,6 +72,12 @@ class Encoding:
             S, Z = sums(A, v), sums(A.T, w)
             return cls(w, v, S, Z, xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z)))
 
+    def is_of_finite(self, A: Array) -> bool:
+        """Whether A holds neither NaN nor Inf: no weight is zero, so that either would show in S; A is read only where
+        S has overflowed."""
+        xp = namespace(A)
+        return bool(xp.all(xp.isfinite(self.S))) or bool(xp.all(xp.isfinite(A)))
+
 
 def _at_least(norms: Array, diagonal: Array, weight: Array) -> Array:
     K = diagonal.shape[0]
