@@ -175,10 +175,9 @@ def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bo
         if line < K:
             one[line] = 1.0
         exact = wide(A[int(place[line]), :])
-        parts = [
-            (upper(wide(W[: min(at + WIDENED, K), at : at + WIDENED]), at).T, one[: min(at + WIDENED, K)])
-            for at in range(0, W.shape[1], WIDENED)
-        ]
+        n = W.shape[1]
+        blocks = [(at, min(at + WIDENED, n), min(at + WIDENED, K)) for at in range(0, n, WIDENED)]
+        parts = [(upper(wide(W[:top, at:end]), at).T, one[:top]) for at, end, top in blocks]
     else:
         top = min(line + 1, K)
         one = wide(W[:top, line])
