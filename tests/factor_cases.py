@@ -60,6 +60,17 @@ def lu_outside(lu: np.ndarray, piv: np.ndarray, a: np.ndarray) -> np.ndarray:
     return outside
 
 
+def cholesky_outside(c: np.ndarray, a: np.ndarray, lower: bool) -> np.ndarray:
+    """Boolean n x n: where A - R'R, or A - L L', is more than rounding explains: gamma_{n+1} |R|'|R| (Higham, 2002,
+    theorem 10.3), with an operation more for libraries that multiply by the reciprocal of a pivot."""
+    L = np.tril(c.astype(WIDE)) if lower else np.triu(c.astype(WIDE)).T
+    half = np.tril(a.astype(WIDE)) if lower else np.triu(a.astype(WIDE)).T
+    whole = half + np.tril(half, -1).T
+    bound = gamma(len(a) + 2, c.dtype) * (abs(L) @ abs(L).T)
+    wrong: np.ndarray = ~(abs(whole - L @ L.T) <= bound)
+    return wrong
+
+
 def backward_error(a: np.ndarray, x: np.ndarray, b: np.ndarray, *, by_rows: bool = False) -> float:
     """How much A and b would have to change, relative to their norms (or to each element), for x to be the solution.
 

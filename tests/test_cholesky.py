@@ -23,24 +23,13 @@ from abft_tsm2 import (
     protected_cholesky,
 )
 from tests.cases import ORDERS, arrange
-from tests.factor_cases import DTYPES, INPUTS, computed_in, described, gamma, outcome, positive, solved
-from tests.oracles import WIDE
+from tests.factor_cases import DTYPES, INPUTS, computed_in, described, outcome, positive, solved
+from tests.factor_cases import cholesky_outside as outside
 from tests.planting import bits, normal
 
 IDS = [dtype.name for dtype in DTYPES]
 SIZES = (1, 2, 3, 7, 31, 63, 64, 65, 97, 128, 129)
 PAIRS = ((protected_cholesky, linalg.cholesky), (protected_cho_factor, linalg.cho_factor))
-
-
-def outside(c: np.ndarray, a: np.ndarray, lower: bool) -> np.ndarray:
-    """Boolean n x n: where A - R'R, or A - L L', is more than rounding explains: gamma_{n+1} |R|'|R| (Higham, 2002,
-    theorem 10.3), with an operation more for libraries that multiply by the reciprocal of a pivot."""
-    L = np.tril(c.astype(WIDE)) if lower else np.triu(c.astype(WIDE)).T
-    half = np.tril(a.astype(WIDE)) if lower else np.triu(a.astype(WIDE)).T
-    whole = half + np.tril(half, -1).T
-    bound = gamma(len(a) + 2, c.dtype) * (abs(L) @ abs(L).T)
-    wrong: np.ndarray = ~(abs(whole - L @ L.T) <= bound)
-    return wrong
 
 
 def clean(a: Any, **options: Any) -> np.ndarray:

@@ -19,9 +19,8 @@ from abft_tsm2 import (
     protected_lu_solve,
     protected_solve,
 )
-from tests.factor_cases import DTYPES, backward_error, lu_outside, positive, unit
+from tests.factor_cases import DTYPES, backward_error, cholesky_outside, lu_outside, positive, unit
 from tests.planting import normal
-from tests.test_cholesky import outside
 
 IDS = [dtype.name for dtype in DTYPES]
 SHAPES = [(40, 40), (50, 30), (30, 50), (1, 1), (7, 1), (1, 7)]
@@ -124,7 +123,7 @@ def test_cholesky(there: Any, lower: bool, dtype: Any) -> None:
     a = positive(70, dtype)
     c, report = protected_cholesky(there(a), lower=lower, block=16, return_report=True)
     assert report.status is Status.CLEAN
-    assert not outside(here(c), a, lower).any()
+    assert not cholesky_outside(here(c), a, lower).any()
     other = here(protected_cho_factor(there(a), lower=lower, block=16)[0])
     half = np.tril if lower else np.triu
     np.testing.assert_array_equal(half(other), here(c))
@@ -132,7 +131,7 @@ def test_cholesky(there: Any, lower: bool, dtype: Any) -> None:
     hook = element_of("W", (60, 40), 1e3)
     c, report = protected_cholesky(there(a), lower=lower, block=16, return_report=True, on_stage=hook)
     assert report.status is Status.CORRECTED
-    assert not outside(here(c), a, lower).any()
+    assert not cholesky_outside(here(c), a, lower).any()
 
 
 def test_a_matrix_that_has_changed_is_refused(there: Any) -> None:
