@@ -2,12 +2,12 @@
 
 Each step (columns j:j1 of the panel, b of them)::
 
-    factor the panel W(j:, j:j1)                            g = w'L              check  g U11 = Z(j:j1)
+    factor the panel W(j:, j:j1)                            g = w'L              check  g U11 = Z(j:j1) - g(:j) U01
     exchange rows of W, S and w outside of it
     U12 = L11^-1 A12                                        y = U v              check  L11 y = S(j:j1)
-    A22 -= L21 U12             S(j1:) -= L21 y              Z(j1:) -= g U12
+    A22 -= L21 U12             S(j1:) -= L21 y
 
-and at the end one reading of L and U: w'L = g, U v = y, L y = P A v, g U = w'A. What fails is repaired from A, which is
+and at the end one reading of L and U: w'L = g, U v = y, and w'A v = g y. What fails is repaired from A, which is
 kept, by `abft_tsm2.checksum.rebuild`; a factorisation that stays wrong is begun again once.
 """
 

@@ -161,20 +161,16 @@ class Definite:
         Norms are estimated first; where that does not do, those on the way are summed up. What was computed `again` may
         round in a pattern, up to the rigorous bound.
         """
-        xp, panel = self.xp, wide(self.W[j:, j:j1])
+        panel = wide(self.W[j:, j:j1])
         corner, self._below, n = panel[: j1 - j, :], panel[j1 - j :, :], self.W.shape[0]
         g = multiply_triangle(corner.T, self.w[j:j1], lower=False)
         add_product(g, self._below.T, self.w[j1:], alpha=1.0)
         residual = multiply_triangle(corner, g, lower=True) - self.Z[j:j1]
         norms, terms = self.kept.norms[j:j1], self.terms + self.shrunk * (j1 - j)
-        verdict = Verdict.of(residual, definite_bound(self.type, norms, terms, n, self.modulus))
+        verdict = _alike(residual, definite_bound(self.type, norms, terms, n, self.modulus))
         if not verdict.clean:
-            verdict = self._looked_at(residual, corner, g, j, j1, again=again)
-        elif not again:
-            # what stands out among its like is computed again, although the bound would allow it
-            ratio = xp.abs(residual) / verdict.bound
-            limit = max(DEFINITE_LEAST, DEFINITE_USUAL * float(middle(to_host(ratio))))
-            verdict = Verdict(residual, verdict.bound, ratio <= limit)
+            bound = self._looked_at(corner, g, j, j1, again=again)
+            verdict = Verdict.of(residual, bound) if again else _alike(residual, bound)
         self.g[j:j1] = g
         if verdict.clean:
             self.seen.append((residual, verdict.bound))
@@ -182,15 +178,15 @@ class Definite:
             self.failed = tuple((j + np.flatnonzero(~to_host(verdict.ok))).tolist())
         return verdict.clean
 
-    def _looked_at(self, residual: Array, corner: Array, g: Array, j: int, j1: int, *, again: bool) -> Verdict:
-        """The verdict on columns that exceed what is granted to all."""
+    def _looked_at(self, corner: Array, g: Array, j: int, j1: int, *, again: bool) -> Array:
+        """The bound where some columns exceed what is granted to all."""
         xp, Z = self.xp, self.Z[j:j1]
         last = g * xp.linalg.diagonal(corner)  # what is left of a column when all before it have been taken off
         size = xp.maximum(self.kept.norms[j:j1], xp.maximum(xp.abs(Z), xp.abs(last)))
         rows = xp.concat([wide(self.W[j:j1, :j]), xp.tril(corner)], axis=1)
         size = size + self._on_the_way(rows * xp.concat([self.g[:j], g])[None, :], j)
         bound = definite_bound(self.type, size, j1, self.W.shape[0], self.modulus)
-        return Verdict.of(residual, bound + self._rigorous(rows) if again else bound)
+        return bound + self._rigorous(rows) if again else bound
 
     def _on_the_way(self, parts: Array, j: int) -> Array:
         """The root mean square of the sums that columns had in every trailing matrix, from their parts g_l L_cl."""
@@ -276,6 +272,14 @@ class Definite:
             squares[at:, :] += product(left * left, right * right)
         size = xp.abs(exact) + scale * xp.sqrt(squares)
         return xp.all(Verdict.of(exact - value, definite_element(self.type, size, n)).ok, axis=0)
+
+
+def _alike(residual: Array, bound: Array) -> Verdict:
+    """Which residuals are within their bounds, and do not stand out among their like although the bound allows it."""
+    xp = namespace(residual)
+    ratio = xp.abs(residual) / bound
+    limit = max(DEFINITE_LEAST, DEFINITE_USUAL * float(middle(to_host(ratio))))
+    return Verdict(residual, bound, (ratio <= min(1.0, limit)) & xp.isfinite(bound))
 
 
 def symmetric_columns(A: Array, columns: Any, first: int = 0) -> Array:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, is_column_major, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, Namespace, from_host, is_column_major, is_numpy, namespace, to_host
+from abft_tsm2.checksum.bounds import FLOOR_TERMS
 from abft_tsm2.checksum.weights import exponents, weights
 from abft_tsm2.core.factoring import like_columns, product
 
@@ -29,6 +30,11 @@ def wide(X: Array) -> Array:
         return X
     xp = namespace(X)
     return xp.astype(X, xp.float64, copy=False)
+
+
+def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:
+    """Operations on an element up to each of K columns, the first of which is column `first`."""
+    return xp.arange(first + FLOOR_TERMS, first + FLOOR_TERMS + K, dtype=xp.float64, device=device)
 
 
 @dataclass(eq=False)
@@ -54,7 +60,7 @@ class Encoding:
 
     @classmethod
     def of(cls, A: Array) -> Encoding:
-        """Encode A, whose rows or columns are contiguous: reads A twice, and an eighth of it again."""
+        """Encode A, whose rows or columns are contiguous: reads A twice, and a few of its rows and columns again."""
         xp = namespace(A)
         m, n = A.shape
         with np.errstate(all="ignore"):

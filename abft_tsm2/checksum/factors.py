@@ -1,12 +1,11 @@
 """Checksums of a matrix that is being factored: encoded, carried from step to step, compared.
 
-With row weights w and column weights v, ``S = A v`` and ``Z = w'A`` take part in every step of ``P A = L U``: rows of S
-and w are exchanged with the rows they belong to; where the trailing matrix loses L21 U12, S loses L21 y, and Z g U12,
-with ``y = U v`` and ``g = w'L`` of the rows and columns just finished. So S and Z are the sums of what the trailing
-matrix should be, g and y those of what is finished. (A column's part of Z is brought up to date when its panel is due,
-which reads memory in long runs, and not in each step.) An error anywhere in the trailing matrix stays where it is,
-added to one element, until its row or column is consumed, and is seen then: in the panel (g against Z) or in the new
-rows of U (y against S).
+With row weights w and column weights v, ``S = A v`` and ``Z = w'A``. Rows of S and w are exchanged with the rows they
+belong to; where the trailing matrix loses L21 U12, S loses L21 y, with ``y = U v`` of the rows just finished: so S
+holds the sums of what the trailing matrix should be. Those of the columns of a panel follow from Z when it is due: Z
+less g U of what is above, with ``g = w'L`` of the columns that are finished. (To carry Z as S is carried would read
+memory in short runs.) An error anywhere in the trailing matrix stays where it is, added to one element, until its row
+or column is consumed, and is seen then: in the panel (g against Z) or in the new rows of U (y against S).
 
 The other way round: an element is used only after the check of its panel, or of its rows.
 """
@@ -21,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, bit_pattern, float_type, from_host, is_numpy, namespace, to_host
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, LEAST, USUAL, factored_bound, operations, rigorous_factored
-from abft_tsm2.checksum.factor_encode import Encoding, wide
+from abft_tsm2.checksum.bounds import COMPUTED, FLOOR_TERMS, LEAST, USUAL, factored_bound, operations, rigorous_factored
+from abft_tsm2.checksum.factor_encode import Encoding, counts, wide
 from abft_tsm2.core.factoring import (
     add_product,
     exchange_rows,
@@ -78,7 +77,7 @@ class Carried:
     rows : (m, 3) array
         The quantities of `Rows`, in the present order of W's rows.
     Z, floor : (n,) arrays
-        The same for columns.
+        ``w'A``, the same array as in `encoding`, and the norms of columns.
     done : pair of float
         Operations so far on every row and every column, each weighted with how much the matrix had grown by then.
     g, y : (K,) arrays
@@ -146,16 +145,16 @@ class Carried:
         last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
         reach = self.reach(1, self.floor[j:j1], more, j, Z, last)
 
-        def exact(lo: int, hi: int) -> Array:  # ||g o U(:j1, c)|| of some columns c
-            above = column_norms(wide(self.W[:j, j + lo : j + hi]) * self.g[:j, None])
-            return above + column_norms(upper(square[:, lo:hi], lo) * g[:, None])
+        def exact(lo: int, hi: int) -> Array:  # ||g o U(:j1, c)|| of some columns c, operations counted
+            above = column_norms(wide(self.W[:j, j + lo : j + hi]) * (self.g[:j] * self._roots(0, j))[:, None])
+            return above + column_norms(upper(square[:, lo:hi], lo) * (g * self._roots(j, j1))[:, None])
 
         def rigorous() -> Array:  # |w|' |L| |U11|
             sizes = multiply_triangle(xp.abs(square).T, xp.abs(w[:b]), lower=False, unit=True)
             add_product(sizes, xp.abs(below).T, xp.abs(w[b:]), alpha=1.0)
             return rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, sizes, lower=True)
 
-        fine = self._judged(1, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
+        fine = self._judged(1, residual, reach, j1, exact, rigorous if again else None)
         # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is looked at element by element
         size, limit = xp.abs(g), PIVOT_SIGMAS * norm(w)
         if fine and not float(xp.max(size)) <= limit:
@@ -211,9 +210,9 @@ class Carried:
         more = self._operations(0, j, b)
         reach = self.reach(0, self.rows[j:j1, ROWS.floor], more, j, S, y)
 
-        def exact(lo: int, hi: int) -> Array:  # ||L(i, :j1) o y|| of some rows i
-            left = column_norms((wide(self.W[j + lo : j + hi, :j]) * self.y[None, :j]).T)
-            return left + column_norms((unit_lower(square)[lo:hi, :] * y[None, :]).T)
+        def exact(lo: int, hi: int) -> Array:  # ||L(i, :j1) o y|| of some rows i, operations counted
+            left = column_norms((wide(self.W[j + lo : j + hi, :j]) * (self.y[:j] * self._roots(0, j))[None, :]).T)
+            return left + column_norms((unit_lower(square)[lo:hi, :] * (y * self._roots(j, j1))[None, :]).T)
 
         def rigorous() -> Array:  # |L11| |U| |v|
             sizes = multiply_triangle(xp.abs(square), xp.abs(v[j:j1]), lower=False)
@@ -222,7 +221,7 @@ class Carried:
             return rigorous_factored(self.type, n + j1) * sizes
 
         self._y = y
-        return self._judged(0, residual, reach, j1, math.sqrt(more + j), exact, rigorous if again else None)
+        return self._judged(0, residual, reach, j1, exact, rigorous if again else None)
 
     def _judged(
         self,
@@ -230,7 +229,6 @@ class Carried:
         residual: Array,
         reach: Array,
         terms: int,
-        steps: float,
         exact: Callable[[int, int], Array],
         rigorous: Callable[[], Array] | None,
     ) -> bool:
@@ -241,14 +239,18 @@ class Carried:
         fine = _alike(residual, bound)
         if not fine:
             lo, hi = (0, residual.shape[0]) if rigorous else _around_far(residual, bound)
-            bound[lo:hi] = factored_bound(self.type, reach[lo:hi] + steps * exact(lo, hi), terms, weight)
+            bound[lo:hi] = COMPUTED * factored_bound(self.type, reach[lo:hi] + exact(lo, hi), terms, weight)
             if rigorous:
-                fine = Verdict.of(residual, 4 * bound + rigorous()).clean
+                fine = Verdict.of(residual, 8 * bound + rigorous()).clean
             else:
                 fine = _alike(residual[lo:hi], bound[lo:hi])
         if fine:
             self.seen[side].append((residual, bound))
         return fine
+
+    def _roots(self, first: int, last: int) -> Array:
+        """Of the operations on an element up to each of these columns."""
+        return self.xp.sqrt(counts(last - first, self.xp, self.W.device, first))
 
     def _operations(self, side: int, j: int, b: int) -> float:
         return operations(self.type, b, (self.W.shape[1], self.W.shape[0])[side] - j)

@@ -21,10 +21,10 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, stored_bound
-from abft_tsm2.checksum.factor_encode import sums, wide
+from abft_tsm2.checksum.factor_encode import counts, sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
 from abft_tsm2.checksum.findings import AGAIN, FACTORS, Findings, Overflowed, Unrepairable
-from abft_tsm2.checksum.stored import changed, counts, read
+from abft_tsm2.checksum.stored import changed, read
 from abft_tsm2.core.factoring import add_product, permutation, product, solve_triangle
 from abft_tsm2.report import Fault, Status
 

@@ -8,13 +8,12 @@ kept, a second reading compares ``g U`` with ``w'A`` and ``L y`` with ``A v``, l
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, Namespace, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, operations
-from abft_tsm2.checksum.factor_encode import wide
+from abft_tsm2.checksum.factor_encode import counts, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, norm, tail_norms, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
@@ -159,11 +158,6 @@ def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
         if half == ("L" if left else "U"):
             x *= xp.sqrt(counts(K, xp, W.device))
     return x
-
-
-def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:
-    """Operations on an element up to each of K columns, the first of which is column `first`."""
-    return xp.arange(first + FLOOR_TERMS, first + FLOOR_TERMS + K, dtype=xp.float64, device=device)
 
 
 def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bool:

@@ -69,8 +69,8 @@ def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED)
     ----------
     kind : {"balanced", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct", "distinct"}
         ``balanced`` is what protected products use, ``distinct`` what factorisations do. ``linear`` has the columns
-        1, i, i^2, ... of Huang and
-        Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on [-1, 1], ``dct`` the DCT-II basis.
+        1, i, i^2, ... of Huang and Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on [-1, 1], ``dct`` the DCT-II
+        basis.
     n : int
         Length.
     r : int
