@@ -174,6 +174,7 @@ class Factorisation:
                 clean = self.state.certificate(back).clean
         changed = self.state.changed(now)
         wrong = [c for c in changed if not clean or self.remake.compared(c, float(now[c])).wrong]
+        wrong += [c for c in self.suspects if c not in changed and self.remake.compared(c).wrong]
         if clean and not wrong:
             for c in changed:
                 self.remake.wrong_g(c, float(now[c]))

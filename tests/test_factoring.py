@@ -1,4 +1,4 @@
-"""The steps of factorisations (`core.factoring`, `core.definite`) on parts of larger matrices, which stay as they are."""
+"""The steps of factorisations (`core.factoring`, `core.definite`) on parts of larger matrices that stay as they are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from tests.planting import bits, normal
 
 strict = pytest.importorskip("array_api_strict")
 Shape = tuple[int, ...]
-Factor = Callable[[Any], int]
 
 # F and C are NumPy's column-major and row-major parts, S is one of array_api_strict.
 ONE = ("F", "C", "S")
@@ -347,8 +346,8 @@ factors = pytest.mark.parametrize(
 
 
 def columns_outside(x: np.ndarray, a: np.ndarray, done: int) -> np.ndarray:
-    """Boolean m x b: where A - L L' - R exceeds gamma_done (|L||L'| + |R|) (Higham, lemma 8.4), with two operations more
-    as in `cholesky_outside`. The columns of x that are done are those of L, the others R, what is left of A."""
+    """Boolean m x b: where A - L L' - R exceeds gamma_done (|L||L'| + |R|) (Higham, lemma 8.4), with two operations
+    more as in `cholesky_outside`. The columns of x that are done are those of L, the others R, what is left of A."""
     (m, b), columns = x.shape, np.arange(x.shape[1])
     half = np.tril(x.astype(WIDE))
     L, R = half * (columns < done), half * (columns >= done)
@@ -360,7 +359,7 @@ def columns_outside(x: np.ndarray, a: np.ndarray, done: int) -> np.ndarray:
 @factors
 @pytest.mark.parametrize("order", ONE)
 @pytest.mark.parametrize("b", SIZES)
-def test_columns_are_factored(b: int, order: str, factor: Factor, more: int, dtype: Any, request: Any) -> None:
+def test_columns_are_factored(b: int, order: str, factor: Any, more: int, dtype: Any, request: Any) -> None:
     if (b, order, factor) == (0, "S", steps.factor_definite):
         request.applymarker(pytest.mark.xfail(raises=ValueError, reason="an empty copy has strides (0, 0)"))
     a = definite_matrix(b + more, dtype)[:, :b]
@@ -373,7 +372,7 @@ def test_columns_are_factored(b: int, order: str, factor: Factor, more: int, dty
 @factors
 @pytest.mark.parametrize("order", ONE)
 @pytest.mark.parametrize("at", [0, 63, 64, 90])
-def test_the_minor_that_is_not_positive_is_reported(at: int, order: str, factor: Factor, more: int, dtype: Any) -> None:
+def test_the_minor_that_is_not_positive_is_reported(at: int, order: str, factor: Any, more: int, dtype: Any) -> None:
     a = definite_matrix(100 + more, dtype)[:, :100].copy()
     a[[at, 99], [at, 99]] = -3
     X = Part(lower_half(a), order)

@@ -132,15 +132,19 @@ def test_an_infinite_bound_is_no_bound(monkeypatch: Patch) -> None:
 
 
 def test_what_stands_out_is_computed_again(monkeypatch: Patch) -> None:
-    """A fault of some bounds' size: within them, and far from what the other lines have."""
-    a = normal(60, 60)
-    change = scale((40, 20), 1 + 3e-14)
-    found = factored(a, hit("panel", "W", change, BLOCK))
-    assert found.report.status is Status.CORRECTED or found.report.suspicions
-    monkeypatch.setattr(factors, "USUAL", 1e9)
-    missed = factored(a, hit("panel", "W", change, BLOCK))
-    assert missed.report.status is Status.CLEAN
-    assert missed.report.suspicions == 0
+    """A fault within the bounds, which are too large here, and far from what the other lines have."""
+    everywhere(monkeypatch, factored_bound, lambda *arguments: 20 * factored_bound(*arguments))
+    monkeypatch.setattr(factors, "LEAST", 0.0)
+
+    def one() -> Result:
+        return factored(normal(60, 60), hit("panel", "W", scale((40, 20), 1 + 3e-13), BLOCK))
+
+    found = one().report
+    assert found.status is Status.CORRECTED or found.suspicions
+    monkeypatch.setattr(factors, "USUAL", np.inf)
+    missed = one().report
+    assert missed.status is Status.CLEAN
+    assert missed.suspicions == 0
 
 
 def other_pivot(arrays: Any) -> None:

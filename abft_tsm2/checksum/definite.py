@@ -171,6 +171,7 @@ class Definite:
         if not verdict.clean:
             bound = self._looked_at(corner, g, j, j1, again=again)
             verdict = Verdict.of(residual, bound) if again else _alike(residual, bound)
+        verdict.ok[...] = verdict.ok & (self.xp.linalg.diagonal(corner) > 0)  # L L' does not tell a column's sign
         self.g[j:j1] = g
         if verdict.clean:
             self.seen.append((residual, verdict.bound))

@@ -140,6 +140,8 @@ class Remake:
         stopped = factor_columns(new)
         size = size + self._product_sizes(xp.tril(wide(new))[:, : factored(stopped, b)], j, b)
         differ, distance = _differ(old, X, definite_element(state.type, size, j1))
+        at = np.arange(done)
+        differ[at, at] |= ~(to_host(xp.linalg.diagonal(panel))[:done] > 0)
         if stopped and stopped == failed and not np.tril(differ).any():
             raise NotDefinite(j + stopped)
         findings.wrong_elements(np.tril(differ), distance, (j, j))
@@ -200,8 +202,8 @@ class Remake:
         self.state.g[c] = now
         self.findings.wrong_sums("g", [c], off)
 
-    def compared(self, c: int, now: float) -> Column:
-        """Column c of L, whose sum is `now` and not g(c), computed again: of three sums two agree."""
+    def compared(self, c: int, now: float | None = None) -> Column:
+        """Column c of L computed again; where its sum is `now`, and not g(c), two of three sums agree."""
         state = self.state
         X, sizes = self._rebuilt(c, c + 1)
         left = float(X[0, 0])
@@ -211,7 +213,7 @@ class Remake:
         new, bound = X[:, 0] / root, definite_element(state.type, sizes[:, 0], c + 1) / root
         differ, distance = _differ(wide(state.W[c:, c]), new, bound)
         again, wrong = float(state.xp.sum(new * state.w[c:])), bool(differ.any())
-        if not wrong and abs(again - float(state.g[c])) <= abs(again - now):
+        if not wrong and now is not None and abs(again - float(state.g[c])) <= abs(again - now):
             differ[int(np.argmax(np.where(np.isfinite(distance), distance, 0.0)))] = wrong = True
         return Column(new, root, wrong, differ, distance)
 
@@ -230,8 +232,9 @@ class Column(NamedTuple):
 def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
     """Where old is not new but for rounding, and how far off it is: boolean and float64 arrays on the host."""
     verdict = Verdict.of(old - new, bound)
-    return ~to_host(verdict.ok), np.abs(to_host(verdict.residual))
+    return np.array(~to_host(verdict.ok)), np.abs(to_host(verdict.residual))
 
 
 def _largest(x: Any) -> float:
-    return float(np.nanmax(np.append(np.abs(x), 0.0)))
+    """max |x|, NaN where there is one."""
+    return float(np.max(np.append(np.abs(x), 0.0)))

@@ -365,7 +365,8 @@ def growth(floor: Array, sums: Array) -> float:
     """
     step = sums.shape[0] // 128 + 1
     ratios = np.sort(np.abs(to_host(sums[::step]) / (to_host(floor[::step]) + SMALLEST)))
-    return float(ratios[ratios.size // 2]) ** 2 / 0.455 if ratios.size else 1.0
+    usual = float(ratios[ratios.size // 2]) if ratios.size else math.sqrt(0.455)
+    return usual * usual / 0.455
 
 
 def are_exchanges(pivots: Any, m: int) -> bool:

@@ -179,7 +179,7 @@ class Repair:
             raise Unrepairable("A is not what was encoded")
         for name, kept, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), found, strict=True):
             if lines.size:
-                off = float(np.nanmax(np.append(np.abs(to_host(kept) - to_host(again))[lines], 0.0)))
+                off = float(np.max(np.append(np.abs(to_host(kept) - to_host(again))[lines], 0.0)))
                 kept[...] = again
                 self.findings.wrong_sums(name, lines, off)
 
@@ -202,7 +202,7 @@ class Repair:
         verdict = Verdict.of(now - then, bound)
         if not verdict.clean:
             lines = np.flatnonzero(~to_host(verdict.ok)) + first
-            off = float(np.nanmax(np.append(np.abs(to_host(verdict.residual)), 0.0)))
+            off = float(np.max(np.append(np.abs(to_host(verdict.residual)), 0.0)))
             now[...] = then
             self.findings.wrong_sums(name, lines, off)
 
