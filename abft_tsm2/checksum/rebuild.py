@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element, stored_bound
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element
 from abft_tsm2.checksum.factor_encode import counts, sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
 from abft_tsm2.checksum.findings import AGAIN, FACTORS, Findings, Overflowed, Unrepairable
-from abft_tsm2.checksum.stored import changed, read
+from abft_tsm2.checksum.stored import changed, moved, read
 from abft_tsm2.core.factoring import add_product, permutation, product, solve_triangle
 from abft_tsm2.report import Fault, Status
 
@@ -187,15 +187,15 @@ class Repair:
         return all(lines.size for lines, _ in self._differing_sums())
 
     def _differing_sums(self) -> list[tuple[Any, Array]]:
-        e, (m, n) = self.carried.encoding, self.A.shape
+        e = self.carried.encoding
         found = []
-        for X, weight, kept, size, terms in (
-            (self.A, e.v, e.S, e.row_norms, n),
-            (self.A.T, e.w, e.Z, e.column_norms, m),
-        ):
+        for X, weight, kept in ((self.A, e.v, e.S), (self.A.T, e.w, e.Z)):
             again = sums(X, weight)
-            verdict = Verdict.of(again - kept, stored_bound(4 * size, terms))
-            found.append((np.flatnonzero(~to_host(verdict.ok)), again))
+
+            def weighted(lines: Any, X: Array = X, weight: Array = weight) -> Array:
+                return wide(namespace(X).take(X, from_host(lines, X), axis=0)).T * weight[:, None]
+
+            found.append((moved(kept, again, weighted), again))
         return found
 
     def _compared(self, name: str, now: Array, then: Array, bound: Array, first: int) -> None:

@@ -8,13 +8,15 @@ kept, a second reading compares ``g U`` with ``w'A`` and ``L y`` with ``A v``, l
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, operations
 from abft_tsm2.checksum.factor_encode import counts, wide
-from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, norm, tail_norms, unit_lower, upper
+from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, column_norms, norm, tail_norms, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
@@ -86,6 +88,20 @@ def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int]
             exact = norm(wide(W[r, r:]) * carried.v[r:])
             found[1].extend([r] * (not _within(float(rows.residual[r]), changed_bound(exact, n))))
     return found
+
+
+def moved(kept: Array, again: Array, lines_of: Callable[[Any], Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Lines whose sum is not what it was, by more than another order of addition explains; mostly the same bits come
+    out. `lines_of`: the numbers that are added up for some lines, a column for each."""
+    far = np.flatnonzero(~to_host(again == kept))
+    good = [far[:0] == far[:0]]
+    for at in range(0, far.size, WIDENED):
+        some = far[at : at + WIDENED]
+        numbers, place = lines_of(some), from_host(some, kept)
+        residual = namespace(kept).take(again - kept, place)
+        good.append(to_host(Verdict.of(residual, changed_bound(column_norms(numbers), numbers.shape[0])).ok))
+    lines: np.ndarray[Any, np.dtype[np.int64]] = far[~np.concatenate(good)]
+    return lines
 
 
 def _within(residual: float, bound: float) -> bool:
