@@ -359,9 +359,7 @@ def columns_outside(x: np.ndarray, a: np.ndarray, done: int) -> np.ndarray:
 @factors
 @pytest.mark.parametrize("order", ONE)
 @pytest.mark.parametrize("b", SIZES)
-def test_columns_are_factored(b: int, order: str, factor: Any, more: int, dtype: Any, request: Any) -> None:
-    if (b, order, factor) == (0, "S", steps.factor_definite):
-        request.applymarker(pytest.mark.xfail(raises=ValueError, reason="an empty copy has strides (0, 0)"))
+def test_columns_are_factored(b: int, order: str, factor: Any, more: int, dtype: Any) -> None:
     a = definite_matrix(b + more, dtype)[:, :b]
     X = Part(lower_half(a), order)
     assert factor(X.array) == 0

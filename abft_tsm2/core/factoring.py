@@ -166,6 +166,8 @@ def permutation(pivots: Integers, m: int) -> np.ndarray[Any, np.dtype[np.int64]]
 def factor_definite(X: Array) -> int:
     """Replace the lower triangle of X by its Cholesky factor; the order of the first leading minor that is not
     positive definite, or 0. What is above the diagonal stays. LAPACK potrf."""
+    if X.shape[0] == 0:
+        return 0
     if is_numpy(X):
         by_columns = _by_columns(X)
         return _call("potrf", X.dtype.char, b"L" if by_columns else b"U", X.shape[0], X, _leading(X, by_columns), [])
