@@ -230,7 +230,8 @@ class Factorisation:
 
     def _by_lines(self) -> bool:
         """The certificate line by line, where that of the whole is in doubt."""
-        clean = all(verdict.clean for verdict in certificate(self.A, self.W, self.carried))
+        again = bool(self.findings.suspicions or self.findings.statuses)
+        clean = all(verdict.clean for verdict in certificate(self.A, self.W, self.carried, again=again))
         self.findings.suspicions += clean
         return clean
 

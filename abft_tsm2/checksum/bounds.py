@@ -261,7 +261,7 @@ def factored_element(stored: FloatType, reach: Any, terms: int) -> Any:
 # on normal data. Where most operations are on small numbers, it is much less than the bound, but it is not
 # taken to be less than a thirtieth of it.
 USUAL, LEAST = 10.0, 0.03
-COMPUTED = 1 / 2  # of the bound is granted where norms are computed, and not estimated
+COMPUTED, COMPUTED_LEAST = 1 / 2, 0.15  # of the bound, and in place of LEAST, where norms are computed
 
 
 def rigorous_factored(stored: FloatType, terms: int) -> float:

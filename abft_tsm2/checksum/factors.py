@@ -20,15 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, bit_pattern, float_type, from_host, is_numpy, namespace, to_host
-from abft_tsm2.checksum.bounds import COMPUTED, FLOOR_TERMS, LEAST, USUAL, factored_bound, operations, rigorous_factored
-from abft_tsm2.checksum.factor_encode import Encoding, counts, wide
-from abft_tsm2.core.factoring import (
-    add_product,
-    exchange_rows,
-    like_columns,
-    multiply_triangle,
-    permutation,
+from abft_tsm2.checksum.bounds import (
+    COMPUTED,
+    COMPUTED_LEAST,
+    FLOOR_TERMS,
+    LEAST,
+    USUAL,
+    factored_bound,
+    operations,
+    rigorous_factored,
 )
+from abft_tsm2.checksum.factor_encode import Encoding, counts, wide
+from abft_tsm2.core.factoring import add_product, exchange_rows, like_columns, multiply_triangle, permutation
 
 BESIDE = 8  # lines to either side of those whose norms are computed
 COUNTED = 64  # rows of U whose growth is taken to be the same
@@ -243,7 +246,7 @@ class Carried:
             if rigorous:
                 fine = Verdict.of(residual, 8 * bound + rigorous()).clean
             else:
-                fine = _alike(residual[lo:hi], bound[lo:hi])
+                fine = _alike(residual[lo:hi], bound[lo:hi], COMPUTED_LEAST)
         if fine:
             self.seen[side].append((residual, bound))
         return fine
@@ -302,26 +305,26 @@ class Carried:
         return S
 
 
-def _alike(residual: Array, bound: Array) -> bool:
+def _alike(residual: Array, bound: Array, least: float = LEAST) -> bool:
     """Whether all residuals are within their bounds, and none stands out among its like although the bound allows it.
 
     Sorting puts NaN last.
     """
     xp = namespace(residual)
     ratio = xp.sort(xp.abs(residual) / bound)
-    limit = _limit(float(ratio[ratio.shape[0] // 2]))
+    limit = _limit(float(ratio[ratio.shape[0] // 2]), least)
     return float(ratio[-1]) <= limit and math.isfinite(float(xp.max(bound)))
 
 
-def _limit(usual: float) -> float:
-    return min(1.0, max(LEAST, USUAL * usual))
+def _limit(usual: float, least: float) -> float:
+    return min(1.0, max(least, USUAL * usual))
 
 
 def _around_far(residual: Array, bound: Array) -> tuple[int, int]:
     """The first of the lines that are not `_alike`, and past the last, with some more around."""
     limits = to_host(bound)
     ratio = np.abs(to_host(residual)) / limits
-    far = np.flatnonzero(~(ratio <= _limit(float(np.median(ratio)))) | ~np.isfinite(limits))
+    far = np.flatnonzero(~(ratio <= _limit(float(np.median(ratio)), LEAST)) | ~np.isfinite(limits))
     return max(0, int(far[0]) - BESIDE), min(ratio.size, int(far[-1]) + 1 + BESIDE)
 
 

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, operations
+from abft_tsm2.checksum.bounds import (
+    FLOOR_TERMS,
+    changed_bound,
+    factored_bound,
+    factored_element,
+    operations,
+    rigorous_factored,
+)
 from abft_tsm2.checksum.factor_encode import counts, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, column_norms, norm, tail_norms, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
@@ -121,10 +128,11 @@ def whole(carried: Carried) -> Verdict:
     return Verdict.of(residual, xp.asarray(bound))
 
 
-def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]:
+def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) -> tuple[Verdict, Verdict]:
     """``L y = P A v`` by rows and ``g U = w'A`` by columns, of all of A; rows first.
 
-    Where a line is beyond the bound with estimated norms, they are computed.
+    Where a line is beyond the bound with estimated norms, they are computed. Where parts have been computed `again`,
+    rounding may form a pattern, up to the rigorous bound.
     What is still beyond it has its elements of PA - LU computed and compared.
     """
     xp, K = carried.xp, carried.g.shape[0]
@@ -139,7 +147,11 @@ def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]
         verdict = Verdict.of(residuals[side], bound)
         if not verdict.clean:
             reach = reach + _norms_through(W, weight, left=bool(side))
-            verdict = Verdict.of(residuals[side], factored_bound(carried.type, reach, K, carried.moduli[1 - side]))
+            bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
+            if again:
+                sizes = _norms_through(W, weight, left=bool(side), moduli=True)
+                bound = 8 * bound + rigorous_factored(carried.type, K) * sizes
+            verdict = Verdict.of(residuals[side], bound)
         verdicts.append(verdict)
     rows, columns = verdicts
     for verdict, axis in ((rows, 0), (columns, 1)):
@@ -150,9 +162,9 @@ def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]
     return rows, columns
 
 
-def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
+def _norms_through(W: Array, weight: Array, *, left: bool = False, moduli: bool = False) -> Array:
     """The root of ``(L o L) D (U o U)(v o v)``, or of ``(w o w)'(L o L) D (U o U)``; D counts operations: see
-    `bounds.factored_element`."""
+    `bounds.factored_element`. With `moduli` ``|L| |U| |v|``, or ``|w|' |L| |U|``."""
     xp, (m, n), K = namespace(W), W.shape, min(W.shape)
     x = xp.abs(weight)
     for half in ("L", "U") if left else ("U", "L"):
@@ -167,11 +179,13 @@ def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
                 first, last = 0, min(end, K)
                 block = upper(wide(W[:last, at:end]), at)
             if left:  # elements times weights first: their squares are in the middle of the range
-                out[at:end] += xp.sum((block * x[first:last, None]) ** 2, axis=0)
+                parts = block * x[first:last, None]
+                out[at:end] += xp.sum(xp.abs(parts) if moduli else parts * parts, axis=0)
             else:
-                out[first:last] += xp.sum((block * x[None, at:end]) ** 2, axis=1)
-        x = xp.sqrt(out)
-        if half == ("L" if left else "U"):
+                parts = block * x[None, at:end]
+                out[first:last] += xp.sum(xp.abs(parts) if moduli else parts * parts, axis=1)
+        x = out if moduli else xp.sqrt(out)
+        if half == ("L" if left else "U") and not moduli:
             x *= xp.sqrt(counts(K, xp, W.device))
     return x
 
