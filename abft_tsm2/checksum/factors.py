@@ -185,8 +185,7 @@ class Carried:
 
     def order_by(self, pivots: Any) -> bool:
         """Put rows of the table and of S into the order of pivots; False, and nothing, where they are none."""
-        usable = are_exchanges(pivots, self.W.shape[0])
-        if usable:
+        if usable := are_exchanges(pivots, self.W.shape[0]):
             self._exchange(pivots, 0)
         return usable
 
@@ -199,8 +198,8 @@ class Carried:
 
     def _small(self, panel: Array, columns: Any) -> bool:
         """Whether no multiplier in these columns is larger than 1, but for the rounding of a reciprocal."""
-        xp, limit = self.xp, 1 + 4 * self.type.unit_roundoff
-        return all(bool(xp.all(xp.abs(panel[c + 1 :, c]) <= limit)) for c in columns.tolist())
+        limit = 1 + 4 * self.type.unit_roundoff
+        return all(bool(self.xp.all(self.xp.abs(panel[c + 1 :, c]) <= limit)) for c in columns.tolist())
 
     def check_rows(self, j: int, j1: int, *, again: bool = False) -> bool:
         """Whether U(j:j1, j:n) is right: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts into place."""

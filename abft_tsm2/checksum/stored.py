@@ -146,6 +146,13 @@ def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) ->
         bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
         verdict = Verdict.of(residuals[side], bound)
         if not verdict.clean:
+            far = np.flatnonzero(~to_host(verdict.ok))
+            if far.size <= LOOKED_AT:
+                for line, more in zip(far.tolist(), to_host(_norms_of(W, carried, far, side)).tolist(), strict=True):
+                    reach[line] = reach[line] + more
+                bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
+                verdict = Verdict.of(residuals[side], bound)
+        if not verdict.clean:
             reach = reach + _norms_through(W, weight, left=bool(side))
             bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
             if again:
@@ -160,6 +167,22 @@ def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) ->
             for line in flagged[:LOOKED_AT].tolist():
                 verdict.ok[line] = _explained(A, W, carried, line, axis)
     return rows, columns
+
+
+def _norms_of(W: Array, carried: Carried, lines: Any, axis: int) -> Array:
+    """``||L(i, :) o y||`` of some rows (axis 0), or ``||g o U(:, c)||`` of some columns, operations counted."""
+    xp, K = carried.xp, min(W.shape)
+    # line by line: NumPy's take copies a whole column-major matrix first
+    part = wide(xp.stack([W[line, :K] if axis == 0 else W[:K, line] for line in lines.tolist()]))
+    places, last = np.arange(K)[None, :], lines[:, None]
+    zero, one = (xp.asarray(x, dtype=xp.float64) for x in (0.0, 1.0))
+    if axis == 0:
+        sums = carried.y
+        part = xp.where(from_host(places < last, W), part, xp.where(from_host(places == last, W), one, zero))
+    else:
+        sums = carried.g
+        part = xp.where(from_host(places <= last, W), part, zero)
+    return column_norms((part * (sums * xp.sqrt(counts(K, xp, W.device)))[None, :]).T)
 
 
 def _norms_through(W: Array, weight: Array, *, left: bool = False, moduli: bool = False) -> Array:

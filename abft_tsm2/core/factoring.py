@@ -230,11 +230,11 @@ def add_product(C: Array, A: Array, B: Array, *, alpha: float = -1.0, beta: floa
     B : (k, n) or (k,) array
         All of one type. Shares no memory with C.
     """
+    alpha, beta = float(alpha), float(beta)
     if 0 in C.shape:
         return
     if A.shape[1] == 0:
-        if beta != 1.0:
-            C *= beta
+        C[...] = C * beta if beta else 0.0
         return
     if not is_numpy(C):
         _add_by_library(C, A, B, alpha, beta)
