@@ -1,7 +1,7 @@
 """The judge of factorisations and solutions, which does not believe the report.
 
 What is returned is judged by its backward error, computed with less rounding than it holds, against that of the same
-call without a fault. Factors with pivots that are none count as infinitely wrong.
+call without a fault. Factors with multipliers above 1, or with pivots that are none, count as infinitely wrong.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OUTCOMES = ("repaired", "harmless", "refused", "escaped20", "escaped1000", "cras
 
 
 def lu_error(a: Matrix, factors: tuple[Matrix, Any]) -> float:
-    """Backward error of (lu, piv), times the largest multiplier above 1, which makes later errors so much larger."""
-    return backward_error(a, *factors) * max(1.0, largest_multiplier(factors[0]))
+    """Backward error of (lu, piv); infinite for what are no factors of partial pivoting."""
+    return backward_error(a, *factors) if largest_multiplier(factors[0]) <= MULTIPLIER else float("inf")
 
 
 def cholesky_error(a: Matrix, factor: Matrix) -> float:

@@ -190,16 +190,23 @@ class Carried:
         return usable
 
     def too_large(self) -> tuple[int, ...]:
-        """Columns of L with multipliers larger than 1: their pivots were not the largest elements."""
-        xp, w = self.xp, self.w
-        tails = tail_norms(w)[: self.g.shape[0]]
-        far = np.flatnonzero(~to_host(xp.abs(self.g) <= PIVOT_SIGMAS * tails)).tolist()
-        return tuple(c for c in far if not self._small(wide(self.W), np.array([c])))
+        """Columns of L with multipliers larger than 1: their pivots were not the largest elements. Reads L."""
+        xp, K, far = self.xp, self.g.shape[0], []
+        for at in range(0, K, COUNTED):
+            end = min(at + COUNTED, K)
+            parts = xp.tril(self.W[at:end, at:end], k=-1), self.W[end:, at:end]
+            small = [xp.all(xp.abs(part) <= self._largest, axis=0) for part in parts]
+            far += (at + np.flatnonzero(~to_host(small[0] & small[1]))).tolist()
+        return tuple(far)
+
+    @property
+    def _largest(self) -> float:
+        """|l|, but for the rounding of a reciprocal."""
+        return 1 + 4 * self.type.unit_roundoff
 
     def _small(self, panel: Array, columns: Any) -> bool:
-        """Whether no multiplier in these columns is larger than 1, but for the rounding of a reciprocal."""
-        limit = 1 + 4 * self.type.unit_roundoff
-        return all(bool(self.xp.all(self.xp.abs(panel[c + 1 :, c]) <= limit)) for c in columns.tolist())
+        """Whether no multiplier in these columns is larger than 1."""
+        return all(bool(self.xp.all(self.xp.abs(panel[c + 1 :, c]) <= self._largest)) for c in columns.tolist())
 
     def check_rows(self, j: int, j1: int, *, again: bool = False) -> bool:
         """Whether U(j:j1, j:n) is right: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts into place."""
@@ -337,13 +344,6 @@ def norm(x: Array) -> float:
     if not 0.0 < largest < math.inf:
         return largest
     return largest * math.sqrt(float(xp.sum((x / largest) ** 2)))
-
-
-def tail_norms(x: Array) -> Array:
-    """The 2-norms of x(i:), for every i."""
-    xp = namespace(x)
-    largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0
-    return largest * xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip((x / (largest or 1.0)) ** 2))))
 
 
 def column_norms(X: Array) -> Array:

@@ -23,7 +23,7 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.factor_encode import counts, wide
-from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, column_norms, norm, tail_norms, unit_lower, upper
+from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, column_norms, norm, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
@@ -80,7 +80,7 @@ def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int]
     with np.errstate(all="ignore"):
         pivots = xp.abs(wide(xp.linalg.diagonal(W)[:left]))
         size = xp.minimum(
-            carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), tail_norms(carried.w)[:left]
+            carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), _tail_norms(carried.w)[:left]
         )
         size = xp.maximum(xp.abs(carried.g[:left]), size)
         columns = Verdict.of(wL - carried.g[:left], changed_bound(size, m))
@@ -95,6 +95,13 @@ def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int]
             exact = norm(wide(W[r, r:]) * carried.v[r:])
             found[1].extend([r] * (not _within(float(rows.residual[r]), changed_bound(exact, n))))
     return found
+
+
+def _tail_norms(x: Array) -> Array:
+    """The 2-norms of x(i:), for every i."""
+    xp = namespace(x)
+    largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0
+    return largest * xp.sqrt(xp.flip(xp.cumulative_sum(xp.flip((x / (largest or 1.0)) ** 2))))
 
 
 def moved(kept: Array, again: Array, lines_of: Callable[[Any], Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
