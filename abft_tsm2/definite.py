@@ -17,8 +17,8 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, namespace
 from abft_tsm2.checksum.definite import Definite, Kept
-from abft_tsm2.checksum.definite_repair import ROUNDS, Changed, NotDefinite, Remake
-from abft_tsm2.checksum.findings import FACTORS, Findings, Unrepairable
+from abft_tsm2.checksum.definite_repair import Changed, NotDefinite, Remake
+from abft_tsm2.checksum.findings import FACTORS, ROUNDS, Findings, Unrepairable
 from abft_tsm2.core.definite import factor_columns
 from abft_tsm2.core.factoring import copy_by_columns, factor_definite, subtract_square
 from abft_tsm2.factor import Clock, Hook, check_of

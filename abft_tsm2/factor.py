@@ -23,8 +23,8 @@ import numpy as np
 from abft_tsm2.arrays import Array, dtype_name, namespace
 from abft_tsm2.checksum.factor_encode import Encoding
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges
-from abft_tsm2.checksum.findings import Findings, Unrepairable
-from abft_tsm2.checksum.rebuild import ROUNDS, Repair
+from abft_tsm2.checksum.findings import ROUNDS, Findings, Unrepairable
+from abft_tsm2.checksum.rebuild import Repair
 from abft_tsm2.checksum.stored import certificate, changed, read, whole
 from abft_tsm2.core.factoring import add_product, copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.report import SIDES, Check, Fault, Status

@@ -265,7 +265,8 @@ COMPUTED, COMPUTED_LEAST = 1 / 2, 0.15  # of the bound, and in place of LEAST, w
 
 
 def rigorous_factored(stored: FloatType, terms: int) -> float:
-    """gamma of ``|PA - LU| <= gamma |L| |U|`` (Higham 2002, theorem 9.3), and for sums of as many terms in float64."""
+    """gamma of ``|PA - LU| <= gamma |L| |U|`` and ``|A - L L'| <= gamma |L||L'|`` (Higham 2002, theorems 9.3 and 10.3),
+    and for sums of as many terms in float64."""
     return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
 
 
@@ -302,11 +303,6 @@ def definite_element(stored: FloatType, size: Any, terms: int) -> Any:
     """
     spread = 12 * DEFINITE[stored.name] * math.sqrt(terms + FLOOR_TERMS) * stored.unit_roundoff
     return spread * size + (terms + FLOOR_TERMS) * stored.smallest_subnormal
-
-
-def rigorous_definite(stored: FloatType, terms: int) -> float:
-    """gamma of ``|A - L L'| <= gamma |L||L'|`` (Higham 2002, theorem 10.3), and of sums of as many terms in float64."""
-    return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
 
 
 def stored_bound(norm: Any, terms: int) -> Any:

@@ -26,7 +26,7 @@ from abft_tsm2.checksum.bounds import (
     changed_bound,
     definite_bound,
     definite_element,
-    rigorous_definite,
+    rigorous_factored,
 )
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.factors import Verdict, growth, norm
@@ -200,7 +200,7 @@ class Definite:
         """gamma ``|w|'|L||L|'``, for some rows of L."""
         xp, n = self.xp, self.W.shape[0]
         sizes = Triangle(self.W.T, False, False).times(xp.abs(self.w), modulus)
-        return rigorous_definite(self.type, 2 * n) * product(xp.abs(rows), sizes[: rows.shape[1]])
+        return rigorous_factored(self.type, 2 * n) * product(xp.abs(rows), sizes[: rows.shape[1]])
 
     def advance(self, j: int, j1: int) -> None:
         """``Z(j1:) -= g L21'``: what the columns that were checked last take off."""

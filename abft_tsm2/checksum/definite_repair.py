@@ -22,13 +22,12 @@ from abft_tsm2.checksum.bounds import definite_bound, definite_element, stored_b
 from abft_tsm2.checksum.definite import Definite, symmetric_columns, symmetric_sums, weighting
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.factors import Verdict
-from abft_tsm2.checksum.findings import Findings, Unrepairable
+from abft_tsm2.checksum.findings import ROUNDS, Findings, Unrepairable, differing, largest
 from abft_tsm2.checksum.stored import moved
 from abft_tsm2.core.definite import factor_columns, factored
 from abft_tsm2.core.factoring import add_product, like_columns, product
 from abft_tsm2.report import Fault, Status
 
-ROUNDS = 3
 MOVED = 8.0  # roundings that a finished column may bring when it is computed again: few, beside those that are granted
 
 
@@ -71,7 +70,7 @@ class Remake:
             if not any(good):
                 raise Unrepairable(f"{name} and its copy differ, and neither is what A gives")
             wrong, right = (copy, live) if good[0] else (live, copy)
-            off = _largest(to_host(wrong - right)[differ])
+            off = largest(to_host(wrong - right)[differ])
             wrong[...] = right
             self.findings.wrong_sums(name, differ, off, "taken from its copy")
 
@@ -99,7 +98,7 @@ class Remake:
         size = state.xp.maximum(state.kept.norms[j:j1], state.xp.abs(then))
         verdict = Verdict.of(now - then, definite_bound(state.type, size, j1, state.W.shape[0], state.modulus))
         if not verdict.clean:
-            off = _largest(to_host(verdict.residual))
+            off = largest(to_host(verdict.residual))
             self.findings.wrong_sums("Z", np.flatnonzero(~to_host(verdict.ok)) + j, off)
         now[...] = then
 
@@ -140,7 +139,7 @@ class Remake:
         new[...] = xp.astype(X, W.dtype)
         stopped = factor_columns(new)
         size = size + self._product_sizes(xp.tril(wide(new))[:, : factored(stopped, b)], j, b)
-        differ, distance = _differ(old, X, definite_element(state.type, size, j1))
+        differ, distance = differing(old, X, definite_element(state.type, size, j1))
         at = np.arange(done)
         differ[at, at] |= ~(to_host(xp.linalg.diagonal(panel))[:done] > 0)
         if stopped and stopped == failed and not np.tril(differ).any():
@@ -212,7 +211,7 @@ class Remake:
             raise Unrepairable(f"column {c} of L cannot be computed again: {left} is left of its diagonal")
         root = left**0.5
         new, bound = X[:, 0] / root, definite_element(state.type, sizes[:, 0], c + 1) / root
-        differ, distance = _differ(wide(state.W[c:, c]), new, bound)
+        differ, distance = differing(wide(state.W[c:, c]), new, bound)
         again, wrong = float(state.xp.sum(new * state.w[c:])), bool(differ.any())
         if not wrong and now is not None and abs(again - float(state.g[c])) <= abs(again - now):
             differ[int(np.argmax(np.where(np.isfinite(distance), distance, 0.0)))] = wrong = True
@@ -228,14 +227,3 @@ class Column(NamedTuple):
     wrong: bool
     differ: Any
     distance: Any
-
-
-def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
-    """Where old is not new but for rounding, and how far off it is: boolean and float64 arrays on the host."""
-    verdict = Verdict.of(old - new, bound)
-    return np.array(~to_host(verdict.ok)), np.abs(to_host(verdict.residual))
-
-
-def _largest(x: Any) -> float:
-    """max |x|, NaN where there is one."""
-    return float(np.max(np.append(np.abs(x), 0.0)))

@@ -7,10 +7,25 @@ from typing import Any
 
 import numpy as np
 
+from abft_tsm2.arrays import Array, to_host
 from abft_tsm2.report import Fault, Status
 
+ROUNDS = 3  # repairs before giving up
 FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
 AGAIN = "computed again from A"
+
+
+def differing(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
+    """Where old is not new but for rounding, and how far off it is: boolean and float64 arrays on the host."""
+    with np.errstate(all="ignore"):
+        distance = np.abs(to_host(old) - to_host(new))
+        limit = to_host(bound)
+        return ~((distance <= limit) & np.isfinite(limit)), distance
+
+
+def largest(x: Any) -> float:
+    """max |x|, NaN where there is one, 0 where there is nothing."""
+    return float(np.max(np.append(np.abs(x), 0.0)))
 
 
 class Unrepairable(Exception):
@@ -36,15 +51,13 @@ class Findings:
         self.statuses.append(Status.CHECKSUM_FAULT)
         self.faults.append(Fault(name, "checksum", lines, (), len(lines), magnitude, repair))
 
-    def wrong_elements(self, differ: Any, distance: Any, first: tuple[int, int], rows: Any = None) -> None:
+    def wrong_elements(self, differ: Any, distance: Any, first: tuple[int, int]) -> None:
         """Elements of W that were replaced: a boolean matrix, how far they were off, and where its corner lies."""
         i, c = np.nonzero(differ)
         if not i.size:
             return
-        rows = tuple(np.unique(i + first[0]).tolist()) if rows is None else tuple(rows)
+        rows = tuple(np.unique(i + first[0]).tolist())
         columns = tuple(np.unique(c + first[1]).tolist())
         kind = "element" if i.size == 1 else "row" if len(rows) == 1 else "column" if len(columns) == 1 else "block"
-        with np.errstate(all="ignore"):
-            largest = float(np.max(distance[differ]))
         self.statuses.append(Status.CORRECTED)
-        self.faults.append(Fault(FACTORS, kind, rows, columns, int(i.size), largest, AGAIN))
+        self.faults.append(Fault(FACTORS, kind, rows, columns, int(i.size), largest(distance[differ]), AGAIN))

@@ -23,12 +23,10 @@ from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element
 from abft_tsm2.checksum.factor_encode import counts, sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
-from abft_tsm2.checksum.findings import AGAIN, FACTORS, Findings, Overflowed, Unrepairable
+from abft_tsm2.checksum.findings import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
 from abft_tsm2.checksum.stored import changed, moved, read
 from abft_tsm2.core.factoring import add_product, permutation, product, solve_triangle
 from abft_tsm2.report import Fault, Status
-
-ROUNDS = 3
 
 
 @dataclass(eq=False)
@@ -67,7 +65,7 @@ class Repair:
         reach = sizes[j:, :] + math.sqrt(j1 - j + FLOOR_TERMS) * largest
         bound = factored_element(self.carried.type, reach, j1)
         if old is not None:
-            differ, distance = _differ(old, active, bound)
+            differ, distance = differing(old, active, bound)
             self.findings.wrong_elements(differ, distance, (j, j))
         else:
             self.findings.statuses.append(Status.CORRECTED)
@@ -86,7 +84,7 @@ class Repair:
         old = wide(self.W[j:j1, j:])
         xp = namespace(old)
         bound = factored_element(self.carried.type, sizes, j1)
-        differ, distance = _differ(upper(old), upper(new), bound)
+        differ, distance = differing(upper(old), upper(new), bound)
         # All of them: the solution has carried what was wrong in one row to those below, whose own sums are right.
         line, column = np.arange(j1 - j)[:, None], np.arange(old.shape[1])[None, :]
         self.W[j:j1, j:] = xp.astype(xp.where(from_host(column >= line, old), new, old), self.W.dtype)
@@ -179,7 +177,7 @@ class Repair:
             raise Unrepairable("A is not what was encoded")
         for name, kept, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), found, strict=True):
             if lines.size:
-                off = float(np.max(np.append(np.abs(to_host(kept) - to_host(again))[lines], 0.0)))
+                off = largest((to_host(kept) - to_host(again))[lines])
                 kept[...] = again
                 self.findings.wrong_sums(name, lines, off)
 
@@ -202,7 +200,7 @@ class Repair:
         verdict = Verdict.of(now - then, bound)
         if not verdict.clean:
             lines = np.flatnonzero(~to_host(verdict.ok)) + first
-            off = float(np.max(np.append(np.abs(to_host(verdict.residual)), 0.0)))
+            off = largest(to_host(verdict.residual))
             now[...] = then
             self.findings.wrong_sums(name, lines, off)
 
@@ -222,7 +220,7 @@ class Repair:
         old = xp.asarray(wide(W[:j, j:j1]), copy=True)
         # every row has rounded in its own way on the way down: the largest element of a column tells how much
         reach = math.sqrt(j + FLOOR_TERMS) * xp.max(xp.abs(new), axis=0)[None, :] + xp.zeros_like(new)
-        differ, distance = _differ(old, new, factored_element(carried.type, reach, j))
+        differ, distance = differing(old, new, factored_element(carried.type, reach, j))
         W[:j, j:j1] = xp.astype(new, W.dtype)
         off = product(wide(W[:j, j:j1]) - old, carried.v[j:j1])
         if not bool(xp.all(xp.isfinite(off))):  # what was there has left no trace in y that could be taken off again
@@ -287,7 +285,7 @@ class Repair:
             left, top = wide(self.W[r : r + 1, :r]), wide(self.W[:r, r:])
             new, sizes = new - product(left, top)[0, :], sizes + _reach(left, top)[0, :]
         old = wide(self.W[r, r:])
-        differ, distance = _differ(old, new, factored_element(self.carried.type, sizes, r + 1))
+        differ, distance = differing(old, new, factored_element(self.carried.type, sizes, r + 1))
         self.W[r, r:] = xp.astype(new, self.W.dtype)
         before = float(self.carried.y[r])
         self.carried.y[r] = xp.sum(wide(self.W[r, r:]) * self.carried.v[r:])
@@ -308,7 +306,7 @@ class Repair:
             # no multiplier is larger than 1; where the pivot is all rounding, the quotient may be
             new, sizes = xp.clip(new / pivot, -1.0, 1.0), sizes / abs(pivot)
         old = wide(self.W[c + 1 :, c])
-        differ, distance = _differ(old, new, factored_element(self.carried.type, sizes, c + 1))
+        differ, distance = differing(old, new, factored_element(self.carried.type, sizes, c + 1))
         borne_out = self._borne_out(c)
         self.W[c + 1 :, c] = xp.astype(new, self.W.dtype)
         before = float(self.carried.g[c])
@@ -336,14 +334,6 @@ class Repair:
 
     def _suspicion(self, before: int) -> None:
         self.findings.suspicions += len(self.findings.statuses) == before
-
-
-def _differ(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
-    """Where old is not new but for rounding, and how far off it is: boolean and float64 arrays on the host."""
-    with np.errstate(all="ignore"):
-        distance = np.abs(to_host(old) - to_host(new))
-        limit = to_host(bound)
-        return ~((distance <= limit) & np.isfinite(limit)), distance
 
 
 def _reach(L: Array, U: Array, first: int = 0) -> Array:
