@@ -34,7 +34,7 @@ Hook = Callable[[str, Mapping[str, Any]], None]
 
 def block_size(K: int) -> int:
     """Columns of a panel: the fastest of those measured on two cores (16 to 384), 512 to 4096."""
-    return 64 if K <= 384 else 128 if K <= 1536 else 192 if K <= 3072 else 256
+    return 64 if K <= 384 else 128 if K <= 1536 else 512
 
 
 class Clock:

@@ -12,8 +12,8 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
+from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.factor_encode import wide
-from abft_tsm2.checksum.factors import Verdict
 from abft_tsm2.checksum.findings import Findings
 from abft_tsm2.checksum.triangles import Triangle, check_solution, summing_weights
 from abft_tsm2.core.factoring import permutation

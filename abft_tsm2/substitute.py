@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.factors import Verdict
+from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.findings import Findings
 from abft_tsm2.checksum.triangles import Triangle, check_substitution, summing_weights
 from abft_tsm2.core.factoring import like_columns, permutation, solve_triangle

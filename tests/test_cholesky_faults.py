@@ -15,10 +15,10 @@ from scipy import linalg
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_cho_factor, protected_cholesky
 from abft_tsm2.checksum import definite
+from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import definite_bound
 from abft_tsm2.checksum.definite import Definite, Kept
 from abft_tsm2.checksum.definite_repair import Remake
-from abft_tsm2.checksum.factors import Verdict
 from abft_tsm2.checksum.findings import ROUNDS
 from tests.factor_cases import DTYPES, outcome, positive, unit
 from tests.factor_cases import cholesky_outside as outside

@@ -60,6 +60,7 @@ LAYERS = [
         "checksum.correct",
         "checksum.decide",
         "checksum.factor_encode",
+        "checksum.alike",
         "checksum.factors",
         "checksum.findings",
         "checksum.stored",

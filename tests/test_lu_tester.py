@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,8 +11,9 @@ from scipy import linalg
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, lu, protected_lu_factor, protected_solve, solve
 from abft_tsm2.checksum import factors, rebuild, stored, triangles
+from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import factored_bound
-from abft_tsm2.checksum.factors import Carried, Verdict
+from abft_tsm2.checksum.factors import Carried
 from abft_tsm2.checksum.findings import Unrepairable
 from abft_tsm2.checksum.rebuild import Repair
 from tests.factor_cases import backward_error, lu_outside
@@ -70,7 +70,7 @@ def uncertified(patch: Patch) -> None:
 
 
 def test_without_the_checks_of_steps_the_certificate_of_the_whole_is_left(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(factors, "_alike", fine)
+    monkeypatch.setattr(Carried, "_judged", fine)
     found = factored(normal(60, 60), of_panel())
     assert found.report.status is Status.CORRECTED
     assert not found.wrong
@@ -98,7 +98,7 @@ def test_a_step_is_checked_before_anything_depends_on_it(
 
     def unheard(self: Carried, *arguments: Any, **options: Any) -> bool:
         with monkeypatch.context() as patch:
-            patch.setattr(factors, "_alike", fine)
+            patch.setattr(Carried, "_judged", fine)
             return bool(original(self, *arguments, **options))
 
     monkeypatch.setattr(Carried, check, unheard)
@@ -123,8 +123,6 @@ def test_an_infinite_bound_is_no_bound(monkeypatch: Patch) -> None:
 
     everywhere(monkeypatch, factored_bound, infinite)
     assert factored(normal(60, 60)).report.status is not Status.CLEAN
-    careless = type("careless", (), {"__getattr__": lambda self, name: getattr(math, name), "isfinite": fine})()
-    monkeypatch.setattr(factors, "math", careless)
     monkeypatch.setattr(Verdict, "clean", property(lambda self: bool((np.abs(self.residual) <= self.bound).all())))
     missed = factored(normal(60, 60), of_panel())
     assert missed.report.status is Status.CLEAN

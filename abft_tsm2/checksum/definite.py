@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, to_host
+from abft_tsm2.checksum.alike import Verdict, growth, norm
 from abft_tsm2.checksum.bounds import (
     DEFINITE_LEAST,
     DEFINITE_USUAL,
@@ -29,7 +30,6 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.factor_encode import wide
-from abft_tsm2.checksum.factors import Verdict, growth, norm
 from abft_tsm2.checksum.triangles import Triangle, modulus
 from abft_tsm2.checksum.weights import exponents, middle, weights
 from abft_tsm2.core.factoring import add_product, like_columns, multiply_triangle, product, symmetric_product
@@ -167,10 +167,10 @@ class Definite:
         add_product(g, self._below.T, self.w[j1:], alpha=1.0)
         residual = multiply_triangle(corner, g, lower=True) - self.Z[j:j1]
         norms, terms = self.kept.norms[j:j1], self.terms + self.shrunk * (j1 - j)
-        verdict = _alike(residual, definite_bound(self.type, norms, terms, n, self.modulus))
+        verdict = self._alike(residual, definite_bound(self.type, norms, terms, n, self.modulus))
         if not verdict.clean:
             bound = self._looked_at(corner, g, j, j1, again=again)
-            verdict = Verdict.of(residual, bound) if again else _alike(residual, bound)
+            verdict = Verdict.of(residual, bound) if again else self._alike(residual, bound)
         verdict.ok[...] = verdict.ok & (self.xp.linalg.diagonal(corner) > 0)  # L L' does not tell a column's sign
         self.g[j:j1] = g
         if verdict.clean:
@@ -178,6 +178,9 @@ class Definite:
         else:
             self.failed = tuple((j + np.flatnonzero(~to_host(verdict.ok))).tolist())
         return verdict.clean
+
+    def _alike(self, residual: Array, bound: Array) -> Verdict:
+        return Verdict.among_its_like(residual, bound, DEFINITE_USUAL, DEFINITE_LEAST)
 
     def _looked_at(self, corner: Array, g: Array, j: int, j1: int, *, again: bool) -> Array:
         """The bound where some columns exceed what is granted to all."""
@@ -273,14 +276,6 @@ class Definite:
             squares[at:, :] += product(left * left, right * right)
         size = xp.abs(exact) + scale * xp.sqrt(squares)
         return xp.all(Verdict.of(exact - value, definite_element(self.type, size, n)).ok, axis=0)
-
-
-def _alike(residual: Array, bound: Array) -> Verdict:
-    """Which residuals are within their bounds, and do not stand out among their like although the bound allows it."""
-    xp = namespace(residual)
-    ratio = xp.abs(residual) / bound
-    limit = max(DEFINITE_LEAST, DEFINITE_USUAL * float(middle(to_host(ratio))))
-    return Verdict(residual, bound, (ratio <= min(1.0, limit)) & xp.isfinite(bound))
 
 
 def symmetric_columns(A: Array, columns: Any, first: int = 0) -> Array:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, to_host
+from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import definite_bound, definite_element, stored_bound
 from abft_tsm2.checksum.definite import Definite, symmetric_columns, symmetric_sums, weighting
 from abft_tsm2.checksum.factor_encode import wide
-from abft_tsm2.checksum.factors import Verdict
 from abft_tsm2.checksum.findings import ROUNDS, Findings, Unrepairable, differing, largest
 from abft_tsm2.checksum.stored import moved
 from abft_tsm2.core.definite import factor_columns, factored

@@ -13,13 +13,13 @@ The other way round: an element is used only after the check of its panel, or of
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, bit_pattern, float_type, from_host, is_numpy, namespace, to_host
+from abft_tsm2.checksum.alike import Verdict, column_norms, growth, norm
 from abft_tsm2.checksum.bounds import (
     COMPUTED,
     COMPUTED_LEAST,
@@ -33,27 +33,8 @@ from abft_tsm2.checksum.bounds import (
 from abft_tsm2.checksum.factor_encode import Encoding, counts, wide
 from abft_tsm2.core.factoring import add_product, exchange_rows, like_columns, multiply_triangle, permutation
 
-BESIDE = 8  # lines to either side of those whose norms are computed
 COUNTED = 64  # rows of U whose growth is taken to be the same
-SMALLEST = 1e-300  # in place of a norm that is zero
 PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: look at the column
-
-
-class Verdict(NamedTuple):
-    """What a check says of its lines: residuals, bounds, and which lines are fine; float64, on A's device."""
-
-    residual: Array
-    bound: Array
-    ok: Array
-
-    @classmethod
-    def of(cls, residual: Array, bound: Array) -> Verdict:
-        xp = namespace(residual)
-        return cls(residual, bound, (xp.abs(residual) <= bound) & xp.isfinite(bound))
-
-    @property
-    def clean(self) -> bool:
-        return bool(namespace(self.ok).all(self.ok))
 
 
 class Rows(NamedTuple):
@@ -103,7 +84,7 @@ class Carried:
         self.Z = encoding.Z
         self.v = xp.asarray(encoding.v, copy=True)
         self.floor = encoding.column_norms
-        self.growth = 1.0
+        self.growth = self._grown = 1.0  # of what is left, by the rows finished last; of the lines checked last
         self.done = [operations(self.type, FLOOR_TERMS, length) for length in (n, m)]
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
         self._fingerprint = self._bits()
@@ -144,9 +125,8 @@ class Carried:
         g = multiply_triangle(square.T, w[:b], lower=False, unit=True)
         add_product(g, below.T, w[b:], alpha=1.0)
         residual = multiply_triangle(square.T, g, lower=True) - Z
-        more = self._operations(1, j, b)
         last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
-        reach = self.reach(1, self.floor[j:j1], more, j, Z, last)
+        reach = self._reach_within(1, j, self.floor[j:j1], Z, last)
 
         def exact(lo: int, hi: int) -> Array:  # ||g o U(:j1, c)|| of some columns c, operations counted
             above = column_norms(wide(self.W[:j, j + lo : j + hi]) * (self.g[:j] * self._roots(0, j))[:, None])
@@ -210,18 +190,17 @@ class Carried:
 
     def check_rows(self, j: int, j1: int, *, again: bool = False) -> bool:
         """Whether U(j:j1, j:n) is right: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts into place."""
-        xp, b, n = self.xp, j1 - j, self.W.shape[1]
+        xp, n = self.xp, self.W.shape[1]
         square, right = wide(self.W[j:j1, j:j1]), wide(self.W[j:j1, j1:])
         S, v = self.S[j:j1], self.v
         y = multiply_triangle(square, v[j:j1], lower=False)
         add_product(y, right, v[j1:], alpha=1.0)
         residual = multiply_triangle(square, y, lower=True, unit=True) - S
-        more = self._operations(0, j, b)
-        reach = self.reach(0, self.rows[j:j1, ROWS.floor], more, j, S, y)
+        reach = self._reach_within(0, j, self.rows[j:j1, ROWS.floor], S, y)
 
         def exact(lo: int, hi: int) -> Array:  # ||L(i, :j1) o y|| of some rows i, operations counted
             left = column_norms((wide(self.W[j + lo : j + hi, :j]) * (self.y[:j] * self._roots(0, j))[None, :]).T)
-            return left + column_norms((unit_lower(square)[lo:hi, :] * (y * self._roots(j, j1))[None, :]).T)
+            return left + column_norms((unit_lower(square[lo:hi, :], lo) * (y * self._roots(j, j1))[None, :]).T)
 
         def rigorous() -> Array:  # |L11| |U| |v|
             sizes = multiply_triangle(xp.abs(square), xp.abs(v[j:j1]), lower=False)
@@ -245,14 +224,19 @@ class Carried:
         computed; and what was computed again may round in a pattern, up to the rigorous bound."""
         weight = self.moduli[1 - side]
         bound = factored_bound(self.type, reach, terms, weight)
-        fine = _alike(residual, bound)
+        verdict = Verdict.among_its_like(residual, bound, USUAL, LEAST)
+        fine = verdict.clean
         if not fine:
-            lo, hi = (0, residual.shape[0]) if rigorous else _around_far(residual, bound)
-            bound[lo:hi] = COMPUTED * factored_bound(self.type, reach[lo:hi] + exact(lo, hi), terms, weight)
+            runs = [slice(0, residual.shape[0])] if rigorous else verdict.in_doubt
+            for run in runs:
+                norms = exact(run.start, run.stop)
+                bound[run] = COMPUTED * factored_bound(self.type, reach[run] + norms, terms, weight)
             if rigorous:
-                fine = Verdict.of(residual, 8 * bound + rigorous()).clean
+                verdict = Verdict.of(residual, 8 * bound + rigorous())
             else:
-                fine = _alike(residual[lo:hi], bound[lo:hi], COMPUTED_LEAST)
+                residuals, bounds = (self.xp.concat([x[run] for run in runs]) for x in (residual, bound))
+                verdict = Verdict.among_its_like(residuals, bounds, USUAL, COMPUTED_LEAST)
+            fine = verdict.clean
         if fine:
             self.seen[side].append((residual, bound))
         return fine
@@ -261,8 +245,15 @@ class Carried:
         """Of the operations on an element up to each of these columns."""
         return self.xp.sqrt(counts(last - first, self.xp, self.W.device, first))
 
-    def _operations(self, side: int, j: int, b: int) -> float:
-        return operations(self.type, b, (self.W.shape[1], self.W.shape[0])[side] - j)
+    def _operations(self, side: int, j: int, count: int) -> float:
+        return operations(self.type, count, (self.W.shape[1], self.W.shape[0])[side] - j)
+
+    def _reach_within(self, side: int, j: int, floor: Array, first: Array, last: Array) -> Array:
+        """`reach` of the lines from j on, each of which has one operation more than the one before it; and how much
+        they have grown. `first`, `last`: their sums at the beginning of the step, and when they were finished."""
+        self._grown = growth(floor, last)
+        more = from_host(_steps(last.shape[0]) * self._operations(side, j, last.shape[0]), last)
+        return self.reach(side, floor, more * max(self._grown, self.growth), j + more, first, last)
 
     # -- what a step does to them --
 
@@ -272,13 +263,12 @@ class Carried:
         add_product(self.room[j1:, j1:], self.W[j1:, j:j1], self.room[j:j1, j1:])
 
     def advance(self, j: int, j1: int) -> None:
-        """S(j1:) -= L21 y unless that is done; the growth of what is left is seen in it."""
-        b = j1 - j
+        """S(j1:) -= L21 y unless that is done."""
         if not self.beside:
             add_product(self.S[j1:], wide(self.W[j1:, j:j1]), self.y[j:j1])
-        self.growth = growth(self.rows[j1:, ROWS.floor], self.S[j1:])
+        self.growth = self._grown
         for side in (0, 1):
-            self.done[side] += self._operations(side, j, b) * self.growth
+            self.done[side] += self._operations(side, j, j1 - j) * self.growth
 
     def count_operations(self) -> None:
         """`done` of a factorisation of which only the result is known: its rows of U are rows of trailing matrices, by
@@ -290,16 +280,16 @@ class Carried:
             for side in (0, 1):
                 self.done[side] += operations(self.type, end - at, (n, m)[side] - at) * self.growth
 
-    def reach(self, side: int, floor: Array, more: float, j: int, *sums: Array) -> Array:
+    def reach(self, side: int, floor: Array, more: Any, terms: Any, *sums: Array) -> Array:
         """How far the operations on rows (side 0) or columns may have taken their residuals: see `factored_bound`.
 
-        A line is taken to have grown as the usual one has, and to have been as large as its own sums say for all of
-        its j and `more` operations.
+        A line is taken to have grown as the usual one has (`more`: operations beyond those in `done`, weighted as they
+        are), and to have been as large as its own sums say for all of its operations, or `terms` of them.
         """
         xp, largest = self.xp, self.xp.abs(sums[0])
         for x in sums[1:]:
             largest = xp.maximum(largest, xp.abs(x))
-        return floor * math.sqrt(self.done[side] + more * self.growth) + math.sqrt(more + j) * largest
+        return floor * (self.done[side] + more) ** 0.5 + terms**0.5 * largest
 
     # -- what they should be, from the beginning --
 
@@ -309,66 +299,6 @@ class Carried:
         if j:
             add_product(S[j:], wide(self.W[j:, :j]), self.xp.asarray(self.y[:j], copy=True))
         return S
-
-
-def _alike(residual: Array, bound: Array, least: float = LEAST) -> bool:
-    """Whether all residuals are within their bounds, and none stands out among its like although the bound allows it.
-
-    Sorting puts NaN last.
-    """
-    xp = namespace(residual)
-    ratio = xp.sort(xp.abs(residual) / bound)
-    limit = _limit(float(ratio[ratio.shape[0] // 2]), least)
-    return float(ratio[-1]) <= limit and math.isfinite(float(xp.max(bound)))
-
-
-def _limit(usual: float, least: float) -> float:
-    return min(1.0, max(least, USUAL * usual))
-
-
-def _around_far(residual: Array, bound: Array) -> tuple[int, int]:
-    """The first of the lines that are not `_alike`, and past the last, with some more around."""
-    limits = to_host(bound)
-    ratio = np.abs(to_host(residual)) / limits
-    far = np.flatnonzero(~(ratio <= _limit(float(np.median(ratio)), LEAST)) | ~np.isfinite(limits))
-    return max(0, int(far[0]) - BESIDE), min(ratio.size, int(far[-1]) + 1 + BESIDE)
-
-
-def norm(x: Array) -> float:
-    """The 2-norm of a vector, whose squares may be beyond the range."""
-    xp = namespace(x)
-    square = float(x @ x)
-    if SMALLEST < square < math.inf:
-        return math.sqrt(square)
-    largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0
-    if not 0.0 < largest < math.inf:
-        return largest
-    return largest * math.sqrt(float(xp.sum((x / largest) ** 2)))
-
-
-def column_norms(X: Array) -> Array:
-    """The 2-norms of X's columns, whose squares may be beyond the range."""
-    xp = namespace(X)
-    if not X.shape[0]:
-        return xp.zeros(X.shape[1], dtype=X.dtype, device=X.device)
-    squares = xp.sum(X * X, axis=0)
-    if bool(xp.all((squares > SMALLEST) & xp.isfinite(squares))):
-        return xp.sqrt(squares)
-    largest = xp.max(xp.abs(X), axis=0)
-    scale = xp.where((largest > 0) & xp.isfinite(largest), largest, xp.ones_like(largest))
-    return scale * xp.sqrt(xp.sum((X / scale[None, :]) ** 2, axis=0))
-
-
-def growth(floor: Array, sums: Array) -> float:
-    """How many times larger the squared norms of the trailing matrix's lines are than those of A's.
-
-    The square of a line's own sum may be much too small an estimate; the median of some hundred is a good one. chi^2
-    with one degree of freedom has the median 0.455.
-    """
-    step = sums.shape[0] // 128 + 1
-    ratios = np.sort(np.abs(to_host(sums[::step]) / (to_host(floor[::step]) + SMALLEST)))
-    usual = float(ratios[ratios.size // 2]) if ratios.size else math.sqrt(0.455)
-    return usual * usual / 0.455
 
 
 def are_exchanges(pivots: Any, m: int) -> bool:
@@ -386,11 +316,17 @@ def _mask(m: int, n: int, k: int) -> Any:
     return np.tri(m, n, k, dtype=bool)
 
 
-def unit_lower(X: Array) -> Array:
-    """The unit lower triangle of X, below which there may be more rows."""
+@functools.lru_cache(maxsize=64)
+def _steps(b: int) -> Any:
+    """1/b, 2/b, ... 1."""
+    return np.arange(1, b + 1) / b
+
+
+def unit_lower(X: Array, above: int = 0) -> Array:
+    """The unit lower triangle of X, below which there may be more rows; `above` rows of the square one are missing."""
     xp, (m, n) = namespace(X), X.shape
     zero, one = (xp.asarray(x, dtype=X.dtype) for x in (0.0, 1.0))
-    strict, whole = from_host(_mask(m, n, -1), X), from_host(_mask(m, n, 0), X)
+    strict, whole = from_host(_mask(m, n, above - 1), X), from_host(_mask(m, n, above), X)
     return xp.where(strict, X, xp.where(whole, one, zero))
 
 

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element
 from abft_tsm2.checksum.factor_encode import counts, sums, wide
-from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, are_exchanges, places, unit_lower, upper
+from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges, places, unit_lower, upper
 from abft_tsm2.checksum.findings import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
 from abft_tsm2.checksum.stored import changed, moved, read
 from abft_tsm2.core.factoring import add_product, permutation, product, solve_triangle

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum.alike import Verdict, column_norms, norm
 from abft_tsm2.checksum.bounds import (
     FLOOR_TERMS,
     changed_bound,
@@ -23,7 +24,7 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.factor_encode import counts, wide
-from abft_tsm2.checksum.factors import ROWS, Carried, Verdict, column_norms, norm, unit_lower, upper
+from abft_tsm2.checksum.factors import ROWS, Carried, unit_lower, upper
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
+from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations, rigorous_factored
 from abft_tsm2.checksum.factor_encode import wide
-from abft_tsm2.checksum.factors import Verdict
 from abft_tsm2.checksum.weights import exponents, weights
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 

@@ -15,9 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from abft_tsm2.core.multiply import multiply
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
 
 Integers = np.ndarray[Any, np.dtype[np.int32]]
+NARROW = 128  # columns that getrf factors as fast as halves of them; twice as many take a sixth longer
 
 
 # ---- SciPy's routines ---------------------------------------------------------------------------------------------
@@ -117,16 +116,14 @@ def factor_panel(X: Array) -> tuple[Integers, int]:
 
     Notes
     -----
-    LAPACK getrf, or `cupyx.scipy.linalg.lu_factor` for CuPy, which synchronises with the host.
+    LAPACK getrf of halves of halves (S. Toledo, Locality of reference in LU decomposition with partial pivoting, 1997),
+    or `cupyx.scipy.linalg.lu_factor` for CuPy, which synchronises with the host.
     """
     if is_numpy(X):
-        (m, b), pivots = X.shape, np.empty(min(X.shape), np.int32)
-        if pivots.size == 0:
-            return pivots, 0
-        if not _by_columns(X):
+        if X.size and not _by_columns(X):
             raise ValueError("getrf needs a panel of a column-major matrix")
-        info = _call("getrf", X.dtype.char, m, b, X, _leading(X, True), pivots, [])
-        return pivots - np.int32(1), info
+        pivots = np.empty(min(X.shape), np.int32)
+        return pivots, _factor_halves(X, pivots)
     if is_cupy(X):
         linalg = importlib.import_module("cupyx.scipy.linalg")
         import warnings
@@ -141,6 +138,27 @@ def factor_panel(X: Array) -> tuple[Integers, int]:
     pivots, info = factor_panel(host)
     X[...] = from_host(host, X)
     return pivots, info
+
+
+def _factor_halves(X: np.ndarray[Any, Any], pivots: Integers) -> int:
+    """`factor_panel` of a panel by columns, into `pivots`; returns `info`."""
+    (m, b), half = X.shape, pivots.size // 2
+    if pivots.size == 0:
+        return 0
+    if pivots.size <= NARROW:
+        info = _call("getrf", X.dtype.char, m, b, X, _leading(X, True), pivots, [])
+        pivots -= np.int32(1)
+        return info
+    # X(:, :half) = P L U;  U12 = L11^-1 X12;  X22 -= L21 U12;  X22 = P L U
+    left, right = X[:, :half], X[:, half:]
+    info = _factor_halves(left, pivots[:half])
+    exchange_rows(right, pivots[:half])
+    solve_triangle(left[:half, :], right[:half, :], lower=True, unit=True)
+    add_product(right[half:, :], left[half:, :], right[:half, :])
+    below = _factor_halves(right[half:, :], pivots[half:])
+    exchange_rows(left[half:, :], pivots[half:])
+    pivots[half:] += np.int32(half)
+    return info or (below and below + half)
 
 
 def exchange_rows(X: Array, pivots: Integers, *, back: bool = False) -> None:
@@ -320,36 +338,19 @@ def like_columns(X: Array, shape: tuple[int, ...], dtype: Any = None) -> Array:
 
 
 TILE = 64
-IN_PARALLEL = 1 << 20  # elements from which a thread is worth its start
 
 
 def copy_by_columns(A: Array, extra: int = 0) -> Array:
     """A copy of A (m x n), column-major, with `extra` columns to the right of it that are not filled.
 
-    Tile by tile where A is row-major, so that what is read and what is written both stay in the cache; on all cores,
-    because most of the time goes into pages of memory that are touched for the first time.
+    Tile by tile where A is row-major, so that what is read and what is written both stay in the cache.
     """
     m, n = A.shape
     room = like_columns(A, (m, n + extra))
-    if not is_numpy(A):
+    if not is_numpy(A) or A.strides[0] <= A.strides[1]:
         room[:, :n] = A
         return room
-    by_rows = A.strides[0] > A.strides[1]
-
-    def columns(lo: int, hi: int) -> None:
-        if not by_rows:
-            room[:, lo:hi] = A[:, lo:hi]
-            return
-        for j in range(lo, hi, TILE):
-            end = min(j + TILE, hi)
-            for i in range(0, m, TILE):
-                room[i : i + TILE, j:end] = A[i : i + TILE, j:end]
-
-    workers = os.cpu_count() or 1
-    if A.size < IN_PARALLEL or workers == 1:
-        columns(0, n)
-        return room
-    cuts = [round(part * n / workers) for part in range(workers + 1)]
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(columns, cuts[:-1], cuts[1:]))
+    for j in range(0, n, TILE):
+        for i in range(0, m, TILE):
+            room[i : i + TILE, j : min(j + TILE, n)] = A[i : i + TILE, j : j + TILE]
     return room

@@ -1,0 +1,89 @@
+"""The verdict of a check over many lines: what is beyond its bound, or stands out among its like."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, namespace, to_host
+
+BESIDE = 24  # lines to either side of those in doubt
+SMALLEST = 1e-300  # in place of a norm that is zero
+CHI_SQUARED = 0.455  # the median, of one degree of freedom
+
+
+class Verdict(NamedTuple):
+    """What a check says of its lines: residuals, bounds, and which lines are fine; float64, on A's device."""
+
+    residual: Array
+    bound: Array
+    ok: Array
+
+    @classmethod
+    def of(cls, residual: Array, bound: Array) -> Verdict:
+        xp = namespace(residual)
+        return cls(residual, bound, (xp.abs(residual) <= bound) & xp.isfinite(bound))
+
+    @classmethod
+    def among_its_like(cls, residual: Array, bound: Array, usual: float, least: float) -> Verdict:
+        """Fine is what is within its bound, and no more than `usual` times as far from clean, in units of the bound, as
+        the median; up to `least` of the bound always is. Synchronises with the host."""
+        xp = namespace(residual)
+        ratio = xp.abs(residual) / bound
+        middle = float(np.sort(to_host(ratio))[ratio.shape[0] // 2])  # faster than `numpy.partition` for some hundred
+        limit = min(1.0, max(least, usual * middle))
+        return cls(residual, bound, (ratio <= limit) & xp.isfinite(bound))
+
+    @property
+    def clean(self) -> bool:
+        return bool(namespace(self.ok).all(self.ok))
+
+    @property
+    def in_doubt(self) -> list[slice]:
+        """The lines that are not fine, and some more around each of them."""
+        found: list[slice] = []
+        for line in np.flatnonzero(~to_host(self.ok)).tolist():
+            first, last = max(0, line - BESIDE), min(int(self.ok.shape[0]), line + 1 + BESIDE)
+            if found and first <= found[-1].stop:
+                found[-1] = slice(found[-1].start, last)
+            else:
+                found.append(slice(first, last))
+        return found
+
+
+def norm(x: Array) -> float:
+    """The 2-norm of a vector, whose squares may be beyond the range."""
+    xp = namespace(x)
+    square = float(x @ x)
+    if SMALLEST < square < math.inf:
+        return math.sqrt(square)
+    largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0
+    if not 0.0 < largest < math.inf:
+        return largest
+    return largest * math.sqrt(float(xp.sum((x / largest) ** 2)))
+
+
+def column_norms(X: Array) -> Array:
+    """The 2-norms of X's columns, whose squares may be beyond the range."""
+    xp = namespace(X)
+    if not X.shape[0]:
+        return xp.zeros(X.shape[1], dtype=X.dtype, device=X.device)
+    squares = xp.sum(X * X, axis=0)
+    if bool(xp.all((squares > SMALLEST) & xp.isfinite(squares))):
+        return xp.sqrt(squares)
+    largest = xp.max(xp.abs(X), axis=0)
+    scale = xp.where((largest > 0) & xp.isfinite(largest), largest, xp.ones_like(largest))
+    return scale * xp.sqrt(xp.sum((X / scale[None, :]) ** 2, axis=0))
+
+
+def growth(floor: Array, sums: Array) -> float:
+    """How many times larger the squared norms of the trailing matrix's lines are than those of A's.
+
+    The square of a line's own sum may be much too small an estimate; the median of some hundred is a good one.
+    """
+    step = sums.shape[0] // 128 + 1
+    ratios = np.sort(np.abs(to_host(sums[::step]) / (to_host(floor[::step]) + SMALLEST)))
+    usual = float(ratios[ratios.size // 2]) if ratios.size else math.sqrt(CHI_SQUARED)
+    return usual * usual / CHI_SQUARED
