@@ -227,7 +227,7 @@ def _plain(A: Array, clock: Clock) -> tuple[Array, Any, int]:
     with clock("encode"):
         W = copy_by_columns(A)
     with clock("factor"):
-        pivots, info = factor_panel(W)
+        pivots, info = factor_panel(W, narrow=min(W.shape))
     return W, pivots, info
 
 

@@ -109,13 +109,10 @@ in_halves = pytest.mark.parametrize("narrow", [None, 1, 3], ids=["", "halves to 
 @in_halves
 @pytest.mark.parametrize("order", ["F", "S"])
 @pytest.mark.parametrize("shape", [*SHAPES, (300, 140), (140, 300)], ids=str)
-def test_a_panel_has_the_factors_and_pivots_of_lapack(
-    shape: Shape, order: str, narrow: int | None, dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(steps, "NARROW", narrow or steps.NARROW)
+def test_a_panel_has_the_factors_and_pivots_of_lapack(shape: Shape, order: str, narrow: int | None, dtype: Any) -> None:
     a = normal(*shape, dtype=dtype)
     X = Part(a, order)
-    pivots, info = steps.factor_panel(X.array)
+    pivots, info = steps.factor_panel(X.array, narrow)
     assert (info, pivots.dtype.name) == (0, "int32")
     np.testing.assert_array_equal(pivots, linalg.lu_factor(a)[1])
     assert not lu_outside(X.now, pivots, a).any()
@@ -127,13 +124,12 @@ def test_a_panel_has_the_factors_and_pivots_of_lapack(
 @pytest.mark.parametrize("zeros", [[0], [4], [2, 4]], ids=str)
 @pytest.mark.parametrize("shape", [(5, 5), (9, 5), (5, 9), (70, 40)], ids=str)
 def test_the_first_zero_pivot_is_reported(
-    shape: Shape, zeros: list[int], order: str, narrow: int | None, dtype: Any, monkeypatch: pytest.MonkeyPatch
+    shape: Shape, zeros: list[int], order: str, narrow: int | None, dtype: Any
 ) -> None:
-    monkeypatch.setattr(steps, "NARROW", narrow or steps.NARROW)
     a = np.eye(*shape, dtype=dtype)
     a[:, zeros] = 0
     X = Part(a, order)
-    assert steps.factor_panel(X.array)[1] == linalg.get_lapack_funcs("getrf", (a,))(a)[2] == zeros[0] + 1
+    assert steps.factor_panel(X.array, narrow)[1] == linalg.get_lapack_funcs("getrf", (a,))(a)[2] == zeros[0] + 1
     np.testing.assert_array_equal(X.now, a)
     assert X.kept(but=True)
 

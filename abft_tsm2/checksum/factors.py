@@ -128,9 +128,13 @@ class Carried:
         last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
         reach = self._reach_within(1, j, self.floor[j:j1], Z, last)
 
-        def exact(lo: int, hi: int) -> Array:  # ||g o U(:j1, c)|| of some columns c, operations counted
-            above = column_norms(wide(self.W[:j, j + lo : j + hi]) * (self.g[:j] * self._roots(0, j))[:, None])
-            return above + column_norms(upper(square[:, lo:hi], lo) * (g * self._roots(j, j1))[:, None])
+        def exact(part: slice) -> tuple[Array, Array]:  # ||g o U(:j1, c)|| of some columns c, operations counted
+            above = wide(self.W[:j, j + part.start : j + part.stop]) * self.g[:j, None]
+            inside = upper(square[:, part], part.start) * g[:, None]
+            norms = column_norms(above * self._roots(0, j)[:, None])
+            norms += column_norms(inside * self._roots(j, j1)[:, None])
+            # BLAS adds up the last columns of a thread's share one by one, with several times the usual rounding
+            return norms, xp.sum(above, axis=0) + xp.sum(inside, axis=0) - self.Z[j:j1][part]
 
         def rigorous() -> Array:  # |w|' |L| |U11|
             sizes = multiply_triangle(xp.abs(square).T, xp.abs(w[:b]), lower=False, unit=True)
@@ -198,9 +202,10 @@ class Carried:
         residual = multiply_triangle(square, y, lower=True, unit=True) - S
         reach = self._reach_within(0, j, self.rows[j:j1, ROWS.floor], S, y)
 
-        def exact(lo: int, hi: int) -> Array:  # ||L(i, :j1) o y|| of some rows i, operations counted
-            left = column_norms((wide(self.W[j + lo : j + hi, :j]) * (self.y[:j] * self._roots(0, j))[None, :]).T)
-            return left + column_norms((unit_lower(square[lo:hi, :], lo) * (y * self._roots(j, j1))[None, :]).T)
+        def exact(part: slice) -> tuple[Array, Array]:  # ||L(i, :j1) o y|| of some rows i, operations counted
+            left = wide(self.W[j + part.start : j + part.stop, :j]) * (self.y[:j] * self._roots(0, j))[None, :]
+            inside = unit_lower(square[part, :], part.start) * (y * self._roots(j, j1))[None, :]
+            return column_norms(left.T) + column_norms(inside.T), residual[part]
 
         def rigorous() -> Array:  # |L11| |U| |v|
             sizes = multiply_triangle(xp.abs(square), xp.abs(v[j:j1]), lower=False)
@@ -217,11 +222,12 @@ class Carried:
         residual: Array,
         reach: Array,
         terms: int,
-        exact: Callable[[int, int], Array],
+        exact: Callable[[slice], tuple[Array, Array]],
         rigorous: Callable[[], Array] | None,
     ) -> bool:
         """Whether all lines are fine. Norms are estimated first; where that does not do, those within the step are
-        computed; and what was computed again may round in a pattern, up to the rigorous bound."""
+        computed, and residuals in another order; and what was computed again may round in a pattern, up to the
+        rigorous bound."""
         weight = self.moduli[1 - side]
         bound = factored_bound(self.type, reach, terms, weight)
         verdict = Verdict.among_its_like(residual, bound, USUAL, LEAST)
@@ -229,7 +235,7 @@ class Carried:
         if not fine:
             runs = [slice(0, residual.shape[0])] if rigorous else verdict.in_doubt
             for run in runs:
-                norms = exact(run.start, run.stop)
+                norms, residual[run] = exact(run)
                 bound[run] = COMPUTED * factored_bound(self.type, reach[run] + norms, terms, weight)
             if rigorous:
                 verdict = Verdict.of(residual, 8 * bound + rigorous())

@@ -99,13 +99,15 @@ def _leading(X: np.ndarray[Any, Any], by_columns: bool) -> int:
 # ---- the steps ----------------------------------------------------------------------------------------------------
 
 
-def factor_panel(X: Array) -> tuple[Integers, int]:
+def factor_panel(X: Array, narrow: int | None = None) -> tuple[Integers, int]:
     """Replace X (m x b, m >= b or not) by its packed factors L \\ U with partial pivoting.
 
     Parameters
     ----------
     X : (m, b) array, float32 or float64
         On NumPy a part of a column-major matrix.
+    narrow : int, optional
+        On NumPy, so many columns or fewer go to getrf at once; by default `NARROW`.
 
     Returns
     -------
@@ -123,7 +125,7 @@ def factor_panel(X: Array) -> tuple[Integers, int]:
         if X.size and not _by_columns(X):
             raise ValueError("getrf needs a panel of a column-major matrix")
         pivots = np.empty(min(X.shape), np.int32)
-        return pivots, _factor_halves(X, pivots)
+        return pivots, _factor_halves(X, pivots, narrow or NARROW)
     if is_cupy(X):
         linalg = importlib.import_module("cupyx.scipy.linalg")
         import warnings
@@ -140,22 +142,22 @@ def factor_panel(X: Array) -> tuple[Integers, int]:
     return pivots, info
 
 
-def _factor_halves(X: np.ndarray[Any, Any], pivots: Integers) -> int:
+def _factor_halves(X: np.ndarray[Any, Any], pivots: Integers, narrow: int) -> int:
     """`factor_panel` of a panel by columns, into `pivots`; returns `info`."""
     (m, b), half = X.shape, pivots.size // 2
     if pivots.size == 0:
         return 0
-    if pivots.size <= NARROW:
+    if pivots.size <= narrow:
         info = _call("getrf", X.dtype.char, m, b, X, _leading(X, True), pivots, [])
         pivots -= np.int32(1)
         return info
     # X(:, :half) = P L U;  U12 = L11^-1 X12;  X22 -= L21 U12;  X22 = P L U
     left, right = X[:, :half], X[:, half:]
-    info = _factor_halves(left, pivots[:half])
+    info = _factor_halves(left, pivots[:half], narrow)
     exchange_rows(right, pivots[:half])
     solve_triangle(left[:half, :], right[:half, :], lower=True, unit=True)
     add_product(right[half:, :], left[half:, :], right[:half, :])
-    below = _factor_halves(right[half:, :], pivots[half:])
+    below = _factor_halves(right[half:, :], pivots[half:], narrow)
     exchange_rows(left[half:, :], pivots[half:])
     pivots[half:] += np.int32(half)
     return info or (below and below + half)
