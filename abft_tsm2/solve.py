@@ -315,7 +315,7 @@ def _warn_of_condition(A: Array, lu: Array) -> None:
         norm = float(np.max(np.sum(np.abs(A), axis=0)))
     rcond, _ = gecon(lu, norm)
     if rcond < np.finfo(A.dtype).eps:
-        text = f"An ill-conditioned matrix detected: slice  has rcond = {rcond}."
+        text = f"An ill-conditioned matrix detected: rcond = {rcond}."
         warnings.warn(text, linalg.LinAlgWarning, stacklevel=policy.caller_level())
 
 

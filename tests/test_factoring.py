@@ -141,13 +141,14 @@ def test_a_panel_by_rows_is_refused() -> None:
     assert X.kept()
 
 
+@pytest.mark.parametrize("numbers", [np.int32, np.int64], ids=["int32", "int64"])
 @pytest.mark.parametrize("back", [False, True], ids=["", "back"])
 @pytest.mark.parametrize("order", ONE)
 @pytest.mark.parametrize("shape", [*SHAPES, (9, 130)], ids=str)
-def test_rows_are_exchanged_in_turn_and_back(shape: Shape, order: str, back: bool, dtype: Any) -> None:
+def test_rows_are_exchanged_in_turn_and_back(shape: Shape, order: str, back: bool, numbers: Any, dtype: Any) -> None:
     m, a = shape[0], normal(*shape, dtype=dtype)
     for count in (0, m // 2, m):
-        pivots = np.random.default_rng(count).integers(np.arange(count), m, dtype=np.int32)
+        pivots = np.random.default_rng(count).integers(np.arange(count), m, dtype=numbers)
         held, expected = pivots.copy(), a.copy()
         for i, p in list(enumerate(pivots))[:: -1 if back else 1]:
             expected[[i, p]] = expected[[p, i]]

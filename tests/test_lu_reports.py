@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from abft_tsm2 import Report, SilentDataCorruptionError, Status, errstate, monitor, protected_lu_factor
+from abft_tsm2 import Report, SilentDataCorruptionError, Status, errstate, lu, monitor, protected_lu_factor
 from tests.factor_cases import DTYPES, MODES, clean, described, lu_outside
 from tests.planting import normal, put
 
@@ -162,6 +162,16 @@ def test_the_report(mode: str, dtype: Any) -> None:
     assert report.mode in str(report)
     jsonschema.Draft202012Validator(Report.schema()).validate(report.to_dict())
     assert Report.from_dict(report.to_dict()) == report
+
+
+@pytest.mark.parametrize(("columns", "mode"), [(40, "offline"), (41, "online")])
+def test_auto_saves_large_factorisations_from_being_done_twice(
+    columns: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lu, "OFFLINE_UP_TO", 40)
+    _, _, report = protected_lu_factor(normal(60, columns), return_report=True)
+    assert report.mode.startswith(f"{mode}: ")
+    assert f"{columns} columns" in report.mode
 
 
 def test_a_batch_is_one_report() -> None:

@@ -169,7 +169,8 @@ def exchange_rows(X: Array, pivots: Integers, *, back: bool = False) -> None:
         return
     if is_numpy(X) and _by_columns(X):
         step = -1 if back else 1
-        _call("laswp", X.dtype.char, X.shape[1], X, _leading(X, True), 1, pivots.size, pivots + np.int32(1), step)
+        counted = pivots.astype(np.int32) + np.int32(1)
+        _call("laswp", X.dtype.char, X.shape[1], X, _leading(X, True), 1, pivots.size, counted, step)
         return
     order = permutation(pivots, X.shape[0])
     X[...] = namespace(X).take(X, from_host(np.argsort(order) if back else order, X), axis=0)
