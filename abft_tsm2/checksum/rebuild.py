@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, is_column_major, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element
 from abft_tsm2.checksum.factor_encode import counts, sums, wide
@@ -58,12 +58,11 @@ class Repair:
         old = self._before_factoring(j, j1)
         self.finished(j, j, j)
         self._above(j, j1)
-        X, sizes = self._columns(j, list(range(j, j1)))
-        active = X[j:, :]
+        active, sizes = self._columns(j, j1)
         self._look_for_overflow(active)
-        xp = namespace(X)
+        xp = namespace(active)
         largest = xp.max(xp.abs(active), axis=0)[None, :]  # what getrf adds up is no larger, but for growth
-        reach = sizes[j:, :] + math.sqrt(j1 - j + FLOOR_TERMS) * largest
+        reach = sizes + math.sqrt(j1 - j + FLOOR_TERMS) * largest
         bound = factored_element(self.carried.type, reach, j1)
         if old is not None:
             differ, distance = differing(old, active, bound)
@@ -72,7 +71,7 @@ class Repair:
             self.findings.statuses.append(Status.CORRECTED)
             size, columns = (self.W.shape[0] - j) * (j1 - j), tuple(range(j, j1))
             self.findings.faults.append(Fault(FACTORS, "block", (), columns, size, float("nan"), AGAIN))
-        self.W[j:, j:j1] = namespace(X).astype(active, self.W.dtype)
+        self.W[j:, j:j1] = xp.astype(active, self.W.dtype)
         self._suspicion(before)
 
     def rows(self, j: int, j1: int) -> None:
@@ -214,8 +213,8 @@ class Repair:
             return
         carried, W = self.carried, self.W
         xp = carried.xp
-        new = _by_columns(self._permuted(rows=slice(0, j))[:, j:j1])
-        left = _by_columns(wide(W[:j, :j]))
+        new = _by_columns(self._permuted(slice(0, j), slice(j, j1)))
+        left = wide(W[:j, :j])
         solve_triangle(left, new, lower=True, unit=True)
         self.findings.multiplications += float(j) * j * (j1 - j)
         old = xp.asarray(wide(W[:j, j:j1]), copy=True)
@@ -245,30 +244,27 @@ class Repair:
             old[:b, :] = product(unit_lower(panel[:b, :]), corner)
             old[b:, :] = product(panel[b:, :], corner)
             back = np.argsort(permutation(local, m - j))
-            return xp.take(old, from_host(back, self.W), axis=0)
+            return _take_rows(old, back)
 
-    def _permuted(self, *, rows: slice | None = None, columns: Any = None) -> Array:
-        """Rows, or columns, of PA in float64."""
-        place = self.carried.place if rows is None else self.carried.place[rows]
-        X = self.A if columns is None else _columns_of(self.A, columns)
-        return wide(namespace(X).take(X, from_host(place, X), axis=0))
+    def _permuted(self, rows: slice, columns: slice) -> Array:
+        """A part of PA in float64."""
+        return wide(_take_rows(self.A[:, columns], self.carried.place[rows]))
 
-    def _columns(self, j: int, columns: list[int]) -> tuple[Array, Array]:
-        """(PA)(:, columns) - L(:, :j) U(:j, columns) in rows j and below, and the reach of rounding there."""
-        X = self._permuted(columns=columns)
+    def _columns(self, j: int, j1: int) -> tuple[Array, Array]:
+        """(PA)(j:, j:j1) - L(j:, :j) U(:j, j:j1), and the reach of rounding."""
+        X = self._permuted(slice(j, None), slice(j, j1))
         sizes = math.sqrt(FLOOR_TERMS) * namespace(X).abs(X)
         if j:
-            left, top = wide(self.W[j:, :j]), wide(_columns_of(self.W[:j, :], columns))
-            rest, more = X[j:, :] - product(left, top), sizes[j:, :] + _reach(left, top)
-            X[j:, :], sizes[j:, :] = rest, more
-            self.findings.multiplications += 2.0 * left.shape[0] * j * len(columns)
+            left, top = wide(self.W[j:, :j]), wide(self.W[:j, j:j1])
+            X, sizes = X - product(left, top), sizes + _reach(left, top)
+            self.findings.multiplications += 2.0 * left.shape[0] * j * (j1 - j)
         return X, sizes
 
     def _rows(self, j: int, j1: int) -> tuple[Array, Array]:
         """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sizes as in `_columns`."""
-        X = self._permuted(rows=slice(j, j1))[:, j:]
+        X = self._permuted(slice(j, j1), slice(j, None))
         xp = namespace(X)
-        X, sizes = xp.asarray(X, copy=True), math.sqrt(FLOOR_TERMS) * xp.abs(X)
+        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(X)
         if j:
             left, top = wide(self.W[j:j1, :j]), wide(self.W[:j, j:])
             X, sizes = X - product(left, top), sizes + _reach(left, top)
@@ -279,9 +275,9 @@ class Repair:
         return new, sizes + _reach(unit_lower(corner), new, j)
 
     def _row(self, r: int) -> None:
-        X = self._permuted(rows=slice(r, r + 1))[:, r:]
-        xp = namespace(X)
-        new, sizes = X[0, :], math.sqrt(FLOOR_TERMS) * xp.abs(X[0, :])
+        new = self._permuted(slice(r, r + 1), slice(r, None))[0, :]
+        xp = namespace(new)
+        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(new)
         if r:
             left, top = wide(self.W[r : r + 1, :r]), wide(self.W[:r, r:])
             new, sizes = new - product(left, top)[0, :], sizes + _reach(left, top)[0, :]
@@ -296,9 +292,9 @@ class Repair:
         self.findings.wrong_elements(differ[None, :], distance[None, :], (r, r))
 
     def _column(self, c: int) -> None:
-        X = self._permuted(columns=[c])
-        xp = namespace(X)
-        new, sizes = X[c + 1 :, 0], math.sqrt(FLOOR_TERMS) * xp.abs(X[c + 1 :, 0])
+        new = self._permuted(slice(c + 1, None), slice(c, c + 1))[:, 0]
+        xp = namespace(new)
+        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(new)
         if c:
             left, top = wide(self.W[c + 1 :, :c]), wide(self.W[:c, c : c + 1])
             new, sizes = new - product(left, top)[:, 0], sizes + _reach(left, top)[:, 0]
@@ -351,10 +347,10 @@ def _reach(L: Array, U: Array, first: int = 0) -> Array:
     return (xp.sqrt(product(L * L, done * scaled * scaled)) + xp.sqrt(done[-1:, :])) * scale[None, :]
 
 
-def _columns_of(X: Array, columns: list[int]) -> Array:
-    if columns == list(range(columns[0], columns[-1] + 1)):
-        return X[:, columns[0] : columns[-1] + 1]
-    return namespace(X).take(X, from_host(np.array(columns), X), axis=1)
+def _take_rows(X: Array, lines: Any) -> Array:
+    """Some rows of X, in X's order; NumPy's `take` would copy all of a column-major X first."""
+    xp, which = namespace(X), from_host(lines, X)
+    return xp.take(X.T, which, axis=1).T if is_column_major(X) else xp.take(X, which, axis=0)
 
 
 def _by_columns(X: Array) -> Array:
