@@ -164,6 +164,15 @@ def test_the_report(mode: str, dtype: Any) -> None:
     assert Report.from_dict(report.to_dict()) == report
 
 
+@pytest.mark.parametrize("n", [90, 300, 611, 1030])
+def test_nothing_is_computed_again_where_nothing_is_wrong(n: int) -> None:
+    for seed in range(8):
+        a = np.random.default_rng(seed).standard_normal((n, n))
+        _, report = protected_lu_factor(a, mode="online", return_report=True)
+        assert report.status is Status.CLEAN
+        assert "correct" not in report.seconds
+
+
 @pytest.mark.parametrize(("columns", "mode"), [(40, "offline"), (41, "online")])
 def test_auto_saves_large_factorisations_from_being_done_twice(
     columns: int, mode: str, monkeypatch: pytest.MonkeyPatch
