@@ -29,7 +29,7 @@ from abft_tsm2.checksum.bounds import (
     definite_element,
     rigorous_factored,
 )
-from abft_tsm2.checksum.factor_encode import wide
+from abft_tsm2.checksum.factor_encode import add_sums, wide
 from abft_tsm2.checksum.triangles import Triangle, modulus
 from abft_tsm2.checksum.weights import exponents, middle, weights
 from abft_tsm2.core.factoring import add_product, like_columns, multiply_triangle, product, symmetric_product
@@ -161,10 +161,9 @@ class Definite:
         Norms are estimated first; where that does not do, those on the way are summed up. What was computed `again` may
         round in a pattern, up to the rigorous bound.
         """
-        panel = wide(self.W[j:, j:j1])
-        corner, self._below, n = panel[: j1 - j, :], panel[j1 - j :, :], self.W.shape[0]
+        corner, self._below, n = wide(self.W[j:j1, j:j1]), self.W[j1:, j:j1], self.W.shape[0]
         g = multiply_triangle(corner.T, self.w[j:j1], lower=False)
-        add_product(g, self._below.T, self.w[j1:], alpha=1.0)
+        add_sums(g, self._below.T, self.w[j1:])
         residual = multiply_triangle(corner, g, lower=True) - self.Z[j:j1]
         norms, terms = self.kept.norms[j:j1], self.terms + self.shrunk * (j1 - j)
         verdict = self._alike(residual, definite_bound(self.type, norms, terms, n, self.modulus))
@@ -207,7 +206,7 @@ class Definite:
 
     def advance(self, j: int, j1: int) -> None:
         """``Z(j1:) -= g L21'``: what the columns that were checked last take off."""
-        add_product(self.Z[j1:], self._below, self.g[j:j1])
+        add_sums(self.Z[j1:], self._below, self.g[j:j1], alpha=-1.0)
         self.terms += self.shrunk * (j1 - j)
         self.shrunk = min(1.0, growth(self.kept.norms[j1:], self.Z[j1:]))
 

@@ -16,7 +16,7 @@ import numpy as np
 from abft_tsm2.arrays import Array, Namespace, from_host, is_column_major, is_numpy, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS
 from abft_tsm2.checksum.weights import exponents, weights
-from abft_tsm2.core.factoring import like_columns, product
+from abft_tsm2.core.factoring import add_product, like_columns, product
 
 GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
 LARGEST_POWER = 1000  # of two, of a weight
@@ -96,6 +96,14 @@ def sums(A: Array, weight: Array) -> Array:
     if is_numpy(A) and A.dtype.char != "d":
         return np.einsum("ij,j->i", A, weight)  # widens as it reads
     return product(wide(A), weight)
+
+
+def add_sums(out: Array, A: Array, weight: Array, *, alpha: float = 1.0) -> None:
+    """``out += alpha A weight`` in float64, for A of either type."""
+    if is_numpy(A) and A.dtype.char != "d":
+        out += alpha * sums(A, weight)
+    else:
+        add_product(out, wide(A), weight, alpha=alpha)
 
 
 class _Sampled(NamedTuple):

@@ -30,7 +30,7 @@ from abft_tsm2.checksum.bounds import (
     operations,
     rigorous_factored,
 )
-from abft_tsm2.checksum.factor_encode import Encoding, counts, wide
+from abft_tsm2.checksum.factor_encode import Encoding, add_sums, counts, wide
 from abft_tsm2.core.factoring import add_product, exchange_rows, like_columns, multiply_triangle, permutation
 
 COUNTED = 64  # rows of U whose growth is taken to be the same
@@ -117,13 +117,13 @@ class Carried:
             return False
         # Z(J) = w'A(:, J) - g(:j) U(:j, J): what is above the panel is read again here, down its columns
         Z = xp.asarray(self.Z[j:j1], copy=True)
-        add_product(Z, wide(self.W[:j, j:j1]).T, self.g[:j])
+        add_sums(Z, self.W[:j, j:j1].T, self.g[:j], alpha=-1.0)
         self._exchange(local, j)
         w = self.rows[j:, ROWS.w]
-        panel = wide(self.W[j:, j:j1])
-        square, below = panel[:b, :], panel[b:, :]
+        panel = self.W[j:, j:j1]
+        square, below = wide(panel[:b, :]), panel[b:, :]
         g = multiply_triangle(square.T, w[:b], lower=False, unit=True)
-        add_product(g, below.T, w[b:], alpha=1.0)
+        add_sums(g, below.T, w[b:])
         residual = multiply_triangle(square.T, g, lower=True) - Z
         last = g * xp.linalg.diagonal(square)  # what is left of a column when all rows above have been taken off
         reach = self._reach_within(1, j, self.floor[j:j1], Z, last)
@@ -138,7 +138,7 @@ class Carried:
 
         def rigorous() -> Array:  # |w|' |L| |U11|
             sizes = multiply_triangle(xp.abs(square).T, xp.abs(w[:b]), lower=False, unit=True)
-            add_product(sizes, xp.abs(below).T, xp.abs(w[b:]), alpha=1.0)
+            add_sums(sizes, xp.abs(below).T, xp.abs(w[b:]))
             return rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, sizes, lower=True)
 
         fine = self._judged(1, residual, reach, j1, exact, rigorous if again else None)
@@ -195,10 +195,10 @@ class Carried:
     def check_rows(self, j: int, j1: int, *, again: bool = False) -> bool:
         """Whether U(j:j1, j:n) is right: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts into place."""
         xp, n = self.xp, self.W.shape[1]
-        square, right = wide(self.W[j:j1, j:j1]), wide(self.W[j:j1, j1:])
+        square, right = wide(self.W[j:j1, j:j1]), self.W[j:j1, j1:]
         S, v = self.S[j:j1], self.v
         y = multiply_triangle(square, v[j:j1], lower=False)
-        add_product(y, right, v[j1:], alpha=1.0)
+        add_sums(y, right, v[j1:])
         residual = multiply_triangle(square, y, lower=True, unit=True) - S
         reach = self._reach_within(0, j, self.rows[j:j1, ROWS.floor], S, y)
 
@@ -209,7 +209,7 @@ class Carried:
 
         def rigorous() -> Array:  # |L11| |U| |v|
             sizes = multiply_triangle(xp.abs(square), xp.abs(v[j:j1]), lower=False)
-            add_product(sizes, xp.abs(right), xp.abs(v[j1:]), alpha=1.0)
+            add_sums(sizes, xp.abs(right), xp.abs(v[j1:]))
             sizes = multiply_triangle(xp.abs(square), sizes, lower=True, unit=True)
             return rigorous_factored(self.type, n + j1) * sizes
 
@@ -271,7 +271,7 @@ class Carried:
     def advance(self, j: int, j1: int) -> None:
         """S(j1:) -= L21 y unless that is done."""
         if not self.beside:
-            add_product(self.S[j1:], wide(self.W[j1:, j:j1]), self.y[j:j1])
+            add_sums(self.S[j1:], self.W[j1:, j:j1], self.y[j:j1], alpha=-1.0)
         self.growth = self._grown
         for side in (0, 1):
             self.done[side] += self._operations(side, j, j1 - j) * self.growth
@@ -303,7 +303,7 @@ class Carried:
         """S when j columns are finished, from A's and the finished factors: A v - L y."""
         S = self.xp.take(self.encoding.S, from_host(self.place, self.W))
         if j:
-            add_product(S[j:], wide(self.W[j:, :j]), self.xp.asarray(self.y[:j], copy=True))
+            add_sums(S[j:], self.W[j:, :j], self.xp.asarray(self.y[:j], copy=True), alpha=-1.0)
         return S
 
 

@@ -23,9 +23,9 @@ from abft_tsm2.checksum.bounds import (
     operations,
     rigorous_factored,
 )
-from abft_tsm2.checksum.factor_encode import counts, wide
+from abft_tsm2.checksum.factor_encode import add_sums, counts, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, unit_lower, upper
-from abft_tsm2.core.factoring import add_product, multiply_triangle, product
+from abft_tsm2.core.factoring import multiply_triangle, product
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
 LOOKED_AT = 64  # lines whose elements are computed one by one
@@ -40,15 +40,15 @@ def read(W: Array, carried: Carried, left: int, top: int) -> tuple[Array, Array]
     for at in range(0, n if top else left, block):
         end = min(at + block, n)
         above = min(at, top)
-        add_product(Uv[:above], wide(W[:above, at:end]), v[at:end], alpha=1.0)
+        add_sums(Uv[:above], W[:above, at:end], v[at:end])
         if at < top:  # U(at:stop, at:end), the first columns of which are a triangle
             stop = min(end, top)
             Uv[at:stop] += multiply_triangle(wide(W[at:stop, at:stop]), v[at:stop], lower=False)
-            add_product(Uv[at:stop], wide(W[at:stop, stop:end]), v[stop:end], alpha=1.0)
+            add_sums(Uv[at:stop], W[at:stop, stop:end], v[stop:end])
         if at < left:  # L(at:m, at:stop), the first rows of which are a triangle
             stop = min(end, left)
             wL[at:stop] += multiply_triangle(wide(W[at:stop, at:stop]).T, w[at:stop], lower=False, unit=True)
-            add_product(wL[at:stop], wide(W[stop:, at:stop]).T, w[stop:], alpha=1.0)
+            add_sums(wL[at:stop], W[stop:, at:stop].T, w[stop:])
     return wL, Uv
 
 
@@ -59,14 +59,14 @@ def product_sums(W: Array, carried: Carried) -> tuple[Array, Array]:
     Ly, gU = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (m, n))
     for at in range(0, n, WIDENED):
         end, above = min(at + WIDENED, n), min(at, K)
-        add_product(gU[at:end], wide(W[:above, at:end]).T, g[:above], alpha=1.0)
+        add_sums(gU[at:end], W[:above, at:end].T, g[:above])
         if at < K:
             stop = min(end, K)
             square = wide(W[at:stop, at:stop])
             gU[at:stop] += multiply_triangle(square.T, g[at:stop], lower=True)
-            add_product(gU[stop:end], wide(W[at:stop, stop:end]).T, g[at:stop], alpha=1.0)
+            add_sums(gU[stop:end], W[at:stop, stop:end].T, g[at:stop])
             Ly[at:stop] += multiply_triangle(square, y[at:stop], lower=True, unit=True)
-            add_product(Ly[stop:], wide(W[stop:, at:stop]), y[at:stop], alpha=1.0)
+            add_sums(Ly[stop:], W[stop:, at:stop], y[at:stop])
     return Ly, gU
 
 
