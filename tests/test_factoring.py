@@ -166,6 +166,12 @@ def test_the_permutation_is_that_of_the_exchanges(pivots: list[int], m: int) -> 
     np.testing.assert_array_equal(found, factor_cases.permutation(np.array(pivots, int), m))
 
 
+@pytest.mark.parametrize("pivots", [[4], [0, -1], [0, 1, 2, 3, 3]], ids=str)
+def test_exchanges_with_no_row_are_refused(pivots: list[int]) -> None:
+    with pytest.raises(IndexError, match="of 4"):
+        steps.permutation(np.array(pivots, np.int32), 4)
+
+
 # ---- triangles ------------------------------------------------------------------------------------------------------
 
 

@@ -177,11 +177,12 @@ def exchange_rows(X: Array, pivots: Integers, *, back: bool = False) -> None:
 
 
 def permutation(pivots: Integers, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which of m rows each place holds after the exchanges."""
-    order = list(range(m))
-    for i, p in enumerate(pivots.tolist()):
-        order[i], order[p] = order[p], order[i]
-    return np.array(order, dtype=np.int64)
+    """Which of m rows each place holds after the exchanges. Raises IndexError where one of them names no row."""
+    if pivots.size and not (pivots.size <= m and 0 <= pivots.min() and pivots.max() < m):
+        raise IndexError(f"{pivots.size} exchanges with rows {pivots.min()} to {pivots.max()} of {m}")
+    order = np.arange(m, dtype=np.float64)[:, None]  # which hold numbers of rows exactly
+    exchange_rows(order, pivots)
+    return order[:, 0].astype(np.int64)
 
 
 def factor_definite(X: Array) -> int:
