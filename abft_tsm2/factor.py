@@ -263,5 +263,6 @@ def check_of(side: str, residual: Array, bound: Array, smallest_weight: float) -
         ratio = xp.abs(residual) / bound
         ratio = xp.where(bound > 0, ratio, xp.zeros_like(ratio))
         middle = float(xp.sort(bound)[lines // 2])
+        limit = float(np.divide(middle, smallest_weight))
     worst = int(xp.argmax(ratio))
-    return Check(side, 1, lines, lines, middle, float(ratio[worst]), worst, middle / smallest_weight)
+    return Check(side, 1, lines, lines, middle, float(ratio[worst]), worst, limit)
