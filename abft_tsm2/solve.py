@@ -229,6 +229,7 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
     n, r = B.shape
     if 0 in (n, r):
         return namespace(B).zeros_like(B), report_of(Findings(), "solve", (n, n, r), dtype_name(B.dtype), {})
+    X = namespace(B).full_like(B, float("nan"))  # until there is a solution
     for _ in range(ATTEMPTS):
         factors = factored(A, asked, warn=False)
         _take_over(work, factors.report)
@@ -262,7 +263,7 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
     sizes, seconds = (n, n, r), work.clock.seconds
     more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode}
     report = report_of(work.findings, "solve", sizes, dtype_name(B.dtype), seconds, **more)
-    return (X if "X" in locals() else namespace(B).zeros_like(B)), report
+    return X, report
 
 
 def _take_over(work: Work, report: Report) -> None:

@@ -22,10 +22,11 @@ import numpy as np
 
 import abft_tsm2
 from abft_tsm2 import Report, Status
+from abft_tsm2.cholesky import unprotected as unprotected_cholesky
 from abft_tsm2.factor import unprotected
 from benchmarks import tables
 from benchmarks.lu_clean import WORSE
-from benchmarks.lu_judge import lu_error, solution_error
+from benchmarks.lu_judge import cholesky_error, lu_error, solution_error
 from benchmarks.planted_faults import flip_bit
 from benchmarks.sheet import Sheet
 from benchmarks.timing import machine, overhead, paired
@@ -58,7 +59,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One matrix, and what is done with it: factor, solve, or repair."""
+    """One matrix, and what is done with it: factor, solve, repair, or Cholesky's factorisation."""
 
     suite: str
     dtype: str
@@ -74,13 +75,18 @@ class Cell:
         a = np.asarray(rng.standard_normal((self.n, self.n)), self.dtype, self.order)  # type: ignore[call-overload]
         return a, np.asarray(rng.standard_normal(self.n), self.dtype)
 
+    def definite(self, seed: int = 0) -> Matrix:
+        """The sums of products of twice as many independent normal rows."""
+        x = np.random.default_rng([seed, self.n]).standard_normal((2 * self.n, self.n))
+        return np.asarray(x.T @ x, self.dtype, self.order)  # type: ignore[call-overload]
+
 
 def grid(sizes: Sequence[int] = SIZES) -> list[Cell]:
     """All there is to measure."""
     middle = MIDDLE if MIDDLE in sizes else max(sizes)
     kinds = [(dtype, order) for dtype in ("float64", "float32") for order in "CF"]
     cells = [Cell("factor", *kind, n) for n in sizes for kind in kinds]
-    return [*cells, *(Cell(suite, *kind, middle) for suite in ("solve", "repair") for kind in kinds)]
+    return [*cells, *(Cell(suite, *kind, middle) for suite in ("solve", "repair", "cholesky") for kind in kinds)]
 
 
 # ---- what is timed -----------------------------------------------------------------------------------------
@@ -134,6 +140,24 @@ def solve(cell: Cell, pairs: int) -> list[Row]:
     seconds = paired(calls, pairs)
     row = {**_row(cell, pairs), **_medians(seconds), "error": wrong, "worst_error_u": worst}
     return [{**row, "auto": round(1 + overhead(seconds, "auto", "scipy"), 4)}]
+
+
+def cholesky(cell: Cell, pairs: int) -> list[Row]:
+    """The lower factor of a definite matrix."""
+    from scipy import linalg
+
+    a = cell.definite()
+    calls = {
+        "scipy": lambda: linalg.cholesky(a, lower=True),
+        "unprotected": lambda: unprotected_cholesky(a, lower=True),
+        "online": lambda: abft_tsm2.protected_cholesky(a, lower=True),
+    }
+    wrong, worst = judged({name: cholesky_error(a, call()) for name, call in calls.items()}, cell.dtype)
+    seconds = paired(calls, pairs)
+    row = {**_row(cell, pairs), **_medians(seconds), "error": wrong, "worst_error_u": worst}
+    for way in ("unprotected", "online"):
+        row[way] = round(1 + overhead(seconds, way, "scipy"), 4)
+    return [{**row, "checks": round(overhead(seconds, "online", "unprotected"), 5)}]
 
 
 def repair(cell: Cell, pairs: int) -> list[Row]:
@@ -200,7 +224,12 @@ def _medians(seconds: Mapping[str, list[float]]) -> Row:
     return {f"{name}_ms": round(1e3 * statistics.median(times), 4) for name, times in seconds.items()}
 
 
-MEASURES: Mapping[str, Callable[[Cell, int], list[Row]]] = {"factor": factor, "solve": solve, "repair": repair}
+MEASURES: Mapping[str, Callable[[Cell, int], list[Row]]] = {
+    "factor": factor,
+    "solve": solve,
+    "repair": repair,
+    "cholesky": cholesky,
+}
 
 
 # ---- what is said of it ------------------------------------------------------------------------------------
@@ -214,7 +243,7 @@ def met(row: Mapping[str, Any]) -> bool:
 
 def line(row: Mapping[str, Any]) -> str:
     """The row as one line of text."""
-    text = f"{row['suite']:6s} {row['dtype']} {row['order']} {row['n']:4d}"
+    text = f"{row['suite']:8s} {row['dtype']} {row['order']} {row['n']:4d}"
     if row["suite"] == "repair":
         text += f" fault in {row['fault']}: {row['repair_ms']:.2f} ms, {row['repair']:.1%} of {row['online_ms']:.1f} ms"
     else:

@@ -28,7 +28,7 @@ def _name(row: Row) -> str:
 
 
 def times() -> str:
-    """Factorisations and solutions, relative to SciPy's."""
+    """Factorisations and solutions, relative to SciPy's; then those of definite matrices."""
     rows = latest("factor")
     head = (
         *("lu_factor", "SciPy, ms", "the same blocks, x SciPy", "bar", "checked in every step, x SciPy", "checks"),
@@ -45,8 +45,18 @@ def times() -> str:
     solved = [
         (_name(row), _number(row, "scipy_ms"), _number(row, "auto_ms"), ratio(row["auto"])) for row in latest("solve")
     ]
-    below = markdown(("solve, one right-hand side", "SciPy, ms", "protected, ms", "x SciPy"), solved)
-    return "\n".join([markdown(head, body), *([below] if solved else [])]) + _footer(rows)
+    definite = [
+        (
+            *(_name(row), *(_number(row, f"{way}_ms") for way in ("scipy", "unprotected", "online"))),
+            *(ratio(row["online"]), percent(row["checks"])),
+        )
+        for row in latest("cholesky")
+    ]
+    below = {
+        ("solve, one right-hand side", "SciPy, ms", "protected, ms", "x SciPy"): solved,
+        ("cholesky", "SciPy, ms", "the same blocks, ms", "checked in every step, ms", "x SciPy", "checks"): definite,
+    }
+    return "\n".join([markdown(head, body), *(markdown(*table) for table in below.items() if table[1])]) + _footer(rows)
 
 
 def phases() -> str:

@@ -178,7 +178,7 @@ def exchange_rows(X: Array, pivots: Integers, *, back: bool = False) -> None:
 
 def permutation(pivots: Integers, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Which of m rows each place holds after the exchanges. Raises IndexError where one of them names no row."""
-    if pivots.size and not (pivots.size <= m and 0 <= pivots.min() and pivots.max() < m):
+    if pivots.size and not (pivots.size <= m and pivots.min() >= 0 and pivots.max() < m):
         raise IndexError(f"{pivots.size} exchanges with rows {pivots.min()} to {pivots.max()} of {m}")
     order = np.arange(m, dtype=np.float64)[:, None]  # which hold numbers of rows exactly
     exchange_rows(order, pivots)
