@@ -36,7 +36,9 @@ def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
     xp = namespace(x)
     if dtype_name(x.dtype) not in NATIVE:
         x = xp.astype(x, xp.float64)
-    if check_finite and not bool(xp.all(xp.isfinite(x))):
+    with np.errstate(all="ignore"):
+        added = xp.isfinite(xp.sum(x)) if check_finite else True  # a sum is not finite where one of its terms is not
+    if not bool(added) and not bool(xp.all(xp.isfinite(x))):
         raise not_finite()
     return x
 

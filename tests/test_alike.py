@@ -63,6 +63,13 @@ def test_lines_in_doubt_have_company() -> None:
     assert Verdict(np.zeros(n), np.ones(n), ok).in_doubt == [slice(0, n)]
 
 
+def test_lines_are_compared_with_those_of_their_runs() -> None:
+    residual = np.array([0.9, 0.02, 0.03, 0.02, 0.9, 0.9, 0.05])
+    found = Verdict.among_these(residual, np.ones(7), [slice(1, 4), slice(4, 5), slice(6, 7)], USUAL, LEAST)
+    assert fine(found) == [True, True, True, True, False, True, True]
+    assert found.residual is residual
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200, 5e-324, 0.0])
 def test_norms_over_the_whole_range(scale: float) -> None:
     x = scale * np.array([3.0, 0.0, -4.0])

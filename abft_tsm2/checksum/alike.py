@@ -36,6 +36,18 @@ class Verdict(NamedTuple):
         limit = min(1.0, max(least, usual * middle))
         return cls(residual, bound, (ratio <= limit) & xp.isfinite(bound))
 
+    @classmethod
+    def among_these(cls, residual: Array, bound: Array, runs: list[slice], usual: float, least: float) -> Verdict:
+        """`among_its_like` of the lines in these runs; the others are fine."""
+        xp = namespace(residual)
+        residuals, bounds = (xp.concat([x[run] for run in runs]) for x in (residual, bound))
+        found, at = cls.among_its_like(residuals, bounds, usual, least), 0
+        ok = xp.ones(bound.shape, dtype=xp.bool, device=bound.device)
+        for run in runs:
+            ok[run] = found.ok[at : at + run.stop - run.start]
+            at += run.stop - run.start
+        return cls(residual, bound, ok)
+
     @property
     def clean(self) -> bool:
         return bool(namespace(self.ok).all(self.ok))

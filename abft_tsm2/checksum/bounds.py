@@ -273,6 +273,7 @@ def rigorous_factored(stored: FloatType, terms: int) -> float:
 DEFINITE = {"float64": 3.5, "float32": 1.7}  # f of Cholesky's factors, above
 DEFINITE_SHARE = 1 / 4  # what a term of one of their checksums counts, in operations
 DEFINITE_USUAL, DEFINITE_LEAST = 7.0, 0.1  # as USUAL and LEAST; one or two of 100 clean panels exceed 7 medians
+DEFINITE_COMPUTED = 10.0  # in place of DEFINITE_USUAL, where norms are computed
 
 
 def definite_bound(stored: FloatType, size: Any, terms: Any, length: int, weight: float) -> Any:

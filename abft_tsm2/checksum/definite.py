@@ -22,6 +22,7 @@ import numpy as np
 from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict, growth, norm
 from abft_tsm2.checksum.bounds import (
+    DEFINITE_COMPUTED,
     DEFINITE_LEAST,
     DEFINITE_USUAL,
     changed_bound,
@@ -166,10 +167,16 @@ class Definite:
         add_sums(g, self._below.T, self.w[j1:])
         residual = multiply_triangle(corner, g, lower=True) - self.Z[j:j1]
         norms, terms = self.kept.norms[j:j1], self.terms + self.shrunk * (j1 - j)
-        verdict = self._alike(residual, definite_bound(self.type, norms, terms, n, self.modulus))
+        bound = definite_bound(self.type, norms, terms, n, self.modulus)
+        verdict = Verdict.among_its_like(residual, bound, DEFINITE_USUAL, DEFINITE_LEAST)
         if not verdict.clean:
-            bound = self._looked_at(corner, g, j, j1, again=again)
-            verdict = Verdict.of(residual, bound) if again else self._alike(residual, bound)
+            runs = [slice(0, j1 - j)] if again else verdict.in_doubt
+            for run in runs:
+                bound[run] = self._looked_at(corner, g, j, run, again=again)
+            if again:
+                verdict = Verdict.of(residual, bound)
+            else:
+                verdict = Verdict.among_these(residual, bound, runs, DEFINITE_COMPUTED, DEFINITE_LEAST)
         verdict.ok[...] = verdict.ok & (self.xp.linalg.diagonal(corner) > 0)  # L L' does not tell a column's sign
         self.g[j:j1] = g
         if verdict.clean:
@@ -178,16 +185,13 @@ class Definite:
             self.failed = tuple((j + np.flatnonzero(~to_host(verdict.ok))).tolist())
         return verdict.clean
 
-    def _alike(self, residual: Array, bound: Array) -> Verdict:
-        return Verdict.among_its_like(residual, bound, DEFINITE_USUAL, DEFINITE_LEAST)
-
-    def _looked_at(self, corner: Array, g: Array, j: int, j1: int, *, again: bool) -> Array:
-        """The bound where some columns exceed what is granted to all."""
-        xp, Z = self.xp, self.Z[j:j1]
-        last = g * xp.linalg.diagonal(corner)  # what is left of a column when all before it have been taken off
-        size = xp.maximum(self.kept.norms[j:j1], xp.maximum(xp.abs(Z), xp.abs(last)))
-        rows = xp.concat([wide(self.W[j:j1, :j]), xp.tril(corner)], axis=1)
-        size = size + self._on_the_way(rows * xp.concat([self.g[:j], g])[None, :], j)
+    def _looked_at(self, corner: Array, g: Array, j: int, run: slice, *, again: bool) -> Array:
+        """The bound of some columns, counted from j, that exceed what is granted to all."""
+        xp, j1, lines = self.xp, j + g.shape[0], slice(j + run.start, j + run.stop)
+        last = (g * xp.linalg.diagonal(corner))[run]  # what is left of a column when all before it have been taken off
+        size = xp.maximum(self.kept.norms[lines], xp.maximum(xp.abs(self.Z[lines]), xp.abs(last)))
+        rows = xp.concat([wide(self.W[lines, :j]), xp.tril(corner[run, :], k=run.start)], axis=1)
+        size = size + self._on_the_way(rows * xp.concat([self.g[:j], g])[None, :], lines.start)
         bound = definite_bound(self.type, size, j1, self.W.shape[0], self.modulus)
         return bound + self._rigorous(rows) if again else bound
 

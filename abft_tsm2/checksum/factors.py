@@ -240,8 +240,7 @@ class Carried:
             if rigorous:
                 verdict = Verdict.of(residual, 8 * bound + rigorous())
             else:
-                residuals, bounds = (self.xp.concat([x[run] for run in runs]) for x in (residual, bound))
-                verdict = Verdict.among_its_like(residuals, bounds, USUAL, COMPUTED_LEAST)
+                verdict = Verdict.among_these(residual, bound, runs, USUAL, COMPUTED_LEAST)
             fine = verdict.clean
         if fine:
             self.seen[side].append((residual, bound))
