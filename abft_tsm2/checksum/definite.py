@@ -282,9 +282,14 @@ class Definite:
 
 
 def symmetric_columns(A: Array, columns: Any, first: int = 0) -> Array:
-    """Some columns of the symmetric matrix whose lower triangle A holds, in float64, from row `first` on."""
-    xp, which = namespace(A), from_host(np.asarray(columns), A)
-    below = wide(xp.take(A[first:, :], which, axis=1))
-    beside = wide(xp.take(A, which, axis=0)).T[first:, :]
-    lower = from_host(np.arange(first, A.shape[0])[:, None] >= np.asarray(columns)[None, :], A)
-    return xp.where(lower, below, beside)
+    """Some columns, in ascending order, of the symmetric matrix whose lower triangle A holds, in float64, from row
+    `first` on."""
+    xp, columns = namespace(A), np.asarray(columns)
+    lo, hi = int(columns[0]), int(columns[-1]) + 1
+    if hi - lo == columns.size:  # NumPy's take may copy all of A first
+        below, beside = A[first:, lo:hi], A[lo:hi, first:]
+    else:
+        which = from_host(columns, A)
+        below, beside = xp.take(A[first:, :], which, axis=1), xp.take(A[:, first:], which, axis=0)
+    lower = from_host(np.arange(first, A.shape[0])[:, None] >= columns[None, :], A)
+    return xp.where(lower, wide(below), wide(beside).T)
