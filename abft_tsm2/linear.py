@@ -36,11 +36,16 @@ def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
     xp = namespace(x)
     if dtype_name(x.dtype) not in NATIVE:
         x = xp.astype(x, xp.float64)
-    with np.errstate(all="ignore"):
-        added = xp.isfinite(xp.sum(x)) if check_finite else True  # a sum is not finite where one of its terms is not
-    if not bool(added) and not bool(xp.all(xp.isfinite(x))):
+    if check_finite and not _is_finite(x):
         raise not_finite()
     return x
+
+
+def _is_finite(x: Array) -> bool:
+    """Whether x holds neither NaN nor Inf: mostly its sum tells, which is not finite where one of its terms is not."""
+    xp = namespace(x)
+    with np.errstate(all="ignore"):
+        return bool(xp.isfinite(xp.sum(x))) or bool(xp.all(xp.isfinite(x)))
 
 
 def not_finite() -> ValueError:

@@ -20,8 +20,8 @@ from abft_tsm2.core.factoring import permutation
 from abft_tsm2.factor import Hook, check_of
 from abft_tsm2.linear import as_array, for_blas, report_of, stacked
 from abft_tsm2.lu import Asked, check_options, factored
-from abft_tsm2.report import Fault, Report, Status
-from abft_tsm2.substitute import ATTEMPTS, Work, largest, same, smallest, substituted
+from abft_tsm2.report import Report, Status
+from abft_tsm2.substitute import ATTEMPTS, Work, same, smallest, substituted, wrong_rows
 
 GENERAL = (None, "gen", "general")
 
@@ -253,9 +253,8 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
         if not work.repair:
             work.findings.statuses.append(Status.UNCORRECTABLE)
             break
-        rows = tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
         work.findings.statuses.append(Status.CORRECTED)
-        work.findings.faults.append(Fault("x", "rows", rows, (), len(rows), largest(verdict), "solved again"))
+        work.findings.faults.append(wrong_rows("x", verdict, "solved again"))
     else:
         work.findings.statuses.append(Status.UNCORRECTABLE)
         work.findings.reasons.append(f"a x = b failed the check after {ATTEMPTS} solutions")
@@ -300,9 +299,8 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
             if after.clean:
                 left = xp.max(xp.abs(wide(B) - wide(A) @ wide(better)))
                 return (better, after) if bool(left <= scale) else (X, verdict)
-            rows = tuple(np.flatnonzero(~to_host(after.ok)).tolist())
             work.findings.statuses.append(Status.CORRECTED)
-            work.findings.faults.append(Fault("x", "rows", rows, (), len(rows), largest(after), "refined again"))
+            work.findings.faults.append(wrong_rows("x", after, "refined again"))
     return X, verdict
 
 

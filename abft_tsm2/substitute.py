@@ -9,7 +9,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict
-from abft_tsm2.checksum.findings import Findings
+from abft_tsm2.checksum.findings import Findings, largest
 from abft_tsm2.checksum.triangles import Triangle, check_substitution, summing_weights
 from abft_tsm2.core.factoring import like_columns, permutation, solve_triangle
 from abft_tsm2.factor import Clock, Hook, check_of
@@ -84,15 +84,20 @@ def substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, 
         work.findings.statuses.append(Status.UNVERIFIABLE)
         work.findings.reasons.append("the solution is not finite: the matrix is singular, or it overflows")
         return X
-    rows = tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
     work.findings.statuses.append(Status.UNCORRECTABLE)
-    work.findings.faults.append(Fault(name, "rows", rows, (), len(rows), largest(verdict)))
+    work.findings.faults.append(wrong_rows(name, verdict))
     work.findings.reasons.append(f"{stage} substitution failed its check {tried} times")
     return X
 
 
 def same(x: Array, y: Array) -> bool:
     return bool(namespace(x).all((x == y) | ((x != x) & (y != y))))
+
+
+def wrong_rows(name: str, verdict: Verdict, repair: str = "") -> Fault:
+    """The rows of a solution that failed a check."""
+    rows = tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
+    return Fault(name, "rows", rows, (), len(rows), largest(to_host(verdict.residual)), repair)
 
 
 def _finite_again(triangle: Triangle, B: Array) -> bool:
@@ -109,16 +114,10 @@ def _note_repair(findings: Findings, name: str, wrong: Array, right: Array) -> N
         distance = np.abs(x - y)
         differ = ~(distance == 0)
         i, c = np.nonzero(differ)
-        largest = float(np.max(distance[differ], initial=0.0))
     findings.statuses.append(Status.CORRECTED)
     rows, columns = tuple(np.unique(i).tolist()), tuple(np.unique(c).tolist())
-    findings.faults.append(Fault(name, "block", rows, columns, int(i.size), largest, "solved again"))
+    findings.faults.append(Fault(name, "block", rows, columns, int(i.size), largest(distance[differ]), "solved again"))
 
 
 def smallest(t: Array) -> float:
     return float(namespace(t).min(abs(t))) if t.shape[0] else 1.0
-
-
-def largest(verdict: Verdict) -> float:
-    with np.errstate(all="ignore"):
-        return float(np.max(np.abs(to_host(verdict.residual)), initial=0.0))

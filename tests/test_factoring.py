@@ -31,6 +31,7 @@ TWO = ("FF", "FC", "CF", "CC", "SS")
 THREE = (*map("".join, itertools.product("FC", repeat=3)), "SSS")
 
 SIZES = (0, 1, 2, 7, 64, 65, 130)
+LARGE = (1025, 1031), (1 << 20, 1)
 SHAPES = (*EMPTY, (1, 1), (1, 9), (9, 1), (2, 3), (31, 31), (65, 7), (7, 65))
 
 lowers = pytest.mark.parametrize("lower", [False, True], ids=["upper", "lower"])
@@ -325,7 +326,7 @@ def test_arrays_like_another(shape: Shape, order: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("extra", [0, 1, 5])
 @pytest.mark.parametrize("order", ONE)
-@pytest.mark.parametrize("shape", [*EMPTY, (1, 1), (1, 9), (9, 2), (64, 64), (63, 200), (200, 65)], ids=str)
+@pytest.mark.parametrize("shape", [*EMPTY, (1, 1), (1, 9), (9, 2), (64, 64), (63, 200), (200, 65), *LARGE], ids=str)
 def test_a_copy_by_columns(shape: Shape, order: str, extra: int, dtype: Any) -> None:
     (m, n), a = shape, normal(*shape, dtype=dtype)
     A = Part(a, order)
@@ -336,13 +337,6 @@ def test_a_copy_by_columns(shape: Shape, order: str, extra: int, dtype: Any) -> 
     np.testing.assert_array_equal(bits(np.array(to_host(found))[:, :n]), bits(a))
     found[...] = 0.0
     assert A.kept()
-
-
-@pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize("shape", [(1025, 1031), (1 << 20, 1)], ids=str)
-def test_a_large_copy_by_columns(shape: Shape, order: str) -> None:
-    A = Part(normal(*shape, dtype=np.float32), order)
-    np.testing.assert_array_equal(bits(steps.copy_by_columns(A.array, extra=1)[:, :-1]), bits(A.now))
 
 
 # ---- Cholesky -------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Carried:
 
         def exact(part: slice) -> tuple[Array, Array]:  # ||g o U(:j1, c)|| of some columns c, operations counted
             above = wide(self.W[:j, j + part.start : j + part.stop]) * self.g[:j, None]
-            inside = upper(square[:, part], part.start) * g[:, None]
+            inside = xp.triu(square[:, part], k=-part.start) * g[:, None]
             norms = column_norms(above * self._roots(0, j)[:, None])
             norms += column_norms(inside * self._roots(j, j1)[:, None])
             # BLAS adds up the last columns of a thread's share one by one, with several times the usual rounding
@@ -271,19 +271,20 @@ class Carried:
         """S(j1:) -= L21 y unless that is done."""
         if not self.beside:
             add_sums(self.S[j1:], self.W[j1:, j:j1], self.y[j:j1], alpha=-1.0)
-        self.growth = self._grown
-        for side in (0, 1):
-            self.done[side] += self._operations(side, j, j1 - j) * self.growth
+        self._count(j, j1, self._grown)
 
     def count_operations(self) -> None:
         """`done` of a factorisation of which only the result is known: its rows of U are rows of trailing matrices, by
         which growth is judged."""
-        m, n = self.W.shape
         for at in range(0, self.y.shape[0], COUNTED):
             end = min(at + COUNTED, self.y.shape[0])
-            self.growth = growth(self.rows[at:end, ROWS.floor], self.y[at:end])
-            for side in (0, 1):
-                self.done[side] += operations(self.type, end - at, (n, m)[side] - at) * self.growth
+            self._count(at, end, growth(self.rows[at:end, ROWS.floor], self.y[at:end]))
+
+    def _count(self, j: int, j1: int, grown: float) -> None:
+        """The step that has finished j:j1 is done: its lines had grown so much."""
+        self.growth = grown
+        for side in (0, 1):
+            self.done[side] += self._operations(side, j, j1 - j) * grown
 
     def reach(self, side: int, floor: Array, more: Any, terms: Any, *sums: Array) -> Array:
         """How far the operations on rows (side 0) or columns may have taken their residuals: see `factored_bound`.
@@ -317,11 +318,6 @@ def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _mask(m: int, n: int, k: int) -> Any:
-    return np.tri(m, n, k, dtype=bool)
-
-
-@functools.lru_cache(maxsize=64)
 def _steps(b: int) -> Any:
     """1/b, 2/b, ... 1."""
     return np.arange(1, b + 1) / b
@@ -329,13 +325,5 @@ def _steps(b: int) -> Any:
 
 def unit_lower(X: Array, above: int = 0) -> Array:
     """The unit lower triangle of X, below which there may be more rows; `above` rows of the square one are missing."""
-    xp, (m, n) = namespace(X), X.shape
-    zero, one = (xp.asarray(x, dtype=X.dtype) for x in (0.0, 1.0))
-    strict, whole = from_host(_mask(m, n, above - 1), X), from_host(_mask(m, n, above), X)
-    return xp.where(strict, X, xp.where(whole, one, zero))
-
-
-def upper(X: Array, above: int = 0) -> Array:
-    """The upper triangle of X; `above` rows of X lie over the square one."""
-    xp, (m, n) = namespace(X), X.shape
-    return xp.where(from_host(_mask(m, n, -1 - above), X), xp.asarray(0.0, dtype=X.dtype), X)
+    xp = namespace(X)
+    return xp.tril(X, k=above - 1) + xp.eye(*X.shape, k=above, dtype=X.dtype, device=X.device)

@@ -25,7 +25,7 @@ def differing(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
 
 def largest(x: Any) -> float:
     """max |x|, NaN where there is one, 0 where there is nothing."""
-    return float(np.max(np.append(np.abs(x), 0.0)))
+    return float(np.max(np.abs(x), initial=0.0))
 
 
 class Unrepairable(Exception):

@@ -23,7 +23,7 @@ from abft_tsm2.arrays import Array, from_host, is_column_major, namespace, to_ho
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element
 from abft_tsm2.checksum.factor_encode import counts, sums, wide
-from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges, places, unit_lower, upper
+from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges, places, unit_lower
 from abft_tsm2.checksum.findings import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
 from abft_tsm2.checksum.stored import changed, moved, read
 from abft_tsm2.core.factoring import add_product, permutation, product, solve_triangle
@@ -61,8 +61,8 @@ class Repair:
         active, sizes = self._columns(j, j1)
         self._look_for_overflow(active)
         xp = namespace(active)
-        largest = xp.max(xp.abs(active), axis=0)[None, :]  # what getrf adds up is no larger, but for growth
-        reach = sizes + math.sqrt(j1 - j + FLOOR_TERMS) * largest
+        most = xp.max(xp.abs(active), axis=0)[None, :]  # what getrf adds up is no larger, but for growth
+        reach = sizes + math.sqrt(j1 - j + FLOOR_TERMS) * most
         bound = factored_element(self.carried.type, reach, j1)
         if old is not None:
             differ, distance = differing(old, active, bound)
@@ -84,7 +84,7 @@ class Repair:
         old = wide(self.W[j:j1, j:])
         xp = namespace(old)
         bound = factored_element(self.carried.type, sizes, j1)
-        differ, distance = differing(upper(old), upper(new), bound)
+        differ, distance = differing(xp.triu(old), xp.triu(new), bound)
         # All of them: the solution has carried what was wrong in one row to those below, whose own sums are right.
         line, column = np.arange(j1 - j)[:, None], np.arange(old.shape[1])[None, :]
         self.W[j:j1, j:] = xp.astype(xp.where(from_host(column >= line, old), new, old), self.W.dtype)
@@ -240,7 +240,7 @@ class Repair:
             panel = wide(self.W[j:, j:j1])
             xp = namespace(panel)
             old = xp.asarray(panel, copy=True)
-            corner = upper(panel[:b, :])
+            corner = xp.triu(panel[:b, :])
             old[:b, :] = product(unit_lower(panel[:b, :]), corner)
             old[b:, :] = product(panel[b:, :], corner)
             back = np.argsort(permutation(local, m - j))

@@ -24,7 +24,7 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.factor_encode import add_sums, counts, wide
-from abft_tsm2.checksum.factors import ROWS, Carried, unit_lower, upper
+from abft_tsm2.checksum.factors import ROWS, Carried, unit_lower
 from abft_tsm2.core.factoring import multiply_triangle, product
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
@@ -208,7 +208,7 @@ def _norms_through(W: Array, weight: Array, *, left: bool = False, moduli: bool 
                 block = unit_lower(wide(W[at:, at:end]))
             else:
                 first, last = 0, min(end, K)
-                block = upper(wide(W[:last, at:end]), at)
+                block = xp.triu(wide(W[:last, at:end]), k=-at)
             if left:  # elements times weights first: their squares are in the middle of the range
                 parts = block * x[first:last, None]
                 out[at:end] += xp.sum(xp.abs(parts) if moduli else parts * parts, axis=0)
@@ -232,7 +232,7 @@ def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bo
         exact = wide(A[int(place[line]), :])
         n = W.shape[1]
         blocks = [(at, min(at + WIDENED, n), min(at + WIDENED, K)) for at in range(0, n, WIDENED)]
-        parts = [(upper(wide(W[:top, at:end]), at).T, one[:top]) for at, end, top in blocks]
+        parts = [(xp.triu(wide(W[:top, at:end]), k=-at).T, one[:top]) for at, end, top in blocks]
     else:
         top = min(line + 1, K)
         one = wide(W[:top, line])
