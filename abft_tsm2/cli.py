@@ -1,4 +1,5 @@
-"""The command ``abft-tsm2`` and what it is told: info, gemm, verify, tune, demo; `factor_cli` has lu and solve.
+"""The command ``abft-tsm2`` and what it is told: info, gemm, verify, tune, demo; `factor_cli` has lu and solve,
+`campaign_cli` campaign.
 
 A is read, multiplied and checked in row panels, so that the operands may be larger than the memory.
 """
@@ -6,7 +7,6 @@ A is read, multiplied and checked in row panels, so that the operands may be lar
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import statistics
 import sys
@@ -21,7 +21,7 @@ import click
 import numpy as np
 
 import abft_tsm2
-from abft_tsm2 import factor_cli, matrixio, tuning
+from abft_tsm2 import campaign_cli, factor_cli, matrixio, tuning
 from abft_tsm2.core.contest import WrongProduct
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.facts import collected
@@ -31,6 +31,7 @@ from abft_tsm2.messages import (
     EXIT_CODES,
     FLOAT,
     OK,
+    Group,
     conclude,
     exit_code,
     quiet_option,
@@ -44,18 +45,7 @@ from abft_tsm2.report import Check, Report
 PANEL_MB = matrixio.PANEL_BYTES / 2**20
 
 
-class _Group(click.Group):
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            names = self.list_commands(ctx)
-            nearest = difflib.get_close_matches(args[0], names, 1) or names
-            hint = f"did you mean {' or '.join(nearest)}?"
-            raise click.UsageError(f"no command '{args[0]}' ({hint})", ctx) from error
-
-
-@click.group(cls=_Group, invoke_without_command=True, epilog=EXIT_CODES, context_settings={"show_default": True})
+@click.group(cls=Group, invoke_without_command=True, epilog=EXIT_CODES, context_settings={"show_default": True})
 @click.version_option(abft_tsm2.__version__, prog_name="abft-tsm2")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -238,6 +228,7 @@ def demo(seed: int, bit: int | None, dtype: str, out: str, quiet: bool) -> int:
 
 cli.add_command(factor_cli.lu)
 cli.add_command(factor_cli.solve)
+cli.add_command(campaign_cli.campaign)
 
 
 def _operands(a: str, b: str, dtype: str | None) -> tuple[Matrix, Matrix, np.dtype[Any]]:

@@ -25,7 +25,7 @@ from abft_tsm2.checksum.factor_encode import Encoding
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges
 from abft_tsm2.checksum.findings import ROUNDS, Findings, Unrepairable
 from abft_tsm2.checksum.rebuild import Repair
-from abft_tsm2.checksum.stored import certificate, changed, read, whole
+from abft_tsm2.checksum.stored import certificate, changed, has_changed, read, whole
 from abft_tsm2.core.factoring import add_product, copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.report import SIDES, Check, Fault, Status
 
@@ -123,7 +123,7 @@ class Factorisation:
     def _changed(self) -> bool:
         """Whether A is not what was encoded."""
         with np.errstate(all="ignore"):
-            changed = self.mender.A_changed()
+            changed = has_changed(self.A, self.encoding)
         if changed:
             self.findings.statuses.append(Status.INPUT_CHANGED)
             self.findings.faults.append(Fault("A", "operand", (), (), 0, float("nan")))

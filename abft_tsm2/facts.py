@@ -6,12 +6,12 @@ import importlib
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import abft_tsm2
-from abft_tsm2 import matrixio
+from abft_tsm2 import __version__, matrixio, policy
 from abft_tsm2.core import measured
 from abft_tsm2.core.device import query
 from abft_tsm2.core.tune import described
@@ -28,7 +28,7 @@ def collected() -> dict[str, dict[str, Any]]:
     gpus, choices = _gpus()
     return {
         "versions": {
-            "abft_tsm2": abft_tsm2.__version__,
+            "abft_tsm2": __version__,
             "python": platform.python_version(),
             **{name: found.get(name) for name in _PACKAGES},
             "cupy": cupy,
@@ -41,7 +41,7 @@ def collected() -> dict[str, dict[str, Any]]:
             **gpus,
         },
         "configuration": {
-            **{f"on {status}": action for status, action in abft_tsm2.geterr().items()},
+            **{f"on {status}": action for status, action in policy.geterr().items()},
             "panel": f"{matrixio.PANEL_BYTES / 2**20:g} MB",
             "mapped from": f"{matrixio.MAP_BYTES / 2**20:g} MB",
             "cache": str(measured.folder()),
@@ -66,3 +66,18 @@ def _gpus() -> tuple[dict[str, str], dict[str, str]]:
         gpus[f"gpu {number}"] = f"{name}, {memory / 1e9:.1f} GB, driver {measured.driver()}"
         choices[f"choice on gpu {number}"] = described(query(number))
     return gpus, choices
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -252,7 +252,7 @@ def _offline(A: Array, asked: Asked, clock: Clock, encoding: Encoding) -> tuple[
     found = Fault(FACTORS, "block", rows or (), columns or (), size, float("nan"), "factored again, online")
     findings.statuses.append(Status.CORRECTED)
     findings.faults.append(found)
-    return _online(A, asked, clock, findings)
+    return _online(A, asked, clock, findings, encoding)
 
 
 def _certified(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import click
 
@@ -19,6 +21,19 @@ EXIT_CODES = """\b
 Exit codes: 0 clean or repaired, 1 corruption that was not repaired, 2 usage or
 file error, 3 a part could not be checked, 130 interrupted."""
 FLOAT = click.Choice(["float32", "float64"])
+
+
+class Group(click.Group):
+    """Commands, the nearest of which is named where there is none of a name."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            names = self.list_commands(ctx)
+            nearest = difflib.get_close_matches(args[0], names, 1) or names
+            hint = f"did you mean {' or '.join(nearest)}?"
+            raise click.UsageError(f"no command '{args[0]}' ({hint})", ctx) from error
 
 
 def _log(context: click.Context, option: click.Parameter, verbose: int) -> None:

@@ -24,13 +24,12 @@ import abft_tsm2
 from abft_tsm2 import Report, Status
 from abft_tsm2.cholesky import unprotected as unprotected_cholesky
 from abft_tsm2.factor import unprotected
+from abft_tsm2.faults.factor_oracle import Matrix, cholesky_error, lu_error, solution_error, unit
 from benchmarks import tables
 from benchmarks.lu_clean import WORSE
-from benchmarks.lu_judge import cholesky_error, lu_error, solution_error
 from benchmarks.planted_faults import flip_bit
 from benchmarks.sheet import Sheet
 from benchmarks.timing import machine, overhead, paired
-from tests.lu_matrices import Matrix, unit
 
 SIZES = (512, 1024, 2048, 4096)
 MIDDLE = 2048

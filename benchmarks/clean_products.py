@@ -21,8 +21,8 @@ import numpy as np
 
 from abft_tsm2 import Report, Status, errstate, protected_gemm
 from abft_tsm2.arrays import FLOATS
+from abft_tsm2.faults.oracle import Array, widened
 from benchmarks import tables
-from benchmarks.gpu_products import Array, widened
 from tests import families
 from tests.cases import REGIMES, Case, Regime, arrange, draw
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from abft_tsm2 import Status
 from abft_tsm2.arrays import bit_pattern
-from benchmarks.gpu_products import widened
+from abft_tsm2.faults.oracle import widened
 from tests.cases import finfo
 
 SURE = 2.0

@@ -19,9 +19,9 @@ import numpy as np
 
 from abft_tsm2.arrays import bit_pattern
 from abft_tsm2.core.check_config import Equilibrate, Repair
+from abft_tsm2.faults.oracle import Array
 from benchmarks import gemm_device
 from benchmarks.gemm_device import HALVES, ONE, OPTIONS, TF32, WIDE, Cell
-from benchmarks.gpu_products import Array
 from tests import families
 from tests.cases import DTYPES
 

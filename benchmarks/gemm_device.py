@@ -20,9 +20,10 @@ from abft_tsm2.core.check_config import Equilibrate, Repair, line_sums, sums_of
 from abft_tsm2.core.config import Problem
 from abft_tsm2.core.vendor import Gemm
 from abft_tsm2.errors import SilentDataCorruptionError
+from abft_tsm2.faults.oracle import BLOCK_BYTES, Array
 from abft_tsm2.report import Report, Status
 from benchmarks.gemm_judge import SAMPLED, WHOLE
-from benchmarks.gpu_products import BLOCK_BYTES, CHUNK, Array
+from benchmarks.gpu_products import CHUNK
 from benchmarks.gpu_timing import Call, copies
 from benchmarks.stream_operands import array, fill, fill_nan
 

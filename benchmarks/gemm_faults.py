@@ -17,8 +17,8 @@ import numpy as np
 
 from abft_tsm2.arrays import bit_pattern, dtype_name
 from abft_tsm2.core import vendor
+from abft_tsm2.faults.oracle import Array, widened
 from benchmarks.gemm_device import CLEAN, FAULTS
-from benchmarks.gpu_products import Array, widened
 
 TILE = 128
 SURE = 2.0  # detection limits: that of a report is of one line, and each line has its own

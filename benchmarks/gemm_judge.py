@@ -9,35 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu_products import BLOCK_BYTES, Arithmetic, Array, Reference, errors, reference, require, widened
+from abft_tsm2.faults.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, widened
+from benchmarks.gpu_products import errors
 
 WHOLE = 2**33  # multiplications up to which every element is compared
 SAMPLED = 64  # rows of each larger product
 COLUMNS = 16  # of the reference that are compared with longdouble
 SIGMAS = 8.0  # of an element of E x, whose variance is the squared norm of that row of E: the bound on C x - A (B x)
-CUT = 2.0**-9 + 2.0**-20  # what TF32 takes from a product of two operands: each is cut to 11 bits
-
-
-@dataclass(frozen=True)
-class Tf32(Arithmetic):
-    """Sums in float32 of operands that are cut to 11 bits first."""
-
-    def bound(self, expected: Reference, k: int) -> Array:
-        return super().bound(expected, k) + CUT * expected.magnitude
-
-    def norm(self, k: int) -> float:
-        return super().norm(k) + CUT
-
-
-def arithmetic(dtype: str, tf32: bool = False) -> Arithmetic:
-    """That of cuBLAS for operands and a result of one type."""
-    if tf32:
-        return Tf32("float32", "float32", truncating=True)
-    half = dtype in ("float16", "bfloat16")
-    return Arithmetic("float32" if half else dtype, dtype, truncating=half)
 
 
 class Judge:

@@ -17,12 +17,13 @@ from typing import Any
 
 from abft_tsm2 import errstate, protected_gemm
 from abft_tsm2.core.device import Device
+from abft_tsm2.faults.oracle import arithmetic
 from abft_tsm2.report import Status
 from benchmarks import gemm_bars, gemm_device, gemm_rows
 from benchmarks.campaign import Campaign, Row
 from benchmarks.gemm_device import CLEAN, CUPY, DROPPED, ONE, PLAIN, PLAN, QUEUED, WAITED, Cell, Contender, Operands
 from benchmarks.gemm_faults import Faults, Plant, planted
-from benchmarks.gemm_judge import Judge, arithmetic
+from benchmarks.gemm_judge import Judge
 from benchmarks.gemm_rows import compared, empty_row, timed
 from benchmarks.gpu_timing import Stopwatch, Times, card_state, message, require_device
 from benchmarks.rows import short

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from abft_tsm2.facts import cores
+
 T = TypeVar("T")
 Judge = Callable[[int], T]
 LIMIT = 600.0
@@ -114,11 +116,6 @@ def _work(judge: Judge[Any], pipe: Connection) -> None:
     with contextlib.suppress(EOFError):
         while (index := pipe.recv()) is not None:
             pipe.send(judge(index))
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def common_options(parser: argparse.ArgumentParser, count: int, output: str) -> None:

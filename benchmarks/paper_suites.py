@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from abft_tsm2.core.config import Config
+from abft_tsm2.faults.oracle import Reference
 from benchmarks import contenders, tsm2_grid
 from benchmarks.campaign import Campaign, Judge, Row, troubles
 from benchmarks.contenders import Contender
-from benchmarks.gpu_products import Errors, Operands, Reference, errors
+from benchmarks.gpu_products import Errors, Operands, errors
 from benchmarks.gpu_timing import Stopwatch, copies, message, require_device
 from benchmarks.tsm2_grid import COLUMNS, Cell
 

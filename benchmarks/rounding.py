@@ -27,8 +27,8 @@ from typing import Any
 
 from abft_tsm2.arrays import Array, bit_pattern
 from abft_tsm2.checksum.bounds import DETECT, arithmetic
+from abft_tsm2.faults.oracle import reference
 from benchmarks import gpu_timing, tables
-from benchmarks.gpu_products import reference
 from benchmarks.rounding_engines import ENGINES, Cublas, Engine, Multiply, declined, reduction
 from benchmarks.rounding_lines import MEASURES, Encoded, measure
 from benchmarks.rounding_operands import FAMILIES, Draw, fitted, rounded, widened

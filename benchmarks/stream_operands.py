@@ -11,19 +11,8 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, dtype_name
-from benchmarks.gpu_products import (
-    BLOCK_BYTES,
-    CHUNK,
-    DISTRIBUTIONS,
-    Arithmetic,
-    Array,
-    Errors,
-    Reference,
-    errors,
-    reference,
-    require,
-    worse,
-)
+from abft_tsm2.faults.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require
+from benchmarks.gpu_products import CHUNK, DISTRIBUTIONS, Errors, errors, worse
 from benchmarks.stream_grid import Cell
 
 _BFLOAT16_NAN = 0x7FC0

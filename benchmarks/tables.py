@@ -4,7 +4,7 @@
     python -m benchmarks.tables --check README.md      exit code 1 if they differ from the CSVs
 
 A table stands between the markers `<!-- table:NAME -->` and `<!-- /table -->`; NAME is one of `TABLES`,
-here, in `benchmarks.stream_tables`, `benchmarks.gemm_tables` or `benchmarks.lu_tables`.
+here, in `benchmarks.stream_tables`, `benchmarks.gemm_tables`, `benchmarks.lu_tables` or `benchmarks.campaign_tables`.
 """
 
 from __future__ import annotations
@@ -320,9 +320,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 def fill(text: str) -> str:
     """The text with every table between markers made anew."""
-    from benchmarks import gemm_tables, lu_tables, stream_tables  # which take their helpers from here
+    from benchmarks import campaign_tables, gemm_tables, lu_tables, stream_tables  # which take their helpers from here
 
-    known = {**TABLES, **stream_tables.TABLES, **gemm_tables.TABLES, **lu_tables.TABLES}
+    others = (stream_tables, gemm_tables, lu_tables, campaign_tables)
+    known = {**TABLES, **{name: table for module in others for name, table in module.TABLES.items()}}
 
     def table(match: re.Match[str]) -> str:
         name = match["name"]

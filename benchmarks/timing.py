@@ -12,10 +12,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from abft_tsm2.facts import cores, processor
 
 Call = Callable[[], Any]
 
@@ -156,26 +157,13 @@ def machine() -> dict[str, str]:
     """What the numbers were measured on."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
-        "device": _processor(),
-        "cores": str(_cores()),
+        "device": processor(),
+        "cores": str(cores()),
         "threads": _blas_threads(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "blas": f"{blas['name']} {blas['version']}",
     }
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _blas_threads() -> str:

@@ -72,7 +72,8 @@ def _module(name: str, **contents: Any) -> ModuleType:
 
 def _cupy(card: Card) -> ModuleType:
     module = _module("cupy", __version__="0.fake", ndarray=Array)
-    for name in ("float32", "float64", "uint16", "uint32", "rint", "isfinite", "linalg", "concatenate"):
+    of_oracle = ("maximum", "frexp", "ldexp", "ones")
+    for name in ("float32", "float64", "uint16", "uint32", "rint", "isfinite", "linalg", "concatenate", *of_oracle):
         setattr(module, name, getattr(np, name))
     for name in ("empty", "empty_like", "zeros", "full", "asarray"):
         setattr(module, name, _maker(getattr(np, name)))

@@ -16,6 +16,7 @@ import pytest
 
 from abft_tsm2 import protected_gemm
 from abft_tsm2.core.device import known
+from abft_tsm2.faults.oracle import arithmetic
 from abft_tsm2.report import Status
 from benchmarks import (
     bench_gemm,
@@ -30,7 +31,7 @@ from benchmarks import (
 )
 from benchmarks.gemm_bars import BARS, verdicts
 from benchmarks.gemm_device import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
-from benchmarks.gemm_judge import Judge, arithmetic
+from benchmarks.gemm_judge import Judge
 from benchmarks.gpu_timing import Call, Stopwatch
 from benchmarks.registers import compiled
 from tests.cuda_on_cpu import Library, build

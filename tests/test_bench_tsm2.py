@@ -17,8 +17,9 @@ import pytest
 from abft_tsm2.core.config import TSM2L, Config, is_valid, why_not
 from abft_tsm2.core.device import Ceilings, known
 from abft_tsm2.errors import NotSuitable
+from abft_tsm2.faults.oracle import reference, require
 from benchmarks import bench_tsm2, campaign, contenders, gpu_products, gpu_timing, tables, tsm2_grid
-from benchmarks.gpu_products import errors, reference, require, worse
+from benchmarks.gpu_products import errors, worse
 from benchmarks.gpu_timing import Times
 from benchmarks.paper_suites import PaperCampaign
 from benchmarks.rows import timed

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from abft_tsm2.faults.oracle import arithmetic
 from benchmarks import (
     gemm_judge,
 )
-from benchmarks.gemm_judge import Judge, arithmetic
+from benchmarks.gemm_judge import Judge
 from tests.fake_products import TYPES, multiplied, operands
 
 

@@ -1,4 +1,4 @@
-"""tests.lu_matrices: the matrices are what they are said to be, and the oracle is right."""
+"""The matrices that are factored are what they are said to be, and the oracle of factorisations is right."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from tests.lu_matrices import (
-    MATRICES,
-    MAY_OVERFLOW,
-    NEAR_TIES,
+from abft_tsm2.faults.factor_oracle import (
     Matrix,
     backward_error,
     largest_multiplier,
     order,
     product_error,
-    rectangular,
     unit,
     unpack,
     valid_pivots,
 )
+from tests.lu_matrices import MATRICES, MAY_OVERFLOW, NEAR_TIES, rectangular
 
 DTYPES = ("float64", "float32")
 

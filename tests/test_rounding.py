@@ -178,7 +178,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for name in ("float32", "float64", "uint16", "uint32", "uint64"):
         setattr(module, name, getattr(np, name))
     makers = ("zeros", "full", "arange", "asarray", "ascontiguousarray")
-    for name in (*makers, "exp", "sin", "cos", "sign", "sqrt", "sort", "rint"):
+    for name in (*makers, "exp", "sin", "cos", "sign", "sqrt", "sort", "rint", "maximum", "frexp", "ldexp", "ones"):
         setattr(module, name, lifted(getattr(np, name)))
     for one in (rounding_engines, rounding_lines):  # as to_host, which takes NumPy's arrays for what they are
         monkeypatch.setattr(one, "to_host", plain)

@@ -14,7 +14,8 @@ import pytest
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.core.encode_both import encode_both
 from abft_tsm2.core.plan import problem_of
-from benchmarks.gpu_products import Arithmetic, errors, reference, require, widened
+from abft_tsm2.faults.oracle import Arithmetic, reference, require, widened
+from benchmarks.gpu_products import errors
 from benchmarks.stream_grid import Cell
 from benchmarks.stream_operands import Encodings, Products, array, fill
 from tests.fake_card import Card

@@ -181,10 +181,14 @@ def _tiles(lines: Lines, scale: Scale, at: Integers) -> Iterator[_Tile]:
         yield _recompute(lines, scale, at[lo : lo + step])
 
 
-def _outliers(distance: Floats, quantile: float) -> Mask:
-    """Elements much further off than most of their line."""
-    usual = np.quantile(distance, quantile, axis=1, method="lower") if distance.shape[1] else distance[:, 0:0].sum(1)
-    return np.asarray(~(distance <= OUTLIER * np.maximum(1.0, np.where(np.isfinite(usual), usual, 1.0))[:, None]))
+def _outliers(distance: Floats) -> tuple[Mask, Mask]:
+    """Elements much further off than nine tenths of their line; and the lines of which most is further off than usual.
+
+    Such a line, if it holds a wrong element, was hit as a whole: what it does not show hides in rounding.
+    """
+    usual = np.quantile(distance, 0.9, axis=1, method="lower") if distance.shape[1] else distance[:, 0:0].sum(1)
+    outliers = ~(distance <= OUTLIER * np.maximum(1.0, np.where(np.isfinite(usual), usual, 1.0))[:, None])
+    return outliers, np.asarray(usual > OUTLIER / 2)
 
 
 def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, write: bool) -> Integers:
@@ -197,7 +201,8 @@ def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, wr
     hits: dict[int, int] = {}
     for tile in _tiles(lines, scale, at):
         outcome.multiplications += tile.at.size * n * k
-        likely = tile.wrong | (_outliers(tile.distance, 0.9) & scale.usable_column[None, :])
+        outliers, all_of_it = _outliers(tile.distance)
+        likely = tile.wrong | (outliers & scale.usable_column[None, :])
         for p, line in enumerate(tile.at):
             if not tile.wrong[p].any():
                 if np.isfinite(tile.found[p][scale.usable_column]).all() or tile.unclear[p].any():
@@ -206,7 +211,7 @@ def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, wr
                     outcome.cleared += 1
                 continue
             wrong = likely[p]
-            whole = int(np.count_nonzero(wrong)) > max(4, n // 20)
+            whole = bool(all_of_it[p]) or int(np.count_nonzero(wrong)) > max(4, n // 20)
             places = np.flatnonzero(scale.usable_column if whole else wrong)
             _replace(lines, int(line), places, tile.value[p], write)
             outcome.faults += _line_faults(lines, int(line), wrong, tile.found[p], tile.value[p], whole, write)
@@ -239,10 +244,11 @@ def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool)
     for tile in _tiles(across, turned, columns):
         outcome.multiplications += tile.at.size * m * k
         usable = scale.usable_line[None, :]
-        replaced = (tile.wrong | _outliers(tile.distance, 0.9)) & usable
+        outliers, all_of_it = _outliers(tile.distance)
+        replaced = (tile.wrong | outliers) & usable
         for p, column in enumerate(tile.at):
             wrong = tile.wrong[p] & usable[0]
-            if np.count_nonzero(wrong) > max(4, m // 20):  # what is left of the fault hides in rounding: all of it
+            if (all_of_it[p] and wrong.any()) or np.count_nonzero(wrong) > max(4, m // 20):
                 replaced[p] = usable[0]
             _replace(across, int(column), np.flatnonzero(replaced[p]), tile.value[p], write)
             fresh = [i for i in np.flatnonzero(wrong) if _place(lines, int(i), int(column)) not in known]

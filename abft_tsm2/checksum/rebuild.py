@@ -22,10 +22,10 @@ import numpy as np
 from abft_tsm2.arrays import Array, from_host, is_column_major, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element
-from abft_tsm2.checksum.factor_encode import counts, sums, wide
+from abft_tsm2.checksum.factor_encode import counts, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges, places, unit_lower
 from abft_tsm2.checksum.findings import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
-from abft_tsm2.checksum.stored import changed, moved, read
+from abft_tsm2.checksum.stored import changed, differing_sums, read
 from abft_tsm2.core.factoring import add_product, permutation, product, solve_triangle
 from abft_tsm2.report import Fault, Status
 
@@ -172,7 +172,7 @@ class Repair:
         Where sums by rows and by columns both differ, A has changed. One kind alone is wrong itself, and taken again.
         """
         e = self.carried.encoding
-        found = self._differing_sums()
+        found = differing_sums(self.A, self.carried.encoding)
         if all(lines.size for lines, _ in found):
             raise Unrepairable("A is not what was encoded")
         for name, kept, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), found, strict=True):
@@ -180,21 +180,6 @@ class Repair:
                 off = largest((to_host(kept) - to_host(again))[lines])
                 kept[...] = again
                 self.findings.wrong_sums(name, lines, off)
-
-    def A_changed(self) -> bool:
-        return all(lines.size for lines, _ in self._differing_sums())
-
-    def _differing_sums(self) -> list[tuple[Any, Array]]:
-        e = self.carried.encoding
-        found = []
-        for X, weight, kept in ((self.A, e.v, e.S), (self.A.T, e.w, e.Z)):
-            again = sums(X, weight)
-
-            def weighted(lines: Any, X: Array = X, weight: Array = weight) -> Array:
-                return wide(namespace(X).take(X, from_host(lines, X), axis=0)).T * weight[:, None]
-
-            found.append((moved(kept, again, weighted), again))
-        return found
 
     def _compared(self, name: str, now: Array, then: Array, bound: Array, first: int) -> None:
         verdict = Verdict.of(now - then, bound)

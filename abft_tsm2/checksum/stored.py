@@ -23,7 +23,7 @@ from abft_tsm2.checksum.bounds import (
     operations,
     rigorous_factored,
 )
-from abft_tsm2.checksum.factor_encode import add_sums, counts, wide
+from abft_tsm2.checksum.factor_encode import Encoding, add_sums, counts, sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, unit_lower
 from abft_tsm2.core.factoring import multiply_triangle, product
 
@@ -119,6 +119,24 @@ def moved(kept: Array, again: Array, lines_of: Callable[[Any], Array]) -> np.nda
     return lines
 
 
+def differing_sums(A: Array, encoding: Encoding) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], Array]]:
+    """Rows of A whose sums are not those that were taken, and columns; each with the sums as they are now."""
+    found = []
+    for X, weight, kept in ((A, encoding.v, encoding.S), (A.T, encoding.w, encoding.Z)):
+        again = sums(X, weight)
+
+        def weighted(lines: Any, X: Array = X, weight: Array = weight) -> Array:
+            return wide(namespace(X).take(X, from_host(lines, X), axis=0)).T * weight[:, None]
+
+        found.append((moved(kept, again, weighted), again))
+    return found
+
+
+def has_changed(A: Array, encoding: Encoding) -> bool:
+    """Whether A is not what was encoded: its rows and its columns say so."""
+    return all(lines.size for lines, _ in differing_sums(A, encoding))
+
+
 def _within(residual: float, bound: float) -> bool:
     return abs(residual) <= bound and math.isfinite(bound)
 
@@ -141,7 +159,7 @@ def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) ->
 
     Where a line is beyond the bound with estimated norms, they are computed. Where parts have been computed `again`,
     rounding may form a pattern, up to the rigorous bound.
-    What is still beyond it has its elements of PA - LU computed and compared.
+    What is still beyond it has its elements of PA - LU computed and compared, unless it is A that has changed.
     """
     xp, K = carried.xp, carried.g.shape[0]
     encoding, place = carried.encoding, from_host(carried.place, W)
@@ -169,6 +187,9 @@ def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) ->
             verdict = Verdict.of(residuals[side], bound)
         verdicts.append(verdict)
     rows, columns = verdicts
+    flagged = not (rows.clean and columns.clean)
+    if flagged and has_changed(A, encoding):  # L U is the A that it was made of, and not the A that was asked for
+        return rows, columns
     for verdict, axis in ((rows, 0), (columns, 1)):
         if not verdict.clean:
             flagged = np.flatnonzero(~to_host(verdict.ok))

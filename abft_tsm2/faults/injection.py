@@ -1,0 +1,189 @@
+"""Injection: faults are planted while the shipped code runs, through ``on_stage``, or around a user's own function."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from abft_tsm2.arrays import is_writable, overlap
+from abft_tsm2.faults.models import plant
+from abft_tsm2.faults.plan import Plan, require_known
+from abft_tsm2.faults.site import Site
+from abft_tsm2.faults.sites import FUNCTION_SITES, SITES
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault that was planted: its plan, the stage, and the number of the bit (-1 where it is not one bit)."""
+
+    plan: Plan
+    stage: str
+    bit: int
+
+
+class Injector:
+    """An ``on_stage`` hook that plants faults into the live arrays.
+
+    Parameters
+    ----------
+    *plans : Plan
+        All of them are planted, each at its own site and visit.
+
+    Attributes
+    ----------
+    planted : list of Planted
+        What has been planted so far.
+    visits : Counter
+        How often each stage has been reached.
+
+    Raises
+    ------
+    ValueError
+        For a site that does not exist, or a model that makes no sense there.
+
+    Notes
+    -----
+    Arrays are changed on their own device; the host is not waited for, and nothing is copied to it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> from abft_tsm2 import faults
+    >>> A, B = np.eye(40), np.random.default_rng(0).standard_normal((40, 30))
+    >>> hook = faults.Injector(faults.Plan("bit_flip", bits="exponent_high", seed=(3,)))
+    >>> C, report = ft.protected_gemm(A, B, on_stage=hook, return_report=True)
+    >>> len(hook.planted), report.status.name, bool(np.allclose(C, B))
+    (1, 'CORRECTED', True)
+    """
+
+    def __init__(self, *plans: Plan) -> None:
+        self.plans = plans
+        for plan in plans:
+            require_known("site", plan.site, SITES)
+            if plan.model not in SITES[plan.site].models:
+                there = ", ".join(sorted(SITES[plan.site].models))
+                raise ValueError(f"{plan.model} cannot be planted at {plan.site!r}; there it may be {there}")
+        self.planted: list[Planted] = []
+        self.visits: Counter[str] = Counter()
+        self._seen: dict[str, Array] = {}
+        self._undo: list[tuple[str, Array, Array]] = []
+        self._changed: list[Array] = []
+
+    def __call__(self, stage: str, arrays: Mapping[str, Array]) -> None:
+        visit = self.visits[stage]
+        self.visits[stage] += 1
+        self._seen.update({name: arrays[name] for name in ("A", "B") if name in arrays})
+        self._take_back(stage)
+        for plan in self.plans:
+            site = SITES[plan.site]
+            here = stage == site.stage and (visit == plan.visit or (plan.persistent and visit > plan.visit))
+            if here or (plan.persistent and stage == site.again):
+                self._plant(plan, site, stage, arrays)
+
+    def _plant(self, plan: Plan, site: Site, stage: str, arrays: Mapping[str, Array]) -> None:
+        rng = plan.rng()
+        if site.change is not None:
+            self.planted.append(Planted(plan, stage, site.change({**self._seen, **arrays}, plan, rng)))
+            return
+        part = site.part(arrays, rng)
+        if part is None:
+            return
+        if site.until and plan.persistent:  # what stays in memory is still there
+            if any(one is part for one in self._changed):
+                return
+            self._changed.append(part)
+        elif site.until:
+            self._undo.append((site.until, part, part.copy()))
+        self.planted.append(Planted(plan, stage, plant(part, plan, rng)))
+
+    def _take_back(self, stage: str) -> None:
+        """Undo what was not to stay: the operand is right again when somebody looks at it."""
+        for until, part, before in self._undo:
+            if until == stage:
+                part[...] = before
+        self._undo = [one for one in self._undo if one[0] != stage]
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of A and B, ... with the faults planted into its arguments or its result; see `inject`."""
+        for plan in self.plans:
+            if plan.site not in FUNCTION_SITES:
+                raise ValueError(
+                    f"site {plan.site!r} is inside of a protected operation: a function of one's own has "
+                    "'product', 'partial', 'A' and 'B'; pass an Injector as on_stage for the others"
+                )
+
+        @functools.wraps(function)
+        def faulty(*arguments: Any, **options: Any) -> Any:
+            given = list(arguments)
+            sites = {plan.site.partition(".")[0] for plan in self.plans}
+            for position, name in enumerate("AB"):
+                if name in sites and len(given) > position:
+                    given[position] = given[position].copy(order="K")  # the caller's own array stays as it is
+            operands = dict(zip("AB", given, strict=False))
+            for stage in ("inputs", "encoded"):
+                self(stage, operands)
+            result = function(*given, **options)
+            if not is_writable(result) or any(overlap(result, one) for one in operands.values()):
+                result = result.copy(order="K")
+            self("multiplied", {**operands, "C": result})
+            return result
+
+        return faulty
+
+
+@contextmanager
+def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[Any]:
+    """Plant faults into a protected operation, or into any function that returns a matrix.
+
+    Parameters
+    ----------
+    *plans : Plan
+    target : callable, optional
+        A function of a user's own: a plain product, a wrapper that computes twice, another library. It is called as
+        ``target(A, B, ...)``, any number of times: a fault hits the call of its ``visit``, or all calls from that one
+        on if it is persistent. Its sites are "product", "partial", "A" and "B"; operands are copied before they are
+        changed.
+
+    Yields
+    ------
+    callable
+        Without `target` an `Injector`, to be passed as ``on_stage``; with it the function to call in its place, whose
+        ``injector`` says what was planted.
+
+    Raises
+    ------
+    ValueError
+        For a site that does not exist, or that the function does not have.
+    RuntimeError
+        At the end of the block, if a fault was never planted because its site was not reached: an experiment without
+        its fault proves nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abft_tsm2 import faults
+    >>> A, B = np.ones((3, 4)), np.ones((4, 5))
+    >>> with faults.inject(faults.Plan("nan"), target=np.matmul) as multiply:
+    ...     first, second = multiply(A, B), multiply(A, B)
+    >>> int(np.isnan(first).sum()), int(np.isnan(second).sum())
+    (1, 0)
+    """
+    injector = Injector(*plans)
+    if target is None:
+        yield injector
+    else:
+        faulty: Any = injector.around(target)
+        faulty.injector = injector
+        yield faulty
+    there = {id(one.plan) for one in injector.planted}
+    for plan in plans:
+        if id(plan) not in there:
+            reached = ", ".join(f"{name} {count} times" for name, count in injector.visits.items()) or "none"
+            raise RuntimeError(f"{plan} was never planted: stages reached are {reached}")

@@ -1,0 +1,232 @@
+"""The judge of products with planted faults: it knows the right product, and believes no report.
+
+Three sizes matter for a change of C, and all are worked out here from the operands alone:
+
+rounding
+    |C - A B| is at most gamma_k |A||B| for any order of summation (N. J. Higham, Accuracy and Stability of Numerical
+    Algorithms, 2002, section 3.5). No product comes near it: what counts as rounding is sqrt(k) u |A||B| (N. J. Higham,
+    T. Mary, SIAM J. Sci. Comput. 41, 2019, A2815), or twice the largest error of the same product without a fault
+    where that is more, and the rounding of what is stored.
+the promise
+    A change is found if it moves the checksum of a line, ``|sum_j v_j delta_ij|``, by more than the bound and the clean
+    residual together: `detection_limit`, and docs/report.rst. The weights v are those of `encode`; the bound is the
+    formula of `abft_tsm2.checksum.bounds`, of norms that are computed here.
+what a line hides
+    Changes of several elements that would be found one by one, and cancel in the sum.
+
+All of it stays on the device of the arrays, for a whole batch of products at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, to_host
+from abft_tsm2.checksum import bounds
+from abft_tsm2.checksum.encode import encode
+from abft_tsm2.faults.oracle import Arithmetic, Reference, arithmetic, reference, require, widened
+
+Array = Any
+MARGIN = 2.0  # times the largest error without a fault
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Of a batch of b products, on the host.
+
+    Attributes
+    ----------
+    wrong : (b,) bool
+        Whether what was returned holds more than rounding.
+    unexplained : (b,) bool
+        Whether more of it is wrong than elements that were hit, on lines that it moves by no more than the promise.
+    hidden : (b,) bool
+        Whether elements are wrong that would have been found alone.
+    above : (b,) bool
+        Whether the fault moved the checksum of a line by more than is promised to be found.
+    effect : (b,) bool
+        Whether the fault changed the product by more than rounding.
+    size, relative : (b,) float
+        By how much it moved a line, in units of the promise; its largest change over the root mean square of C.
+    places : list of (2, c) int arrays
+        Rows and columns of the elements that were changed by more than is promised to be found, each by itself.
+    touched : list of (2, c) int arrays
+        Those of all elements that were changed at all.
+    """
+
+    wrong: Any
+    unexplained: Any
+    hidden: Any
+    above: Any
+    effect: Any
+    size: Any
+    relative: Any
+    places: list[Any]
+    touched: list[Any]
+
+
+class Promise:
+    """What one side of the check promises for a product: how far each line must move to be found.
+
+    Parameters
+    ----------
+    A, B : arrays
+    clean : (m, n) array
+        The product without a fault, in the type that is checked.
+    side : {"rows", "columns"}
+    xp : module
+    how : Arithmetic of `abft_tsm2.checksum.bounds`
+    """
+
+    def __init__(self, A: Array, B: Array, clean: Array, side: str, xp: Any, how: bounds.Arithmetic) -> None:
+        self.side, self._xp, self._how = side, xp, how
+        left, right = widened(A, xp), widened(B, xp)
+        if side == "rows":
+            v = encode(B, side="rows").weights.rows
+        else:
+            left, right, v = right.T, left.T, encode(A, side="columns").weights.columns
+        self.v = xp.asarray(v[:, 0])
+        self.axis = 1 if side == "rows" else 0
+        self._terms = A.shape[1]
+        with np.errstate(all="ignore"):
+            self._products = self._norm(left, self._norm(right, self.v))
+            expected = left @ (right @ self.v)
+            self._residual = abs(self._across(widened(clean, xp)) @ self.v - expected)
+
+    def limit(self, C: Array) -> Array:
+        """bound + |clean residual| of each line of a batch of products, (b, lines), and what the checksums' own
+        rounding may add."""
+        n, xp = int(self.v.size), self._xp
+        stored = self._norm(self._across(C), self.v)
+        bound = bounds.statistical_bound(
+            xp,
+            self._how,
+            self._terms,
+            n,
+            products=self._products,
+            stored=stored,
+            added=None,
+            underflow=self._how.underflow(self._terms) * abs(self.v).sum(),
+        )
+        of_sums = bounds.CHECKSUM_UNIT * (math.sqrt(self._terms) + math.sqrt(2 * n))
+        return bound + self._residual + of_sums * xp.maximum(self._products, stored)
+
+    def moved(self, change: Array) -> Array:
+        """By how much a change of the products moves each line, (b, lines)."""
+        return abs(self._across(change) @ self.v)
+
+    def over_lines(self, x: Array) -> Array:
+        """(b, lines) as (b, m, n), to be compared with elements."""
+        return x[:, :, None] if self.axis else x[:, None, :]
+
+    def weighed(self, change: Array) -> Array:
+        """|v_j delta_ij| of each element."""
+        return abs(change) * (abs(self.v)[None, :] if self.axis else abs(self.v)[:, None])
+
+    def _across(self, x: Array) -> Array:
+        return x if self.axis else x.swapaxes(-1, -2)
+
+    @staticmethod
+    def _norm(x: Array, v: Array) -> Array:
+        return ((x * x) @ (v * v)) ** 0.5
+
+
+class Judge:
+    """Judges products of two matrices.
+
+    Parameters
+    ----------
+    A : (m, k) array
+    B : (k, n) array
+        As they were before any fault.
+    clean, returned : (m, n) arrays
+        The product without a fault, as it is checked and as it is returned; the same, where it is not rounded last.
+    xp : module
+        NumPy or CuPy.
+    tf32 : bool
+        Whether float32 operands are rounded to 11 bits.
+
+    Raises
+    ------
+    ArithmeticError
+        If the product without a fault is wrong.
+    """
+
+    def __init__(self, A: Array, B: Array, clean: Array, returned: Array, xp: Any, *, tf32: bool = False) -> None:
+        self.A, self.B, self.clean, self._xp = A, B, clean, xp
+        gpu, dtype, out = xp is not np, dtype_name(A.dtype), dtype_name(clean.dtype)
+        self.how = bounds.arithmetic(dtype, out, library="cupy" if gpu else "numpy", tf32=tf32)
+        how = arithmetic(dtype, tf32, truncating=gpu)
+        self._expected = reference(A, B, xp, sums=how.sums)
+        require(self._expected, A, B, xp, sums=how.sums)
+        checked = how if out == how.out else Arithmetic(how.sums, how.sums, truncating=how.truncating)
+        self._level = self._rounding(clean, checked)
+        self._level_returned = self._level if returned is clean else self._rounding(returned, how)
+        self._wide = widened(clean, xp)
+        self._wide_returned = self._wide if returned is clean else widened(returned, xp)
+        self.rms = float((self._wide * self._wide).mean() ** 0.5)
+
+    def promise(self, sides: Sequence[str]) -> list[Promise]:
+        """What is promised where these sides are checked."""
+        return [Promise(self.A, self.B, self.clean, side, self._xp, self.how) for side in sides]
+
+    def _rounding(self, C: Array, how: Arithmetic) -> Array:
+        """How far each element may be off by rounding: see the top of the module."""
+        k = self.A.shape[1]
+        # Two roundings more for what is computed again, and those of float64, in which that is done.
+        allowed = how.bound(self._expected, k + 2)
+        allowed = allowed + (k + 2) * FLOATS["float64"].unit_roundoff * self._expected.magnitude
+        share = float((self._off(widened(C, self._xp), self._expected) / allowed).max())
+        if not share <= 1:
+            raise ArithmeticError(f"the product without a fault is off by {share:.3g} of what rounding explains")
+        usual = math.sqrt(k) * FLOATS[how.sums].unit_roundoff * self._expected.magnitude
+        if how.rounds:
+            usual = usual + FLOATS[how.out].unit_roundoff * abs(self._expected.high)
+        return self._xp.minimum(allowed, self._xp.maximum(usual, MARGIN * share * allowed))
+
+    @staticmethod
+    def _off(C: Array, expected: Reference) -> Array:
+        return abs((C - expected.high) - expected.low)
+
+    def __call__(self, seen: Array, returned: Array, promises: Sequence[Promise]) -> Assessment:
+        """Assess a batch: `seen` (b, m, n) before the check, `returned` what came back."""
+        xp, e = self._xp, self._expected
+        with np.errstate(all="ignore"):
+            s, r = widened(seen, xp), widened(returned, xp)
+            wrong = ~(self._off(r, e) <= self._level_returned)
+            touched = bit_pattern(seen) != bit_pattern(self.clean)
+            effect = ~(self._off(s, e) <= self._level) & touched
+            change = xp.where(touched, s - self._wide, 0.0)
+            rest = xp.where(touched, r - self._wide_returned, 0.0)
+            above, alone, seen_rest, seen_alone = (xp.zeros(touched.shape, bool) for _ in range(4))
+            size = xp.zeros(touched.shape[0])
+            for promise in promises:
+                moved, limit = promise.moved(change), promise.limit(s)
+                above |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
+                alone |= ~(promise.weighed(change) <= promise.over_lines(limit))
+                ratio = moved / limit
+                known = xp.isfinite(ratio) & xp.isfinite(limit)  # a number over an infinity is no size
+                size = xp.maximum(size, xp.where(known, ratio, xp.inf).max(axis=1))
+                moved, limit = promise.moved(rest), promise.limit(r)
+                seen_rest |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
+                seen_alone |= ~(promise.weighed(rest) <= promise.over_lines(limit))
+            staying = wrong & touched & ~seen_rest
+            masks = (wrong, wrong & ~staying, staying & seen_alone, above & touched, effect)
+            flags = to_host(xp.stack([mask.any(axis=(1, 2)) for mask in masks]))
+            largest = abs(change).max(axis=(1, 2)) / self.rms
+            sizes = to_host(xp.stack([size, xp.where(xp.isfinite(largest), largest, xp.inf)]))
+        count = len(seen)
+        places, all_places = _places(effect & above & alone, count, xp), _places(touched, count, xp)
+        return Assessment(flags[0], flags[1], flags[2], flags[3], flags[4], sizes[0], sizes[1], places, all_places)
+
+
+def _places(mask: Array, count: int, xp: Any) -> list[Any]:
+    """Rows and columns of the true elements of each matrix of a batch."""
+    found = to_host(xp.stack([one.astype(np.int32) for one in xp.nonzero(mask)]))
+    ends = np.searchsorted(found[0], np.arange(count + 1))
+    return [found[1:, ends[i] : ends[i + 1]] for i in range(count)]

@@ -1,0 +1,118 @@
+"""What one trial is, and what is written down about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from abft_tsm2.faults.plan import Plan
+from abft_tsm2.report import Report
+
+OUTCOMES = (
+    *("clean", "false_alarm", "masked", "below_bound", "cancelled"),
+    *("corrected", "detected", "sdc", "crash", "hang"),
+)
+"""What may become of a trial; docs/campaigns.rst says when each is given."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The operands that the trials of a scene share; they follow from the seed.
+
+    Attributes
+    ----------
+    operation : str
+    m, k, n : int
+        A is m x k and B is k x n; a matrix that is factored is m x n.
+    dtype, family, order : str
+        Type, distribution, and the order of the operands in memory ("C" or "F").
+    seed : tuple of int
+    options : tuple of (str, value) pairs
+        What the suite adds, for the operation.
+    """
+
+    operation: str
+    m: int
+    k: int
+    n: int
+    dtype: str
+    family: str
+    order: str
+    seed: tuple[int, ...]
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial: the faults that are planted, none in a clean one, and how the operation is protected."""
+
+    number: int
+    plans: tuple[Plan, ...]
+    scheme: str
+
+
+@dataclass
+class Finding:
+    """What became of a trial.
+
+    Attributes
+    ----------
+    outcome : str
+        One of `OUTCOMES`.
+    status : str
+        The report's, or what another scheme says.
+    bit : int
+        The number of the bit that was changed, -1 where it was not one bit.
+    located : str
+        Of what was found: "exact" if the report names the places and no others, "covered" if they are among those
+        it names, "wrong" if not; empty where there is nothing to locate.
+    size : float or None
+        By how much the fault moved the checksum of a line, in units of what is promised to be found.
+    relative : float or None
+        The largest change of an element, relative to the root mean square of the result.
+    limit : float or None
+        The detection limit, relative to the same.
+    closest : float or None
+        The largest clean residual over its bound, of trials without a fault.
+    seconds : float
+        That the call took.
+    note : str
+        What went wrong in the experiment itself.
+    report : Report or None
+        Of the protected operation; its first line is kept where a promise is broken.
+    """
+
+    outcome: str
+    status: str = ""
+    bit: int = -1
+    located: str = ""
+    size: float | None = None
+    relative: float | None = None
+    limit: float | None = None
+    closest: float | None = None
+    seconds: float = 0.0
+    note: str = ""
+    report: Report | None = None
+
+    def to_line(self) -> dict[str, Any]:
+        """What is written down."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
+        if self.outcome in BROKEN and self.report is not None and not self.note:
+            found["note"] = self.report.headline
+        return found
+
+
+BROKEN = ("sdc", "false_alarm", "crash", "hang")
+"""Outcomes that a protected operation must not have."""
+
+
+class Scene(Protocol):
+    """Operands, an oracle, and the trials that share them: made as ``Scene(workload, xp)``."""
+
+    def run(self, trials: Sequence[Trial], batch: int) -> Iterator[Finding]:
+        """The finding of each trial, in their order; up to `batch` of them are carried out before one is yielded."""
+
+
+PEERS = ("none", "vendor", "double", "rtol", "fixed", "crc", "fingerprint")
+"""Schemes that campaigns compare with: they promise nothing, and break no promise."""

@@ -1,0 +1,69 @@
+"""The campaigns that ship with the package: carried out, reported, and their results kept.
+
+    python -m benchmarks.shipped_campaigns                          all of those that need no GPU
+    python -m benchmarks.shipped_campaigns lu-full adversarial      these
+    python -m benchmarks.shipped_campaigns gemm-gpu --device gpu
+
+Each runs in .benchmarks/NAME, where it goes on if it was interrupted. What is kept of a campaign that is finished are
+its file, manifest, page, and tables, in results/campaigns/NAME; its trials follow from the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from abft_tsm2.__main__ import main as abft_tsm2
+from benchmarks.tables import RESULTS
+
+CAMPAIGNS = Path(__file__).parent / "campaigns"
+WORK = Path(".benchmarks")
+KEPT = ("campaign.toml", "manifest.json", "report.html", "summary.csv", "summary.json")
+ON_GPU = ("gemm-gpu",)
+
+
+def names() -> list[str]:
+    """The campaigns there are."""
+    return sorted(path.stem for path in CAMPAIGNS.glob("*.toml"))
+
+
+def command(*words: str) -> int:
+    """A command of abft-tsm2, in this process; its exit code."""
+    try:
+        abft_tsm2(words)
+    except SystemExit as done:
+        return int(done.code or 0)
+
+
+def keep(name: str) -> None:
+    """Copy the results of a campaign that is finished."""
+    to = RESULTS / "campaigns" / name
+    to.mkdir(parents=True, exist_ok=True)
+    for file in KEPT:
+        shutil.copyfile(WORK / name / file, to / file)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all that need no GPU")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(names()):
+        parser.error(f"there is no campaign {', '.join(sorted(unknown))}: choose from {', '.join(names())}")
+    broken = 0
+    for name in options.names or [name for name in names() if name not in ON_GPU]:
+        file, out = str(CAMPAIGNS / f"{name}.toml"), str(WORK / name)
+        code = command("campaign", "run", file, "-o", out, "--resume", "--device", options.device)
+        if code > 1:  # an interrupt, or a file that cannot be used
+            return code
+        broken += code
+        for form in ("html", "json"):
+            command("campaign", "report", out, "--format", form, "-q")
+        keep(name)
+    return min(broken, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The campaigns that ship: each can be read, and the quick one keeps every promise."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abft_tsm2.faults.campaign_file import load
+from abft_tsm2.faults.plan import MODELS
+from abft_tsm2.faults.trial import PEERS
+from benchmarks import shipped_campaigns, tables
+from benchmarks.campaign_tables import ORDER, summaries
+
+LEAST = {"gemm-full": 300_000, "gemm-gpu": 1_000_000, "lu-full": 20_000, "adversarial": 20_000}
+PEERS_PAGE = Path(tables.__file__).parent / "peers.md"
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The summary of the quick campaign, carried out and reported by the commands that users type."""
+    folder = str(tmp_path_factory.mktemp("campaign") / "quick")
+    file = str(shipped_campaigns.CAMPAIGNS / "quick.toml")
+    program = [sys.executable, "-m", "abft_tsm2", "campaign"]
+    for words in (["run", file, "-o", folder, "--jobs", "2"], ["report", folder]):
+        done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    page = Path(folder, "report.html").read_text(encoding="utf-8")
+    assert "quick" in page and page.rstrip().endswith("</html>")
+    found = subprocess.run([*program, "report", folder, "--format", "json"], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    return dict(json.loads(found.stdout))
+
+
+@pytest.mark.parametrize("name", shipped_campaigns.names())
+def test_every_campaign_can_be_read(name: str) -> None:
+    campaign = load(shipped_campaigns.CAMPAIGNS / f"{name}.toml")
+    assert campaign.name == name in ORDER
+    assert campaign.trials >= LEAST.get(name, 1)
+
+
+def test_they_cover_every_fault_model() -> None:
+    campaigns = [load(shipped_campaigns.CAMPAIGNS / f"{name}.toml") for name in shipped_campaigns.names()]
+    faults = [fault for one in campaigns for suite in one.suites for fault in suite.fault]
+    assert {one.model for fault in faults for one in (fault, *fault.also)} == set(MODELS)
+
+
+def test_the_quick_one_is_complete(quick: dict[str, Any]) -> None:
+    campaign = load(shipped_campaigns.CAMPAIGNS / "quick.toml")
+    assert quick["trials"] == campaign.trials and not quick["unfinished"]
+    assert {row["suite"] for row in quick["totals"]} == {suite.name for suite in campaign.suites}
+
+
+def test_the_quick_one_keeps_every_promise(quick: dict[str, Any]) -> None:
+    v = quick["verdict"]
+    assert quick["broken"] == []
+    assert v["planted"] > 4000 and v["clean_trials"] > 400
+    assert (v["sdc"], v["false_alarm"], v["crash"], v["hang"]) == (0, 0, 0, 0)
+    assert v["above_found"] == v["above"] > 1000
+
+
+def test_the_quick_one_sees_what_others_return(quick: dict[str, Any]) -> None:
+    """The same faults do harm where nobody looks: the experiment has teeth."""
+    escaped = {row["scheme"]: row["escaped"] for row in quick["contest"] if row["suite"] == "peers"}
+    assert escaped["none"] > 50 and escaped["double"] > 20
+    assert set(escaped) <= set(PEERS)
+
+
+def test_no_flip_of_an_exponent_or_sign_is_lost(quick: dict[str, Any]) -> None:
+    rows = [row for row in quick["bits"] if row["scheme"] in ("protected", "both", "float32")]
+    exponents = [row for row in rows if row["region"] in ("exponent", "sign")]
+    assert sum(row["faults"] for row in exponents) > 300
+    assert all(row["sdc"] == row["cancelled"] == row["crash"] == row["hang"] == 0 for row in exponents)
+
+
+def test_the_results_that_are_kept_are_those_of_the_files() -> None:
+    for name, summary in summaries().items():
+        folder = tables.RESULTS / "campaigns" / name
+        assert (folder / "campaign.toml").read_text() == (shipped_campaigns.CAMPAIGNS / f"{name}.toml").read_text()
+        assert summary["trials"] == summary["manifest"]["trials"] and not summary["unfinished"]
+        assert not re.search(r"/(root|home|work|tmp)/", (folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_of_peers_shows_what_was_measured() -> None:
+    assert tables.main(["--check", str(PEERS_PAGE)]) == 0
+
+
+def test_an_unknown_campaign_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        shipped_campaigns.main(["gemm-ful"])
+    assert left.value.code == 2 and "gemm-full" in capsys.readouterr().err
