@@ -61,8 +61,8 @@ def test_lines_are_on_the_disk_after_so_many_and_after_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(file))
     folder = Folder(tmp_path, "text", resume=False)
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(file))
     for number in range(BATCH):
         folder.append({"trial": number})
     assert len(synced) >= 1
@@ -72,4 +72,5 @@ def test_lines_are_on_the_disk_after_so_many_and_after_a_second(
     monkeypatch.setattr(time, "monotonic", lambda: later)
     folder.append({"trial": BATCH + 1})
     assert len(lines(tmp_path)) == BATCH + 2
+    assert len(synced) >= 2
     folder.close()

@@ -18,8 +18,8 @@ from abft_tsm2.faults.campaign import Count, replay, run, units
 from abft_tsm2.faults.campaign_file import Campaign, load, parse
 from tests import campaign_schemes
 from tests.small_campaigns import OWN, SLOW, SMALL, done, lines, manifest, timeless
+from tests.test_cli import ENVIRONMENT, start
 from tests.test_cli import run as run_command
-from tests.test_cli import start
 
 __all__ = ["done"]
 
@@ -216,3 +216,14 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path) -> Non
     assert 0 < len(lines(tmp_path / "out")) < 200
     assert manifest(tmp_path / "out")["finished"] is None
     wait_for(lambda: all(map(ended, workers)))
+
+
+def test_a_process_that_hangs_ends_soon_after_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.toml").write_text(ends("hangs", 600).text)
+    monkeypatch.setitem(ENVIRONMENT, "ABFT_TSM2_TEST_HANGS", str(tmp_path / "now"))
+    with begin(tmp_path) as process:
+        wait_for((tmp_path / "now").exists)
+        (worker,) = children(process.pid)
+        process.kill()
+        process.communicate()
+    wait_for(lambda: ended(worker))

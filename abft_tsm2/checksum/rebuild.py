@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_column_major, namespace, to_host
-from abft_tsm2.checksum.alike import Verdict
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, factored_element
+from abft_tsm2.checksum.alike import Verdict, column_norms
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element
 from abft_tsm2.checksum.factor_encode import counts, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges, places, unit_lower
 from abft_tsm2.checksum.findings import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
@@ -164,7 +164,10 @@ class Repair:
         carried = self.carried
         now, then = carried.S[j:], carried.S_again(j)[j:]
         reach = carried.reach(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
-        self._compared("S", now, then, factored_bound(carried.type, reach, j, carried.moduli[1]), j)
+        bound = factored_bound(carried.type, reach, j, carried.moduli[1])
+        # A v - L y in two orders of addition; what is added up may be much larger than what is left
+        terms = column_norms((wide(self.W[j:, :j]) * carried.y[:j]).T)
+        self._compared("S", now, then, bound + changed_bound(terms + carried.xp.abs(then), j + 1), j)
 
     def look_at_A(self) -> None:
         """A, from which everything is computed again, against its sums S and Z as they were encoded.

@@ -1,0 +1,48 @@
+"""Faults that campaigns found to be judged or repaired wrongly, each as it was found: they stay mended."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from abft_tsm2.checksum import correct, stored
+from abft_tsm2.faults import factor_trials, gemm_trials
+from abft_tsm2.faults.plan import Plan
+from abft_tsm2.faults.trial import Finding, Trial, Workload
+
+# An element of B, wrong while the product was computed, leaves a column of C wrong. The check is by columns: three
+# elements stood out, and were all that was replaced.
+COLUMN = Workload("gemm", 64, 512, 128, "float32", "graded", "C", (20261123, 0, 21))
+IN_B = Plan("bit_flip", "B", seed=(20261123, 0, 1020))
+
+# An error in a panel that its own check is too coarse for, in a column of L: rows that disagreed were taken for a
+# pattern of rounding, because parts had been computed again.
+PANEL = Workload("lu", 320, 320, 320, "float32", "toeplitz", "F", (7, 0, 118), (("block", [16, 24, 32, 48]),))
+IN_PANEL = Plan("bit_flip", "lu.panel", bits="exponent", seed=(7, 0, 5700))
+
+
+def of_product() -> Finding:
+    return next(gemm_trials.Scene(COLUMN, np).run([Trial(0, (IN_B,), "protected")]))
+
+
+def of_factors() -> Finding:
+    return next(factor_trials.Scene(PANEL, np).run([Trial(5700, (IN_PANEL,), "online")]))
+
+
+def test_a_line_that_is_off_everywhere_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = of_product()
+    assert (found.outcome, found.located) == ("corrected", "exact")
+
+    def only_outliers(distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        outliers, all_of_it = rule(distance)
+        return outliers, np.zeros_like(all_of_it)
+
+    rule = correct._outliers
+    monkeypatch.setattr(correct, "_outliers", only_outliers)
+    assert of_product().outcome != "corrected"
+
+
+def test_a_pattern_of_rounding_has_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_factors().outcome == "corrected"
+    monkeypatch.setattr(stored, "LOOKED_AT", 0)
+    assert of_factors().outcome == "sdc"
