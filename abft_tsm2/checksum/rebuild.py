@@ -61,7 +61,9 @@ class Repair:
         active, sizes = self._columns(j, j1)
         self._look_for_overflow(active)
         xp = namespace(active)
-        most = xp.max(xp.abs(active), axis=0)[None, :]  # what getrf adds up is no larger, but for growth
+        # What getrf adds up is no larger than that, or than what it has grown to in U.
+        most = xp.max(xp.abs(active), axis=0)[None, :]
+        most = xp.maximum(most, xp.max(xp.abs(xp.triu(wide(self.W[j:j1, j:j1]))), axis=0)[None, :])
         reach = sizes + math.sqrt(j1 - j + FLOOR_TERMS) * most
         bound = factored_element(self.carried.type, reach, j1)
         if old is not None:
