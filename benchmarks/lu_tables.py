@@ -1,5 +1,5 @@
-"""The README's tables of protected factorisations, for `benchmarks.tables`: times from results/lu.csv, and the
-campaigns from results/lu_clean.csv and lu_faults.csv."""
+"""The README's tables of protected factorisations, for `benchmarks.tables`: times from results/lu.csv, and
+clean factorisations from results/lu_clean.csv."""
 
 from __future__ import annotations
 
@@ -92,33 +92,6 @@ def clean() -> str:
     return markdown(head, body)
 
 
-OUTCOMES = ("repaired", "harmless", "refused", "escaped20", "escaped1000", "crashed")
-TITLES = {"lu": "fault in a factorisation", "solve": "fault in a solution", "cholesky": "fault in Cholesky's method"}
-
-
-def faults() -> str:
-    """Planted faults by kind, both types together; a table for each operation."""
-    rows = read("lu_faults")
-    columns = ("planted", *OUTCOMES)
-    tables = []
-    for operation in dict.fromkeys(row["operation"] for row in rows):
-        of_it = [row for row in rows if row["operation"] == operation]
-        body = []
-        for kind in dict.fromkeys(row["kind"] for row in of_it):
-            group = [row for row in of_it if row["kind"] == kind]
-            mark = "*" if kind.endswith(": random bit") else ""
-            body.append((f"{kind}{mark}", *(_sum(group, column) for column in columns), _worst(group)))
-        body.append(("all", *(_sum(of_it, column) for column in columns), _worst(of_it)))
-        head = (TITLES[operation], "planted", "repaired", "harmless", "refused", "> 20 x", "> 1000 x", "crashed")
-        tables.append(markdown((*head, "largest error left, x"), body))
-    note = "Backward errors of what was returned, in multiples of that without a fault. * bits of any weight.\n"
-    return "\n".join([*tables, note])
-
-
-def _worst(rows: Iterable[Row]) -> str:
-    return number(f"{max(float(row['worst']) for row in rows)}")
-
-
 def _sum(rows: Iterable[Row], column: str) -> str:
     return str(sum(int(row[column]) for row in rows))
 
@@ -144,5 +117,4 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lu-phases": phases,
     "lu-repair": repair,
     "lu-clean": clean,
-    "lu-faults": faults,
 }

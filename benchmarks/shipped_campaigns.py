@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from abft_tsm2.__main__ import main as abft_tsm2
+from abft_tsm2.faults import report
 from benchmarks.tables import RESULTS
 
 CAMPAIGNS = Path(__file__).parent / "campaigns"
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
             return code
         broken += code
         for form in ("html", "json"):
-            command("campaign", "report", out, "--format", form, "-q")
+            report.write(out, format=form)
         keep(name)
     return min(broken, 1)
 

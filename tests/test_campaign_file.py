@@ -326,6 +326,7 @@ NAMES = {
         "scene",
         "bits",
         "persistent",
+        "single",
         *(f.name for f in fields(Finding) if f.name != "report"),
     ],
 }

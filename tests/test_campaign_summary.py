@@ -224,12 +224,12 @@ def test_schemes_are_compared_where_a_suite_ran_several(tmp_path):
 
 
 def test_schemes_that_protect_come_first_and_suites_as_the_campaign_has_them(tmp_path):
-    schemes = ["rtol", "none", "both", "another", "fixed", "protected", "double", "vendor"]
+    schemes = ["rtol", "none", "both", "another", "fixed", "protected", "double"]
     trials = [trial(0, scheme=scheme, suite=suite) for scheme in schemes for suite in ("a storm", "bits", "aaa")]
     summary = read(tmp_path, numbered(*trials))
     assert summary.suites == ["bits", "a storm", "aaa"]
     assert list(dict.fromkeys(row["suite"] for row in summary.totals)) == summary.suites
-    ordered = ["protected", "both", "another", "none", "vendor", "double", "rtol", "fixed"]
+    ordered = ["protected", "both", "another", "none", "double", "rtol", "fixed"]
     assert [row["scheme"] for row in rows(summary.totals, suite="bits")] == ordered
     assert summary.verdict["schemes"] == ordered[:3]
 

@@ -114,5 +114,5 @@ class Scene(Protocol):
         """The finding of each trial, in their order; up to `batch` of them are carried out before one is yielded."""
 
 
-PEERS = ("none", "vendor", "double", "rtol", "fixed", "crc", "fingerprint")
+PEERS = ("none", "double", "rtol", "fixed", "crc", "fingerprint")
 """Schemes that campaigns compare with: they promise nothing, and break no promise."""

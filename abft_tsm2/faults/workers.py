@@ -21,6 +21,8 @@ from abft_tsm2.faults.campaign_file import Campaign, operation_of, parse
 from abft_tsm2.faults.trial import Finding, Scene
 
 BATCH = 16  # trials that are carried out before they are judged together
+READY = "ready"  # the first word of a process
+START = 60.0  # seconds that it may take to say it
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -109,8 +111,9 @@ class Pool:
                     busy[worker.pipe] = worker
                 for pipe in wait(list(busy), timeout=0.2):
                     yield from self._heard(busy, pipe, waiting)
-                for worker in [worker for worker in busy.values() if worker.silent > self.campaign.timeout]:
+                for worker in [worker for worker in busy.values() if worker.silent > worker.patience]:
                     worker.process.kill()
+                    worker.require_ready("it said nothing")
                     yield from self._lost(busy, worker, waiting, "hang", _silence(self.campaign))
         finally:
             for worker in busy.values():
@@ -122,10 +125,14 @@ class Pool:
         try:
             message = worker.pipe.recv()
         except (EOFError, ConnectionResetError):
-            yield from self._lost(busy, worker, waiting, "crash", _end_of(worker.process))
+            how = _end_of(worker.process)
+            worker.require_ready(how)
+            yield from self._lost(busy, worker, waiting, "crash", how)
             return
         worker.heard = time.monotonic()
-        if message is not None:
+        if message == READY:
+            worker.ready = True
+        elif message is not None:
             worker.left.remove(message["trial"])
             yield message
         elif waiting:
@@ -157,6 +164,7 @@ class _Worker:
         self.process, self.pipe = _started(_work, self.campaign.text, self.gpu)
         self.left: list[int] = []
         self.heard = time.monotonic()
+        self.ready = False
 
     def give(self, unit: Unit) -> None:
         self.unit, self.left, self.heard = unit, list(unit.numbers), time.monotonic()
@@ -167,21 +175,35 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):
             self.pipe.send(None)
 
+    def require_ready(self, how: str) -> None:
+        """RuntimeError if this process has never begun: that is no trial's fault."""
+        if not self.ready:
+            raise RuntimeError(_no_start(how))
+
     @property
     def silent(self) -> float:
         """Seconds since the last word."""
         return time.monotonic() - self.heard
 
+    @property
+    def patience(self) -> float:
+        """For how many of them nothing is wrong."""
+        return self.campaign.timeout if self.ready else max(START, self.campaign.timeout)
+
 
 def alone(campaign: Campaign, number: int, gpu: bool) -> Finding:
     """One trial, in a process like those that campaigns are carried out by: so that BLAS rounds as it did there."""
     process, pipe = _started(_work_once, campaign.text, gpu, number)
+    ready = False
     try:
+        ready = pipe.poll(max(START, campaign.timeout)) and pipe.recv() == READY
         if not pipe.poll(campaign.timeout):
             return Finding("hang", note=_silence(campaign))
         found: Finding = pipe.recv()
         return found
-    except (EOFError, ConnectionResetError):
+    except (EOFError, ConnectionResetError) as error:
+        if not ready:
+            raise RuntimeError(_no_start(_end_of(process))) from error
         return Finding("crash", note=_end_of(process))
     finally:
         process.kill()
@@ -211,6 +233,13 @@ def _end_of(process: Any) -> str:
     return f"its process ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}"
 
 
+def _no_start(how: str) -> str:
+    return (
+        f"a process of the campaign did not start: {how}; a script that starts them has to do it under "
+        'if __name__ == "__main__", or pass jobs=0'
+    )
+
+
 def _silence(campaign: Campaign) -> str:
     return f"no answer after {campaign.timeout:g} s"
 
@@ -232,6 +261,7 @@ def _work(text: str, gpu: bool, pipe: Connection) -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     campaign, xp = parse(text), array_module(gpu)
     with contextlib.suppress(EOFError, BrokenPipeError):
+        pipe.send(READY)
         while (given := pipe.recv()) is not None:
             unit = Unit(*given)
             for number, finding in carry_out(campaign, unit, xp):
@@ -242,9 +272,10 @@ def _work(text: str, gpu: bool, pipe: Connection) -> None:
 def _work_once(text: str, gpu: bool, number: int, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    campaign = parse(text)
+    campaign, xp = parse(text), array_module(gpu)
+    pipe.send(READY)
     unit = Unit(*campaign.place(number), (number,), True)
-    pipe.send(next(carry_out(campaign, unit, array_module(gpu)))[1])
+    pipe.send(next(carry_out(campaign, unit, xp))[1])
 
 
 def _end_with(parent: int) -> None:

@@ -1,0 +1,70 @@
+"""Trials on a GPU end as they do on the CPU, and nothing but verdicts leaves the card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abft_tsm2.arrays import to_host
+from abft_tsm2.faults.gemm_trials import Scene
+from abft_tsm2.faults.plan import Plan
+from abft_tsm2.faults.trial import Trial, Workload
+from tests.planting import everywhere
+
+pytestmark = pytest.mark.gpu
+
+FAULTS: tuple[dict[str, Any], ...] = (
+    {"model": "bit_flip", "bits": "exponent_high"},
+    {"model": "nan"},
+    {"model": "inf"},
+    {"model": "random_value"},
+    {"model": "row", "factor": 0.0},
+    {"model": "tile", "factor": -1.0},
+    {"model": "swap_rows"},
+    {"model": "bit_flip", "bits": "exponent_high", "site": "partial"},
+    {"model": "bit_flip", "bits": "exponent_high", "site": "A"},
+    {"model": "nan", "site": "t"},
+    {"model": "bit_flip", "bits": "exponent_high", "site": "B", "persistent": True},
+)
+
+
+WORKLOAD = Workload("gemm", 192, 256, 160, "float32", "normal", "C", (1, 2))
+
+
+def trials(scheme: str) -> list[Trial]:
+    """One with each fault that the scheme has a site for, and one without."""
+    possible = [fault for fault in FAULTS if scheme in ("protected", "both") or fault.get("site") != "t"]
+    return [*(Trial(i, (Plan(**fault, seed=(i,)),), scheme) for i, fault in enumerate(possible)), Trial(99, (), scheme)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scheme", ["protected", "both", "double", "none"])
+def test_trials_end_as_on_the_cpu(scheme: str, dtype: str, cp: Any) -> None:
+    workload = replace(WORKLOAD, dtype=dtype)
+    on_cpu, on_gpu = ([one.outcome for one in Scene(workload, xp).run(trials(scheme), 4)] for xp in (np, cp))
+    assert on_gpu == on_cpu
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_products_are_judged_there(dtype: str, cp: Any) -> None:
+    found = [one.outcome for one in Scene(replace(WORKLOAD, dtype=dtype), cp).run(trials("float32"), 4)]
+    assert found[-1] == "clean"
+    assert set(found[:-1]) <= {"corrected", "detected", "masked"}
+
+
+def test_no_product_comes_to_the_host(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fetched for a batch are verdicts and places, not matrices."""
+    scene, fetched = Scene(WORKLOAD, cp), list[int]()
+    asked = [one for one in trials("protected") if one.plans and one.plans[0].model in ("bit_flip", "nan", "inf")]
+    list(scene.run(asked, 4))
+
+    def counting(x: Any) -> Any:
+        fetched.append(x.size)
+        return to_host(x)
+
+    everywhere(monkeypatch, to_host, counting)
+    list(scene.run(asked, 4))
+    assert 0 < max(fetched) < WORKLOAD.m * WORKLOAD.n
