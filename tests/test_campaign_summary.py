@@ -152,7 +152,17 @@ def test_how_sharp_the_checks_are(tmp_path):
             trial(0, size=0.7, relative=2e-6, limit=1e-6, outcome="below_bound", status="CLEAN"),
             trial(0, size=0.1, relative=1e-7, limit=1e-6, outcome="masked", status="CLEAN"),
             # Several elements: they say something about sizes, nothing about the change of one element.
-            trial(0, size=0.9, relative=7.0, limit=None, outcome="below_bound", model="row", bit=-1, single=False, status="CLEAN"),
+            trial(
+                0,
+                size=0.9,
+                relative=7.0,
+                limit=None,
+                outcome="below_bound",
+                model="row",
+                bit=-1,
+                single=False,
+                status="CLEAN",
+            ),
             trial(0, size=0.9, relative=7.0, limit=None, outcome="below_bound", bit=-1, single=False, status=""),
             trial(0, size=5.0, relative=7.0, limit=None, outcome="hang", bit=-1, single=False, status=""),
             # Of two faults the larger one was found; what stayed is below the bound.

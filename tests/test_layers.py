@@ -76,7 +76,14 @@ LAYERS = [
     ["atomic", "matrixio", "facts"],
     [
         *("faults.oracle", "faults.plan", "faults.models", "faults.site", "faults.factor_sites", "faults.sites"),
-        *("faults.injection", "faults.trial", "faults.workloads", "faults.schemes", "faults.judge", "faults.gemm_trials"),
+        *(
+            "faults.injection",
+            "faults.trial",
+            "faults.workloads",
+            "faults.schemes",
+            "faults.judge",
+            "faults.gemm_trials",
+        ),
         *("faults.storage_trials", "faults.factor_oracle", "faults.factor_families", "faults.factor_effect"),
         *("faults.factor_calls", "faults.factor_trials", "faults.folder", "faults.campaign_file", "faults.workers"),
         *("faults.campaign", "faults.stats", "faults.tally", "faults.tables", "faults.summary", "faults.charts"),
