@@ -74,3 +74,13 @@ def test_lines_are_on_the_disk_after_so_many_and_after_a_second(
     assert len(lines(tmp_path)) == BATCH + 2
     assert len(synced) >= 2
     folder.close()
+
+
+def test_promises_that_were_broken_before_count_when_it_goes_on(tmp_path: Path) -> None:
+    ended = [("protected", "sdc"), ("none", "sdc"), ("both", "false_alarm"), ("protected", "corrected")]
+    with Folder(tmp_path, "text", resume=False) as folder:
+        for number, (scheme, outcome) in enumerate(ended):
+            folder.append({"trial": number, "suite": "s", "scheme": scheme, "m": 3, "outcome": outcome, "note": ""})
+        assert folder.broken == 0
+    with Folder(tmp_path, "text", resume=True) as folder:
+        assert folder.broken == 2

@@ -9,6 +9,7 @@ from abft_tsm2.checksum import correct, stored
 from abft_tsm2.faults import factor_trials, gemm_trials
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.trial import Finding, Trial, Workload
+from benchmarks import lu_clean
 
 # An element of B, wrong while the product was computed, leaves a column of C wrong. The check is by columns: three
 # elements stood out, and were all that was replaced.
@@ -46,3 +47,13 @@ def test_a_pattern_of_rounding_has_many_lines(monkeypatch: pytest.MonkeyPatch) -
     assert of_factors().outcome == "corrected"
     monkeypatch.setattr(stored, "LOOKED_AT", 0)
     assert of_factors().outcome == "sdc"
+
+
+@pytest.mark.parametrize(
+    ("seed", "index"),
+    [(0, 2071), (1, 3148), (0, 1023), (0, 4255)],
+    ids=["sums that cancel", "a panel that grows", "a pattern in float32", "a pattern in float64"],
+)
+def test_a_clean_factorisation_that_looked_wrong(seed: int, index: int) -> None:
+    found = lu_clean.one(seed, index)
+    assert (found.alarm, found.wrong) == ("", ""), found.text

@@ -13,7 +13,7 @@ from abft_tsm2 import facts
 from abft_tsm2.errors import NotSuitable
 from abft_tsm2.faults.campaign_file import Campaign, load
 from abft_tsm2.faults.folder import CAMPAIGN, CampaignFileError, Folder, earlier, line_of, plain
-from abft_tsm2.faults.trial import BROKEN, PEERS, Finding
+from abft_tsm2.faults.trial import Finding, breaks_promise
 from abft_tsm2.faults.workers import Line, Pool, Unit, alone, array_module, carry_out, line
 
 Progress = Callable[["Count"], None]
@@ -26,7 +26,7 @@ class Count:
     Attributes
     ----------
     broken : int
-        Outcomes that break a promise of a scheme that protects.
+        Outcomes that break a promise of a scheme that protects, those that were there included.
     """
 
     planned: int
@@ -46,7 +46,7 @@ class Count:
 
     def add(self, one: Line) -> None:
         self.outcomes[one["outcome"]] += 1
-        self.broken += one["outcome"] in BROKEN and one["scheme"] not in PEERS
+        self.broken += breaks_promise(one["scheme"], one["outcome"])
 
 
 def run(
@@ -99,7 +99,7 @@ def run(
     with Folder(Path(folder), campaign.text, resume=resume) as kept:
         before = earlier(kept.path) if resume else {}
         left = units(campaign, kept.done)
-        count = Count(campaign.trials, len(kept.done))
+        count = Count(campaign.trials, len(kept.done), broken=kept.broken)
         manifest = {
             "name": campaign.name,
             "seed": campaign.seed,

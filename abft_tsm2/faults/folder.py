@@ -17,11 +17,13 @@ from typing import IO, Any
 
 from abft_tsm2.atomic import output_file, reason
 from abft_tsm2.errors import AbftError
+from abft_tsm2.faults.trial import breaks_promise
 
 CAMPAIGN, MANIFEST, TRIALS = "campaign.toml", "manifest.json", "trials.jsonl"
 SCHEMA = "abft_tsm2/campaign/1"
 BATCH, SECONDS = 500, 1.0  # lines, and time, after which they are brought to the disk
 _NUMBER = re.compile(rb'\{"trial": (\d+),')
+_ENDED = re.compile(rb'"scheme": "([^"]*)".*"outcome": "(\w+)"')
 
 
 class CampaignFileError(AbftError):
@@ -43,6 +45,8 @@ class Folder:
     ----------
     done : set of int
         The numbers of the trials that have their lines.
+    broken : int
+        How many of those that were there break a promise of a scheme that protects.
 
     Raises
     ------
@@ -54,6 +58,7 @@ class Folder:
     def __init__(self, path: Path, campaign: str, *, resume: bool) -> None:
         self.path = path
         self.done: set[int] = set()
+        self.broken = 0
         self._waiting = 0
         self._last = time.monotonic()
         try:
@@ -85,7 +90,8 @@ class Folder:
             raise CampaignFileError(f"{self.path} holds trials already: pass --resume to go on, or name another folder")
         if text.exists() and resume and text.read_text(encoding="utf-8") != campaign:
             raise CampaignFileError(f"{text} is another campaign than the one to go on with: name another folder")
-        self.done = _whole_lines(trials) if trials.exists() else set()
+        if trials.exists():
+            self.done, self.broken = _whole_lines(trials)
         with output_file(text) as keep:
             keep(campaign.encode())
 
@@ -143,20 +149,21 @@ def line_of(path: Path, trial: int) -> dict[str, Any] | None:
     return None if found is None else dict(json.loads(found))
 
 
-def _whole_lines(path: Path) -> set[int]:
-    """The numbers of the trials; a last line that was cut off is removed from the file."""
-    done, end = set(), 0
+def _whole_lines(path: Path) -> tuple[set[int], int]:
+    """The numbers of the trials, and how many broke a promise; a last line that was cut off is removed."""
+    done, broken, end = set(), 0, 0
     with path.open("rb+") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 break
-            found = _NUMBER.match(line)
+            found, ended = _NUMBER.match(line), _ENDED.search(line)
             if found is None:
                 raise CampaignFileError(f"{path}, line {number} is no trial: move the file away, or remove the line")
-            done.add(int(found.group(1)))
+            done.add(int(found[1]))
+            broken += ended is not None and breaks_promise(ended[1].decode(), ended[2].decode())
             end += len(line)
         lines.truncate(end)
-    return done
+    return done, broken
 
 
 def plain(line: Mapping[str, Any]) -> dict[str, Any]:

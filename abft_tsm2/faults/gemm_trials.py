@@ -74,7 +74,6 @@ class Scene:
         order: Any = workload.order
         self.A, self.B = (x if xp is np else xp.asarray(x, order=order) for x in (A, B))
         self._ways: dict[str, _Way] = {}
-        self._rng = np.random.default_rng([*workload.seed, 0x0D])
 
     def run(self, trials: Sequence[Trial], batch: int = 16) -> Iterator[Finding]:
         """Carry out trials, those of one scheme together, and judge them in their order."""
@@ -151,12 +150,11 @@ class _Way:
             return _Run(trial, Answer(None), -1, 0.0, f"{type(error).__name__}: {error}")
         if answer.C is not None:
             came[...] = bit_pattern(answer.C)
-        missing = len(trial.plans) - len({id(one.plan) for one in injector.planted})
+        there = {id(one.plan) for one in injector.planted}
         # What strikes at a repair has nothing to strike at where none was needed.
-        if missing and any(SITES[plan.site].stage != "corrected" for plan in trial.plans):
-            where = [plan.site for plan in trial.plans]
-            if not injector.planted:
-                return _Run(trial, answer, -1, seconds, f"nothing was planted at {', '.join(where)}")
+        lost = [one.site for one in trial.plans if id(one) not in there and SITES[one.site].stage != "corrected"]
+        if lost:
+            return _Run(trial, answer, -1, seconds, f"nothing was planted at {', '.join(lost)}")
         bits = {one.bit for one in injector.planted}
         return _Run(trial, answer, bits.pop() if len(bits) == 1 else -1, seconds)
 

@@ -116,3 +116,8 @@ class Scene(Protocol):
 
 PEERS = ("none", "double", "rtol", "fixed", "crc", "fingerprint")
 """Schemes that campaigns compare with: they promise nothing, and break no promise."""
+
+
+def breaks_promise(scheme: str, outcome: str) -> bool:
+    """Whether a trial that ended so breaks a promise of its scheme."""
+    return outcome in BROKEN and scheme not in PEERS
