@@ -45,7 +45,9 @@ _device = click.option(
 @click.argument("file")
 @click.option("-o", "--output", "out", metavar="DIR", required=True, help="Folder for what is found.")
 @click.option("--resume", is_flag=True, help="Go on with what is in the folder.")
-@click.option("--jobs", type=click.IntRange(min=0), metavar="N", help="Processes; without it, one for each core.")
+@click.option(
+    "--jobs", type=click.IntRange(min=0), metavar="N", help="Processes; without it, one for each core, 4 for a GPU."
+)
 @_device
 @quiet_option
 @verbose_option

@@ -16,6 +16,8 @@ from abft_tsm2.faults.folder import CAMPAIGN, CampaignFileError, Folder, earlier
 from abft_tsm2.faults.trial import Finding, breaks_promise
 from abft_tsm2.faults.workers import Line, Pool, Unit, alone, array_module, carry_out, line
 
+BESIDE = 4  # processes on one GPU: the host has more to do for a trial than the card
+
 Progress = Callable[["Count"], None]
 
 
@@ -70,8 +72,8 @@ def run(
     resume : bool
         Go on with what is in the folder.
     jobs : int, optional
-        Worker processes, of one BLAS thread each; by default one for each core, and one for a GPU. 0: this process,
-        which a trial that hangs or dies takes with it.
+        Worker processes, of one BLAS thread each; by default one for each core, and `BESIDE` of them for a GPU, which
+        keep it busy between them. 0: this process, which a trial that hangs or dies takes with it.
     gpu : bool
         Compute on the current GPU, and judge there.
     command : str
@@ -94,7 +96,8 @@ def run(
     -----
     An exception, a signal, or the end of the machine leaves all trials that were done, but those of the last second.
     """
-    jobs = (1 if gpu else facts.cores()) if jobs is None else jobs
+    if jobs is None:
+        jobs = min(BESIDE, facts.cores()) if gpu else facts.cores()
     device = _device(gpu)
     with Folder(Path(folder), campaign.text, resume=resume) as kept:
         before = earlier(kept.path) if resume else {}
