@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
-import os
 import signal
 import sys
 import time
@@ -18,13 +16,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from abft_tsm2.facts import cores
+from abft_tsm2.faults.workers import end_of, started
 
 T = TypeVar("T")
 Judge = Callable[[int], T]
 LIMIT = 600.0
 """Seconds after which a case counts as hung."""
-
-_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -76,19 +73,7 @@ class _Worker:
     """A process and the case it is at."""
 
     def __init__(self, judge: Judge[Any]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(judge, theirs), daemon=True)
-        kept = {name: os.environ.get(name) for name in _THREADS}
-        os.environ.update(dict.fromkeys(_THREADS, "1"))  # read by NumPy's first import, over there
-        try:
-            self.process.start()
-        finally:
-            for name, value in kept.items():
-                del os.environ[name]
-                if value is not None:
-                    os.environ[name] = value
-        theirs.close()  # or the end of the process would not be seen
+        self.process, self.pipe = started(_work, judge)
         self.index, self.begun = -1, 0.0
 
     def give(self, index: int | None) -> None:
@@ -101,10 +86,7 @@ class _Worker:
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionResetError):
-            self.process.join()
-            code = self.process.exitcode or 0
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return Lost(f"its process ended with {how}")
+            return Lost(end_of(self.process))
 
     @property
     def overdue(self) -> bool:

@@ -125,7 +125,7 @@ class Pool:
         try:
             message = worker.pipe.recv()
         except (EOFError, ConnectionResetError):
-            how = _end_of(worker.process)
+            how = end_of(worker.process)
             worker.require_ready(how)
             yield from self._lost(busy, worker, waiting, "crash", how)
             return
@@ -161,7 +161,7 @@ class _Worker:
     gpu: bool
 
     def __post_init__(self) -> None:
-        self.process, self.pipe = _started(_work, self.campaign.text, self.gpu)
+        self.process, self.pipe = started(_work, self.campaign.text, self.gpu)
         self.left: list[int] = []
         self.heard = time.monotonic()
         self.ready = False
@@ -193,7 +193,7 @@ class _Worker:
 
 def alone(campaign: Campaign, number: int, gpu: bool) -> Finding:
     """One trial, in a process like those that campaigns are carried out by: so that BLAS rounds as it did there."""
-    process, pipe = _started(_work_once, campaign.text, gpu, number)
+    process, pipe = started(_work_once, campaign.text, gpu, number)
     ready = False
     try:
         ready = pipe.poll(max(START, campaign.timeout)) and pipe.recv() == READY
@@ -203,13 +203,13 @@ def alone(campaign: Campaign, number: int, gpu: bool) -> Finding:
         return found
     except (EOFError, ConnectionResetError) as error:
         if not ready:
-            raise RuntimeError(_no_start(_end_of(process))) from error
-        return Finding("crash", note=_end_of(process))
+            raise RuntimeError(_no_start(end_of(process))) from error
+        return Finding("crash", note=end_of(process))
     finally:
         process.kill()
 
 
-def _started(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+def started(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
     """A process with one BLAS thread that does `work` with these arguments and a pipe, and our end of the pipe."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -227,7 +227,8 @@ def _started(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connectio
     return process, ours
 
 
-def _end_of(process: Any) -> str:
+def end_of(process: Any) -> str:
+    """How a process has ended, in words."""
     process.join()
     code = process.exitcode or 0
     return f"its process ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}"
