@@ -224,6 +224,7 @@ def fault(rows: tuple[int, ...], columns: tuple[int, ...], elements: int, operan
         ([fault((3,), (4,), 1)], "wrong"),
         ([fault((3,), (6,), 1), fault((5,), (4,), 1)], "wrong"),
         ([fault((3, 5), (4, 6), 2, "u")], "wrong"),
+        ([fault((), (), 0, "B")], ""),  # which is what was wrong, and said
         ([], "wrong"),
     ],
 )

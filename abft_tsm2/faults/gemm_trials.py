@@ -214,7 +214,8 @@ def _number(x: Any) -> float:
 
 
 def located(report: Report, places: Any, touched: Any) -> str:
-    """Whether a report names the elements that were changed: "exact", "covered" or "wrong".
+    """Whether a report names the elements that were changed: "exact", "covered" or "wrong"; empty where it names an
+    operand in their place.
 
     Parameters
     ----------
@@ -226,7 +227,7 @@ def located(report: Report, places: Any, touched: Any) -> str:
     """
     named = [fault for fault in report.faults if fault.operand == "C"]
     if not named:
-        return "wrong"
+        return "" if any(fault.operand in ("A", "B") for fault in report.faults) else "wrong"
     covered = np.zeros(places.shape[1], bool)
     exact = True
     for fault in named:

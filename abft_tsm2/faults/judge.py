@@ -210,7 +210,8 @@ class Judge:
             for promise in promises:
                 moved, limit = promise.moved(change), promise.limit(s)
                 above |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
-                alone |= ~(promise.weighed(change) <= promise.over_lines(limit))
+                limits = promise.over_lines(limit)
+                alone |= ~((promise.weighed(change) <= limits) & xp.isfinite(limits))
                 ratio = moved / limit
                 known = xp.isfinite(ratio) & xp.isfinite(limit)  # a number over an infinity is no size
                 size = xp.maximum(size, xp.where(known, ratio, xp.inf).max(axis=1))
