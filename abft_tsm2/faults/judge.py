@@ -114,8 +114,8 @@ class Promise:
             underflow=self._how.underflow(self._terms) * abs(self.v).sum(),
         )
         of_sums = bounds.CHECKSUM_UNIT * (math.sqrt(self._terms) + math.sqrt(2 * n))
-        if self._how.accumulator.name == "float32" and self._terms >= bounds.PARTIAL:  # sums in float32, partly
-            of_sums += bounds.PARTIAL_SUMS * FLOATS["float32"].unit_roundoff
+        if self._how.accumulator.name == "float32" and self._terms >= bounds.PARTIAL:  # s, t and u partly in float32
+            of_sums += 3 * bounds.PARTIAL_SUMS * FLOATS["float32"].unit_roundoff
         return bound + self._residual + of_sums * xp.maximum(self._products, stored)
 
     def moved(self, change: Array) -> Array:
