@@ -77,4 +77,6 @@ def test_whole_norms_are_taken_of_a_few_lines_only(data: str, dtype: Any, monkey
         sizes = np.sqrt(wide[0] ** 2 @ (wide[1] ** 2 @ V**2)), np.sqrt(wide[2] ** 2 @ V**2)
         how = arithmetic(A.dtype.name, C.dtype.name)
         tau = statistical_bound(np, how, 3000, 400, products=sizes[0], stored=sizes[1], added=None, underflow=0.0)
-        np.testing.assert_allclose(report.closest, (residual / tau).max(), rtol=0.5)
+        # Three checksums of a float32 line round by 5 u each, its bound is 4 sqrt(k) u.
+        noise = 3 * 5 / (4 * np.sqrt(3000)) if A.dtype == np.float32 else 0.0
+        np.testing.assert_allclose(report.closest, (residual / tau).max(), rtol=0.5, atol=noise)

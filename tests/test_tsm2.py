@@ -59,7 +59,8 @@ def test_out_alpha_and_beta(
     assert product(a, b, out=out, alpha=alpha, beta=beta) is out
     assert not elements_outside(out, a, b, before, alpha=alpha, beta=beta).any()
     if beta == 0:
-        np.testing.assert_array_equal(product(a, b, alpha=alpha), out)
+        # Not bit by bit: for an output in another order some BLAS adds in another order.
+        assert not elements_outside(product(a, b, alpha=alpha), a, b, alpha=alpha).any()
 
 
 def test_operands_of_two_types_are_multiplied_in_the_wider_one() -> None:

@@ -53,8 +53,9 @@ TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-
 INPUT = 8.0  # units of u_in: measured largest on generic data 3.3
 PARTIAL_SUMS = 4.0  # units of u_p: s, t and u have a rounding or two each in float32 before they are added in float64
 CHECKSUM = 0.75  # units of u_c (sqrt(k) + sqrt(2n)): chosen; clean float64 products stay a factor 4 below the bound
-# From this k on checksums of float32 products may take float32 partial sums: 1.3 to 2 u rms each on normal data, beside
-# 4.8 u of the product's own rounding at k = 512 and 6.3 u at 2048; the bound is 4 sqrt(k) u = 90 u and more.
+# From this k on checksums of float32 products may take float32 partial sums: 1.3 to 5 u rms each on normal data, as the
+# processor's BLAS adds, beside 4.8 u of the product's own rounding at k = 512 and 6.3 u at 2048; the bound is
+# 4 sqrt(k) u = 90 u and more.
 PARTIAL = 512
 SLACK = 1.01  # on a norm that Minkowski's inequality bounds: its rounding, that of bfloat16 included
 TF32_ROUNDOFF = 2.0**-11  # 11 significant bits

@@ -51,7 +51,8 @@ def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
     W : (q, r) array of float64
     partial : bool
         Allow sums of `PANEL` float32 terms to be taken in float32 (by BLAS) before they are added in float64. They
-        round by about 2 units of float32 roundoff: for checks of a product whose own rounding is larger.
+        round by 2 to 5 units of float32 roundoff, as BLAS adds on a processor: for checks of a product whose own
+        rounding is larger.
 
     Returns
     -------
