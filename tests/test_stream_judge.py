@@ -140,3 +140,13 @@ def test_a_result_that_is_rounded_to_sixteen_bits_is_allowed_that() -> None:
     C = expected.high.astype(np.float16)
     assert errors(C, expected, 30, arithmetic=Arithmetic("float32", "float16", truncating=True)).ok
     assert not errors(C.astype(np.float32), expected, 30, arithmetic=Arithmetic("float32", "float32")).ok
+
+
+def test_lines_of_different_scales_keep_their_accuracy() -> None:
+    """Each line of a float64 product is split in units of its own; in those of the largest, small ones would be lost."""
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((60, 24)), rng.standard_normal((24, 50))
+    A *= 2.0 ** rng.integers(-20, 21, (60, 1))
+    B *= 2.0 ** rng.integers(-20, 21, (1, 50))
+    A[[0, 20, 59]] *= 2.0**-30  # rows that `require` compares
+    require(reference(A, B), A, B)
