@@ -143,7 +143,7 @@ def test_a_result_that_is_rounded_to_sixteen_bits_is_allowed_that() -> None:
 
 
 def test_lines_of_different_scales_keep_their_accuracy() -> None:
-    """Each line of a float64 product is split in units of its own; in those of the largest, small ones would be lost."""
+    """A float64 product is split in units of each line; in those of the largest one, small ones would be lost."""
     rng = np.random.default_rng(0)
     A, B = rng.standard_normal((60, 24)), rng.standard_normal((24, 50))
     A *= 2.0 ** rng.integers(-20, 21, (60, 1))
