@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, dtype_name
-from abft_tsm2.faults.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require
+from abft_tsm2.faults.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, rounded_to_bfloat16
 from benchmarks.gpu_products import CHUNK, DISTRIBUTIONS, Errors, errors, worse
 from benchmarks.stream_grid import Cell
 
@@ -50,12 +50,6 @@ def fill(x: Array, draw: Any) -> None:
         part = lines[at : at + step]
         numbers = draw(part.size, dtype=real).reshape(part.shape)
         part[...] = rounded_to_bfloat16(numbers) if name == "bfloat16" else numbers
-
-
-def rounded_to_bfloat16(numbers: Array) -> Array:
-    """Bit patterns of finite float32 numbers, rounded to the nearest bfloat16, ties to even."""
-    bits = numbers.view("uint32")
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("uint16")
 
 
 def _bits(x: Array) -> Array:

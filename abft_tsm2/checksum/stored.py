@@ -189,9 +189,8 @@ def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) ->
                 verdict = Verdict.of(residuals[side], bound)
         verdicts.append(verdict)
     rows, columns = verdicts
-    if not (rows.clean and columns.clean) and has_changed(
-        A, encoding
-    ):  # L U is the A that it was made of, and not the A that was asked for
+    # L U may be the A that it was made of, and not the A that was asked for.
+    if not (rows.clean and columns.clean) and has_changed(A, encoding):
         return rows, columns
     for verdict, axis in ((rows, 0), (columns, 1)):
         if not verdict.clean:

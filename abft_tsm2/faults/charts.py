@@ -15,7 +15,7 @@ from typing import Any
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.faults.stats import NARROW_SPACE, number
 from abft_tsm2.faults.tables import Row
-from abft_tsm2.faults.tally import protects
+from abft_tsm2.faults.trial import protects
 
 # Names of CSS variables; a placeholder is a colour that no drawing has by chance.
 NAMES = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name
+from abft_tsm2.arrays import FLOATS, FloatType, bit_pattern, dtype_name, from_host, namespace
 from abft_tsm2.faults.oracle import narrowed, widened
 from abft_tsm2.faults.plan import PRODUCTION, Plan, bits_of
 
@@ -57,11 +57,7 @@ def places(x: Array, count: int, rng: Generator) -> Places:
 
 def _on(x: Array, at: Places) -> Any:
     """Indices on the device of x."""
-    if isinstance(x, np.ndarray):
-        return at
-    import cupy
-
-    return tuple(cupy.asarray(one) for one in at)
+    return tuple(from_host(one, x) for one in at)
 
 
 def _words(x: Array, at: Places, change: Callable[[Array, Any], Array]) -> None:
@@ -77,10 +73,7 @@ def _flip(x: Array, at: Places, mask: int) -> None:
 
 def values(x: Array, at: Any) -> Array:
     """Elements in float64."""
-    words = bit_pattern(x)[at]
-    if dtype_name(x.dtype) == "bfloat16":
-        return (words.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return words.view(x.dtype).astype(np.float64)
+    return widened(bit_pattern(x)[at].view(x.dtype), namespace(x))
 
 
 def _put(x: Array, at: Any, numbers: Array) -> None:
@@ -89,6 +82,11 @@ def _put(x: Array, at: Any, numbers: Array) -> None:
 
 def _sign(dtype: str) -> int:
     return 1 << (FLOATS[dtype].bits - 1)
+
+
+def _infinity(kind: FloatType) -> int:
+    """Its bit pattern; what is below are the finite numbers."""
+    return ((1 << (kind.bits - kind.precision)) - 1) << (kind.precision - 1)
 
 
 def _bit_flip(x: Array, plan: Plan, rng: Generator) -> int:
@@ -121,21 +119,11 @@ def _stuck(value: int) -> Change:
 
 def _random_value(x: Array, plan: Plan, rng: Generator) -> int:
     kind = FLOATS[dtype_name(x.dtype)]
-    finite = ((1 << (kind.bits - kind.precision)) - 1) << (kind.precision - 1)  # where infinity begins
     at = places(x, plan.count, rng)
-    magnitude = rng.integers(0, finite, at[0].size, dtype=np.uint64)
+    magnitude = rng.integers(0, _infinity(kind), at[0].size, dtype=np.uint64)
     found = magnitude | (rng.integers(0, 2, at[0].size, dtype=np.uint64) << np.uint64(kind.bits - 1))
-    bit_pattern(x)[_on(x, at)] = _like(x, found.astype(f"uint{kind.bits}"))
+    bit_pattern(x)[_on(x, at)] = from_host(found.astype(f"uint{kind.bits}"), x)
     return -1
-
-
-def _like(x: Array, host: np.ndarray[Any, Any]) -> Array:
-    """A few numbers that were drawn on the host, on the device of x."""
-    if isinstance(x, np.ndarray):
-        return host
-    import cupy
-
-    return cupy.asarray(host)
 
 
 def _scaled(x: Array, plan: Plan, rng: Generator) -> int:
@@ -146,19 +134,13 @@ def _scaled(x: Array, plan: Plan, rng: Generator) -> int:
 
 def _rms(x: Array) -> Array:
     """The root mean square of x, a number on its device."""
-    wide = widened(x, np if isinstance(x, np.ndarray) else _cupy())
+    wide = widened(x, namespace(x))
     return (wide * wide).mean() ** 0.5
-
-
-def _cupy() -> Any:
-    import cupy
-
-    return cupy
 
 
 def _offset(x: Array, plan: Plan, rng: Generator) -> int:
     at = places(x, plan.count, rng)
-    sign = _like(x, rng.choice([-1.0, 1.0], at[0].size))
+    sign = from_host(rng.choice([-1.0, 1.0], at[0].size), x)
     here = _on(x, at)
     _put(x, here, values(x, here) + sign * (plan.factor * _rms(x)))
     return -1
@@ -167,8 +149,7 @@ def _offset(x: Array, plan: Plan, rng: Generator) -> int:
 def _special(exponent_only: bool) -> Change:
     def change(x: Array, plan: Plan, rng: Generator) -> int:
         kind = FLOATS[dtype_name(x.dtype)]
-        infinity = ((1 << (kind.bits - kind.precision)) - 1) << (kind.precision - 1)
-        pattern = infinity if exponent_only else infinity | 1 << (kind.precision - 2)
+        pattern = _infinity(kind) | (0 if exponent_only else 1 << (kind.precision - 2))
         sign = int(rng.integers(2)) * _sign(kind.name)
         _words(x, places(x, plan.count, rng), lambda w, word: (w & word(0)) | word(pattern | sign))
         return -1
@@ -209,7 +190,7 @@ def _production(x: Array, plan: Plan, rng: Generator) -> int:
 
 
 def _times(part: Array, factor: float) -> int:
-    wide = widened(part, np if isinstance(part, np.ndarray) else _cupy())
+    wide = widened(part, namespace(part))
     bit_pattern(part)[...] = narrowed(wide * factor, part)
     return -1
 

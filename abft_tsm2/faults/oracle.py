@@ -168,13 +168,18 @@ def widened(x: Array, xp: Any = np) -> Array:
     return x.astype(xp.float64, copy=False)
 
 
+def rounded_to_bfloat16(numbers: Array) -> Array:
+    """Bit patterns of finite float32 numbers, rounded to the nearest bfloat16, ties to even."""
+    bits = numbers.view("uint32")
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("uint16")
+
+
 def narrowed(values: Array, x: Array) -> Array:
     """Bit patterns of float64 values rounded to the type of x, ties to even; what is too large becomes an infinity."""
     if dtype_name(x.dtype) != "bfloat16":
         return bit_pattern(values.astype(x.dtype))
     single = values.astype(np.float32)
-    bits = single.view("uint32")
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("uint16")
+    rounded = rounded_to_bfloat16(single)
     rounded[single != single] = 0x7FC0  # a carry out of NaN's digits would make it something else
     return rounded
 

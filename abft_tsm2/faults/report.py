@@ -17,8 +17,8 @@ from abft_tsm2.faults import charts
 from abft_tsm2.faults.stats import NARROW_SPACE, number, percent, rate_text
 from abft_tsm2.faults.summary import FILE_TABLE, PAGE_TABLE, SCHEMA, Summary
 from abft_tsm2.faults.tables import Row, by_scheme, main_scheme
-from abft_tsm2.faults.tally import FOUND, HARMLESS, LOST, protects
-from abft_tsm2.faults.trial import OUTCOMES
+from abft_tsm2.faults.tally import FOUND, HARMLESS, LOST
+from abft_tsm2.faults.trial import OUTCOMES, protects
 
 PAGE, TABLE, DATA = "report.html", "summary.csv", "summary.json"
 FORMATS = ("html", "csv", "json")

@@ -19,8 +19,8 @@ from abft_tsm2.faults.folder import CAMPAIGN, MANIFEST, TRIALS, CampaignFileErro
 from abft_tsm2.faults.folder import SCHEMA as READS
 from abft_tsm2.faults.stats import clopper_pearson, rate_text
 from abft_tsm2.faults.tables import Row
-from abft_tsm2.faults.tally import FOUND, Tally, protects, read_trials
-from abft_tsm2.faults.trial import BROKEN
+from abft_tsm2.faults.tally import FOUND, Tally, read_trials
+from abft_tsm2.faults.trial import BROKEN, protects
 
 SCHEMA = "abft_tsm2/campaign-summary/1"
 NEEDED: Mapping[str, type | tuple[type, ...]] = {
@@ -144,7 +144,7 @@ class Summary:
     def broken(self) -> list[str]:
         """The promises that were broken, in words; empty if all were kept.
 
-        Schemes that are there to be compared with (`abft_tsm2.faults.tally.PEERS`) promise nothing.
+        Schemes that are there to be compared with (`abft_tsm2.faults.trial.PEERS`) promise nothing.
         """
         texts = []
         for row in self.totals:

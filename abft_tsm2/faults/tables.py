@@ -13,8 +13,8 @@ import numpy as np
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.faults.stats import clopper_pearson
-from abft_tsm2.faults.tally import FOUND, HARMLESS, LOST, Cell, Tally, protects
-from abft_tsm2.faults.trial import OUTCOMES, PEERS
+from abft_tsm2.faults.tally import FOUND, HARMLESS, LOST, Cell, Tally
+from abft_tsm2.faults.trial import OUTCOMES, PEERS, protects
 
 Row = dict[str, Any]
 Numbers = np.ndarray[Any, np.dtype[np.float64]]

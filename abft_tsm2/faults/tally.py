@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from abft_tsm2.atomic import short
 from abft_tsm2.faults.folder import CampaignFileError
-from abft_tsm2.faults.trial import BROKEN, OUTCOMES, PEERS
+from abft_tsm2.faults.trial import OUTCOMES, breaks_promise
 
 FOUND = ("corrected", "detected")
 HARMLESS = ("masked", "below_bound")
@@ -126,17 +126,6 @@ class Tally:
 
 Key = TypeVar("Key", FaultKey, CleanKey)
 Lines = list[tuple[int, dict[str, Any]]]
-
-
-def protects(scheme: str) -> bool:
-    """Whether a scheme makes promises that it can break.
-
-    Examples
-    --------
-    >>> protects("protected"), protects("double")
-    (True, False)
-    """
-    return scheme not in PEERS
 
 
 def read_trials(path: Path) -> Tally:
@@ -256,7 +245,7 @@ class _Counting:
         cell.count += 1
         tally.trials += 1
         self.seen[trial] = self.code[outcome]
-        if outcome in BROKEN and protects(record["scheme"]):
+        if breaks_promise(record["scheme"], outcome):
             insort(tally.examples, (trial, record), key=itemgetter(0))
             del tally.examples[EXAMPLES:]
         if note:

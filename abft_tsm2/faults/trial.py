@@ -118,6 +118,17 @@ PEERS = ("none", "double", "rtol", "fixed", "crc", "fingerprint")
 """Schemes that campaigns compare with: they promise nothing, and break no promise."""
 
 
+def protects(scheme: str) -> bool:
+    """Whether a scheme makes promises that it can break.
+
+    Examples
+    --------
+    >>> protects("protected"), protects("double")
+    (True, False)
+    """
+    return scheme not in PEERS
+
+
 def breaks_promise(scheme: str, outcome: str) -> bool:
     """Whether a trial that ended so breaks a promise of its scheme."""
-    return outcome in BROKEN and scheme not in PEERS
+    return outcome in BROKEN and protects(scheme)
