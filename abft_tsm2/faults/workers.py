@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from abft_tsm2.faults.campaign_file import Campaign, operation_of, parse
-from abft_tsm2.faults.trial import Finding, Scene
+from abft_tsm2.faults.campaign_file import Campaign, Suite, operation_of, parse
+from abft_tsm2.faults.trial import Finding, Scene, Trial, Workload
 
 BATCH = 16  # trials that are carried out before they are judged together
 READY = "ready"  # the first word of a process
@@ -38,28 +38,33 @@ class Unit(NamedTuple):
 Line = dict[str, Any]
 
 
-def carry_out(campaign: Campaign, unit: Unit, xp: Any) -> Iterator[tuple[int, Finding]]:
-    """Carry out the trials of a scene, here; yields the number and the finding of each."""
+def carry_out(campaign: Campaign, unit: Unit, xp: Any) -> Iterator[tuple[Line, Finding]]:
+    """Carry out the trials of a scene, here; yields the line and the finding of each."""
+    suite, workload = campaign.suites[unit.suite], campaign.workload(unit.suite, unit.scene)
     trials = [campaign.trial(number) for number in unit.numbers]
     try:
-        workload = campaign.workload(unit.suite, unit.scene)
         scene: Scene = operation_of(workload.operation).Scene(workload, xp)
         findings = scene.run(trials, 1 if unit.alone else BATCH)
-        for trial in trials:
-            yield trial.number, next(findings)
-            trials = trials[1:]
+        for trial in tuple(trials):
+            finding = next(findings)
+            yield _line(suite, unit.scene, workload, trial, finding), finding
+            del trials[0]
     except Exception as error:  # of the experiment, not of what it looks at: every trial that is left has failed
         for trial in trials:
-            yield trial.number, Finding("crash", note=f"{type(error).__name__}: {error}")
+            finding = Finding("crash", note=f"{type(error).__name__}: {error}")
+            yield _line(suite, unit.scene, workload, trial, finding), finding
 
 
 def line(campaign: Campaign, number: int, finding: Finding) -> Line:
     """What is written about a trial."""
     index, scene = campaign.place(number)
-    suite, trial, w = campaign.suites[index], campaign.trial(number), campaign.workload(index, scene)
+    return _line(campaign.suites[index], scene, campaign.workload(index, scene), campaign.trial(number), finding)
+
+
+def _line(suite: Suite, scene: int, w: Workload, trial: Trial, finding: Finding) -> Line:
     plan = trial.plans[0] if trial.plans else None
     return {
-        "trial": number,
+        "trial": trial.number,
         "suite": suite.name,
         "scene": scene,
         "operation": suite.operation,
@@ -99,8 +104,7 @@ class Pool:
         if self.jobs == 0:
             xp = array_module(self.gpu)
             for unit in units:
-                for number, finding in carry_out(self.campaign, unit, xp):
-                    yield line(self.campaign, number, finding)
+                yield from (one for one, _ in carry_out(self.campaign, unit, xp))
             return
         waiting, busy = list(reversed(units)), dict[Any, _Worker]()
         try:
@@ -265,8 +269,8 @@ def _work(text: str, gpu: bool, pipe: Connection) -> None:
         pipe.send(READY)
         while (given := pipe.recv()) is not None:
             unit = Unit(*given)
-            for number, finding in carry_out(campaign, unit, xp):
-                pipe.send(line(campaign, number, finding))
+            for one, _ in carry_out(campaign, unit, xp):
+                pipe.send(one)
             pipe.send(None)
 
 
