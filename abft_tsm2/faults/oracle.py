@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name
+from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, namespace
 
 Array = Any
 BLOCK_BYTES = 1 << 30  # of a temporary
@@ -180,8 +180,8 @@ def narrowed(values: Array, x: Array) -> Array:
         return bit_pattern(values.astype(x.dtype))
     single = values.astype(np.float32)
     rounded = rounded_to_bfloat16(single)
-    rounded[single != single] = 0x7FC0  # a carry out of NaN's digits would make it something else
-    return rounded
+    # A carry out of NaN's digits would make it something else.
+    return namespace(x).where(single != single, rounded.dtype.type(0x7FC0), rounded)
 
 
 def _rest_of_square(a: Array, square: Array) -> Array:

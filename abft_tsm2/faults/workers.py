@@ -45,10 +45,10 @@ def carry_out(campaign: Campaign, unit: Unit, xp: Any) -> Iterator[tuple[Line, F
     try:
         scene: Scene = operation_of(workload.operation).Scene(workload, xp)
         findings = scene.run(trials, 1 if unit.alone else BATCH)
-        for trial in tuple(trials):
+        for trial in trials:
             finding = next(findings)
             yield _line(suite, unit.scene, workload, trial, finding), finding
-            del trials[0]
+            trials = trials[1:]
     except Exception as error:  # of the experiment, not of what it looks at: every trial that is left has failed
         for trial in trials:
             finding = Finding("crash", note=f"{type(error).__name__}: {error}")
