@@ -79,9 +79,10 @@ class Call:
             stream.wait_event(join)  # also before the account is somebody else's
         else:
             self.stage("inputs", A=o.A, B=o.B)
-            for i, checker in enumerate(plan.way.checkers):
+            for i in range(len(sides)):
                 run_steps(program.encode[i], here, where[i])
-                if self.on_stage is not None:
+            if self.on_stage is not None:  # all sides are encoded before anybody is told
+                for i, checker in enumerate(plan.way.checkers):
                     s, t = checker.encoded(program.accounts[i], plan.kept[i])
                     self.stage("encoded", A=o.A, B=o.B, s=s, t=t)
             self._multiply()
@@ -98,6 +99,8 @@ class Call:
             if self.on_stage is not None:
                 if not again:
                     self.stage("verified", C=o.multiplied, u=checker.observed(program.accounts[i]))
+                if o.wide is not None:  # what a hook may have changed, rounded; repairs are rounded as they are made
+                    o.C[...] = o.wide
                 run_steps(program.judge[i], here, where[i])
             record = records.take()
             where[i]["record"] = record.address

@@ -146,6 +146,44 @@ def test_faults_are_repaired_behind_the_product(cp: Any, dtype: str, kind: str, 
     assert not wrong(cp, a, b, c)
 
 
+@pytest.mark.parametrize("stages", [(), ("multiplied",), ("multiplied", "corrected")], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_verified_in_float32_are_rounded_under_a_hook(cp: Any, dtype: str, stages: tuple[str, ...]) -> None:
+    a, b = normal(cp, 130, 257, dtype=dtype), normal(cp, 257, 70, dtype=dtype, seed=1)
+    expected = ft.protected_gemm(a, b, verify="float32")
+    left = list(stages)
+
+    def plant(stage: str, arrays: Any) -> None:
+        if stage in left:
+            left.remove(stage)
+            arrays["C"][3, 5 + len(left)] = 1e4
+
+    out = cp.zeros((130, 70), expected.dtype)
+    _, report = ft.protected_gemm(a, b, verify="float32", return_report=True, on_stage=plant, out=out)
+    assert report.status is (Status.CORRECTED if stages else Status.CLEAN)
+    assert not left
+    assert bool((out.astype("float32") == expected.astype("float32")).all())
+
+
+@pytest.mark.parametrize("check", ["rows", "columns", "both"])
+def test_an_operand_that_is_wrong_while_it_is_multiplied_costs_a_repair(cp: Any, check: str) -> None:
+    a, b = normal(cp, 130, 257), normal(cp, 257, 70, seed=1)
+    stages, kept = list[str](), a.copy()
+
+    def plant(stage: str, arrays: Any) -> None:
+        stages.append(stage)
+        if stage == "encoded":
+            arrays["A"][3, 5] = 1e3
+        if stage == "multiplied":
+            arrays["A"][...] = kept
+
+    c, report = ft.protected_gemm(a, b, check=check, return_report=True, on_stage=plant)
+    sides = 2 if check == "both" else 1
+    assert stages[: sides + 2] == ["inputs", *["encoded"] * sides, "multiplied"]
+    assert report.status is Status.CORRECTED
+    assert not wrong(cp, a, b, c)
+
+
 def test_encoded_weights_and_their_recheck(cp: Any) -> None:
     a, b = normal(cp, 100, 300), normal(cp, 300, 200, seed=1)
     kept = b.copy()

@@ -228,22 +228,20 @@ def located(report: Report, places: Any, touched: Any) -> str:
     named = [fault for fault in report.faults if fault.operand == "C"]
     if not named:
         return "" if any(fault.operand in ("A", "B") for fault in report.faults) else "wrong"
-    covered = np.zeros(places.shape[1], bool)
-    exact = True
-    for fault in named:
-        covered |= _within(fault, places)
-        exact &= _counted(fault, touched)
-    return "wrong" if not covered.all() else "exact" if exact else "covered"
+    cells = [_cells(fault, report.m, report.n) for fault in named]
+    those = np.concatenate(cells)
+    if not np.isin(_numbers(places, report.n), those).all():
+        return "wrong"
+    owner = np.repeat(np.arange(len(named)), [one.size for one in cells])
+    found = np.bincount(owner[np.isin(those, _numbers(touched, report.n))], minlength=len(named))
+    return "exact" if (found >= [fault.elements for fault in named]).all() else "covered"
 
 
-def _within(fault: Fault, places: Any) -> Any:
-    rows, columns = (
-        np.isin(where, names) if names else np.ones(where.size, bool)
-        for where, names in zip(places, (fault.rows, fault.columns), strict=True)
-    )
-    return rows & columns
+def _cells(fault: Fault, m: int, n: int) -> Any:
+    """The elements of an m x n matrix where the fault is said to be, numbered."""
+    rows, columns = (np.array(names or range(size)) for names, size in ((fault.rows, m), (fault.columns, n)))
+    return (rows[:, None] * n + columns).ravel()
 
 
-def _counted(fault: Fault, touched: Any) -> bool:
-    """Whether as many of the changed elements are where the fault is said to be as it says."""
-    return int(_within(fault, touched).sum()) >= fault.elements
+def _numbers(places: Any, n: int) -> Any:
+    return places[0].astype(np.int64) * n + places[1]

@@ -56,7 +56,9 @@ def places(x: Array, count: int, rng: Generator) -> Places:
 
 
 def _on(x: Array, at: Places) -> Any:
-    """Indices on the device of x."""
+    """Indices on the device of x; of a single element, which needs none of them there, as slices."""
+    if at[0].size == 1:
+        return tuple(slice(int(one[0]), int(one[0]) + 1) for one in at)
     return tuple(from_host(one, x) for one in at)
 
 
