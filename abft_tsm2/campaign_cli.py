@@ -46,7 +46,7 @@ _device = click.option(
 @click.option("-o", "--output", "out", metavar="DIR", required=True, help="Folder for what is found.")
 @click.option("--resume", is_flag=True, help="Go on with what is in the folder.")
 @click.option(
-    "--jobs", type=click.IntRange(min=0), metavar="N", help="Processes; without it, one for each core, 4 for a GPU."
+    "--jobs", type=click.IntRange(min=0), metavar="N", help="Processes; without it, one for each core, 8 for a GPU."
 )
 @_device
 @quiet_option
@@ -61,13 +61,15 @@ def run(file: str, out: str, resume: bool, jobs: int | None, device: str, quiet:
     Example:
       abft-tsm2 campaign run benchmarks/campaigns/quick.toml -o results
     """
-    from abft_tsm2.faults.campaign import Count
+    from abft_tsm2.faults.campaign import MPS, Count, side_by_side
     from abft_tsm2.faults.campaign import run as carry_out
     from abft_tsm2.faults.campaign_file import load
 
     asked = load(file)
     options = " --device gpu" * (device == "gpu") + (f" --jobs {jobs}" if jobs is not None else "")
     command = f"abft-tsm2 campaign run {shlex.quote(Path(file).name)} -o {shlex.quote(Path(out).name)}{options}"
+    if device == "gpu" and jobs not in (0, 1) and not quiet and not side_by_side():
+        say(f"processes take turns on the GPU; after {MPS} -d they share it, and do several times as much")
     with _progress(asked.trials, quiet) as tell:
         try:
             count: Count = carry_out(

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from abft_tsm2 import protected_gemm
 from abft_tsm2.arrays import to_host
 from abft_tsm2.faults.gemm_trials import Scene
+from abft_tsm2.faults.judge import weights_of
+from abft_tsm2.faults.oracle import widened
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.trial import Trial, Workload
 from tests.planting import everywhere
@@ -53,6 +56,25 @@ def test_16_bit_products_are_judged_there(dtype: str, cp: Any) -> None:
     found = [one.outcome for one in Scene(replace(WORKLOAD, dtype=dtype), cp).run(trials("float32"), 4)]
     assert found[-1] == "clean"
     assert set(found[:-1]) <= {"corrected", "detected", "masked"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_promises_are_for_the_weights_that_the_kernels_have(side: str, dtype: str, cp: Any) -> None:
+    """u = C v: weights from norms of another sample differ in a column here and there."""
+    for seed in range(4):
+        scene = Scene(replace(WORKLOAD, m=512, k=512, n=512, dtype=dtype, seed=(9, seed)), cp)
+        found: dict[str, Any] = {}
+
+        def hook(stage: str, arrays: Any, found: dict[str, Any] = found) -> None:
+            if stage == "verified":
+                found.update({name: arrays[name].copy() for name in ("C", "u")})
+
+        protected_gemm(scene.A, scene.B, check=side, on_stage=hook)
+        C = widened(found["C"] if side == "rows" else found["C"].T, cp)
+        v = weights_of(scene.B if side == "rows" else scene.A, side, cp)
+        off = abs(C @ v - found["u"][:, 0]) / (abs(C) @ abs(v))
+        assert float(off.max()) < 1e-6  # a weight that is twice another would be 1e-3
 
 
 def test_no_product_comes_to_the_host(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def test_an_operand_that_is_wrong_while_it_is_multiplied_costs_a_repair(cp: Any,
         if stage == "encoded":
             arrays["A"][3, 5] = 1e3
         if stage == "multiplied":
-            arrays["A"][...] = kept
+            a[...] = kept
 
     c, report = ft.protected_gemm(a, b, check=check, return_report=True, on_stage=plant)
     sides = 2 if check == "both" else 1

@@ -34,15 +34,27 @@ class Sided(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """What a CuPy matrix carries for the kernels: as right operand (rows) and as left one (columns)."""
+    """What a CuPy matrix carries for the kernels: as right operand (rows) and as left one (columns).
+
+    Attributes
+    ----------
+    sides : Sided
+        Where that is.
+    weights : Sided
+        The weights, of which the kernels take norms from a sample of their own: a few may differ from those of
+        `Encoded.weights` by a factor of two. They last as long as `memory`.
+    memory : tuple of arrays
+    """
 
     sides: Sided
+    weights: Sided
     memory: tuple[Array, ...]
 
     @classmethod
     def of(cls, A: Array, right: bool, left: bool) -> OnDevice:
         made = [carried_on_device(A, side) if wanted else None for side, wanted in (("rows", right), ("columns", left))]
-        return cls(Sided(*(one and one[0] for one in made)), tuple(one[1] for one in made if one))
+        carried, weights = (Sided(*(one and one[part] for one in made)) for part in (0, 2))
+        return cls(carried, weights, tuple(one.memory for one in made if one))
 
     def kept(self, side: str, recheck: bool) -> Kept | None:
         """What it carries into a check of that side."""
@@ -92,7 +104,11 @@ class Encoded:
 
     @property
     def weights(self) -> Sided:
-        """V (q, r) behind `row_checksums`, W (p, r) behind `column_checksums`."""
+        """V (q, r) behind `row_checksums`, W (p, r) behind `column_checksums`.
+
+        Products of CuPy arrays are checked by kernels that make their own, from a sample of their own: a few may differ
+        by a factor of two.
+        """
         return Sided(*(None if side is None else side.weights for side in (self.right, self.left)))
 
     @property

@@ -295,10 +295,11 @@ def repair_bytes(config: Repair, k: int, n: int) -> int:
 
 
 class Carriage(NamedTuple):
-    """What a matrix carries, the memory that holds it, and whether its weights are from exact norms."""
+    """What a matrix carries, the memory that holds it, its weights there, and whether they are from exact norms."""
 
     right: Right
     memory: Array
+    weights: Array
     exact: bool
 
 
@@ -324,7 +325,8 @@ def carried_on_device(X: Array, side: str) -> Carriage:
         for step in again:
             step(stream.ptr, {"R": X.data.ptr})
         stream.synchronize()  # it may be used on any stream
-    return Carriage(checker.account.right(memory.data.ptr), memory, bool(again))
+    at = memory.data.ptr
+    return Carriage(checker.account.right(at), memory, checker.account.array(at, "v")[0], bool(again))
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from abft_tsm2.faults.folder import CAMPAIGN, CampaignFileError, Folder, earlier
 from abft_tsm2.faults.trial import Finding, breaks_promise
 from abft_tsm2.faults.workers import Line, Pool, Unit, alone, array_module, carry_out, line
 
-BESIDE = 4  # processes on one GPU: the host has more to do for a trial than the card
+BESIDE = 8  # processes on one GPU: the host has more to do for a trial than the card
+MPS = "nvidia-cuda-mps-control"
 
 Progress = Callable[["Count"], None]
 
@@ -194,9 +196,18 @@ def _device(gpu: bool) -> str:
 
         from abft_tsm2.core.device import query
 
-        return query(cupy.cuda.runtime.getDevice()).name
+        return query(cupy.cuda.runtime.getDevice()).name + ", shared by MPS" * side_by_side()
     except (ImportError, NotSuitable) as error:
         raise NotSuitable(f"there is no GPU to run a campaign on: {error}; leave --device gpu away") from error
+
+
+def side_by_side() -> bool:
+    """Whether processes may use the GPU at the same time: NVIDIA's Multi-Process Service runs. Else they take turns."""
+    try:
+        asked = subprocess.run([MPS], input="get_server_list\n", text=True, capture_output=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0
 
 
 def _now() -> str:

@@ -86,11 +86,9 @@ class Promise:
     def __init__(self, A: Array, B: Array, clean: Array, side: str, xp: Any, how: bounds.Arithmetic) -> None:
         self.side, self._xp, self._how = side, xp, how
         left, right = widened(A, xp), widened(B, xp)
-        if side == "rows":
-            v = encode(B, side="rows").weights.rows
-        else:
-            left, right, v = right.T, left.T, encode(A, side="columns").weights.columns
-        self.v = xp.asarray(v[:, 0])
+        if side == "columns":
+            left, right = right.T, left.T
+        self.v = weights_of(B if side == "rows" else A, side, xp)
         self.axis = 1 if side == "rows" else 0
         self._terms = A.shape[1]
         with np.errstate(all="ignore"):
@@ -136,6 +134,14 @@ class Promise:
     @staticmethod
     def _norm(x: Array, v: Array) -> Array:
         return ((x * x) @ (v * v)) ** 0.5
+
+
+def weights_of(X: Array, side: str, xp: Any) -> Array:
+    """What a check of that side weighs the elements of a line by, in float64: on a GPU, the weights of its kernels."""
+    E = encode(X, side=side)
+    if E.device is not None:
+        return getattr(E.device.weights, side).astype(xp.float64)
+    return xp.asarray(getattr(E.weights, side)[:, 0])
 
 
 class Judge:
