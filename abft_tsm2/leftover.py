@@ -10,7 +10,9 @@ import numpy as np
 from abft_tsm2.arrays import Array
 from abft_tsm2.calls import ROUNDS, Call
 from abft_tsm2.checksum.account import Kept
-from abft_tsm2.checksum.on_device import carried_on_device
+from abft_tsm2.checksum.carry import Carried, carried
+from abft_tsm2.checksum.lines import Lines
+from abft_tsm2.checksum.on_device import Carriage, carried_on_device
 from abft_tsm2.operands import Problem, Task
 from abft_tsm2.protect import Product
 from abft_tsm2.report import Fault, Report, Status
@@ -28,10 +30,11 @@ def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, ta
     if verdict.known:
         return _look_closer(call, verdict, problem, task)
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        changed, hit = _differences(call, program, verdict.replaced)
+        changed, hit, weights = _differences(call, program, verdict.replaced)
         tasks = [task] if task is not None else list(problem.tasks())
         second = _Second(call, problem)
-        reports = [_Look(one, problem, call, changed, hit, verdict, second).report() for one in tasks]
+        found = changed, hit, {} if verdict.missed else weights
+        reports = [_Look(one, problem, call, *found, verdict, second).report() for one in tasks]
         if operands.wide is not None:
             operands.C[...] = operands.wide  # whatever was repaired
     return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
@@ -51,10 +54,7 @@ def _look_closer(call: Call, verdict: Verdict, problem: Problem, task: Task | No
 def _looked_closer(call: Call, o: Operands, first: Report, problem: Problem, task: Task) -> Report:
     """`first`, and what weights from exact norms find in one product."""
     plan, sides = call.plan, call.plan.way.sides
-    made = [
-        None if kept is not None else carried_on_device(o.B if side == "rows" else o.A, side)
-        for side, kept in zip(sides, plan.kept, strict=True)
-    ]
+    made = [None if kept is not None else _carried_again(o, side) for side, kept in zip(sides, plan.kept, strict=True)]
     if not any(one is not None and one.exact for one in made):
         return first
     kept = tuple(Kept(one.right, False) if one is not None else old for one, old in zip(made, plan.kept, strict=True))
@@ -64,8 +64,15 @@ def _looked_closer(call: Call, o: Operands, first: Report, problem: Problem, tas
     return first.followed_by(again.report(lambda: (problem, task), look_at))
 
 
-def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str], Fault | None]:
-    """Which of A, B and c are not what was encoded, and which checksum is not what it was: encode again.
+def _carried_again(o: Operands, side: str) -> Carriage:
+    """What the right operand of that side carries, encoded anew."""
+    X = o.B if side == "rows" else o.A
+    return carried_on_device(X if X.ndim == 2 else X[0], side)  # one for all products
+
+
+def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str], Fault | None, dict[str, Array]]:
+    """Which of A, B and c are not what was encoded, and which checksum is not what it was: encode again. And the
+    weights of each side.
 
     `replaced`: C has been repaired since u was taken of it, which tells nothing then.
     """
@@ -74,20 +81,25 @@ def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str]
     plan, stream = call.plan, cupy.cuda.get_current_stream().ptr
     again = Program(plan.way, plan.kept, plan.alpha, plan.beta, False)
     changed: set[str] = set()
-    hit = None
+    hit, weights = None, dict[str, Array]()
     for i, checker in enumerate(plan.way.checkers):
         where = call.operands.where(plan.way.sides[i])
         run_steps(again.encode[i], stream, where)
         if call.on_stage is not None and not replaced:
             run_steps(again.verify[i], stream, where)
         found = checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where)
-        left, right = "AB" if plan.way.sides[i] == "rows" else "BA"
+        side = plan.way.sides[i]
+        if plan.kept[i] is None:
+            weights[side] = checker.account.array(again.accounts[i], "v").astype("float64")
+        else:
+            weights[side] = _carried_again(call.operands, side).weights[None].astype("float64")
+        left, right = "AB" if side == "rows" else "BA"
         changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in found if name in ("L", "R", "C0")}
         for name in ("v", "s", "t") if replaced else ("v", "s", "t", "u"):
             if name in found and hit is None:
                 places = found[name]
                 hit = Fault(name, "checksum", places[:1000], (), len(places), float("nan"), "computed again")
-    return changed, hit
+    return changed, hit, weights
 
 
 class _Second:
@@ -113,7 +125,8 @@ class _Second:
 
 
 class _Look(Product):
-    """A product that the kernels could not settle, looked at as any other."""
+    """A product that the kernels could not settle, looked at as any other, with the same weights: by others it might
+    pass."""
 
     def __init__(
         self,
@@ -122,6 +135,7 @@ class _Look(Product):
         call: Call,
         changed: set[str],
         hit: Fault | None,
+        weights: dict[str, Array],
         verdict: Verdict,
         second: _Second,
     ) -> None:
@@ -131,7 +145,17 @@ class _Look(Product):
         plan = call.plan
         super().__init__(task, problem, plan.facts.operation, None, plan.write, np.geterr())
         self.differing, self.hit, self.verdict, self._corrected = changed, hit, verdict, call.on_stage
-        self._second = second
+        self._second, self._weights = second, weights
+
+    def carried(self, side: str, lines: Lines) -> Carried:
+        if side not in self._weights:
+            return super().carried(side, lines)
+        v = self._weights[side]
+        return carried(lines.R, v[self._product() if len(v) > 1 else 0][:, None], partial=lines.partial)
+
+    def _product(self) -> int:
+        """Which of a batch it is."""
+        return self.task.index[0] if self.task.index and self.verdict.facts.products is not None else 0
 
     def again(self, side: str, lo: int, hi: int) -> Array:
         if self.A is not self.task.A or self.B is not self.task.B:  # operands that have been restored
@@ -157,8 +181,7 @@ class _Look(Product):
         if self.hit is not None:
             self.statuses.append(Status.CHECKSUM_FAULT)
             self.faults.append(self.hit)
-        index = self.task.index[0] if self.task.index and self.verdict.facts.products is not None else 0
-        repaired = [fault for product, fault in self.verdict.faults if product == index]
+        repaired = [fault for product, fault in self.verdict.faults if product == self._product()]
         if repaired and self.write:  # by the kernels, before they left the rest to the host
             self.statuses += [Status.CORRECTED] * self.verdict.held
             self.faults += repaired

@@ -104,13 +104,16 @@ class Product:
 
     def encode(self, side: str) -> _Encoding:
         lines = self.lines(side)
+        return _Encoding(lines, expect(lines, self.carried(side, lines)))
+
+    def carried(self, side: str, lines: Lines) -> Carried:
+        """What the right operand of that side carries: of before, or encoded now."""
         owner = self.task.encoded_b if side == "rows" else self.task.encoded_a
-        carried: Carried | None = None
         if owner is not None and owner not in self.distrusted:
-            carried = owner.right if side == "rows" else owner.left
-        if carried is None:
-            carried = carry(lines.R, weights("balanced", lines.R.shape[1]), partial=lines.partial)
-        return _Encoding(lines, expect(lines, carried))
+            before = owner.right if side == "rows" else owner.left
+            if before is not None:
+                return before
+        return carry(lines.R, weights("balanced", lines.R.shape[1]), partial=lines.partial)
 
     def verify(self, encodings: list[_Encoding]) -> list[Decision]:
         """Check every side of C as it is; then decide, side by side, where a check failed."""

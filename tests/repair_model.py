@@ -75,6 +75,14 @@ class Work:
             )
         return residual, tau
 
+    def far_off(self, C: np.ndarray, units: float) -> np.ndarray:
+        """Where C is off by more than so many units of roundoff of the sum of all terms' magnitudes."""
+        a, exact = self.checks["arithmetic"], self.exact.astype(np.float64)
+        added = 0.0 if self.C0 is None else abs(self.beta * self.C0.astype(np.float64))
+        size = abs(self.alpha) * abs(self.L.astype(np.float64)) @ abs(self.R.astype(np.float64)) + added
+        excess = abs(C - exact) - a.u_out * (abs(exact) + added) - self.checks["underflow"]
+        return np.asarray(~(excess <= units * a.u * size))
+
     @property
     def flagged(self) -> list[int]:
         if self.lines is not None:
@@ -152,7 +160,11 @@ def judged(work: Work, launch: Callable[[tuple[Any, ...]], None]) -> list[str]:
     expect("the flags", int(record[7]), work.off | 2 * work.changed)
     places = [tuple(place) for place in np.argwhere(written.reshape(batch * m, n)).tolist()]
     if (free & written).any():
-        return found  # how many of them are faults is a matter of how far off they are
+        if work.completed and work.config.dtype in ("float32", "float64"):
+            least, most = (int((work.far_off(before, units) & (free | written)).sum()) for units in (9, 7))
+            if not least <= record[6] <= most:
+                found.append(f"the number of wrong elements is {record[6]}, not {least} to {most}")
+        return found
     expect("the number of wrong elements", int(record[6]), len(places))
     faults, told = record[8:].reshape(TOLD, 3), min(TOLD, len(places))
     named = [(int(x) & 0xFFFFFFFF, int(x) >> 32) for x in faults[:told, 0]]

@@ -10,11 +10,14 @@ import pytest
 
 from abft_tsm2 import protected_gemm
 from abft_tsm2.arrays import to_host
+from abft_tsm2.faults.campaign_file import load
 from abft_tsm2.faults.gemm_trials import Scene
 from abft_tsm2.faults.judge import weights_of
 from abft_tsm2.faults.oracle import widened
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.trial import Trial, Workload
+from abft_tsm2.faults.workers import Unit, carry_out
+from benchmarks import shipped_campaigns
 from tests.planting import everywhere
 
 pytestmark = pytest.mark.gpu
@@ -75,6 +78,15 @@ def test_promises_are_for_the_weights_that_the_kernels_have(side: str, dtype: st
         v = weights_of(scene.B if side == "rows" else scene.A, side, cp)
         off = abs(C @ v - found["u"][:, 0]) / (abs(C) @ abs(v))
         assert float(off.max()) < 1e-6  # a weight that is twice another would be 1e-3
+
+
+@pytest.mark.parametrize("number", [896748, 881234, 880434])
+def test_what_gemm_gpu_has_found_stays_mended(number: int, cp: Any) -> None:
+    """Rows that are wrong all over, by little: other weights passed one; of others not all was told that was replaced."""
+    campaign = load(shipped_campaigns.CAMPAIGNS / "gemm-gpu.toml")
+    ((line, _),) = carry_out(campaign, Unit(*campaign.place(number), (number,)), cp)
+    assert line["outcome"] in ("corrected", "detected")
+    assert line["located"] in ("exact", "covered")
 
 
 def test_no_product_comes_to_the_host(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
