@@ -82,7 +82,7 @@ def test_promises_are_for_the_weights_that_the_kernels_have(side: str, dtype: st
 
 @pytest.mark.parametrize("number", [896748, 881234, 880434])
 def test_what_gemm_gpu_has_found_stays_mended(number: int, cp: Any) -> None:
-    """Rows that are wrong all over, by little: other weights passed one; of others not all was told that was replaced."""
+    """Rows wrong all over, by little: other weights passed one; of others not all was told that was replaced."""
     campaign = load(shipped_campaigns.CAMPAIGNS / "gemm-gpu.toml")
     ((line, _),) = carry_out(campaign, Unit(*campaign.place(number), (number,)), cp)
     assert line["outcome"] in ("corrected", "detected")
