@@ -12,8 +12,9 @@ enum What { OUTLIERS, ALL, NONE };  // is replaced: what is out of the ordinary,
 
 // With sum = L(line, :) R(:, j) and size = |L(line, :)| |R(:, j)|: whether C(line, j) is out of the ordinary, that is
 // further off than rounding can make it, or OUTLIER times more than is `usual`, be that 1 at least; and replaces it.
-// Where nothing is replaced a suspicion costs little: what is usual may be less, and is no more. What is usual in a line
-// that is wrong all over is the fault itself: there it is 1, but for tensor cores, whose rounding is not known better.
+// Where nothing is replaced a suspicion costs little: what is usual may be less, and is no more. In a line that is wrong
+// all over the fault itself is usual: told is what is off by more than sqrt(k) u |L| |R|, which is more than rounding leaves
+// (N. J. Higham, T. Mary 2019), but of tensor cores, whose rounding is not known better.
 INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size, double usual, What what) {
   const double c0 = p.beta != 0 ? p.beta * fresh(p.added(line, j)) : 0.0;
   const double exact = p.alpha * sum + c0, s = fabs(p.alpha) * size + fabs(c0), found = fresh(p.result(line, j));
@@ -22,8 +23,8 @@ INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size
   if (found == value || (found != found && value != value)) return false;
   const double excess = fabs(found - exact) - p.out_roundoff * (fabs(exact) + fabs(c0)) - p.underflow;
   const bool tensor = sizeof(A_TYPE) == 2 || p.input_factor > 0;
-  const double least = what == ALL && !tensor ? 1.0 : fmax(usual, 1.0);
-  const double unit = what == NONE ? fmax(0.25, fmin(usual, 1.0)) * 0.5 : least;
+  const double most = what == ALL && !tensor ? sqrt(double(p.k)) / OUTLIER : infinity();
+  const double unit = what == NONE ? fmax(0.25, fmin(usual, 1.0)) * 0.5 : fmax(fmin(usual, most), 1.0);
   const bool ordinary = finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s &&
                         excess <= OUTLIER * unit * p.unit_roundoff * s;
   if (what == NONE || (what == OUTLIERS && ordinary)) return !ordinary && finite(s);

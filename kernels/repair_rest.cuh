@@ -16,17 +16,21 @@ INLINE Bits column_of(int g, Index product, Index j) { return Bits(g) << 56 | Bi
 
 // ---- stage 9 --------------------------------------------------------------------------------------------------------
 
-// By one block. Does not count what lines have that are wrong all over. Between flagged lines, in the middle of a fault,
-// there may be some in which it cancels: of each eighth of them the first line that follows one and is none.
+// By one block. Does not count what a single line has that is wrong all over; several may be a tile. Next to flagged
+// lines, in the middle of a fault or at its edge, there may be some in which it cancels: of each quarter of them the first
+// line that follows one, and the first that precedes one, and is none.
 INLINE void list_rest(const Problem* problem, unsigned* keys) {
   const Problem& p = problem[0];
   constexpr int WHOLE = GROUPS, PRODUCT = 2 * GROUPS, AFTER = 3 * GROUPS;  // keys: of each group, candidates up to it
   if (threadIdx.x < AFTER + GAPS) keys[threadIdx.x] = 0;
   __syncthreads();
   for (int place = threadIdx.x; place < p.flagged && !p.all; place += T1) {
-    const Index line = p.line(place) + 1;
-    const bool gap = line % p.m != 0 && (place + 1 == p.flagged || p.line(place + 1) != line);
-    if (gap) atomicMax(&keys[AFTER + unsigned(place) * GAPS / unsigned(p.flagged)], ~unsigned(line % p.m));
+    const Index line = p.line(place), next = line + 1;
+    const unsigned quarter = unsigned(place) * (GAPS / 2) / unsigned(p.flagged);
+    const bool after = next % p.m != 0 && (place + 1 == p.flagged || p.line(place + 1) != next);
+    const bool ahead = line % p.m != 0 && (place == 0 || p.line(place - 1) != line - 1);
+    if (after) atomicMax(&keys[AFTER + quarter], ~unsigned(next % p.m));
+    if (ahead) atomicMax(&keys[AFTER + GAPS / 2 + quarter], ~unsigned((line - 1) % p.m));
   }
   for (int g = 0; g < p.groups && !p.all; g++)
     for (int place = p.first(g) + threadIdx.x; place < p.first(g + 1); place += T1)
@@ -47,11 +51,13 @@ INLINE void list_rest(const Problem* problem, unsigned* keys) {
     while (c >= keys[g]) g++;
     const Index j = __ldcg(p.columns(g) + c - (g ? keys[g - 1] : 0));
     const unsigned product = keys[PRODUCT + g];
-    unsigned hits = 0, before = 0;  // of this column of the product, and in groups before
+    unsigned hits = 0, before = 0, whole_lines = 0;  // of this column of the product, and in groups before
+    for (int other = 0; other < p.groups; other++)
+      if (keys[PRODUCT + other] == product) whole_lines += keys[WHOLE + other];
 #pragma unroll
     for (int other = 0; other < GROUPS; other++) {
       if (other >= p.groups || keys[PRODUCT + other] != product) continue;
-      const unsigned here = __ldcg(p.column_hits(other) + j), whole = keys[WHOLE + other];
+      const unsigned here = __ldcg(p.column_hits(other) + j), whole = whole_lines > 1 ? 0 : keys[WHOLE + other];
       const unsigned mine = here > whole ? here - whole : 0;
       hits += mine;
       before += other < g ? mine : 0;

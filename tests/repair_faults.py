@@ -339,6 +339,23 @@ def unseen_in_a_tile(work: Work, rng: np.random.Generator) -> None:
     work.freely[0, :, 10:12] = True
 
 
+@fault
+def unseen_in_a_wide_tile(work: Work, rng: np.random.Generator) -> None:
+    """So wide that its lines are taken for wrong all over; it cancels in the first of them and in one in the middle."""
+    m, n = work.C.shape[1:]
+    rows, columns = range(m // 4, m // 2), slice(n // 4, n // 2)
+    unseen = rows[0], rows[len(rows) // 2]
+    v = work.v[0, columns].astype(np.float64)
+    for line in rows:
+        change = rng.choice([-8.0, 8.0], v.size) * _typical(work)
+        if line in unseen:
+            change[0] -= (change @ v) / v[0]
+        _shift_by(work, (0, line, columns), change)
+    work.lines = [line for line in work.flagged if line not in unseen]
+    work.freely, work.completed = np.zeros(work.C.shape, bool), False
+    work.freely[0, rows] = work.freely[0, :, columns] = True
+
+
 def _shift_by(work: Work, where: Any, change: np.ndarray) -> None:
     work.C[where] = (work.C[where].astype(np.float64) + change).astype(work.C.dtype)
 

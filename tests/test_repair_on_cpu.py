@@ -56,7 +56,7 @@ OF_PRODUCTS = ("products", "most_lines_of_products", "too_many_products")
 MOST_LINES, TOO_MANY_LINES = (Case("column", m=m, k=3, n=40) for m in (CAP, CAP + 1))
 FAR_COLUMNS = Case("in_a_row", m=6, k=5, n=2500)
 MUCH = Case("much_of_a_column", m=300)
-UNSEEN = Case("unseen_in_a_tile", m=300)
+UNSEEN, WIDE = Case("unseen_in_a_tile", m=300), Case("unseen_in_a_wide_tile", m=300)
 CANCELLING = Case("cancelling", m=300)
 CASES = (
     *(Case(fault) for fault in FAULTS if fault not in (*OF_PRODUCTS, "too_many_elements")),
@@ -70,7 +70,7 @@ CASES = (
     *(Case(fault, m=83, n=60) for fault in ("all_rows", "many_rows", "large_tile", "right_changed", "without_words")),
     *(Case("element", m=1, k=k, n=n) for k, n in ((1, 1), (7, 1), (1, 5), (2, 70), (65, 64))),
     Case("element", m=3, k=5, n=2200),
-    *(FAR_COLUMNS, CANCELLING, UNSEEN, MUCH),
+    *(FAR_COLUMNS, CANCELLING, UNSEEN, WIDE, MUCH),
     TOO_MANY_LINES,
 )
 MANY_COLUMNS = Case("row_of_nan", m=3, k=5, n=2200)
@@ -153,6 +153,12 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "always_right": ("__ldcg(p.fixed->candidates + item) == 0", "true", "the outcome is 3", Case("wrong_t_beside")),
     "samples_not_looked_at": ("wrong && !complete", "false", "not the product", Case("right_all_along")),
     "nothing_between_lines": ("x % 2 && step > 1", "false", "not the product", UNSEEN),
+    "nothing_of_whole_lines": (
+        "whole_lines > 1 ? 0 : keys[WHOLE + other]",
+        "keys[WHOLE + other]",
+        "not the product",
+        WIDE,
+    ),
     "much_is_not_enough": ("p.m > SHORT && Index(hits) * MUCH >= p.m", "false", "not the product", MUCH),
     "samples_replaced": ("complete ? ALL : NONE", "ALL", "should stay", Case("element")),
     "lines_never_whole": ("__ldcg(p.fixed->hits + place) > 0", "false", "not the product", Case("left_all_over")),
