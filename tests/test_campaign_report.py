@@ -204,14 +204,28 @@ def test_bits_with_the_same_outcomes_share_a_row(tmp_path):
     low = [trial(0, bit=bit, outcome="masked") for bit in range(8)]
     high = [trial(0, bit=bit) for bit in (*range(8, 12), *range(14, 32), 30)]  # 12 and 13 were not flipped
     head, *rows = page_of(tmp_path, [*low, *high]).table("bits", "part of the word")
-    assert [row[:4] for row in rows] == [
-        ["float32", "0 to 7", "mantissa", "8"],
-        ["float32", "8 to 22", "mantissa", "13"],
-        ["float32", "23 to 30", "exponent", "9"],
-        ["float32", "31", "sign", "1"],
+    assert [row[:5] for row in rows] == [
+        ["float32", "protected", "0 to 7", "mantissa", "8"],
+        ["float32", "protected", "8 to 22", "mantissa", "13"],
+        ["float32", "protected", "23 to 30", "exponent", "9"],
+        ["float32", "protected", "31", "sign", "1"],
     ]
     assert rows[0][head.index("masked")] == "8"
     assert rows[2][head.index("corrected")] == "9"
+
+
+def test_bits_of_16_bit_products_checked_in_float32_are_those_of_float32(tmp_path):
+    stored = [trial(0, dtype="bfloat16", bit=bit) for bit in (6, 7, 15)]
+    wide = [trial(0, dtype="bfloat16", scheme="float32", bit=bit) for bit in (22, 23, 31)]
+    page = page_of(tmp_path, [*stored, *wide])
+    _, *rows = page.table("bits", "part of the word")
+    parts = ["mantissa", "exponent", "sign"]
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        *(("bfloat16", "protected", part) for part in parts),
+        *(("float32 from bfloat16", "float32", part) for part in parts),
+    ]
+    labels = [attributes["aria-label"] for _, attributes in page.elements if "aria-label" in attributes]
+    assert sum("flipped bits in" in label for label in labels) == 2
 
 
 def test_bits_that_a_campaign_numbers_are_one_row(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.faults.stats import NARROW_SPACE, number
-from abft_tsm2.faults.tables import Row
+from abft_tsm2.faults.tables import Row, main_scheme
 from abft_tsm2.faults.trial import protects
 
 # Names of CSS variables; a placeholder is a colour that no drawing has by chance.
@@ -74,8 +74,8 @@ PROBLEMS = 10  # of the chart of cost
 BARS = 30  # of the chart of outcomes
 
 
-def bit_chart(rows: Sequence[Row], dtype: str, main: str) -> str:
-    """What became of a flipped bit by its position, of one type: outcomes of one scheme, and what each scheme found.
+def bit_chart(rows: Sequence[Row]) -> str:
+    """What became of a flipped bit by its position: outcomes of one scheme, and what each scheme found.
 
     Below the outcomes each scheme has a strip of its own, with bars as high as the share found: lines would lie upon
     one another where all find everything, or nothing.
@@ -83,21 +83,19 @@ def bit_chart(rows: Sequence[Row], dtype: str, main: str) -> str:
     Parameters
     ----------
     rows : sequence of dict
-        Those of `abft_tsm2.faults.tables.bits`.
-    dtype, main : str
-        The type, and the scheme whose outcomes are shown.
+        Those of `abft_tsm2.faults.tables.bits`, of one type of operands and one of words.
 
     Returns
     -------
     svg : str
-        Deterministic, with no external resource; empty if there is nothing to show.
+        Deterministic, with no external resource.
     """
-    rows = [row for row in rows if row["dtype"] == dtype]
-    mine = [row for row in rows if row["scheme"] == main]
-    if not mine:
-        return ""
+    dtype, word = rows[0]["dtype"], rows[0]["word"]
+    name = dtype if word == dtype else f"{word} from {dtype}"
     others = list(dict.fromkeys(row["scheme"] for row in rows))
-    width = FLOATS[dtype].bits if dtype in FLOATS else max(row["bit"] for row in rows) + 1
+    main = main_scheme(others)
+    mine = [row for row in rows if row["scheme"] == main]
+    width = FLOATS[word].bits if word in FLOATS else max(row["bit"] for row in rows) + 1
 
     def draw(figure: Any) -> None:
         strips = 0.27 * len(others)
@@ -109,7 +107,7 @@ def bit_chart(rows: Sequence[Row], dtype: str, main: str) -> str:
         axes[0].set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "50 %", "", "100 %"])
         axes[0].grid(axis="y")
         axes[0].tick_params(axis="x", length=0)
-        _regions(axes[0], dtype, named=True)
+        _regions(axes[0], word, named=True)
         for place, scheme in enumerate(reversed(others)):
             found = [row for row in rows if row["scheme"] == scheme]
             shares = [0.76 * row["found"] / row["faults"] for row in found]
@@ -121,16 +119,16 @@ def bit_chart(rows: Sequence[Row], dtype: str, main: str) -> str:
         axes[1].tick_params(axis="y", length=0)
         axes[1].spines["left"].set_visible(False)
         axes[1].set_ylim(-0.05, len(others) - 0.1)
-        _regions(axes[1], dtype, named=False)
+        _regions(axes[1], word, named=False)
         axes[1].set_xlim(-0.7, width - 0.3)
         axes[1].set_xticks(range(0, width, 4 if width > 16 else 1))
-        axes[1].set_xlabel(f"number of the flipped bit, {dtype}; 0 is the lowest", labelpad=3)
+        axes[1].set_xlabel(f"number of the flipped bit, {name}; 0 is the lowest", labelpad=3)
         _legend(figure, axes[0], mine, 1.10)
 
     label = (
-        f"Outcome of single flipped bits in {dtype} by position, scheme {main}; the table that follows has the numbers"
+        f"Outcome of single flipped bits in {name} by position, scheme {main}; the table that follows has the numbers"
     )
-    return _svg(draw, f"bits-{dtype}", label)
+    return _svg(draw, f"bits-{dtype}-{word}", label)
 
 
 def outcome_chart(rows: Sequence[Row]) -> str:
@@ -345,7 +343,8 @@ def _svg(draw: Callable[[Any], None], name: str, label: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
-    # Names in a page are unique: each chart has its own.
+    # Names in a page are unique: each chart has its own. Of a type that somebody has invented, letters alone.
+    name = re.sub(r"[^\w-]", lambda found: f"{ord(found[0]):x}", name)
     svg = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", svg)
     for colour_name, colour in COLOURS.items():
         svg = svg.replace(colour, f"var(--{colour_name})")

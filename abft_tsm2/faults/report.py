@@ -151,13 +151,12 @@ def as_html(summary: Summary) -> str:
 def _content(summary: Summary) -> dict[str, Any]:
     import markupsafe
 
-    flips = summary.bits
-    main = main_scheme({row["scheme"] for row in flips})
+    flips = by_word(summary.bits)
     schemes = summary.schemes
     sized = main_scheme({row["scheme"] for row in summary.sizes})
     drawn = {
         "outcomes": [charts.outcome_chart(summary.totals)],
-        "bits": [charts.bit_chart(flips, dtype, main) for dtype in sorted({row["dtype"] for row in flips})],
+        "bits": [charts.bit_chart(rows) for rows in flips],
         "sizes": [charts.size_chart(summary.sizes, sized)],
         "cost": [charts.cost_chart(summary.cost, schemes)],
     }
@@ -167,9 +166,8 @@ def _content(summary: Summary) -> dict[str, Any]:
         "verdict": summary.verdict,
         "headline": headline(summary),
         "charts": {name: [markupsafe.Markup(svg) for svg in svgs if svg] for name, svgs in drawn.items()},
-        "main": main,
         "sized": sized,
-        "flips": by_position(flips, main),
+        "flips": [row for rows in flips for row in by_position(rows)],
         "times": by_problem(summary.cost),
         "outcome_rows": {suite: shown_bits(summary.outcomes, suite) for suite in summary.suites},
         "texts": TEXTS,
@@ -195,16 +193,23 @@ def headline(summary: Summary) -> tuple[str, str]:
     return "kept", "Every promise was kept."
 
 
-def by_position(flips: Sequence[Row], main: str) -> list[Row]:
-    """Rows of single flipped bits of one scheme, neighbours with the same kinds of outcomes in one row."""
+def by_word(flips: Sequence[Row]) -> list[list[Row]]:
+    """Rows of single flipped bits, those of each type of operands and of words together."""
+    kinds = sorted({(row["dtype"], row["word"]) for row in flips})
+    return [[row for row in flips if (row["dtype"], row["word"]) == kind] for kind in kinds]
+
+
+def by_position(flips: Sequence[Row]) -> list[Row]:
+    """Rows of single flipped bits of the main scheme, neighbours with the same kinds of outcomes in one row."""
     merged: list[Row] = []
     harm = (*HARMLESS, *LOST)
+    main = main_scheme({row["scheme"] for row in flips})
     for row in flips:
         if row["scheme"] != main:
             continue
         kinds = bool(row["found"]), *(bool(row[name]) for name in harm)
         last = merged[-1] if merged else {}
-        if (row["dtype"], row["region"], kinds) == tuple(last.get(name) for name in ("dtype", "region", "kinds")):
+        if (row["region"], kinds) == (last.get("region"), last.get("kinds")):
             last["last"] = row["bit"]
             for name in ("faults", *FOUND, *harm):
                 last[name] += row[name]

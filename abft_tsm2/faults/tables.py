@@ -196,13 +196,14 @@ def bits(tally: Tally) -> list[Row]:
     flips = {key: cell for key, cell in flips.items() if not key.persistent}
     rows = []
     for (scheme, dtype, bit), members in grouped(flips, "scheme", "dtype", "bit").items():
-        counts = counted(members)
+        counts, word = counted(members), word_of(scheme, dtype)
         rows.append(
             {
                 "scheme": scheme,
                 "dtype": dtype,
+                "word": word,
                 "bit": bit,
-                "region": region(dtype, bit),
+                "region": region(word, bit),
                 "faults": counts.total(),
                 "found": _sum(counts, FOUND),
                 "harmless": _sum(counts, HARMLESS),
@@ -211,6 +212,17 @@ def bits(tally: Tally) -> list[Row]:
             }
         )
     return rows
+
+
+def word_of(scheme: str, dtype: str) -> str:
+    """The type of the product that a fault hits, of operands of a type.
+
+    Examples
+    --------
+    >>> word_of("protected", "bfloat16"), word_of("float32", "bfloat16")
+    ('bfloat16', 'float32')
+    """
+    return "float32" if scheme == "float32" else dtype
 
 
 def region(dtype: str, bit: int) -> str:
