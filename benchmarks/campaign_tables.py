@@ -69,11 +69,12 @@ def contest(suite: str) -> str:
 
 def where(found: Iterable[Mapping[str, Any]]) -> str:
     """What they ran on."""
-    lines = {
-        f"{one['manifest']['device']}, NumPy {one['manifest']['versions']['numpy']}, "
-        f"SciPy {one['manifest']['versions']['scipy']}, Python {one['manifest']['versions']['python']}"
-        for one in found
-    }
+    lines = set()
+    for one in found:
+        ran, versions = one["manifest"], one["manifest"]["versions"]
+        cupy = f", CuPy {versions['cupy']}" if "NVIDIA" in ran["device"] else ""
+        libraries = f"NumPy {versions['numpy']}, SciPy {versions['scipy']}, Python {versions['python']}"
+        lines.add(f"{ran['device']}{cupy}, {libraries}")
     return "; ".join(sorted(lines)) + "."
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from abft_tsm2.faults.summary import Summary
+
 CAMPAIGN = """name = "made up"
 seed = 7
 
@@ -158,3 +160,11 @@ def _faulty(number: int, rng: random.Random, common: dict[str, Any]) -> dict[str
         limit=limit,
         **common,
     )
+
+
+def read(path: Path, records: list[dict[str, Any]], **options: Any) -> Summary:
+    return Summary.read(folder(path, records, **options))
+
+
+def numbered(*trials: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one | {"trial": number} for number, one in enumerate(trials)]
