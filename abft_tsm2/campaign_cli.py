@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def run(file: str, out: str, resume: bool, jobs: int | None, device: str, quiet:
     asked = load(file)
     options = " --device gpu" * (device == "gpu") + (f" --jobs {jobs}" if jobs is not None else "")
     command = f"abft-tsm2 campaign run {shlex.quote(Path(file).name)} -o {shlex.quote(Path(out).name)}{options}"
-    if device == "gpu" and jobs not in (0, 1) and not quiet and not side_by_side():
+    if device == "gpu" and find_spec("cupy") and jobs not in (0, 1) and not quiet and not side_by_side():
         say(f"processes take turns on the GPU; after {MPS} -d they share it, and do several times as much")
     with _progress(asked.trials, quiet) as tell:
         try:

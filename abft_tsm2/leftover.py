@@ -148,7 +148,7 @@ class _Look(Product):
         self._second, self._weights = second, weights
 
     def carried(self, side: str, lines: Lines) -> Carried:
-        if side not in self._weights:
+        if self.differing or side not in self._weights:  # weights of an operand that has changed are not to be used
             return super().carried(side, lines)
         v = self._weights[side]
         return carried(lines.R, v[self._product() if len(v) > 1 else 0][:, None], partial=lines.partial)

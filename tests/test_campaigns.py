@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from abft_tsm2.faults.campaign import Count, replay, run, units
+from abft_tsm2.faults.campaign import MPS, Count, replay, run, side_by_side, units
 from abft_tsm2.faults.campaign_file import Campaign, load, parse
 from tests import campaign_schemes
 from tests.small_campaigns import OWN, SLOW, SMALL, done, lines, manifest, timeless
@@ -165,6 +165,17 @@ def test_processes_have_one_blas_thread(tmp_path: Path) -> None:
 
 
 # ---- killed and resumed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("script", "runs"), [("exit 0", True), ("exit 1", False), (None, False)])
+def test_whether_processes_share_a_gpu_is_what_its_service_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, runs: bool
+) -> None:
+    if script is not None:
+        (tmp_path / MPS).write_text(f'#!/bin/sh\nread question && [ "$question" = get_server_list ] && {script}\n')
+        (tmp_path / MPS).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert side_by_side() is runs
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> Any:

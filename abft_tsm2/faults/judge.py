@@ -9,8 +9,8 @@ rounding
     where that is more, and the rounding of what is stored.
 the promise
     A change is found if it moves the checksum of a line, ``|sum_j v_j delta_ij|``, by more than the bound and the clean
-    residual together: `detection_limit`, and docs/report.rst. The weights v are those of `encode`; the bound is the
-    formula of `abft_tsm2.checksum.bounds`, of norms that are computed here.
+    residual together: `detection_limit`, and docs/report.rst. The weights v are those of `encode`, or of the kernels on
+    a GPU; the bound is the formula of `abft_tsm2.checksum.bounds`, of norms that are computed here.
 what a line hides
     Changes of several elements that would be found one by one, and cancel in the sum.
 
