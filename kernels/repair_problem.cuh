@@ -5,7 +5,7 @@
 constexpr int WARPS = T1 / 32;
 constexpr int CAP = 2048, GROUPS = 8, LOG = 1024;
 constexpr int REST = 1024;      // columns that are looked at along their whole length
-constexpr int GAPS = 8;         // lines between flagged ones
+constexpr int GAPS = 8;         // lines next to flagged ones
 constexpr int BINS = 128;      // of z
 constexpr double OUTLIER = 8;  // times further off than the usual is wrong
 
@@ -29,7 +29,7 @@ struct Fixed {  // the first part of scratch
   double usual[GROUPS];  // z of a line in nine tenths of the columns
   Bits hit[REST], completed[REST];  // columns of a product, as named by `column_of`
   unsigned known[REST];             // whether one that was hit is completed
-  unsigned gaps[GAPS];              // lines between flagged ones, or ~0
+  unsigned gaps[GAPS];              // lines next to flagged ones, or ~0
   Bits log[3 * LOG];
 };
 static_assert(sizeof(Fixed) == FIXED, "as abft_tsm2/core/check_config.py has it");
