@@ -33,8 +33,9 @@ def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, ta
         changed, hit, weights = _differences(call, program, verdict.replaced)
         tasks = [task] if task is not None else list(problem.tasks())
         second = _Second(call, problem)
-        found = changed, hit, {} if verdict.missed else weights
-        reports = [_Look(one, problem, call, *found, verdict, second).report() for one in tasks]
+        if changed or verdict.missed:  # weights of what has changed, or that may be far off
+            weights = {}
+        reports = [_Look(one, problem, call, changed, hit, weights, verdict, second).report() for one in tasks]
         if operands.wide is not None:
             operands.C[...] = operands.wide  # whatever was repaired
     return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
@@ -148,7 +149,7 @@ class _Look(Product):
         self._second, self._weights = second, weights
 
     def carried(self, side: str, lines: Lines) -> Carried:
-        if self.differing or side not in self._weights:  # weights of an operand that has changed are not to be used
+        if side not in self._weights:
             return super().carried(side, lines)
         v = self._weights[side]
         return carried(lines.R, v[self._product() if len(v) > 1 else 0][:, None], partial=lines.partial)

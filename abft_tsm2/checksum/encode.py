@@ -53,8 +53,8 @@ class OnDevice:
     @classmethod
     def of(cls, A: Array, right: bool, left: bool) -> OnDevice:
         made = [carried_on_device(A, side) if wanted else None for side, wanted in (("rows", right), ("columns", left))]
-        carried, weights = (Sided(*(one and one[part] for one in made)) for part in (0, 2))
-        return cls(carried, weights, tuple(one.memory for one in made if one))
+        sides, weights = Sided(*(one and one.right for one in made)), Sided(*(one and one.weights for one in made))
+        return cls(sides, weights, tuple(one.memory for one in made if one))
 
     def kept(self, side: str, recheck: bool) -> Kept | None:
         """What it carries into a check of that side."""
