@@ -47,6 +47,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, FloatType, Namespace, dtype_name
+from abft_tsm2.checksum.weights import MEAN_SQUARE
 
 DETECT = 4.0  # units of u sqrt(k): measured largest on generic data 2.6, see above
 TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-bit inputs 0.06
@@ -374,8 +375,7 @@ def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: A
         raise ValueError(f"no product of {names[0]} is stored in {names[1]}: only 16-bit operands in float32")
     a = arithmetic(names[0], names[1])
     terms = min(m, n)
-    mean_square = sum((1 + h / 128) ** 2 for h in range(65)) / 65  # of a balanced weight
-    bound = (statistical_factor(a, k, terms) + 4 * a.u_out) * math.sqrt(terms * mean_square)
+    bound = (statistical_factor(a, k, terms) + 4 * a.u_out) * math.sqrt(terms * MEAN_SQUARE)
     # A clean residual rarely exceeds a quarter of the bound; norms of short lines scatter like 1 / sqrt(terms).
     return 1.25 * (1 + 2 / math.sqrt(terms)) * bound
 

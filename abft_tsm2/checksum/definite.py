@@ -109,7 +109,7 @@ def weighting(roots: Array) -> Array:
     n = roots.shape[0]
     noise = weights("normal", n, seed=1) / (16 * max(1, n))
     scale = exponents(np.log2(to_host(roots)))
-    return from_host(np.ldexp((weights("distinct", n, seed=0) + noise)[:, 0], -scale), roots)
+    return from_host(np.ldexp((weights("balanced", n, seed=0) + noise)[:, 0], -scale), roots)
 
 
 def symmetric_sums(A: Array, weight: Array) -> Array:

@@ -170,4 +170,4 @@ def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
 def _weights(n: int, log2_norms: Any, like: Array, seed: int, shift: int = 0) -> Array:
     """n weights that undo norms, and 2^shift beside."""
     power = np.clip(exponents(log2_norms) + shift, -LARGEST_POWER, LARGEST_POWER)
-    return from_host(np.ldexp(weights("distinct", n, seed=seed)[:, 0], -power), like)
+    return from_host(np.ldexp(weights("balanced", n, seed=seed)[:, 0], -power), like)

@@ -19,7 +19,7 @@ from abft_tsm2.arrays import Array, dtype_name, to_host
 from abft_tsm2.checksum.account import Account, Case, Kept, Layout, Right, elements, padded
 from abft_tsm2.checksum.bounds import arithmetic, bound_factors, rigorous_factor
 from abft_tsm2.checksum.carry import OFF_BY, log2_column_norms
-from abft_tsm2.checksum.weights import equilibrated, exponents, weights
+from abft_tsm2.checksum.weights import MEAN_SQUARE, equilibrated, exponents, weights
 from abft_tsm2.core.across_config import AcrossPlan, across_sums
 from abft_tsm2.core.check_config import CHANGED, COLUMNS, FIXED, MISSED, SAMPLE, Equilibrate, Judge, Repair, line_sums
 from abft_tsm2.core.launch import device_of
@@ -29,7 +29,6 @@ from abft_tsm2.core.workspace import scratch
 OPERANDS = ("L", "R", "C", "C0", "D")
 """Names under which steps look for addresses; "record" is where the repair writes what it found."""
 _OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by 2^4
-_MEAN_SQUARE = sum((1 + h / 128) ** 2 for h in range(65)) / 65  # of a balanced weight
 
 
 _NONE = (0, 0, 0)
@@ -144,7 +143,7 @@ class Checker:
         case, state = self.case, self.account.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
         first = name == "R" and not expected  # the first look at R: its weights are from a sample
-        outstanding = _OUTSTANDING * _MEAN_SQUARE if first and case.k >= 2 * SAMPLE else np.inf
+        outstanding = _OUTSTANDING * MEAN_SQUARE if first and case.k >= 2 * SAMPLE else np.inf
         sizes = (self.account.at(memory, "parts"), -(-case.n // COLUMNS), self.account.at(memory, "sizes"))
         results = (*into[:3], into.step, float(outstanding), state, int(fresh), expected, *(sizes if first else _NONE))
         products = case.right_batch if name == "R" else case.batch

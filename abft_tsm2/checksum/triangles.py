@@ -60,7 +60,7 @@ def summing_weights(B: Array) -> Array:
         largest = np.max(np.abs(to_host(B)), axis=0, initial=0.0).astype(np.float64)
         largest = np.where(np.isfinite(largest), largest, 0.0)
         scale = exponents(np.log2(largest))
-    return from_host(np.ldexp(weights("distinct", B.shape[1], seed=2)[:, 0], -scale), B)
+    return from_host(np.ldexp(weights("balanced", B.shape[1], seed=2)[:, 0], -scale), B)
 
 
 def modulus(X: Array) -> Array:

@@ -2,9 +2,8 @@
 
 A checksum of a row is ``sum_j v_j c_ij``. Random signs make the rounding errors of the n terms add like ``sqrt(n)``
 whatever the data are (Hoeffding 1963); signs nearly in balance keep the mean of the data from drowning the rest;
-magnitudes of nearly one modulus leave no element hard to see; and magnitudes that differ tell two swapped elements
-apart. Scaling
-each weight by a power of two that undoes the scale of its column (equilibration) keeps one large column from drowning
+magnitudes of nearly one modulus leave no element hard to see; and magnitudes that differ pairwise tell two swapped
+elements apart. Scaling each weight by a power of two that undoes the scale of its column (equilibration) keeps one large column from drowning
 the others. The other families are those of the literature, for comparison and for encodings of several columns.
 """
 
@@ -19,32 +18,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEED = 0x5EED
+MAGNITUDES = 1 << 22
+"""Numbers of float32 in [1, 1.5): so many weights differ pairwise in magnitude."""
+MEAN_SQUARE = 19 / 12
+"""Of a balanced weight: the mean of x^2 over [1, 1.5)."""
 Weights = NDArray[np.float64]
 
 
 def _balanced(n: int, r: int, rng: np.random.Generator) -> Weights:
-    """sign x (1 + h/128), h = 0..64, with sqrt(n) more signs of one kind than of the other.
+    """sign x (1 + g 2^-23), g = floor(pi(j) 2^22 / n) of a permutation pi, with sqrt(n) more signs of one kind.
+
+    Up to `MAGNITUDES` elements have pairwise different magnitudes, as far apart as n of them can be in [1, 1.5): two
+    elements that change places change the checksum by at least their difference / 2n. Beyond that a magnitude occurs
+    at most ceil(n / MAGNITUDES) times. All lie on the grid of float32, so that casting a weight to it is exact.
 
     Signs in exact balance would be blind to one change of all elements of a constant line; with this excess such
-    a change shows as much as a random one, and the mean of the data weighs no more than their scatter. Eight
-    significand bits: exact in bfloat16 and wider.
+    a change shows as much as a random one, and the mean of the data weighs no more than their scatter.
     """
     excess = math.isqrt(max(n - 1, 0)) + 1  # ceil(sqrt(n))
     positive = min(n, (n + excess + 1) // 2)
     out = np.empty((n, r))
     for c in range(r):
-        steps = rng.permutation(65)[:n] if n <= 65 else rng.integers(0, 65, n)  # all different where they can be
+        steps = rng.permutation(n) * MAGNITUDES // max(n, 1)
         sign = np.where(rng.permutation(n) < positive, 1.0, -1.0)
-        out[:, c] = sign * (1 + steps / 128)
+        out[:, c] = sign * (1 + steps / (2 * MAGNITUDES))
     return out
-
-
-def _distinct(n: int, r: int, rng: np.random.Generator) -> Weights:
-    """As `_balanced`, with n different magnitudes in [1, 1.5): whichever two elements change places, it shows."""
-    V = _balanced(n, r, rng)
-    for c in range(r):
-        V[:, c] = np.sign(V[:, c]) * (1 + rng.permutation(n) / (2 * n))
-    return V
 
 
 _FAMILIES: dict[str, Callable[[int, int, np.random.Generator], NDArray[Any]]] = {
@@ -58,7 +56,6 @@ _FAMILIES: dict[str, Callable[[int, int, np.random.Generator], NDArray[Any]]] = 
     "vandermonde": lambda n, r, rng: np.vander(np.arange(1.0, n + 1) / max(n, 1), max(r, 1), increasing=True)[:, :r],
     "chebyshev": lambda n, r, rng: np.polynomial.chebyshev.chebvander(np.linspace(-1, 1, n), max(r, 1))[:, :r],
     "dct": lambda n, r, rng: np.cos(np.outer((np.arange(n) + 0.5) * (np.pi / max(n, 1)), np.arange(r))),
-    "distinct": _distinct,
 }
 
 
@@ -67,10 +64,10 @@ def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED)
 
     Parameters
     ----------
-    kind : {"balanced", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct", "distinct"}
-        ``balanced`` is what protected products use, ``distinct`` what factorisations do. ``linear`` has the columns
-        1, i, i^2, ... of Huang and Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on [-1, 1], ``dct`` the DCT-II
-        basis.
+    kind : {"balanced", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct"}
+        ``balanced`` is what protected products and factorisations use: random signs, nearly in balance, and up to
+        2^22 pairwise different magnitudes of [1, 1.5), exact in float32. ``linear`` has the columns 1, i, i^2, ... of
+        Huang and Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on [-1, 1], ``dct`` the DCT-II basis.
     n : int
         Length.
     r : int

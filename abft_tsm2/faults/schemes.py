@@ -125,9 +125,9 @@ def _second_seed(call: Call) -> Answer:
         return answer
     left, right = call.A, call.B
     if answer.report.checks[0].side == "rows":
-        right = encode(right, side="rows", weights=weights("distinct", right.shape[1], seed=2))
+        right = encode(right, side="rows", weights=weights("balanced", right.shape[1], seed=2))
     else:
-        left = encode(left, side="columns", weights=weights("distinct", left.shape[0], seed=2))
+        left = encode(left, side="columns", weights=weights("balanced", left.shape[0], seed=2))
     again = verify_gemm(left, right, answer.C, on_error="detect")
     return answer if again.ok else Answer(None, again.status.name, True, again)
 
