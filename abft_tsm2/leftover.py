@@ -13,6 +13,7 @@ from abft_tsm2.checksum.account import Kept
 from abft_tsm2.checksum.carry import Carried, carried
 from abft_tsm2.checksum.lines import Lines
 from abft_tsm2.checksum.on_device import Carriage, carried_on_device
+from abft_tsm2.core.multiply import same_layout
 from abft_tsm2.operands import Problem, Task
 from abft_tsm2.protect import Product
 from abft_tsm2.report import Fault, Report, Status
@@ -113,11 +114,9 @@ class _Second:
 
     def of(self, task: Task) -> Array:
         """C of one product."""
-        import cupy
-
         if self._made is None:
             o, plan = self._call.operands, self._call.plan
-            whole = o._replace(C=cupy.empty_like(o.multiplied), wide=None)
+            whole = o._replace(C=same_layout(o.multiplied), wide=None)
             batch = self._problem.batch[0] if whole.C.ndim == 3 else 1
             gemm = gemm_of(whole, batch, tf32=self._problem.arithmetic.u_in > 0)
             multiply(gemm, whole, plan.alpha, plan.beta)
@@ -158,11 +157,11 @@ class _Look(Product):
         """Which of a batch it is."""
         return self.task.index[0] if self.task.index and self.verdict.facts.products is not None else 0
 
-    def again(self, side: str, lo: int, hi: int) -> Array:
+    def again(self, side: str) -> Array:
         if self.A is not self.task.A or self.B is not self.task.B:  # operands that have been restored
-            return super().again(side, lo, hi)
+            return super().again(side)
         whole = self._second.of(self.task)
-        return whole[lo:hi, :] if side == "rows" else whole[:, lo:hi].T
+        return whole if side == "rows" else whole.T
 
     def stage(self, name: str, **arrays: Array) -> None:
         """Only what was not told before."""

@@ -20,7 +20,7 @@ from abft_tsm2.checksum.integers import diagnose, restore
 from abft_tsm2.checksum.lines import Lines
 from abft_tsm2.checksum.verify import Expected, Verdict, expect, judge, observe
 from abft_tsm2.checksum.weights import weights
-from abft_tsm2.core.multiply import multiply
+from abft_tsm2.core.multiply import multiply, same_layout
 from abft_tsm2.operands import Problem, Task
 from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
@@ -96,7 +96,7 @@ class Product:
             decisions = self.verify(encodings)
             self.decisions += decisions
             self.checks = [d.check for d in decisions]
-            if len(encodings) == 1 or not any(d.repaired for d in decisions):
+            if len(encodings) == 1 or self.changed or not any(d.repaired for d in decisions):
                 return
         # a repair that satisfies one side has to satisfy the other
         self.statuses.append(Status.UNCORRECTABLE)
@@ -124,7 +124,7 @@ class Product:
             if any(d.repaired for d in decisions):  # C is no longer what was looked at
                 earlier = np.flatnonzero(~verdict.ok)
                 u, verdict = self.look(e)
-            if verdict.ok.all() and (earlier is None or earlier.size == 0):
+            if verdict.ok.all() and (earlier is None or earlier.size == 0) and e.expected.intact():
                 decisions.append(Decision(verdict.check))
                 continue
             with self.step("correct"):
@@ -158,7 +158,7 @@ class Product:
         multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
 
     def lines(self, side: str) -> Lines:
-        """The product along one side, and how to do a part of it again the same way."""
+        """The product along one side, and how to do it again the same way."""
         A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
         p, again = self.problem, partial(self.again, side)
         arithmetic: Arithmetic = p.arithmetic
@@ -167,17 +167,11 @@ class Product:
         C0T = None if C0 is None else C0.T
         return Lines(side, B.T, A.T, C.T, C0T, p.alpha, p.beta, arithmetic, again)
 
-    def again(self, side: str, lo: int, hi: int) -> Array:
-        """Lines lo to hi of the product once more, the same way."""
-        A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
-        xp = namespace(C)
-        if side == "rows":
-            part = xp.empty((hi - lo, C.shape[1]), dtype=C.dtype, device=C.device)
-            self.multiply(A[lo:hi, :], B, part, None if C0 is None else C0[lo:hi, :])
-            return part
-        part = xp.empty((C.shape[0], hi - lo), dtype=C.dtype, device=C.device)
-        self.multiply(A, B[:, lo:hi], part, None if C0 is None else C0[:, lo:hi])
-        return part.T
+    def again(self, side: str) -> Array:
+        """The product once more, the same way: of a part of it, or in another layout, roundings may be others."""
+        C = same_layout(self.task.C)
+        self.multiply(self.A, self.B, C, self.task.C0)
+        return C if side == "rows" else C.T
 
     # -- operands that are encoded --
 

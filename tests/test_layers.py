@@ -58,6 +58,8 @@ LAYERS = [
         "checksum.encode",
         "checksum.lines",
         "checksum.verify",
+        "checksum.evidence",
+        "checksum.repairs",
         "checksum.correct",
         "checksum.decide",
         "checksum.factor_encode",

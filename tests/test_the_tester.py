@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import Encoded, Report, SilentDataCorruptionError, Status, arrays, encode, protected_gemm
-from abft_tsm2.checksum import carry, correct, integers, lines, verify
+from abft_tsm2.checksum import carry, correct, integers, lines, repairs, verify
 from abft_tsm2.checksum import encode as encoding
 from abft_tsm2.checksum.weights import exponents, weights
 from abft_tsm2.core.multiply import multiply
@@ -271,14 +271,14 @@ def test_adding_the_residual_instead_of_recomputing_would_not_do(monkeypatch: Pa
     A, B = pair(40, 50, 30)
     for value in (1e25, np.inf, np.nan):
         assert not Product(A, B, put((3, 4), value)).wrong.any()
-    honest = correct._replace
+    honest = repairs.replace
 
     def add(lines: Any, line: int, places: Any, value: Any, write: bool) -> None:
         with np.errstate(invalid="ignore"):
             found = lines.C[line].copy()
             honest(lines, line, places, found + (value - found), write)
 
-    everywhere(monkeypatch, correct._replace, add)
+    everywhere(monkeypatch, repairs.replace, add)
     for value in (np.inf, np.nan):
         with pytest.raises(SilentDataCorruptionError):
             Product(A, B, put((3, 4), value))
@@ -286,12 +286,12 @@ def test_adding_the_residual_instead_of_recomputing_would_not_do(monkeypatch: Pa
 
 def test_a_repair_that_leaves_one_element_is_not_accepted(monkeypatch: Patch) -> None:
     A, B = pair(80, 96, 64, np.float32)
-    honest: Callable[..., None] = correct._replace
+    honest: Callable[..., None] = repairs.replace
 
     def all_but_one(lines: Any, line: int, places: Any, value: Any, write: bool) -> None:
         honest(lines, line, places[:-1], value, write)
 
-    everywhere(monkeypatch, correct._replace, all_but_one)
+    everywhere(monkeypatch, repairs.replace, all_but_one)
     with pytest.raises(SilentDataCorruptionError):
         Product(A, B, put(5, 1e3), check="rows")
 

@@ -61,6 +61,10 @@ PARTIAL = 512
 SLACK = 1.01  # on a norm that Minkowski's inequality bounds: its rounding, that of bfloat16 included
 TF32_ROUNDOFF = 2.0**-11  # 11 significant bits
 OUTLIER = 8.0  # an element this many times further off than nine tenths of its row is not rounding
+# Lines of a product that is computed a second time, and rounded otherwise, are measured by the errors of both: of
+# lines of one length they differ by a factor of 2 at most on generic data, and a residual beyond its bound needs an
+# error of a quarter of it at least (random signs: Hoeffding).
+STANDS_OUT = 4.0
 CHECKSUM_UNIT = FLOATS["float64"].unit_roundoff  # every checksum is summed in float64
 
 
@@ -323,6 +327,28 @@ def rigorous_factor(a: Arithmetic, k: int) -> float:
     """gamma of the rigorous bound, for the product's rounding and for that of the float64 recomputation."""
     operations = (k + 2) * (2 if a.truncating else 1)
     return operations * a.u + (k + 2) * CHECKSUM_UNIT + 4 * a.u_in  # truncated operands are off by 2 u_in each
+
+
+def sequential_bound(
+    a: Arithmetic, *, partial_sums: Any, products: Any, result: Any, added: Any, underflow: Any
+) -> Any:
+    """What summing an element in order may leave at most: a running error bound (Higham 2002, sec. 3.3).
+
+    ``|c_ij - exact| <= u (sum_l |S_l| + sum_l |l_il r_lj|) + 2 u (|S_k| + |beta c0_ij|) + rounding of what is stored``
+
+    Parameters
+    ----------
+    partial_sums, products : arrays
+        ``sum_l |S_l|`` over the partial sums S_l, and the sum of the magnitudes of the terms.
+    result, added : arrays
+        ``|S_k|`` and ``|beta c0_ij|``.
+    underflow : array
+        ``Arithmetic.underflow`` in the units of the others.
+    """
+    unit = a.u * (2 if a.truncating else 1)
+    whole = result + added
+    summed = unit * (partial_sums + products + 2 * whole)
+    return summed + 2 * a.u_out * whole + a.u_added * added + 4 * a.u_in * products + underflow
 
 
 def element_noise(a: Arithmetic, k: int) -> float:

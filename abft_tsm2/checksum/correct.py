@@ -2,45 +2,38 @@
 
 A suspected line is computed again in float64 and compared element by element. An element further off than the
 rigorous rounding bound is wrong beyond doubt. A line whose checksum disagrees though none of its elements does so is
-multiplied again the way it was the first time: where that gives the same bits, the disagreement is a pattern of
-rounding (long chains of equal terms make them); where it does not, and the difference shows in the checksum, the
-line is wrong. What is wrong is replaced by recomputed values; a residual is never added, because it would carry the
-whole checksum's rounding into one element, and nothing at all out of an Inf.
+compared with the whole product, multiplied again the way it was the first time. Lines that were not suspected are the
+controls: where they come back bit for bit, a suspect that comes back so is a pattern of rounding (long chains of equal
+terms make them), and any other is wrong. Where the controls differ, or there are none, the second product may be
+another computation, and only a line is wrong whose own error stands out among what both products leave
+(`abft_tsm2.checksum.evidence`). What is wrong is replaced by recomputed values; a residual is never added, because it
+would carry the whole checksum's rounding into one element, and nothing at all out of an Inf.
 
-A wrong element of an operand, gone before anyone looked, leaves a whole column wrong, some of it below what a line's
+A wrong element of an operand, gone before the check, leaves a whole column wrong, some of it below what a line's
 check sees. So columns that hold a wrong element are recomputed along their whole length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from abft_tsm2.arrays import float_type, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum import repairs
+from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT, element_noise, rigorous_factor
+from abft_tsm2.checksum.evidence import line_errors, sequential_errors, summed_in_order, weighted_norms
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scaled
+from abft_tsm2.checksum.repairs import AGAIN, Outcome, Written
 from abft_tsm2.core.passes import rows_per_block, take_rows, widened
 from abft_tsm2.report import Fault
 
 _FEW_LINES = 16  # and a sixteenth of all: more suspects than these are looked at together
 _SAMPLE = 8  # the worst lines of a mass suspicion
 _COMPLETE = 8  # so many columns are always completed; more only where several lines point at them
-_AGAIN_BYTES = 32 << 20
+_MEASURED = 32  # lines, or elements of one, whose own errors are measured
 _TILE_BYTES = 2 << 20  # of one of the dozen temporaries of a recomputed tile
-RECOMPUTED, AGAIN = "recomputed in float64", "multiplied again"
-
-
-@dataclass
-class Outcome:
-    """What one round of location and correction found; written to by the steps below."""
-
-    faults: list[Fault] = field(default_factory=list)
-    cleared: int = 0
-    multiplications: float = 0.0
-    columns: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +64,7 @@ def locate_and_correct(
     write: bool,
     foreign: bool,
     mass: bool = False,
+    written: Written | None = None,
 ) -> Outcome:
     """Judge the suspected lines and, where `write`, replace what is wrong.
 
@@ -89,15 +83,16 @@ def locate_and_correct(
     write : bool
         Whether to repair C, or only to locate.
     foreign : bool
-        C was computed elsewhere: a structured rounding pattern need not come out the same here.
+        C was computed elsewhere, by any library and in any order of summation.
     mass : bool
         There were more than a few suspects before, and what hit them was not what has been replaced since: every line
         is multiplied again, for of lines that are wrong all over some pass the check by chance.
+    written : Written, optional
+        What earlier rounds have replaced; added to.
     """
-    outcome = Outcome()
-    if mass:
-        undecided = np.flatnonzero(scale.usable_line)
-    elif suspects.size <= few(lines):
+    outcome = Outcome(written=Written() if written is None else written)
+    surely_wrong = False
+    if not mass and suspects.size <= few(lines):
         m = lines.L.shape[0]
         # Where half of the lines are suspected the others are looked at too: what hit these may have hit all.
         if 2 * suspects.size >= m:
@@ -107,15 +102,17 @@ def locate_and_correct(
         if outcome.columns:
             _complete_columns(lines, scale, outcome, write)
     else:
-        undecided = suspects
-        columns = _common_columns(lines, scale, suspects[:_SAMPLE], outcome)
-        if columns:
+        undecided = np.flatnonzero(scale.usable_line) if mass else suspects
+        columns, surely_wrong = _common_columns(lines, scale, suspects[:_SAMPLE], outcome)
+        if columns and not mass:
             outcome.columns = columns
             _complete_columns(lines, scale, outcome, write)
             if outcome.faults:
                 return outcome
     if undecided.size:
         _multiply_again(lines, scale, np.sort(undecided), V, tau, outcome, write, foreign)
+    if surely_wrong and not outcome.faults:  # the second product has the same fault
+        _line_by_line(lines, scale, suspects, outcome, write)
     return outcome
 
 
@@ -213,8 +210,9 @@ def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, wr
             wrong = likely[p]
             whole = bool(all_of_it[p]) or int(np.count_nonzero(wrong)) > max(4, n // 20)
             places = np.flatnonzero(scale.usable_column if whole else wrong)
-            _replace(lines, int(line), places, tile.value[p], write)
-            outcome.faults += _line_faults(lines, int(line), wrong, tile.found[p], tile.value[p], whole, write)
+            repairs.replace(lines, int(line), places, tile.value[p], write)
+            outcome.written.lines.add(int(line))
+            outcome.faults += repairs.line_faults(lines, int(line), wrong, tile.found[p], tile.value[p], whole, write)
             if not whole:
                 for column in np.flatnonzero(wrong):
                     hits[int(column)] = hits.get(int(column), 0) + 1
@@ -225,14 +223,15 @@ def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, wr
     return np.asarray(undecided, np.int64)
 
 
-def _common_columns(lines: Lines, scale: Scale, at: Integers, outcome: Outcome) -> set[int]:
-    """Columns that are wrong beyond doubt in half of a sample of lines, if they are few."""
+def _common_columns(lines: Lines, scale: Scale, at: Integers, outcome: Outcome) -> tuple[set[int], bool]:
+    """Columns that are wrong beyond doubt in half of a sample of lines, if they are few; and whether any element is."""
     hits = np.zeros(lines.R.shape[1], np.int64)
     for tile in _tiles(lines, scale, at):
         outcome.multiplications += tile.at.size * hits.size * lines.R.shape[0]
         hits += tile.wrong.sum(axis=0)
     columns = np.flatnonzero(hits >= max(2, at.size // 2))
-    return {int(c) for c in columns} if 0 < columns.size <= max(1, hits.size // 4) else set()
+    few_columns = 0 < columns.size <= max(1, hits.size // 4)
+    return {int(c) for c in columns} if few_columns else set(), bool(hits.any())
 
 
 def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool) -> None:
@@ -250,15 +249,16 @@ def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool)
             wrong = tile.wrong[p] & usable[0]
             if (all_of_it[p] and wrong.any()) or np.count_nonzero(wrong) > max(4, m // 20):
                 replaced[p] = usable[0]
-            _replace(across, int(column), np.flatnonzero(replaced[p]), tile.value[p], write)
-            fresh = [i for i in np.flatnonzero(wrong) if _place(lines, int(i), int(column)) not in known]
+            repairs.replace(across, int(column), np.flatnonzero(replaced[p]), tile.value[p], write)
+            outcome.written.columns.add(int(column))
+            fresh = [i for i in np.flatnonzero(wrong) if repairs.place(lines, int(i), int(column)) not in known]
             if len(fresh) > 2:
                 outcome.faults.append(
-                    _fault(across, "row", int(column), (), wrong, tile.found[p], tile.value[p], write)
+                    repairs.fault(across, "row", int(column), (), wrong, tile.found[p], tile.value[p], write)
                 )
             else:
                 outcome.faults += [
-                    _fault(
+                    repairs.fault(
                         across,
                         "element",
                         int(column),
@@ -275,6 +275,72 @@ def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool)
 # ---- the same product again ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class _Second:
+    """Suspected lines beside those of the second product, on the host.
+
+    Attributes
+    ----------
+    product : (m, n) array
+        All of its lines.
+    at : integer array
+        The suspects.
+    equal, finite : boolean arrays
+        Which of them came back bit for bit, and which hold finite numbers only.
+    change : array
+        What differs, in units of the line's bound.
+    elements, largest : arrays
+        How many elements differ, and by how much at most.
+    outstanding : dict
+        Of suspects, the columns in which the difference stands out among the line.
+    """
+
+    product: Array
+    at: Integers
+    equal: Mask
+    finite: Mask
+    change: Floats
+    elements: Integers
+    largest: Floats
+    outstanding: dict[int, Integers]
+
+    @classmethod
+    def of(cls, lines: Lines, scale: Scale, at: Integers, V: Floats, tau: Floats, product: Array) -> _Second:
+        equal, finite = np.ones((2, at.size), np.bool_)
+        change, largest = np.zeros((2, at.size))
+        elements, outstanding = np.zeros(at.size, np.int64), dict[int, Integers]()
+        step = rows_per_block(lines.C.shape[1], _TILE_BYTES)
+        for here in (slice(lo, lo + step) for lo in range(0, at.size, step)):
+            part = at[here]
+            old, new, same = _side_by_side(lines, scale, part, product)
+            with np.errstate(all="ignore"):
+                shift = -(scale.line[part][:, None] + scale.column[None, :])
+                difference = np.where(same, 0.0, np.ldexp(old, shift) - np.ldexp(new, shift))
+                # Changes may cancel in the signed sum; honest ones are as small in the norm.
+                off = np.maximum(np.abs(difference @ V), weighted_norms(difference, V)) / tau[part]
+                change[here] = np.where(np.isfinite(tau[part]), off, np.inf).max(axis=1)
+                size = np.abs(difference) * np.abs(V).max(axis=1)[None, :]
+                outlying = ~(size <= _outlying_from(size, tau[part]))
+                largest[here] = np.where(same, 0.0, np.abs(old - new)).max(axis=1, initial=0.0)
+            outstanding |= {int(i): np.flatnonzero(row) for i, row in zip(part, outlying, strict=True) if row.any()}
+            finite[here] = (np.isfinite(old) | ~scale.usable_column[None, :]).all(axis=1)
+            equal[here], elements[here] = same.all(axis=1), np.count_nonzero(~same, axis=1)
+        return cls(product, at, equal, finite, change, elements, largest, outstanding)
+
+
+def _outlying_from(size: Floats, tau: Floats) -> Floats:
+    """From what on an element stands out among its line: (lines, 1)."""
+    usual = np.quantile(size, 0.9, axis=1, method="lower", keepdims=True)
+    return np.asarray(np.maximum(OUTLIER * usual, tau.min(axis=1, keepdims=True) / OUTLIER))
+
+
+def _side_by_side(lines: Lines, scale: Scale, at: Integers, product: Array) -> tuple[Floats, Floats, Mask]:
+    """Lines of C, those of another product in float64, and where they are the same or cannot be checked."""
+    xp = namespace(lines.C)
+    old, new = (to_host(xp.astype(take_rows(X, at), xp.float64)) for X in (lines.C, product))
+    return old, new, (old == new) | (np.isnan(old) & np.isnan(new)) | ~scale.usable_column[None, :]
+
+
 def _multiply_again(
     lines: Lines,
     scale: Scale,
@@ -285,104 +351,129 @@ def _multiply_again(
     write: bool,
     foreign: bool,
 ) -> None:
-    """Compare lines with a second product; replace those that differ by more than rounding shows in the checksum."""
-    xp = namespace(lines.C)
+    """Compare lines with a second product, and replace C by it where one of them is wrong."""
     m, (k, n) = lines.C.shape[0], lines.R.shape
-    step = max(1, _AGAIN_BYTES // max(1, n * float_type(lines.C).bits // 8))
-    wrong: list[int] = []
-    wrong_elements, largest = 0, 0.0
-    for lo in range(0, m, step):
-        block = at[(at >= lo) & (at < lo + step)]
-        if block.size == 0:
-            continue
-        hi = min(m, lo + step)
-        outcome.multiplications += (hi - lo) * n * k
-        again = lines.again(lo, hi)
-        found_here = False
-        for part in np.array_split(block, -(-block.size // rows_per_block(n, _TILE_BYTES))):
-            new = xp.astype(take_rows(again, part - lo), xp.float64)
-            old = xp.astype(take_rows(lines.C, part), xp.float64)
-            new_, old_ = to_host(new), to_host(old)
-            with np.errstate(all="ignore"):
-                same = (new_ == old_) | (np.isnan(new_) & np.isnan(old_)) | ~scale.usable_column[None, :]
-                shift = -(scale.line[part][:, None] + scale.column[None, :])
-                difference = np.where(same, 0.0, np.ldexp(old_, shift) - np.ldexp(new_, shift))
-                # Changes may cancel in the signed sum; honest ones are as small in the norm.
-                change = np.maximum(np.abs(difference @ V), np.sqrt((difference * difference) @ (V * V)))
-                bound = tau[part] * (4.0 if foreign else 1.0)
-                fine = np.all((change <= bound) & np.isfinite(bound), axis=1)
-                off = np.abs(old_ - new_)
-            equal = same.all(axis=1)
-            # A line in which an Inf is right has no residual: what differs in it is looked at element by element.
-            by_element = ~equal & ~(np.isfinite(old_) | ~scale.usable_column[None, :]).all(axis=1)
-            if by_element.any():
-                open_lines = _line_by_line(lines, scale, part[by_element], outcome, write)
-                fine[by_element] = ~np.isin(part[by_element], open_lines)
-            fine |= equal
-            outcome.cleared += int(np.count_nonzero(fine & ~by_element))
-            wrong += [int(line) for line in part[~fine]]
-            wrong_elements += int(np.count_nonzero(~same[~fine]))
-            largest = float(np.maximum(largest, np.where(same, 0.0, off)[~fine].max(initial=0.0)))  # NaN stays
-            found_here = found_here or not fine.all()
-        if found_here and write:  # what hit these lines may have hit the others, too little to be seen
-            for line in range(lo, hi):
-                if scale.usable_line[line]:
-                    _replace(lines, line, np.flatnonzero(scale.usable_column), to_host(again[line - lo, :]), write)
-        del again  # before the next block is multiplied
-    if wrong:
-        repair = AGAIN if write else ""
-        rows, columns = (tuple(wrong), ()) if lines.side == "rows" else ((), tuple(wrong))
-        kind = "rows" if lines.side == "rows" else "block"
-        outcome.faults.append(Fault("C", kind, rows, columns, wrong_elements, largest, repair))
-
-
-# ---- writing and reporting ----------------------------------------------------------------------------------------
-
-
-def _replace(lines: Lines, line: int, places: Integers, value: Floats, write: bool) -> None:
-    """C(line, places) = value(places); the other elements keep their bits."""
-    if not write or places.size == 0:
+    second = _Second.of(lines, scale, at, V, tau, lines.again())
+    outcome.multiplications += m * n * k
+    controls = np.setdiff1d(np.flatnonzero(scale.usable_line), at)
+    controls = np.setdiff1d(controls, np.fromiter(outcome.written.lines, np.int64))
+    # A line in which an Inf is right has no residual: what differs in it is looked at element by element.
+    by_element = ~second.equal & ~second.finite
+    wrong = ~second.equal & second.finite
+    if not foreign and _all_equal(lines, scale, controls, outcome.written, second.product):
+        pass  # the second product is the same computation: whatever differs in a suspect is wrong
+    elif foreign:
+        wrong &= _beyond_controls(lines, scale, second, controls, V, tau)
+        _outlying_elements(lines, scale, second, wrong, V, tau, outcome)
+    else:
+        wrong &= _beyond_second(lines, scale, second, controls, V, tau)
+    if by_element.any():
+        undecided = _line_by_line(lines, scale, at[by_element], outcome, write)
+        if foreign:  # partial sums of another order may overflow where these do not
+            outcome.overflowed += undecided.size
+        else:
+            wrong[by_element] = np.isin(at[by_element], undecided)
+    outcome.cleared += int(np.count_nonzero(~wrong & ~by_element))
+    if not wrong.any():
         return
+    if write:  # what hit these lines may have hit the others, too little to be seen
+        usable = np.flatnonzero(scale.usable_column)
+        for line in np.flatnonzero(scale.usable_line):
+            repairs.replace(lines, int(line), usable, to_host(second.product[int(line), :]), write)
+    hit = tuple(int(line) for line in at[wrong])
+    rows, columns = (hit, ()) if lines.side == "rows" else ((), hit)
+    kind = "rows" if lines.side == "rows" else "block"
+    largest = float(second.largest[wrong].max())  # NaN stays
+    count = int(second.elements[wrong].sum())
+    outcome.faults.append(Fault("C", kind, rows, columns, count, largest, AGAIN if write else ""))
+
+
+def _all_equal(lines: Lines, scale: Scale, controls: Integers, written: Written, product: Array) -> bool:
+    """Whether there are controls, and all came back bit for bit, but for columns that have been repaired."""
     xp = namespace(lines.C)
-    row = lines.C[line, :]
-    new = xp.astype(from_host(value, lines.C), lines.C.dtype)
-    chosen = np.zeros(value.shape, np.bool_)
-    chosen[places] = True
-    lines.C[line, :] = xp.where(from_host(chosen, lines.C), new, row)
+    skipped = ~scale.usable_column
+    skipped[np.fromiter(written.columns, np.int64)] = True
+    skip = from_host(skipped[None, :], lines.C)
+    for part in np.array_split(controls, -(-controls.size // rows_per_block(lines.C.shape[1], _TILE_BYTES)) or 1):
+        old, new = (take_rows(X, part) for X in (lines.C, product))
+        if not bool(xp.all((old == new) | (xp.isnan(old) & xp.isnan(new)) | skip)):
+            return False
+    return controls.size > 0
 
 
-def _place(lines: Lines, line: int, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(rows, columns) of the user's C."""
-    return ((line,), (position,)) if lines.side == "rows" else ((position,), (line,))
+def _beyond_second(lines: Lines, scale: Scale, second: _Second, controls: Integers, V: Floats, tau: Floats) -> Mask:
+    """Which suspects are further from an accurate product than rounding is seen to take lines of this product.
 
+    Of the worst suspects and of some controls the errors of both products are measured, and that of a sum in order,
+    which roundings of one direction make worst; those of the other suspects follow from their distances.
+    """
+    worst = np.argsort(-second.change, kind="stable")[:_MEASURED]
+    sample = np.concatenate([second.at[worst], _some(controls)])
+    columns = _some(np.flatnonzero(scale.usable_column))
+    share = np.sqrt(np.count_nonzero(scale.usable_column) / max(columns.size, 1))
 
-def _line_faults(
-    lines: Lines, line: int, wrong: Mask, found: Floats, value: Floats, whole: bool, write: bool
-) -> list[Fault]:
-    if whole:
-        return [_fault(lines, "row", line, (), wrong, found, value, write)]
-    faults = []
-    for position in np.flatnonzero(wrong):
-        only = np.arange(wrong.size) == position
-        faults.append(_fault(lines, "element", line, (int(position),), only, found, value, write))
-    return faults
+    def size(errors: Floats, at: Integers, V: Floats) -> Floats:
+        """In units of the bounds."""
+        return np.asarray((weighted_norms(errors, V) / tau[at]).max(axis=1))
 
-
-def _fault(
-    lines: Lines,
-    kind: str,
-    line: int,
-    at: tuple[int, ...],
-    wrong: Mask,
-    found: Floats,
-    value: Floats,
-    write: bool,
-) -> Fault:
     with np.errstate(all="ignore"):
-        off = np.abs(found - value)[wrong]
-    magnitude = float("nan") if np.isnan(off).any() else float(off.max(initial=0.0))
-    rows, columns = ((line,), at) if lines.side == "rows" else (at, (line,))
-    if kind == "row" and lines.side == "columns":
-        kind = "column"
-    kinds: Any = kind
-    return Fault("C", kinds, rows, columns, int(np.count_nonzero(wrong)), magnitude, RECOMPUTED if write else "")
+        first, honest = (
+            size(line_errors(lines, scale, sample, take_rows(X, sample)), sample, V) for X in (lines.C, second.product)
+        )
+        for p, line in enumerate(sample):
+            if not first[p] <= STANDS_OUT * max(honest[p], 1 / OUTLIER):
+                at = sample[p : p + 1]
+                errors = line_errors(lines, scale, at, summed_in_order(lines, int(line), columns), columns)
+                honest[p] = np.fmax(honest[p], share * size(errors, at, V[columns])[0])
+    usual = max(float(np.median(honest)), 1 / OUTLIER)
+    beyond = ~(second.change <= (1 + STANDS_OUT) * max(float(np.quantile(honest, 0.9)), usual))
+    beyond[worst] = ~(first <= STANDS_OUT * np.maximum(honest, usual))[: worst.size]
+    return np.asarray(beyond & ~(second.change <= 1))
+
+
+def _beyond_controls(lines: Lines, scale: Scale, second: _Second, controls: Integers, V: Floats, tau: Floats) -> Mask:
+    """Which suspects of a product from elsewhere are much further from an accurate product than its other lines, and
+    than a sum in order may be; where all lines are suspected, they are each other's controls."""
+    if controls.size:
+        usual = float(_Second.of(lines, scale, _some(controls), V, tau, second.product).change.max())
+    else:
+        usual = float(np.median(second.change))
+    limit = OUTLIER * max(usual, 1 / OUTLIER)
+    beyond = ~(second.change <= limit)
+    some = _some(np.flatnonzero(scale.usable_column))
+    far = np.flatnonzero(beyond)
+    for part in np.array_split(far, -(-far.size // _MEASURED)) if far.size else ():
+        at = second.at[part]
+        errors = line_errors(lines, scale, at, take_rows(lines.C, at))
+        with np.errstate(all="ignore"):
+            beyond[part] = ~(np.max(weighted_norms(errors, V) / tau[at], axis=1) <= limit)
+        for p, line in zip(part, at, strict=True):
+            if beyond[p]:
+                error, most = errors[at == line][0, some], sequential_errors(lines, scale, int(line), some)
+                beyond[p] = ~np.all(weighted_norms(error[None], V[some]) <= weighted_norms(most[None], V[some]))
+    return beyond
+
+
+def _outlying_elements(
+    lines: Lines, scale: Scale, second: _Second, wrong: Mask, V: Floats, tau: Floats, outcome: Outcome
+) -> None:
+    """Elements of suspects, not wrong all over, that stand out among their line and that no sum in order explains."""
+    for line, columns in second.outstanding.items():
+        if wrong[second.at == line][0] or not second.finite[second.at == line][0]:
+            continue
+        at = np.asarray([line])
+        error = np.abs(line_errors(lines, scale, at, take_rows(lines.C, at)))[0]
+        size = error * np.abs(V).max(axis=1)
+        with np.errstate(all="ignore"):
+            beyond = ~(size[columns] <= _outlying_from(size[None], tau[at])[0])
+            beyond &= ~(error[columns] <= sequential_errors(lines, scale, line, columns))
+        if beyond.any():
+            found, value, _ = _side_by_side(lines, scale, at, second.product)
+            hit = np.zeros(error.size, np.bool_)
+            hit[columns[beyond]] = True
+            outcome.faults += repairs.line_faults(lines, line, hit, found[0], value[0], False, False)
+
+
+def _some(of: Integers) -> Integers:
+    """At most `_MEASURED` of these, evenly spread."""
+    return of[:: max(1, -(-of.size // _MEASURED))]

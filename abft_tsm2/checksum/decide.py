@@ -16,11 +16,13 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.carry import carry
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.lines import Lines, Scale
+from abft_tsm2.checksum.repairs import Written
 from abft_tsm2.checksum.verify import (
     Expected,
     Verdict,
     changed_operand,
     differing,
+    observe,
     recompute,
     scrutinise,
 )
@@ -50,6 +52,12 @@ class Decision:
     suspicions: int = 0
     multiplications: float = 0.0
     repaired: bool = False
+
+    def input_changed(self, operand: str) -> Decision:
+        """The decision where an operand is not what was encoded: nothing can be said of C."""
+        self.changed.append(operand)
+        self.statuses.append(Status.INPUT_CHANGED)
+        return self
 
 
 def decide(
@@ -81,11 +89,12 @@ def decide(
     """
     decision = Decision(verdict.check)
     V = expected.carried.weights
-    fault = differing(lines, (expected, u), recompute(lines, expected))
+    now = recompute(lines, expected)
+    fault = differing(lines, expected, now, (u, observe(lines, expected.carried)))
     if fault is not None and (changed := changed_operand(expected, fault)):
-        decision.changed.append(changed)
-        decision.statuses.append(Status.INPUT_CHANGED)
-        return decision
+        return decision.input_changed(changed)
+    if fault is None and not expected.intact():  # what bounds the residual was hit, not the sums
+        fault = Fault("t", "checksum", (), (), 0, float("nan"), "computed again")
     if fault is not None:
         decision.statuses.append(Status.CHECKSUM_FAULT)
         decision.faults.append(fault)
@@ -95,7 +104,7 @@ def decide(
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
     scrutiny = scrutinise(lines, V)
     found: list[Fault] = []
-    mass = False
+    mass, written = False, Written()
     for turn in range(_ROUNDS + 1):
         suspects = np.flatnonzero(~scrutiny.verdict.ok)
         others = suspects[:0]
@@ -114,9 +123,16 @@ def decide(
             write=write and turn < _ROUNDS,
             foreign=foreign,
             mass=mass,
+            written=written,
         )
         mass = mass or suspects.size > few(lines)
         decision.multiplications += outcome.multiplications
+        if outcome.overflowed:
+            decision.statuses.append(Status.UNVERIFIABLE)
+            decision.reasons.append(
+                f"{outcome.overflowed} {lines.side} of C hold Inf or NaN where partial sums may have overflowed: "
+                "whether they did depends on the order of summation; scale the operands"
+            )
         if not outcome.faults:
             break
         if not write or turn == _ROUNDS:
@@ -131,6 +147,10 @@ def decide(
         found += outcome.faults
         decision.repaired = True
         corrected()
+        # What the repair has read, and what follows reads, has to be what was encoded: else C is made wrong.
+        since = differing(lines, now, recompute(lines, expected))
+        if since is not None:
+            return decision.input_changed({"s": "R", "t": "L", "t0": "C0"}[since.operand])
         scrutiny = scrutinise(lines, V, scrutiny.scale)
     if found:
         decision.faults += found

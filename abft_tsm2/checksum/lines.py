@@ -39,7 +39,7 @@ class Lines:
     L, R, C, C0 : arrays (m, k), (k, n), (m, n), (m, n) or None
         Views of the user's arrays; C0 is None where beta is 0.
     again : callable
-        ``again(lo, hi)`` multiplies lines lo to hi once more, the way C was computed.
+        ``again()`` multiplies once more, the way C was computed and into the same layout; (m, n).
     """
 
     side: str
@@ -50,7 +50,7 @@ class Lines:
     alpha: float
     beta: float
     arithmetic: Arithmetic
-    again: Callable[[int, int], Array]
+    again: Callable[[], Array]
 
     @property
     def terms(self) -> int:
@@ -65,7 +65,7 @@ class Lines:
     def across(self) -> Lines:
         """The same product seen along its other side."""
 
-        def unavailable(lo: int, hi: int) -> Array:
+        def unavailable() -> Array:
             raise AssertionError("lines seen across are not multiplied again")
 
         side = "columns" if self.side == "rows" else "rows"

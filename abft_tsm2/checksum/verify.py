@@ -45,7 +45,7 @@ class Expected:
     t0, added : (m, r) arrays or None
         ``C0 V`` and ``||C0 o v||^2``.
     guard : tuple of arrays
-        Copies of t and t0, taken when they were computed.
+        Copies of t, products, t0 and added, taken when they were computed.
     """
 
     carried: Carried
@@ -53,7 +53,13 @@ class Expected:
     products: Array
     t0: Array | None
     added: Array | None
-    guard: tuple[Array, Array | None]
+    guard: tuple[Array | None, ...]
+
+    def intact(self) -> bool:
+        """Whether what a verdict is made of, weights included, has the bits it was computed with: O(m + n)."""
+        now = (self.t, self.products, self.t0, self.added, self.carried.weights)
+        then = (*self.guard, self.carried.guard[0])
+        return all(x is None or same_bits(x, copy) for x, copy in zip(now, then, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +84,11 @@ def expect(lines: Lines, right: Carried) -> Expected:
     V = right.weights
     products = weighted_squares(lines.L, right.squares)
     t = encoding_pass(lines.L, right.sums, partial=lines.partial)
-    if lines.C0 is None:
-        return Expected(right, t, products, None, None, (kept(t), None))
-    t0 = encoding_pass(lines.C0, V)
-    return Expected(right, t, products, t0, weighted_squares(lines.C0, V * V), (kept(t), kept(t0)))
+    t0 = added = None
+    if lines.C0 is not None:
+        t0, added = encoding_pass(lines.C0, V), weighted_squares(lines.C0, V * V)
+    guard = tuple(None if x is None else kept(x) for x in (t, products, t0, added))
+    return Expected(right, t, products, t0, added, guard)
 
 
 def observe(lines: Lines, right: Carried) -> Array:
@@ -194,34 +201,36 @@ def _check(lines: Lines, V: Floats, clean_lines: Mask, ratio: Floats, bound: flo
     )
 
 
-def recompute(lines: Lines, expected: Expected) -> tuple[Expected, Array]:
-    """All checksums once more, with the same weights, in the same order of summation."""
+def recompute(lines: Lines, expected: Expected) -> Expected:
+    """The checksums of the operands once more, with the same weights, in the same order of summation."""
     old = expected.carried
     from_old = expect(lines, old)  # t from the s it was made of: a difference in s is told from one in L
-    return replace(from_old, carried=carried(lines.R, old.weights, partial=old.partial)), observe(lines, old)
+    return replace(from_old, carried=carried(lines.R, old.weights, partial=old.partial))
 
 
-def differing(lines: Lines, old: tuple[Expected, Array], new: tuple[Expected, Array]) -> Fault | None:
-    """The first of the checksums s, t, t0, u that differs between two evaluations.
+def differing(
+    lines: Lines, old: Expected, new: Expected, u: tuple[Array | None, Array | None] = (None, None)
+) -> Fault | None:
+    """The first of the checksums s, t, t0, u that differs between two evaluations, of which one is the older.
 
     On NumPy the two are the same sums in the same order and agree to the last bit; elsewhere, and where s was
     carried from a matrix that may lie in another order now, to within their own rounding.
     """
-    V2 = new[0].carried.weights * new[0].carried.weights
+    V2 = new.carried.weights * new.carried.weights
     factor = checksum_noise_factor(lines.terms, V2.shape[0], partial=lines.partial)
 
     @functools.cache
     def norm(of_s: bool) -> Floats:
         if of_s:
             return np.sqrt(_host(weighted_squares(lines.R, V2)))
-        products = _host(new[0].products) * lines.terms / max(1, part_of(lines.terms))
+        products = _host(new.products) * lines.terms / max(1, part_of(lines.terms))
         return np.asarray(np.sqrt(np.maximum(products, _host(weighted_squares(lines.C, V2)))))
 
     for name, then, now in (
-        ("s", old[0].carried.sums, new[0].carried.sums),
-        ("t", old[0].t, new[0].t),
-        ("t0", old[0].t0, new[0].t0),
-        ("u", old[1], new[1]),
+        ("s", old.carried.sums, new.carried.sums),
+        ("t", old.t, new.t),
+        ("t0", old.t0, new.t0),
+        ("u", *u),
     ):
         if then is None or now is None:
             continue
@@ -229,7 +238,7 @@ def differing(lines: Lines, old: tuple[Expected, Array], new: tuple[Expected, Ar
         with np.errstate(all="ignore"):
             off = np.abs(before - after)
             same = before == after
-            if not is_numpy(lines.C) or (old[0].carried.lasting and name == "s"):
+            if not is_numpy(lines.C) or (old.carried.lasting and name == "s"):
                 size = norm(name == "s")
                 noise = factor * (np.where(np.isfinite(size), size, 0.0) + np.abs(after))
                 same |= (off <= noise) & np.isfinite(noise)
@@ -249,7 +258,7 @@ def changed_operand(expected: Expected, fault: Fault) -> str:
     """
     if fault.operand == "s":
         return "R" if expected.carried.intact() else ""
-    made = {"t": ("L", expected.t, expected.guard[0]), "t0": ("C0", expected.t0, expected.guard[1])}
+    made = {"t": ("L", expected.t, expected.guard[0]), "t0": ("C0", expected.t0, expected.guard[2])}
     operand, sums, guard = made.get(fault.operand, ("", None, None))
     if sums is None or guard is None:
         return ""

@@ -3,8 +3,9 @@
 A checksum of a row is ``sum_j v_j c_ij``. Random signs make the rounding errors of the n terms add like ``sqrt(n)``
 whatever the data are (Hoeffding 1963); signs nearly in balance keep the mean of the data from drowning the rest;
 magnitudes of nearly one modulus leave no element hard to see; and magnitudes that differ pairwise tell two swapped
-elements apart. Scaling each weight by a power of two that undoes the scale of its column (equilibration) keeps one large column from drowning
-the others. The other families are those of the literature, for comparison and for encodings of several columns.
+elements apart. Scaling each weight by a power of two that undoes the scale of its column (equilibration) keeps one
+large column from drowning the others. The other families are those of the literature, for comparison and for encodings
+of several columns.
 """
 
 from __future__ import annotations

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from abft_tsm2.arrays import Array, dtype_name, float_type, is_cupy, is_numpy, namespace
 from abft_tsm2.core import vendor
 from abft_tsm2.core.config import Problem
 
 BLOCK_BYTES = 16 << 20  # of one temporary; at most three live at once
+_ALIGNED = 512  # bytes: what any allocation is aligned to
 
 
 def multiply(
@@ -55,6 +58,24 @@ def multiply(
     if C0 is not None and beta != 0.0:
         for at in _parts(out.shape[0], out.shape[1]):  # C(i:j, :) += beta C0(i:j, :)
             out[at, :] += beta * C0[at, :]
+
+
+def same_layout(X: Array) -> Array:
+    """An array that is not initialised, of X's type, shape and, on NumPy and CuPy, strides and alignment.
+
+    A library chooses its kernel by these: a product into such an array is rounded as the one in X was.
+    """
+    if not (is_numpy(X) or is_cupy(X)) or 0 in X.shape:
+        return namespace(X).empty(X.shape, dtype=X.dtype, device=X.device)
+    reach = [(n - 1) * stride for n, stride in zip(X.shape, X.strides, strict=True)]
+    before, behind = -sum(min(x, 0) for x in reach), sum(max(x, 0) for x in reach) + X.itemsize
+    if is_cupy(X):
+        memory = namespace(X).empty(before + behind + _ALIGNED, dtype="uint8", device=X.device)
+        at = before + (X.data.ptr - before - memory.data.ptr) % _ALIGNED
+        return type(X)(X.shape, X.dtype, memory.data + at, X.strides)
+    memory = np.empty(before + behind + _ALIGNED, np.uint8)
+    at = before + (X.ctypes.data - before - memory.ctypes.data) % _ALIGNED
+    return np.ndarray(X.shape, X.dtype, memory, at, X.strides)
 
 
 def _problem(A: Array, B: Array, out: Array) -> Problem:

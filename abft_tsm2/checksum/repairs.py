@@ -1,0 +1,83 @@
+"""What a repair writes into C, and what the report says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import from_host, namespace
+from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask
+from abft_tsm2.report import Fault
+
+RECOMPUTED, AGAIN = "recomputed in float64", "multiplied again"
+
+
+@dataclass
+class Written:
+    """The lines, and the columns along their whole length, in which elements of C have been replaced so far."""
+
+    lines: set[int] = field(default_factory=set)
+    columns: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Outcome:
+    """What one round of location and correction found; written to by the steps of `abft_tsm2.checksum.correct`."""
+
+    faults: list[Fault] = field(default_factory=list)
+    cleared: int = 0
+    overflowed: int = 0
+    multiplications: float = 0.0
+    columns: set[int] = field(default_factory=set)
+    written: Written = field(default_factory=Written)
+
+
+def replace(lines: Lines, line: int, places: Integers, value: Floats, write: bool) -> None:
+    """C(line, places) = value(places); the other elements keep their bits."""
+    if not write or places.size == 0:
+        return
+    xp = namespace(lines.C)
+    row = lines.C[line, :]
+    new = xp.astype(from_host(value, lines.C), lines.C.dtype)
+    chosen = np.zeros(value.shape, np.bool_)
+    chosen[places] = True
+    lines.C[line, :] = xp.where(from_host(chosen, lines.C), new, row)
+
+
+def place(lines: Lines, line: int, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(rows, columns) of the user's C."""
+    return ((line,), (position,)) if lines.side == "rows" else ((position,), (line,))
+
+
+def line_faults(
+    lines: Lines, line: int, wrong: Mask, found: Floats, value: Floats, whole: bool, write: bool
+) -> list[Fault]:
+    if whole:
+        return [fault(lines, "row", line, (), wrong, found, value, write)]
+    faults = []
+    for position in np.flatnonzero(wrong):
+        only = np.arange(wrong.size) == position
+        faults.append(fault(lines, "element", line, (int(position),), only, found, value, write))
+    return faults
+
+
+def fault(
+    lines: Lines,
+    kind: str,
+    line: int,
+    at: tuple[int, ...],
+    wrong: Mask,
+    found: Floats,
+    value: Floats,
+    write: bool,
+) -> Fault:
+    with np.errstate(all="ignore"):
+        off = np.abs(found - value)[wrong]
+    magnitude = float("nan") if np.isnan(off).any() else float(off.max(initial=0.0))
+    rows, columns = ((line,), at) if lines.side == "rows" else (at, (line,))
+    if kind == "row" and lines.side == "columns":
+        kind = "column"
+    kinds: Any = kind
+    return Fault("C", kinds, rows, columns, int(np.count_nonzero(wrong)), magnitude, RECOMPUTED if write else "")
