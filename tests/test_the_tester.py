@@ -14,10 +14,8 @@ from abft_tsm2 import Encoded, Report, SilentDataCorruptionError, Status, arrays
 from abft_tsm2.checksum import carry, correct, integers, lines, repairs, verify
 from abft_tsm2.checksum import encode as encoding
 from abft_tsm2.checksum.weights import exponents, weights
-from abft_tsm2.core.multiply import multiply
-from tests import families
 from tests.planting import Product, at, everywhere, normal, pair, put, scale, transient
-from tests.test_decisions import an_outlier_row, chain
+from tests.test_decisions import an_outlier_row
 
 Patch = pytest.MonkeyPatch
 
@@ -214,28 +212,12 @@ def test_a_mass_suspicion_accepted_unseen_returns_a_wrong_product(monkeypatch: P
     assert accepted.error > 1e-3
 
 
-def test_without_an_equal_second_product_patterns_of_rounding_are_faults(monkeypatch: Patch) -> None:
-    with monkeypatch.context() as patch:
-        everywhere(patch, multiply, chain)
-        A, B = families.operands("const", 40, 8000, 24, np.random.default_rng(1), np.float32)
-        assert Product(A, B, None).status == "CLEAN"
-    calls: list[int] = []
-
-    def another_the_second_time(*arguments: Any, **options: Any) -> None:
-        chain(*arguments, **options)
-        arguments[2][...] *= np.float32(1 + 1e-3 * bool(calls))
-        calls.append(1)
-
-    everywhere(monkeypatch, multiply, another_the_second_time)
-    assert Product(A, B, None).status == "CORRECTED"
-
-
 def test_a_column_that_is_not_completed_keeps_wrong_elements(monkeypatch: Patch) -> None:
     def left() -> int:
         wrong = 0
         for seed in range(6):
             for bit in range(5, 11):  # a few elements of column 23 beyond what the check of a row sees
-                A, B = pair(128, 4, 512, np.float32, seed=seed)
+                A, B = pair(128, 16, 512, np.float32, seed=seed)
                 flipped = (B[2, 23].view(np.uint32) ^ np.uint32(1 << bit)).view(np.float32)
                 product = Product(A, B, None, check="rows", on_stage=transient("B", (2, 23), flipped))
                 wrong += product.status == "CORRECTED" and bool(product.wrong.any())
