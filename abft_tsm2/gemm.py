@@ -93,7 +93,9 @@ def protected_gemm(
     Huang and Abraham, IEEE Trans. Computers C-33 (1984) 518, with one checksum for each row (or column) in float64
     and repair by recomputation. Detection costs one read of each matrix. A change of C is found when
     ``|sum_j v_j delta_ij|`` exceeds the bound plus the clean residual; see `detection_limit`. Extra memory: at most
-    64 MB and O(m + k + n). Thread-safe.
+    64 MB and O(m + k + n), and as much as C where lines failed in which no element is wrong beyond doubt: then the
+    whole product is computed a second time, into the same layout. After a repair, and before the verdict, each operand
+    is read once more and compared with what was encoded. Thread-safe.
 
     CuPy arrays are multiplied by cuBLAS and checked by kernels on the caller's current stream, repairs included; the
     host waits once, at the end, and not at all under ``errstate(sync=False)``, where the report is PENDING and
@@ -173,8 +175,12 @@ def verify_gemm(
 
     Notes
     -----
-    C may come from another library or machine: where its rounding forms a structured pattern (long sums of equal
-    terms), lines without a wrong element are accepted up to four times the bound. Synchronises with the host.
+    C may come from another library or machine, and may have been summed in any order. A line that fails its check is
+    wrong where one of its elements is beyond the rigorous bound gamma_k |A||B|; or where it is much further from an
+    accurate product than lines that did not fail, or an element much further than the rest of its line, and further
+    than a sum in order, first to last or last to first, may be (running error bound: Higham 2002, sec. 3.3). What
+    passes is CLEAN; ``report.checks`` says how small a change was certain to be found. Where partial sums may have
+    overflowed, an Inf in C is UNVERIFIABLE. Synchronises with the host.
 
     Examples
     --------

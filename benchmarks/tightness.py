@@ -22,7 +22,7 @@ from benchmarks import tables
 from tests import families
 
 SIZES = (256, 512, 1024, 2048)
-BARS = {"float32": 10.0, "float64": 12.0}
+BARS = {"float32": 8.0, "float64": 6.0}
 
 
 def measure(family: str, n: int, dtype: str, seed: int = 0) -> dict[str, Any]:
