@@ -76,7 +76,7 @@ class Case:
         }
         if C0 is not None:
             weighted = C0.astype(np.float64) * v[:, None, :]
-            checks |= {"t0": weighted.sum(2), "added2": (weighted**2).sum(2)}
+            checks |= {"t0": weighted.sum(2), "added2": (weighted**2).sum(2), "added_words": words_of(C0)}
         clean = product.astype(out)
         C = _stacked(clean, self.order == "F", 1)
         cast = _stacked(C.astype(TYPES[config.cast]), False, 2) if config.cast else None
