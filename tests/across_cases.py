@@ -150,7 +150,19 @@ def summed(
     given = (NULL, 0, NULL) if parts is None else (parts, parts.shape[1], sizes)
     values = (
         *(X.x, ld, step if batch > 1 else 0, task.w, NULL if task.w2 is None else task.w2, cases.step_of(task.w)),
-        *(y, z, words if config.words else NULL, p + 3, float(outstanding), state, int(fresh), wanted, *given, guards, cases.ENCODED),
+        *(
+            y,
+            z,
+            words if config.words else NULL,
+            p + 3,
+            float(outstanding),
+            state,
+            int(fresh),
+            wanted,
+            *given,
+            guards,
+            cases.ENCODED,
+        ),
     )
     _run(library, config, values, (p, q, slice, batch), order, renamed)
     assert np.isnan(y[:, p:]).all(), "an element between two products was written"

@@ -187,7 +187,7 @@ def sample_faults(config: Equilibrate, k: int, launch: Launch) -> list[str]:
         found += weight_faults(some, made)
         if not special:  # columns of one norm, up to what a sample of 128 misses: one scale
             size = abs(made.v * np.sqrt((wide(some.R.x) ** 2).sum(1)) / some.base)
-            if not ((size.max(1) / size.min(1) < 1.3**2).all() and 0.5 < size.min() and size.max() < 2):
+            if not ((size.max(1) / size.min(1) < 1.3**2).all() and size.min() > 0.5 and size.max() < 2):
                 found.append(f"columns weigh from {size.min()} to {size.max()} times as much as they should")
     outside = Columns(config, k, 40, 2).matrices()
     outside.R.x[:, sample, 5] = 0

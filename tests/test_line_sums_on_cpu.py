@@ -180,7 +180,9 @@ def test_the_copy_is_rounded_as_by_numpy(library: Library, config: LineSums) -> 
 
 @pytest.mark.parametrize("beta", [0.0, -1.5])
 @pytest.mark.parametrize("config", [PLAIN_LINES, JUDGE], **names)
-def test_a_line_fails_whose_prediction_was_lost_with_it(library: Library, config: LineSums | Judge, beta: float) -> None:
+def test_a_line_fails_whose_prediction_was_lost_with_it(
+    library: Library, config: LineSums | Judge, beta: float
+) -> None:
     judged = Trial(config, 50, 20, 2, beta=beta, special=False).judged()
     terms, launch = judged.terms, launch_on(library, "random")
     clean = {int(line) for line in _listed(verdicts(judged, launch))}
@@ -333,12 +335,18 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "lines_beyond_counted": (JUDGE, "keep_closest<T1>(mine,", 0, "keep_closest<T1>(true,", COUNTED),
     "one_verdict_a_block": (PLAIN, "unsigned count = judged;", 0, "unsigned count = threadIdx.x == 0;", COUNTED),
     "a_verdict_for_no_call": (PLAIN, "state[CALL] = call;", 0, ";", COUNTED),
-    "guards_of_the_sum_alone": (ALONE, "pattern(sum) ^ (bits << 32 | bits >> 32)", 0, "pattern(sum)", "guards are wrong"),
+    "guards_of_the_sum_alone": (
+        ALONE,
+        "pattern(sum) ^ (bits << 32 | bits >> 32)",
+        0,
+        "pattern(sum)",
+        "guards are wrong",
+    ),
     "guards_of_the_first_product": (ALONE, "guards[product * p + row]", 0, "guards[row]", "guards are wrong"),
     "guards_of_no_call": (ALONE, "product * p + row, encoded)", 0, "product * p + row, 0)", "guards are wrong"),
     "lines_of_the_first": (PLAIN, "GIVE_VERDICT(product * p + row", 0, "GIVE_VERDICT(row", "listed|bounds are wrong"),
     "lines_of_the_first_judge": (JUDGE, "line = product * count + i", 0, "line = i", "listed|bounds are wrong"),
-    "a_line_beyond": (JUDGE, "(i < count ?", 0, "(i <= count ?", f"{OVERRUN}|listed|the closest"),
+    "a_line_beyond": (JUDGE, "mine = i < count;", 0, "mine = i <= count;", f"{OVERRUN}|listed|the closest"),
     "copied_beyond_the_rows": (COPY, "if (first + i < p) store", 0, "store", f"{OVERRUN}|between two rows"),
     "rest_beyond_the_rows": (COPY, "if (first + i < p) to", 0, "to", f"{OVERRUN}|between two rows|copy is wrong"),
     "the_rest_is_not_copied": (COPY, "if (first + i < p) to", 0, "if (false) to", "copy is wrong"),

@@ -273,9 +273,7 @@ class Verdicts(NamedTuple):
     D: np.ndarray | None
 
 
-def verdicts(
-    judged: Judged, launch: Launch, state: np.ndarray | None = None, guards: tuple[Any, ...] = ()
-) -> Verdicts:
+def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None, guards: tuple[Any, ...] = ()) -> Verdicts:
     """Launch; `guards`: those of other terms, of what was encoded."""
     config, terms = judged.config, judged.terms
     batch, p = judged.u.shape
@@ -285,7 +283,15 @@ def verdicts(
     sizes = terms.sizes
     arguments: tuple[Any, ...] = (
         *(terms.alpha, terms.beta, terms.t, terms.p2, *(NULL if x is None else x for x in (terms.t0, terms.added2))),
-        *(sizes, 2 if len(sizes) > 1 else 0, *(float(x) for x in terms.factors), tau, lines, state, *(guards or terms.guards)),
+        *(
+            sizes,
+            2 if len(sizes) > 1 else 0,
+            *(float(x) for x in terms.factors),
+            tau,
+            lines,
+            state,
+            *(guards or terms.guards),
+        ),
     )
     if isinstance(config, Judge):
         u, squares = (np.ascontiguousarray(x.astype(np.float64)) for x in (judged.u, judged.squares))

@@ -147,7 +147,9 @@ class Account:
         added = ("t0", "added2", "added_words", "guards0") if case.C0 is not None else ()
         stored = ("u", "u2") if case.split else ()
         for name in ("t", "p2", "left_words", "guards", "tau", *added, *stored):
-            self._add(name, "uint64" if name.startswith("guards") or name.endswith("words") else "float64", case.batch, case.m)
+            self._add(
+                name, "uint64" if name.startswith("guards") or name.endswith("words") else "float64", case.batch, case.m
+            )
         self._add("lines", "uint32", case.batch, case.m)
 
     def _add(self, name: str, dtype: str, products: int, count: int, apart: int = 0) -> None:

@@ -27,8 +27,8 @@ from abft_tsm2.core.launcher import Launch, Step, Value, Where
 from abft_tsm2.core.workspace import scratch
 
 OPERANDS = ("L", "R", "C", "C0", "D")
-"""Names under which steps look for addresses; "record" is where the repair writes what it found. "encoded" and "call" are
-the numbers of the call that has encoded the operands, and of the one that judges C."""
+"""Names under which steps look for addresses; "record" is where the repair writes what it found. "encoded" and "call"
+are the numbers of the call that has encoded the operands, and of the verdict on C."""
 _OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by 2^4
 
 
@@ -37,8 +37,8 @@ _FEW = 16  # lines, or a quarter of all, are repaired on the device: what hit mo
 
 
 class Sums(NamedTuple):
-    """Where a pass over a matrix puts what it takes: addresses (0 for none), the type of both sums, the elements from one
-    product's to the next's, and the address of the guards of both sums."""
+    """Where a pass over a matrix puts what it takes: addresses (0 for none), the type of both sums, the elements from
+    one product's to the next's, and the address of the guards of both sums."""
 
     sums: int
     squares: int

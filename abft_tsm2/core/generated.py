@@ -41,7 +41,8 @@ class Generated:
     -----
     ``balanced`` hashes index and column by the finalizer of SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, Fast
     splittable pseudorandom number generators, OOPSLA 2014); its weights are exact in float32 and float64, the types in
-    which kernels add. (16 bits hold no 2^22 magnitudes: no kernel takes these weights in 16-bit units.) Powers of the ramp are taken in float64 and rounded once.
+    which kernels add; no kernel takes them as 16-bit operands, which hold no 2^22 magnitudes. Powers of the ramp are
+    taken in float64 and rounded once.
 
     Examples
     --------
@@ -104,4 +105,5 @@ def _balanced(n: int, r: int, seed: int) -> NDArray[np.float64]:
     g = (g ^ g >> np.uint64(11)) * np.uint64(0x2C1B3C6D) & most
     g = (g ^ g >> np.uint64(9) ^ keys >> np.uint64(32)) * np.uint64(0x297A2D39) & most
     g ^= g >> np.uint64(11)
-    return np.where(z >> np.uint64(63), -1.0, 1.0) * (1 + g.astype(np.float64) / (2 * MAGNITUDES))
+    sign = np.where(z >> np.uint64(63), -1.0, 1.0)
+    return np.asarray(sign * (1 + g.astype(np.float64) / (2 * MAGNITUDES)))
