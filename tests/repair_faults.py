@@ -227,6 +227,24 @@ def wrong_t_beside(work: Work, rng: np.random.Generator) -> None:  # the element
 
 
 @fault
+def lost_t(work: Work, rng: np.random.Generator) -> None:  # with its line, which agrees with it
+    line = 6
+    work.guard()
+    for part in ("t", "p2"):
+        work.checks[part][0, line] = 0
+    work.C[0, line] = 0
+    work.lines, work.outcome, work.written = [line], UNRESOLVED, True
+    _may_be_whole(work, work.C.shape[2])
+
+
+@fault
+def lost_t_beside_a_right_line(work: Work, rng: np.random.Generator) -> None:
+    work.guard()
+    work.checks["t"][0, 6] *= 1 - 2.0**-52
+    work.lines, work.outcome = [6], CLEARED
+
+
+@fault
 def nothing(work: Work, rng: np.random.Generator) -> None:
     work.lines, work.outcome = [2, 5], UNRESOLVED
 

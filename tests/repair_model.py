@@ -93,6 +93,13 @@ class Work:
         with np.errstate(invalid="ignore"):
             return [int(i) for i in np.flatnonzero(~((residual <= tau) & np.isfinite(tau)).ravel())]
 
+    def guard(self) -> None:
+        """Take guards of what must hold, unless they are there."""
+        c = self.checks
+        for name, parts in (("guards", ("t", "p2")), ("guards0", ("t0", "added2"))):
+            if name not in c and parts[0] in c:
+                c[name] = guards_of(*(c[part] for part in parts), ENCODED)
+
     def arguments(self) -> tuple[Any, ...]:
         c, a, flagged = self.checks, self.checks["arithmetic"], self.flagged
         batch, m, n = self.C.shape
@@ -102,9 +109,7 @@ class Work:
         self.state[0] = len(flagged) | self.off << 32
         self.state[1] = 0x3F000000 << 32 | (m * batch - 1)
         self.state[CALL_WORD], self.state[JUDGED_WORD] = CALL, m * batch
-        for name, parts in (("guards", ("t", "p2")), ("guards0", ("t0", "added2"))):
-            if name not in c and parts[0] in c:
-                c[name] = guards_of(*(c[part] for part in parts), ENCODED)
+        self.guard()
         tau = self.bound(self.C)[1].ravel()
         terms = c["terms"]
         factor, root = bounds.statistical_factor(a, terms, n), 1.01 * float(np.sqrt(terms))
