@@ -34,7 +34,10 @@ INLINE int half_exponent(double x) { return (int(pattern(2 * x) >> 52) - 1023) >
 
 INLINE bool has_size(double square) { return square > 0 && square <= 0x1.fffffffffffffp1023; }  // not 0, NaN, infinity
 
-extern "C" __global__ void __launch_bounds__(T1)
+// Two blocks of a multiprocessor, but where a thread's part of the columns takes too many registers for that.
+constexpr int BLOCKS_AT_ONCE = TURNED && sizeof(A_TYPE) == 8 ? 1 : 2;
+
+extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
     ENTRY(Index k, Index n, const A_TYPE* __restrict__ R, Index rs, Index cs, Index step,
           const float* __restrict__ base, ACC* v, Index v_step, double* parts, double enlarge, Bits* state) {
   __shared__ double squares[WARPS * COLUMNS];
@@ -65,14 +68,15 @@ extern "C" __global__ void __launch_bounds__(T1)
 #pragma unroll 1
   for (int l = 0; l < length; l += RUN) {
     A_TYPE x[RUN], y[RUN];
+    const A_TYPE* from = at + (start + l + (TURNED ? lane % RUN : 0)) * rs + (TURNED ? lane / RUN : lane) * cs;
 #pragma unroll
-    for (int i = 0; i < RUN; i++) {
+    for (int i = 0; i < RUN; i++, from += TURNED ? 4 * cs : rs) {
       const int down = l + (TURNED ? lane % RUN : i), right = TURNED ? lane / RUN + 4 * i : lane;
       const bool there = down < length && start + down < k;
       memset(&x[i], 0, sizeof(A_TYPE));
       memset(&y[i], 0, sizeof(A_TYPE));
-      if (there && first + right < n) x[i] = at[(start + down) * rs + (first + right) * cs];
-      if (there && right < n) y[i] = at[(start + down) * rs + right * cs];
+      if (there && first + right < n) x[i] = from[first * cs];
+      if (there && right < n) y[i] = *from;
     }
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
