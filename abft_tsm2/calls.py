@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from abft_tsm2.ways import Operands, Program, Way, multiply
 from abft_tsm2.ways import run as run_steps
 
 ROUNDS = 3  # repairs that somebody undid before giving up
+_numbers = itertools.count(1)  # of the calls of this process, and of each verdict that is given once more
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,7 @@ class Call:
 
     def __init__(self, plan: Plan, operands: Operands, on_stage: Hook | None = None) -> None:
         self.plan, self.operands, self.on_stage = plan, operands, on_stage
+        self._number = next(_numbers)
 
     def stage(self, name: str, **arrays: Array) -> None:
         if self.on_stage is not None:
@@ -66,8 +69,7 @@ class Call:
     def queue(self, program: Program, stream: Any) -> list[Record]:
         """Queue everything; the records are there when the stream has come so far."""
         plan, o, here = self.plan, self.operands, stream.ptr
-        sides = plan.way.sides
-        where = [o.where(side) for side in sides]
+        sides, where = plan.way.sides, self._where()
         if plan.way.beside:
             fork, join, side = _beside(stream)
             fork.record(stream)
@@ -86,15 +88,20 @@ class Call:
                     s, t = checker.encoded(program.accounts[i], plan.kept[i])
                     self.stage("encoded", A=o.A, B=o.B, s=s, t=t)
             self._multiply()
-        return self._check(program, stream, where)
+        return self._check(program, stream, where, self._number)
+
+    def _where(self) -> list[dict[str, int]]:
+        """Addresses of the operands for each side, and the number of the call."""
+        return [{**self.operands.where(side), "encoded": self._number} for side in self.plan.way.sides]
 
     def _check(
-        self, program: Program, stream: Any, where: list[dict[str, int]], *, again: bool = False
+        self, program: Program, stream: Any, where: list[dict[str, int]], number: int, *, again: bool = False
     ) -> list[Record]:
-        """Queue the verdict of every side, and the repairs; `again`: after a repair."""
+        """Queue the verdict of every side under a number, and the repairs; `again`: after a repair."""
         plan, o, here = self.plan, self.operands, stream.ptr
         found = []
         for i, checker in enumerate(plan.way.checkers):
+            where[i]["call"] = number
             run_steps(program.verify[i], here, where[i])
             if self.on_stage is not None:
                 if not again:
@@ -102,7 +109,7 @@ class Call:
                 if o.wide is not None:  # what a hook may have changed, rounded; repairs are rounded as they are made
                     o.C[...] = o.wide
                 run_steps(program.judge[i], here, where[i])
-            record = records.take()
+            record = records.take(number, checker.case.m * checker.case.batch)
             where[i]["record"] = record.address
             run_steps(program.repair[i], here, where[i])
             found.append(record)
@@ -132,16 +139,40 @@ class Call:
                 faults += verdict.faults
                 self.stage("corrected", C=self.operands.multiplied)  # which may have changed it
                 program.forget(stream.ptr)
-                where = [self.operands.where(side) for side in plan.way.sides]
-                verdict = self._verdict(self._check(program, stream, where, again=True), stream)
+                again = self._check(program, stream, self._where(), next(_numbers), again=True)
+                verdict = self._verdict(again, stream)
             else:
                 if self.on_stage is not None and verdict.repaired:
                     verdict.give_up()
+            if faults and verdict.settled and self._operands_changed(program):  # by what was told of the repair
+                verdict.doubt()
             verdict.faults = faults + verdict.faults
             verdict.replaced |= bool(faults)
             return verdict.report() if verdict.settled else look_at(self, verdict, program, *asked())
         finally:
             plan.way.give(key, program)
+
+    def encode_again(
+        self, program: Program, *, observe: bool = False
+    ) -> tuple[Program, list[dict[str, tuple[int, ...]]]]:
+        """Encode once more, and for each side what is not the same now (`Checker.differences`); `observe`: u too.
+
+        Synchronises.
+        """
+        import cupy
+
+        plan, stream = self.plan, cupy.cuda.get_current_stream().ptr
+        again, found = Program(plan.way, plan.kept, plan.alpha, plan.beta, False), []
+        for i, (checker, where) in enumerate(zip(plan.way.checkers, self._where(), strict=True)):
+            run_steps(again.encode[i], stream, where)
+            if observe:
+                run_steps(again.verify[i], stream, where)
+            found.append(checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where))
+        return again, found
+
+    def _operands_changed(self, program: Program) -> bool:
+        """Whether A, B or c is not what was encoded."""
+        return any(name in found for found in self.encode_again(program)[1] for name in ("L", "R", "C0"))
 
     def _verdict(self, found: list[Record], stream: Any) -> Verdict:
         """Wait for records, and read them."""

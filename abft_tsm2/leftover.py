@@ -19,7 +19,6 @@ from abft_tsm2.protect import Product
 from abft_tsm2.report import Fault, Report, Status
 from abft_tsm2.verdicts import Verdict
 from abft_tsm2.ways import Operands, Program, gemm_of, multiply, way_of
-from abft_tsm2.ways import run as run_steps
 
 
 def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, task: Task | None) -> Report:
@@ -78,18 +77,11 @@ def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str]
 
     `replaced`: C has been repaired since u was taken of it, which tells nothing then.
     """
-    import cupy
-
-    plan, stream = call.plan, cupy.cuda.get_current_stream().ptr
-    again = Program(plan.way, plan.kept, plan.alpha, plan.beta, False)
+    plan = call.plan
+    again, differing = call.encode_again(program, observe=call.on_stage is not None and not replaced)
     changed: set[str] = set()
     hit, weights = None, dict[str, Array]()
-    for i, checker in enumerate(plan.way.checkers):
-        where = call.operands.where(plan.way.sides[i])
-        run_steps(again.encode[i], stream, where)
-        if call.on_stage is not None and not replaced:
-            run_steps(again.verify[i], stream, where)
-        found = checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where)
+    for i, (checker, found) in enumerate(zip(plan.way.checkers, differing, strict=True)):
         side = plan.way.sides[i]
         if plan.kept[i] is None:
             weights[side] = checker.account.array(again.accounts[i], "v").astype("float64")

@@ -66,10 +66,10 @@ class Pending:
             if fine:
                 return replace(report, suspicions=max(report.suspicions, verdict.flagged))
             why = "it still disagrees"
-        reason = (
-            f"{verdict.flagged} lines of C failed the check, more than the device repairs by itself, and {why}: "
-            "repeat the product under errstate(sync=True)"
-        )
+        failed = f"{verdict.flagged} lines of C failed the check, more than the device repairs by itself"
+        if not verdict.made:
+            failed = "the device has left no verdict on C"
+        reason = f"{failed}, and {why}: repeat the product under errstate(sync=True)"
         return replace(report, status=Status.UNCORRECTABLE, also=(), reasons=(*report.reasons, reason))
 
     def _looked_at(self, first: Report, A: Array, B: Array, C: Array, c: Array | None) -> tuple[Report, bool]:

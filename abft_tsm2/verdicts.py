@@ -45,22 +45,23 @@ def clean(found: list[Record]) -> bool:
 
 
 def _all_say(found: list[Record], *any_of: int) -> bool:
-    """Whether each record says one of these, and no operand has changed."""
-    return all(int(r.words[2]) in any_of and not int(r.words[7]) & CHANGED for r in found)
+    """Whether each record is a verdict that says one of these, and no operand has changed."""
+    return all(r.made and int(r.words[2]) in any_of and not r.flags & CHANGED for r in found)
 
 
 class Verdict:
-    """What the records of a call say, one for each side."""
+    """What the records of a call say, one for each side. Of one that is no verdict nothing is believed."""
 
     def __init__(self, found: list[Record], facts: Facts) -> None:
         self.facts = facts
+        self.made = all(r.made for r in found)
         self._settled = _all_say(found, _CLEAN, _REPAIRED)
         self.cleared = _all_say(found, _CLEAN, _REPAIRED, _CLEARED)  # whether C is right, whatever the check says
-        self.missed = any(int(r.words[7]) & MISSED for r in found)  # whether weights may be far off
+        self.missed = any(r.made and r.flags & MISSED for r in found)  # whether weights may be far off
         self.held = True  # whether repairs lasted
-        self.replaced = any(int(r.words[6]) for r in found)  # whether C is not what the verdict was on
-        self.repaired = any(int(r.words[2]) == _REPAIRED for r in found)
-        self.flagged = sum(int(r.words[1]) for r in found)
+        self.replaced = any(not r.made or int(r.words[6]) for r in found)  # whether C is not what the verdict was on
+        self.repaired = any(r.made and int(r.words[2]) == _REPAIRED for r in found)
+        self.flagged = sum(r.flagged for r in found)
         each = list(zip(found, facts.sides, facts.lines, strict=True))
         self.checks = tuple(self._check(*one) for one in each)
         self.faults = [fault for one in each for fault in self._faults(*one)]
@@ -69,6 +70,10 @@ class Verdict:
         """What this verdict found was found again and again."""
         self.held = False
         self.faults = [(product, replace(fault, repair="")) for product, fault in self.faults]
+
+    def doubt(self) -> None:
+        """Something that it rests on is not what it was: the host has to look."""
+        self._settled = False
 
     @property
     def known(self) -> bool:
@@ -81,6 +86,8 @@ class Verdict:
         return self.known and not self.missed
 
     def _check(self, record: Record, side: str, m: int) -> Check:
+        if not record.made:
+            return Check(side, 1, m, 0, float("nan"), 0.0, -1, float("nan"))
         closest, line = int(record.words[3]) >> 32, int(record.words[3]) & 0xFFFFFFFF
         ratio = float(np.array([closest], np.uint32).view(np.float32)[0])
         bound, least = record.number(4), record.number(5)
@@ -99,7 +106,7 @@ class Verdict:
 
     def _faults(self, record: Record, side: str, m: int) -> list[tuple[int, Fault]]:
         """Product and fault of each wrong element; those that found no room in the record in one."""
-        count = int(record.words[6])
+        count = int(record.words[6]) if record.made else 0
         if count == 0:
             return []
         told = record.words[8 : 8 + 3 * min(count, _FAULTS)].reshape(-1, 3)

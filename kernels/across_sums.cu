@@ -21,6 +21,7 @@
 // State    as in line_sums.cu: flags in the high half of word 0, 1: some z_i > outstanding; 2: some words_i is not
 //          expected_i. `fresh` is not 0 where this is a product's first kernel, which wipes its state. `sizes` of
 //          product b: the sum of parts[2 (b part_count + i)], the least of those behind them; `parts` may be null
+// Guards   as in line_sums.cu
 // Edges    V divides p; q arbitrary; nothing outside of the matrix is read. `slice` is at most 2^16 WARPS where the
 //          words of elements of 16 bits are added
 #include "verdict.cuh"
@@ -76,7 +77,7 @@ INLINE void store(D_TYPE* to, const Vector& x, bool whole) {
 #define RESULTS VERDICT_ARGUMENTS, D_TYPE *cast, Index ldd, Index cast_step
 #else
 #define RESULTS OUT *y_out, OUT *z_out, Bits *words_out, Index out_step, double outstanding, Bits *state, Index fresh, \
-  const Bits *expected, const double *parts, Index part_count, double *sizes
+  const Bits *expected, const double *parts, Index part_count, double *sizes, Bits *guards, Bits encoded
 #endif
 
 // The kernel in front may still be writing weights when this one begins: without __restrict__, they are not read before
@@ -235,11 +236,12 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     }
   }
 #if VERDICT
-  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + line, y_sum, z_sum, known) : 0, kept, state);
+  keep_closest<T1>(mine, mine ? GIVE_VERDICT(product * p + line, y_sum, z_sum, known) : 0, kept, state);
 #else
   if (!mine) return;
   y_out[product * out_step + line] = OUT(y_sum);
   z_out[product * out_step + line] = OUT(z_sum);
+  if (guards) guards[product * p + line] = guard_of(double(OUT(y_sum)), double(OUT(z_sum)), product * p + line, encoded);
   if (WORDS) words_out[product * out_step + line] = word_sum;
   // A line this far above the others may have escaped the sample that columns were scaled by.
   if (z_sum > outstanding) atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u);

@@ -1,13 +1,18 @@
-// Weights of a check: v_j = base_j / ||R(:, j)||, rounded to eight significant bits, the norms being estimated from a
-// sample of R's rows: 16 runs of 8 at scattered places, all of few. A column that is 0 there takes the largest scale
-// among its 32 neighbours, 1 where they are 0 too.
+// Weights of a check: v_j = base_j 2^-e, 2^e the power of two nearest to ||R(:, j)||, the norms being estimated from a
+// sample of R's rows: 16 runs of 8 at scattered places, all of few. A power of two keeps every bit of base_j, so that
+// weights differ pairwise in magnitude where bases do. A column that is 0 there takes the largest scale among its 32
+// neighbours, 1 where they are 0 too.
+//
+// Nearest as seen from the columns that all blocks look at, the first 32: columns of one norm get one scale, wherever that
+// lies between two powers of two. Without it, half of the columns of k = 2048 normal rows, of norm 2^5.5, would weigh
+// half as much as the others.
 //
 // Launch   (ceil(n / 32), products) blocks of T1 threads
 // Macros   those of wide.cuh; T1 threads, 512: a warp for each run; TURNED 0 where the rows of R are contiguous, 1 where
 //          its columns are; ENTRY the name of the kernel
 // Storage  R(l, j) of product b = R[b step + l rs + j cs]; base and v have n elements, those of product b from b v_step
 //          on. parts: sum |v| and smallest |v| of each block, one product after the other. state: 32 words, wiped.
-//          unshare: sqrt(rows in the sample / k)
+//          enlarge: k / rows in the sample
 #include "sums.cuh"
 #include "chain.cuh"
 
@@ -22,31 +27,21 @@ INLINE unsigned scattered(unsigned x) {
   return x ^ x >> 13;
 }
 
-// A scale as (digits in (unshare / 2, unshare], exponent), digits 0 for none: 1 / sqrt(square), to seven digits, whatever the range.
-struct Scale {
-  float digits;
-  int exponent;
-};
+constexpr int NONE = -2 * FAR;  // the exponent of a column that has no scale of its own
 
-INLINE Scale scale_of(double square, float unshare) {
-  if (!(square > 0 && square <= 0x1.fffffffffffffp1023)) return {0, -FAR};  // 0, NaN, infinity
-  const Bits bits = pattern(square);
-  const int half = (int(bits >> 52) - 1023) >> 1;  // square = 4^half m, m in [1, 4)
-  const float m = float(same_bits<double>(bits - (Bits(2 * half) << 52)));
-  return {unshare / sqrtf(m), max(-FAR, min(FAR, -half))};
-}
+// The e for which 4^e is nearest to x > 0 by its logarithm: x 4^-e is in [1/2, 2).
+INLINE int half_exponent(double x) { return (int(pattern(2 * x) >> 52) - 1023) >> 1; }
 
-// base times a scale, rounded to eight significant bits.
-INLINE ACC weight(float base, Scale scale) {
-  const unsigned bits = to_bits(base * scale.digits) + 0x8000u & 0xffff0000u;
-  const double power = same_bits<double>(Bits(1023 + scale.exponent) << 52);
-  return ACC(double(from_bits(bits)) * power);
-}
+INLINE bool has_size(double square) { return square > 0 && square <= 0x1.fffffffffffffp1023; }  // not 0, NaN, infinity
 
-extern "C" __global__ void __launch_bounds__(T1)
+// Two blocks of a multiprocessor, but where a thread's part of the columns takes too many registers for that.
+constexpr int BLOCKS_AT_ONCE = TURNED && sizeof(A_TYPE) == 8 ? 1 : 2;
+
+extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
     ENTRY(Index k, Index n, const A_TYPE* __restrict__ R, Index rs, Index cs, Index step,
-          const float* __restrict__ base, ACC* v, Index v_step, double* parts, double unshare, Bits* state) {
+          const float* __restrict__ base, ACC* v, Index v_step, double* parts, double enlarge, Bits* state) {
   __shared__ double squares[WARPS * COLUMNS];
+  __shared__ double of_all[WARPS];
 #if TURNED
   __shared__ double by_row[WARPS * COLUMNS * RUN];
 #endif
@@ -61,9 +56,10 @@ extern "C" __global__ void __launch_bounds__(T1)
   next_may_begin();
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
 
-  // squares(:, j) = R(l, j)^2 added over the sampled l, in WARPS parts. Where columns are contiguous a warp takes 8 rows of
-  // 4 columns at a time, and each thread has a part of the sums of 8 columns.
-  double sum[TURNED ? RUN : 1];
+  // squares(:, j) = R(l, j)^2 added over the sampled l, in WARPS parts, and `common` over the columns that all blocks look
+  // at as well. Where columns are contiguous a warp takes 8 rows of 4 columns at a time, and each thread has a part of the
+  // sums of 8 columns.
+  double sum[TURNED ? RUN : 1], common = 0;
 #pragma unroll
   for (int i = 0; i < (TURNED ? RUN : 1); i++) sum[i] = 0;
   // No period in the data can hide from runs at scattered places.
@@ -71,20 +67,27 @@ extern "C" __global__ void __launch_bounds__(T1)
   const Index start = few ? Index(warp) * length : warp * Index(group) + scattered(warp) % (group - RUN + 1);
 #pragma unroll 1
   for (int l = 0; l < length; l += RUN) {
-    A_TYPE x[RUN];
+    A_TYPE x[RUN], y[RUN];
+    const A_TYPE* from = at + (start + l + (TURNED ? lane % RUN : 0)) * rs + (TURNED ? lane / RUN : lane) * cs;
 #pragma unroll
-    for (int i = 0; i < RUN; i++) {
-      const int down = l + (TURNED ? lane % RUN : i);
-      const Index j = first + (TURNED ? lane / RUN + 4 * i : lane);
+    for (int i = 0; i < RUN; i++, from += TURNED ? 4 * cs : rs) {
+      const int down = l + (TURNED ? lane % RUN : i), right = TURNED ? lane / RUN + 4 * i : lane;
+      const bool there = down < length && start + down < k;
       memset(&x[i], 0, sizeof(A_TYPE));
-      if (down < length && start + down < k && j < n) x[i] = at[(start + down) * rs + j * cs];
+      memset(&y[i], 0, sizeof(A_TYPE));
+      if (there && first + right < n) x[i] = from[first * cs];
+      if (there && right < n) y[i] = *from;
     }
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
-      const double e = double(widened(x[i]));
+      const double e = double(widened(x[i])), f = double(widened(y[i]));
       sum[TURNED ? i : 0] += e * e;
+      common += f * f;
     }
   }
+#pragma unroll 1
+  for (int bit = 16; bit; bit /= 2) common += __shfl_xor_sync(~0u, common, bit);
+  if (lane == 0) of_all[warp] = common;
 #if TURNED
 #pragma unroll
   for (int i = 0; i < RUN; i++) by_row[(warp * COLUMNS + lane / RUN + 4 * i) * RUN + lane % RUN] = sum[i];
@@ -99,17 +102,23 @@ extern "C" __global__ void __launch_bounds__(T1)
 
   const Index j = first + lane;
   double square = 0;
+  common = 0;
 #pragma unroll
-  for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + lane];
-  Scale scale = scale_of(square, float(unshare));
+  for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + lane], common += of_all[w];
+  // Their mean norm^2 = 4^h m, m in [1/2, 2): what is as large has the exponent h, and what is off by less than 2^(1/2).
+  const double mean = common * enlarge * (1.0f / float(min(n, Index(COLUMNS))));
+  double centre = 1;
+  if (has_size(mean)) centre = same_bits<double>(pattern(mean) - (Bits(2 * half_exponent(mean)) << 52));
+  const double norm2 = square * (enlarge * (1.0f / float(centre)));
+  int exponent = has_size(square) ? max(-FAR, min(FAR, -half_exponent(norm2))) : NONE;
   // The largest scale of the neighbours, for a column that has none: those of one exponent are much the same.
-  int top = scale.digits > 0 ? scale.exponent : -2 * FAR;
+  int top = exponent;
 #pragma unroll 1
   for (int bit = 16; bit; bit /= 2) top = max(top, __shfl_xor_sync(~0u, top, bit));
-  if (!(scale.digits > 0)) scale = {1, top == -2 * FAR ? 0 : top};
+  if (exponent == NONE) exponent = top == NONE ? 0 : top;
   double total = 0, least = 0x1.fffffffffffffp1023;
   if (j < n) {
-    const ACC x = weight(own_base, scale);
+    const ACC x = ACC(double(own_base) * same_bits<double>(Bits(1023 + exponent) << 52));  // exact
     v[product * v_step + j] = x;
     total = least = fabs(double(x));
   }

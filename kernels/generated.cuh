@@ -6,11 +6,17 @@
 
 enum Kind { READ, ONES, RAMP, BALANCED };
 
-// sign (1 + h / 128), h = 0..64, sign and h from a hash of index and column. Eight significant bits: exact in every type.
+// sign (1 + g 2^-23), the sign from a hash of index and column; g, of 22 bits, a bijection of i modulo 2^22 with keys from
+// the column, made of odd factors and shifts, all modulo 2^22: up to 2^22 indices have pairwise different magnitudes. On
+// the grid of float32, so that they are the same in both types.
 INLINE ACC balanced(Bits seed, Index i, int q) {
-  const Bits z = splitmix64(seed, Bits(i) + (Bits(q) << 48));
-  const int h = int((z & 0x7fffffffu) * 65 >> 31);
-  const ACC size = ACC(128 + h) / ACC(128);
+  constexpr unsigned MOST = (1u << 22) - 1;
+  const Bits column = Bits(q) << 48, z = splitmix64(seed, Bits(i) + column), keys = splitmix64(~seed, column);
+  unsigned g = unsigned(i) + unsigned(keys) & MOST;
+  g = (g ^ g >> 11) * 0x2c1b3c6du & MOST;
+  g = (g ^ g >> 9 ^ unsigned(keys >> 32)) * 0x297a2d39u & MOST;
+  g ^= g >> 11;
+  const ACC size = ACC(1) + ACC(g) * ACC(0x1p-23);
   return z >> 63 ? -size : size;
 }
 

@@ -12,5 +12,6 @@ extern "C" __global__ void __launch_bounds__(T1, 1)
   after_previous();
   next_may_begin();
   const Bits kept = kept_closest(state);
-  keep_closest<T1>(i < count ? GIVE_VERDICT(line, u[line], squares[line], EXPECTED_OF(line, product)) : 0, kept, state);
+  const bool mine = i < count;
+  keep_closest<T1>(mine, mine ? GIVE_VERDICT(line, u[line], squares[line], EXPECTED_OF(line, product)) : 0, kept, state);
 }

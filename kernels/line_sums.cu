@@ -16,6 +16,7 @@
 //          product b from w + b w_step on, at multiples of 16 bytes; y, z, words of row i at b out_step + i
 // State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is not
 //          0 where this is a product's first kernel, which wipes its state and raises no flags
+// Guards   of y and z of line i of product b at b p + i (account.cuh, `encoded` the number of the call), where given
 // Sizes    where `parts` is given, and w2 is not: sum |w| and smallest |w| from those of so many blocks of
 //          kernels/equilibrate.cu
 // Edges    p, q arbitrary; nothing outside of the matrix is read
@@ -105,7 +106,7 @@ INLINE void store_narrowed(D_TYPE* to, const Vector& x, bool packed) {
 #define RESULTS VERDICT_ARGUMENTS, D_TYPE *cast, Index ldd, Index cast_step
 #else
 #define RESULTS OUT *y_out, OUT *z_out, Bits *words_out, Index out_step, double outstanding, Bits *state, Index fresh, \
-  const Bits *expected, const double *parts, Index part_count, double *sizes
+  const Bits *expected, const double *parts, Index part_count, double *sizes, Bits *guards, Bits encoded
 #endif
 
 // Compilers need some registers more on other architectures than the one that BLOCKS was tuned on.
@@ -247,11 +248,12 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
   }
 #endif
 #if VERDICT
-  keep_closest<T1>(mine ? GIVE_VERDICT(product * p + row, y_sum, double(z_sum), known) : 0, kept, state);
+  keep_closest<T1>(mine, mine ? GIVE_VERDICT(product * p + row, y_sum, double(z_sum), known) : 0, kept, state);
 #else
   if (!mine) return;
   y_out[product * out_step + row] = OUT(y_sum);
   z_out[product * out_step + row] = OUT(z_sum);
+  if (guards) guards[product * p + row] = guard_of(double(OUT(y_sum)), double(OUT(z_sum)), product * p + row, encoded);
   if (WORDS) words_out[product * out_step + row] = word_sum;
   // A row this far above the others may have escaped the sample that columns were scaled by.
   if (double(z_sum) > outstanding) atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u);

@@ -27,21 +27,25 @@
 //            which an eighth is wrong
 //        11  the lines that are wrong all over, 12  the columns: each element again, and replaced where it differs
 // And at the end:
-//        13  each flagged line's residual with what C holds now. One in which nothing was replaced is not resolved
-//        14  the record
+//        13  where something was replaced, whether L, R and C0 are still what was encoded (repair_known.cuh)
+//        14  each flagged line's residual with what C holds now. One in which nothing was replaced is not resolved
+//        15  the record
 //
 // Launch   any grid of blocks of T1 threads, best as many as the card holds at a time (BLOCKS a multiprocessor)
 // Macros   A_TYPE, WIDTH, ACC of wide.cuh, C_TYPE, D_TYPE of C and of its cast; T1 threads, at least 64; BLOCKS of a
 //          multiprocessor; TURNED 0: rows of R are contiguous, 1: columns; FIXED bytes of `Fixed`; ENTRY the name
 //          of the kernel
 // Storage  strides in elements, `step` from product to product; line b m + i is row i of product b. cast, C0, t0,
-//          added2, left_words, right_words may be null. C0 is not C: what was overwritten cannot be computed again.
-//          state: 32 words, all from the third on 0. scratch: from a multiple of 16 on, at least
+//          added2, left_words, right_words, added_words may be null. C0 is not C: what was overwritten cannot be computed again.
+//          state: 32 words, all from the third on 0 but CALL and JUDGED. scratch: from a multiple of 16 on, at least
 //          FIXED + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / STRIPE), ceil(k / 128))),
 //          divided without remainder
-// record   0: 1; 1: flagged lines; 2: 0 clean, 1 all repaired, 2 not resolved, 3 not resolved but right
+// record   0: `call`, the number of the call that this kernel was launched for; 1: flagged lines, and lines that were judged
+//          in the upper half; 2: 0 clean, 1 all repaired, 2 not resolved, 3 not resolved but right
 //          in every element; 3: state[1]; 4: tau of the line that it
-//          names; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L or R changed; from 8 on up
+//          names; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L, R or C0 changed, in the low byte, and
+//          above it the number of the call that was judged. The host takes a record for a verdict only where both
+//          numbers and the count are those of its call; from 8 on up
 //          to 40 faults by line and position: position << 32 | line, found, now. Of more than LOG of them those found
 //          first are sorted
 // Edges    not resolved: lines or elements that are too many (more than `repaired` or CAP lines, GROUPS of a batch, that
@@ -52,6 +56,7 @@
 #include "repair_elements.cuh"
 #include "repair_rest.cuh"
 #include "repair_mass.cuh"
+#include "repair_known.cuh"
 #include "chain.cuh"
 
 constexpr int TOLD = 40;
@@ -61,7 +66,12 @@ constexpr int POOL = PER_WARP * WARPS > 2 * DEEP * GROUPS ? PER_WARP * WARPS : 2
 
 INLINE bool has_changed(const Problem& p) {
   return (__ldcg(p.state + CHANGED) | __ldcg(p.state + CHANGED_BEFORE)) != 0 ||
-         (p.right_words != nullptr && __ldcg(p.state + WORDS) != 0);
+         (p.right_words != nullptr && __ldcg(p.state + RIGHT_WORDS) != 0);
+}
+
+// The same of all stages, at the end.
+INLINE bool has_changed_since(const Problem& p) {
+  return has_changed(p) || (__ldcg(p.state + CHANGED_AFTER) | __ldcg(p.state + RIGHT_AFTER)) != 0;
 }
 
 // ---- the record -----------------------------------------------------------------------------------------------------
@@ -78,21 +88,27 @@ INLINE double least_weight(const double* sizes, Index products) {
   return least;
 }
 
-// By one thread; `flags` and `closest` are of the state.
-INLINE void write_record(Bits outcome, Bits changed, Bits wrong, Bits flags, Bits closest, Index lines, const double* tau,
-                         double least, Bits* record) {
-  record[1] = flags & 0xffffffffu;
+// What verdicts have left in the state.
+struct Said {
+  Bits flags, closest, call, judged;
+};
+
+// By one thread.
+INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& said, Bits call, Index lines,
+                         const double* tau, double least, Bits* record) {
+  const Bits flags = said.flags, closest = said.closest;
+  record[1] = (flags & 0xffffffffu) | said.judged << 32;
   record[2] = outcome;
   record[3] = closest;
   record[4] = same_bits<Bits>(lines > 0 ? tau[closest & 0xffffffffu] : 0.0);
   record[5] = same_bits<Bits>(least);
   record[6] = wrong;
-  record[7] = flags >> 32 | (changed ? 2 : 0);
-  record[0] = 1;
+  record[7] = flags >> 32 | (changed ? 2 : 0) | said.call << 8;
+  record[0] = call;
 }
 
 // With the faults that were logged, by line and position.
-INLINE void finish(const Problem* problem, const double* tau, Bits* record, unsigned* keys) {
+INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* record, unsigned* keys) {
   const Problem& p = problem[0];
   const Bits wrong = __ldcg(p.state + WRONG);
   const int count = wrong < LOG ? int(wrong) : LOG;
@@ -125,18 +141,19 @@ INLINE void finish(const Problem* problem, const double* tau, Bits* record, unsi
   __syncthreads();
   // Lines that hold now and in which nothing was wrong: their checksum was.
   const bool cleared = __ldcg(p.state + CLEARED) != 0;
-  const bool changed = has_changed(p), open = __ldcg(p.state + UNRESOLVED) != 0 || (wrong == 0 && !cleared);
+  const bool changed = has_changed_since(p), open = __ldcg(p.state + UNRESOLVED) != 0 || (wrong == 0 && !cleared);
   if (threadIdx.x >= 32) return;
-  const Bits outcome = changed || open || !p.checked ? 2 : cleared ? 3 : 1, flags = p.state[FLAGGED], closest = p.state[CLOSEST];
+  const Bits outcome = changed || open || !p.checked ? 2 : cleared ? 3 : 1;
+  const Said said = {p.state[FLAGGED], p.state[CLOSEST], p.state[CALL], p.state[JUDGED]};
   const double least = least_weight(p.sizes, p.v_step ? p.batch : 1);
-  if (threadIdx.x == 0) write_record(outcome, changed, wrong, flags, closest, p.m * p.batch, tau, least, record);
+  if (threadIdx.x == 0) write_record(outcome, changed, wrong, said, call, p.m * p.batch, tau, least, record);
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
 
 enum Stage {
   LIST_ENTRIES, ENTRIES_AGAIN, LIST_REMAINING, SORT, GATHER, MULTIPLY, COMPARE, CANDIDATES, RECOMPUTE, LIST_REST, SAMPLE,
-  WHOLE_LINES, WHOLE_COLUMNS, VERIFY, RECORD, STAGES
+  WHOLE_LINES, WHOLE_COLUMNS, KNOWN, VERIFY, RECORD, STAGES
 };
 
 INLINE Index items_of_groups(const Problem& p, What what) {
@@ -182,6 +199,7 @@ INLINE Index items_of(const Problem* problem, int stage) {
   if (stage == SAMPLE) return columns_in(p, HIT) * items_of_column(p, false);
   if (stage == WHOLE_LINES) return items_of_groups(p, ALL);
   if (stage == WHOLE_COLUMNS) return columns_in(p, COMPLETED) * items_of_column(p, true);
+  if (stage == KNOWN) return items_known(p);
   return p.flagged;
 }
 
@@ -214,26 +232,27 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           D_TYPE* cast, Index d_rs, Index d_cs, Index d_step, const C_TYPE* C0, Index c0_rs, Index c0_cs,
           Index c0_step, double alpha, double beta, const ACC* v, Index v_step, const double* t, const double* t0,
           const double* p2, const double* added2, const double* tau, double factor, double input_factor,
-          double out_factor, double k_root, const Bits* left_words, const Bits* right_words, Index w_step,
+          double out_factor, double k_root, const Bits* guards, const Bits* guards0, Bits encoded,
+          const Bits* left_words, const Bits* right_words, const Bits* added_words, Index w_step,
           double unit_roundoff, double rigorous, double out_roundoff, double underflow, const double* sizes,
-          Index repaired, const unsigned* lines, Bits* state, char* scratch, Index scratch_bytes, Bits* record) {
+          Index repaired, const unsigned* lines, Bits* state, char* scratch, Index scratch_bytes, Bits call, Bits* record) {
   after_previous();
   next_may_begin();
   // Nearly always nothing is flagged: as little as possible stands in front of that, and what the record needs is read
   // at the same time.
-  const Bits flags = state[FLAGGED], closest = state[CLOSEST];
-  const unsigned flagged = unsigned(flags);
+  const Said said = {state[FLAGGED], state[CLOSEST], state[CALL], state[JUDGED]};
+  const unsigned flagged = unsigned(said.flags);
   const bool records = blockIdx.x == 0 && threadIdx.x < 32;
   const double least = records ? least_weight(sizes, v_step ? batch : 1) : 0;
   if (flagged == 0) {
-    if (records && threadIdx.x == 0) write_record(0, 0, 0, flags, closest, m * batch, tau, least, record);
+    if (records && threadIdx.x == 0) write_record(0, 0, 0, said, call, m * batch, tau, least, record);
     return;
   }
   const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = deep > 1 ? deep : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
   if (scratch_bytes < needed) {
-    if (records && threadIdx.x == 0) write_record(2, 0, 0, flags, closest, m * batch, tau, least, record);
+    if (records && threadIdx.x == 0) write_record(2, 0, 0, said, call, m * batch, tau, least, record);
     return;
   }
   __shared__ __align__(16) double pool[POOL];
@@ -251,8 +270,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   if (threadIdx.x == 0)
     problem[0] = {m, k, n, batch, L, l_rs, l_cs, l_step, R, r_rs, r_cs, r_step, C, c_rs, c_cs, c_step,
                   cast, d_rs, d_cs, d_step, C0, c0_rs, c0_cs, c0_step, alpha, beta, v, v_step, t, t0, p2, added2,
-                  factor, input_factor, out_factor, k_root, left_words, right_words, w_step,
-                  unit_roundoff, rigorous, out_roundoff, underflow, sizes, lines, state, int(flagged), groups,
+                  factor, input_factor, out_factor, k_root, guards, guards0, encoded, left_words, right_words, added_words, w_step,
+                  unit_roundoff, rigorous, out_roundoff, underflow, sizes, lines, state, int(flagged), groups, lines, int(flagged),
                   flagged > most, false, false, false, pieces(n, T1), stripes, slabs, pieces(k, slabs),
                   reinterpret_cast<Fixed*>(scratch), sides, sums, sums + 3 * GROUPS * n};
   __syncthreads();
@@ -284,7 +303,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       if (stage == LIST_REST) list_rest(problem, keys);
       if (stage == SAMPLE || stage == WHOLE_COLUMNS) look_at_column(problem, number, stage == WHOLE_COLUMNS, pool);
       if (stage == LIST_REMAINING || stage == VERIFY) verify(problem, number, stage == VERIFY, pool);
-      if (stage == RECORD) finish(problem, tau, record, keys);
+      if (stage == KNOWN) compare_known(problem, number, word_sums);
+      if (stage == RECORD) finish(problem, tau, call, record, keys);
     }
     base += items;
   }

@@ -1,4 +1,4 @@
-// Stages 2, 8, 11 and 13 of repair.cu: elements are computed again and replaced, and their lines checked again.
+// Stages 2, 8, 11 and 14 of repair.cu: elements are computed again and replaced, and their lines checked again.
 #pragma once
 #include "repair_problem.cuh"
 
@@ -13,8 +13,9 @@ enum What { OUTLIERS, ALL, NONE };  // is replaced: what is out of the ordinary,
 // With sum = L(line, :) R(:, j) and size = |L(line, :)| |R(:, j)|: whether C(line, j) is out of the ordinary, that is
 // further off than rounding can make it, or OUTLIER times more than is `usual`, be that 1 at least; and replaces it.
 // Where nothing is replaced a suspicion costs little: what is usual may be less, and is no more. In a line that is wrong
-// all over the fault itself is usual: told is what is off by more than sqrt(k) u |L| |R|, which is more than rounding leaves
-// (N. J. Higham, T. Mary 2019), but of tensor cores, whose rounding is not known better.
+// all over the fault itself is usual, and whatever differs is replaced: told is what is off by more than twice
+// sqrt(k) u |L| |R|, beyond which rounding leaves nothing (N. J. Higham, T. Mary 2019); not so of tensor cores, whose
+// rounding is not known better.
 INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size, double usual, What what) {
   const double c0 = p.beta != 0 ? p.beta * fresh(p.added(line, j)) : 0.0;
   const double exact = p.alpha * sum + c0, s = fabs(p.alpha) * size + fabs(c0), found = fresh(p.result(line, j));
@@ -23,7 +24,7 @@ INLINE bool judge(const Problem& p, Index line, Index j, double sum, double size
   if (found == value || (found != found && value != value)) return false;
   const double excess = fabs(found - exact) - p.out_roundoff * (fabs(exact) + fabs(c0)) - p.underflow;
   const bool tensor = sizeof(A_TYPE) == 2 || p.input_factor > 0;
-  const double most = what == ALL && !tensor ? sqrt(double(p.k)) / OUTLIER : infinity();
+  const double most = what == ALL && !tensor ? 2 * sqrt(double(p.k)) / OUTLIER : infinity();
   const double unit = what == NONE ? fmax(0.25, fmin(usual, 1.0)) * 0.5 : fmax(fmin(usual, most), 1.0);
   const bool ordinary = finite(s) && excess <= p.rigorous * (1 + p.out_roundoff) * s &&
                         excess <= OUTLIER * unit * p.unit_roundoff * s;
@@ -228,7 +229,7 @@ INLINE void recompute_any(const Problem* problem, Index item, What what, double*
 #endif
 }
 
-// ---- stages 2 and 13: |C(i, :) v - alpha t_i - beta t0_i| <= tau_i, as `bounds.statistical_bound` has it -------------------
+// ---- stages 2 and 14: |C(i, :) v - alpha t_i - beta t0_i| <= tau_i, as `bounds.statistical_bound` has it -------------------
 
 // x and y summed over a block, for its first thread.
 INLINE void add_up(double& x, double& y, double* pool) {
@@ -259,7 +260,10 @@ INLINE bool holds(const Problem& p, Index line, double* pool) {
   }
   add_up(u, squares, pool);
   if (threadIdx.x > 0) return true;
-  const double residual = fabs(u - p.alpha * p.t[line] - (p.beta != 0 ? p.beta * p.t0[line] : 0.0));
+  // t, if it is what it was: what agrees with a t that was lost is not known to be right.
+  const double t = guarded(p.t[line], p.p2[line], line, p.encoded, p.guards[line]);
+  const double t0 = p.t0 != nullptr ? guarded(p.t0[line], p.added2[line], line, p.encoded, p.guards0[line]) : 0.0;
+  const double residual = fabs(u - p.alpha * t - p.beta * t0);
   const double least = p.underflow * p.sizes[p.v_step ? 2 * product : 0];
   const double products = fabs(p.alpha) * sqrt(p.p2[line]);
   const double added = p.added2 != nullptr ? fabs(p.beta) * sqrt(p.added2[line]) : 0.0;

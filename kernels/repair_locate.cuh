@@ -241,7 +241,7 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
   for (Index l = begin + threadIdx.x; l < end && stripe == 0; l += T1)
     word -= multiplier(l, pass) * p.right_words[product * p.w_step + l];
   word = over_block(word, word_sums);
-  if (threadIdx.x == 0) atomicAdd(p.state + WORDS, word);
+  if (threadIdx.x == 0) atomicAdd(p.state + RIGHT_WORDS, word);
 }
 
 INLINE void multiply_any(const Problem* problem, Index item, double* pool, A_TYPE* tile, Bits* factors,

@@ -1,6 +1,6 @@
 // What the stages of repair.cu share: the problem, the first part of scratch, and what it is read with.
 #pragma once
-#include "sums.cuh"
+#include "account.cuh"
 
 constexpr int WARPS = T1 / 32;
 constexpr int CAP = 2048, GROUPS = 8, LOG = 1024;
@@ -15,12 +15,6 @@ constexpr bool TUNED = false;
 #else
 constexpr bool TUNED = true;
 #endif
-
-// Words of `state`. CHANGED_BEFORE, ENTRIES, REMAINING: of stages 0 to 2; HIT, COMPLETED: columns, of
-// stages 9 and 10; CLEARED: lines that fail although nothing in them is wrong.
-enum State {
-  FLAGGED, CLOSEST, TICKETS, DONE, CHANGED, WORDS, WRONG, UNRESOLVED, CHANGED_BEFORE, ENTRIES, REMAINING, HIT, COMPLETED, CLEARED
-};
 
 struct Fixed {  // the first part of scratch
   unsigned order[CAP], hits[CAP];  // lines in ascending order; wrong elements of each
@@ -51,13 +45,17 @@ struct Problem {
   Index v_step;
   const double *t, *t0, *p2, *added2;
   double factor, input_factor, out_factor, k_root;
-  const Bits *left_words, *right_words;
+  const Bits *guards, *guards0;
+  Bits encoded;
+  const Bits *left_words, *right_words, *added_words;
   Index w_step;
   double unit_roundoff, rigorous, out_roundoff, underflow;
   const double* sizes;
   const unsigned* lines;
   Bits* state;
   int flagged, groups;
+  const unsigned* listed;  // lines that the check has flagged, as many as `failing`
+  int failing;
   bool mass, all, settled;  // more lines failed than are repaired; all lines are looked at; none fails any more
   bool checked;             // stages 8 to 13 are there
   Index n_pieces, stripes, slabs, depth;  // depth: rows of R in a slab
@@ -81,6 +79,7 @@ struct Problem {
   INLINE int passes() const { return batch > 1 && r_step ? groups : 1; }
   INLINE unsigned* columns(int g) const { return reinterpret_cast<unsigned*>(sums + (GROUPS + g) * n); }
   INLINE unsigned* column_hits(int g) const { return columns(g) + n; }  // wrong elements of each column
+  INLINE bool replaced() const { return __ldcg(state + WRONG) != 0; }
   INLINE Index product(int g) const { return product_of(line(first(g))); }
 };
 
@@ -97,6 +96,12 @@ INLINE double fresh(const bfloat16* at) {
 }
 INLINE double fresh(const float* at) { return __ldcg(at); }
 INLINE double fresh(const double* at) { return __ldcg(at); }
+
+// The bits of an element, past the level-1 cache, which may hold what was there before.
+INLINE Bits fresh_bits(const float16* at) { return __ldcg(reinterpret_cast<const unsigned short*>(at)); }
+INLINE Bits fresh_bits(const bfloat16* at) { return __ldcg(reinterpret_cast<const unsigned short*>(at)); }
+INLINE Bits fresh_bits(const float* at) { return pattern(__ldcg(at)); }
+INLINE Bits fresh_bits(const double* at) { return pattern(__ldcg(at)); }
 
 // The sum over the lanes of a warp, for each of them.
 template <class T>

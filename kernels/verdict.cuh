@@ -1,7 +1,7 @@
 // The verdict on a line of C from its weighted sum, that of its squares, and what must hold of it
 // (abft_tsm2/checksum/bounds.py has the bound and its sources).
 #pragma once
-#include "sums.cuh"
+#include "account.cuh"
 
 // What every verdict takes. All arrays but `sizes` have an element for each line, those of one product after the other.
 //   alpha, beta     C = alpha L R + beta C0
@@ -13,11 +13,13 @@
 //                         + out_factor (||C o v|| + |beta| ||C0 o v||) + underflow sum |v|,
 //                   with ||C o v|| <= root |alpha| P2 + 1.01 |beta| ||C0 o v|| + ...
 //   tau, lines      where bounds, and the numbers of lines that fail go
-//   state           low half of word 0: how many fail; word 1: of the others the largest residual / tau, and its line
+//   state           FLAGGED, CLOSEST, CALL and JUDGED of account.cuh
+//   guards, guards0, encoded   of t and p2, of t0 and added2, by the call of this number; a line that they do not fit fails
+//   call            number of the call that this verdict is for
 #define VERDICT_ARGUMENTS                                                                                         \
   double alpha, double beta, const double *t, const double *p2, const double *t0, const double *added2,           \
       const double *sizes, Index sizes_step, double factor, double input_factor, double out_factor, double root, double underflow,     \
-      double *tau, unsigned *lines, Bits *state
+      double *tau, unsigned *lines, Bits *state, const Bits *guards, const Bits *guards0, Bits encoded, Bits call
 
 // The square root to seven digits, whatever the range: exact ones are longer than all else here, and code that is run
 // once costs by its length.
@@ -44,21 +46,22 @@ struct Expected {
 
 INLINE Expected expected_of(Index line, Index product, double alpha, double beta, const double* t, const double* p2,
                             const double* t0, const double* added2, const double* sizes, Index sizes_step,
-                            double underflow) {
-  Expected e = {alpha * t[line], fabs(alpha) * root_of(p2[line]), 0, underflow * sizes[product * sizes_step]};
+                            double underflow, const Bits* guards, const Bits* guards0, Bits encoded) {
+  const double of_products = guarded(t[line], p2[line], line, encoded, guards[line]);
+  Expected e = {alpha * of_products, fabs(alpha) * root_of(p2[line]), 0, underflow * sizes[product * sizes_step]};
   if (t0) {
-    e.sum += beta * t0[line];
+    e.sum += beta * guarded(t0[line], added2[line], line, encoded, guards0[line]);
     e.added = fabs(beta) * root_of(added2[line]);
   }
   return e;
 }
 #define EXPECTED_OF(line, product) \
-  expected_of(line, product, alpha, beta, t, p2, t0, added2, sizes, sizes_step, underflow)
+  expected_of(line, product, alpha, beta, t, p2, t0, added2, sizes, sizes_step, underflow, guards, guards0, encoded)
 
 // Writes the bound of a line, and its number where it fails; else returns residual / bound and the line as one number,
 // which is the larger the closer the residual came.
 INLINE Bits verdict(Index line, double u, double squares, const Expected& e, double factor, double input_factor,
-                    double out_factor, double root, double* tau, unsigned* lines, Bits* state) {
+                    double out_factor, double root, double* tau, unsigned* lines, Bits* state, Bits call) {
   // A large fault must not widen the bound that it is compared with: ||C o v|| is cut to what it can be.
   const double largest = root * e.products + 1.01 * e.added + e.least, found = root_of(squares);
   const double stored = found <= largest ? found : largest;
@@ -67,6 +70,7 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
       factor * (stored > size ? stored : size) + input_factor * e.products + out_factor * (stored + e.added) + e.least;
   const double residual = fabs(u - e.sum);
   tau[line] = bound;
+  if (line == 0) state[CALL] = call;
   // NaN compares false, and so does a bound that overflowed.
   if (residual <= bound && bound <= 0x1.fffffffffffffp1023 && found <= largest)
     return Bits(to_bits(ratio_of(residual, bound))) << 32 | Bits(line);
@@ -74,27 +78,36 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
   return 0;
 }
 #define GIVE_VERDICT(line, u, squares, expected) \
-  verdict(line, u, squares, expected, factor, input_factor, out_factor, root, tau, lines, state)
+  verdict(line, u, squares, expected, factor, input_factor, out_factor, root, tau, lines, state, call)
 
 // What was kept so far: read early, so that keep_closest need not wait for memory. There may be more by then.
-INLINE Bits kept_closest(const Bits* state) { return __ldcg(state + 1); }
+INLINE Bits kept_closest(const Bits* state) { return __ldcg(state + CLOSEST); }
 
-// Keeps the largest number that a block's verdicts returned: `mine` is the thread's, `kept` is of kept_closest.
+// Keeps the largest number that a block's verdicts returned: `mine` is the thread's, `kept` is of kept_closest; and counts
+// the lines that were `judged`.
 template <int THREADS>
-INLINE void keep_closest(Bits mine, Bits kept, Bits* state) {
+INLINE void keep_closest(bool judged, Bits mine, Bits kept, Bits* state) {
   __shared__ Bits closest[THREADS / 32];
+  __shared__ unsigned counts[THREADS / 32];
+  unsigned count = judged;
 #pragma unroll 1
   for (int bit = 16; bit; bit /= 2) {
     const Bits other = __shfl_xor_sync(~0u, mine, bit);
     mine = other > mine ? other : mine;
+    count += __shfl_xor_sync(~0u, count, bit);
   }
-  if (threadIdx.x % 32 == 0) closest[threadIdx.x / 32] = mine;
+  if (threadIdx.x % 32 == 0) {
+    closest[threadIdx.x / 32] = mine;
+    counts[threadIdx.x / 32] = count;
+  }
   __syncthreads();
   if (threadIdx.x > 0) return;
 #pragma unroll
   for (int w = 1; w < THREADS / 32; w++) {
     const Bits other = closest[w];
     mine = other > mine ? other : mine;
+    count += counts[w];
   }
-  if (mine > kept) atomicMax(state + 1, mine);
+  if (mine > kept) atomicMax(state + CLOSEST, mine);
+  atomicAdd(state + JUDGED, Bits(count));
 }

@@ -139,6 +139,7 @@ def summed(
     if state is None:
         state = np.full(STATE, SEALED, np.uint64)
         state[0] = 5
+    guards = np.zeros((batch, p), np.uint64)
     y, z = (np.full((batch, p + 3), np.nan, config.out) for _ in "yz")
     words = np.full((batch, p + 3), SEALED, np.uint64)
     wanted: Any = NULL
@@ -149,11 +150,24 @@ def summed(
     given = (NULL, 0, NULL) if parts is None else (parts, parts.shape[1], sizes)
     values = (
         *(X.x, ld, step if batch > 1 else 0, task.w, NULL if task.w2 is None else task.w2, cases.step_of(task.w)),
-        *(y, z, words if config.words else NULL, p + 3, float(outstanding), state, int(fresh), wanted, *given),
+        *(
+            y,
+            z,
+            words if config.words else NULL,
+            p + 3,
+            float(outstanding),
+            state,
+            int(fresh),
+            wanted,
+            *given,
+            guards,
+            cases.ENCODED,
+        ),
     )
     _run(library, config, values, (p, q, slice, batch), order, renamed)
     assert np.isnan(y[:, p:]).all(), "an element between two products was written"
     assert np.isnan(z[:, p:]).all(), "an element between two products was written"
+    assert np.array_equal(guards, cases.guards_of(y[:, :p], z[:, :p], cases.ENCODED)), "guards are wrong"
     assert (words[:, p if config.words else 0 :] == SEALED).all(), "a word between two products was written"
     return Sums(y[:, :p], z[:, :p], words[:, :p], state, sizes)
 
@@ -275,8 +289,7 @@ def verdicts(
     C = Stack.rows(batch, q, p, config.dtype, config.width, gap)
     C.x[...] = judged.C.x.transpose(0, 2, 1)
     step, ld, _ = C.strides
-    state = np.full(STATE, SEALED, np.uint64)
-    state[:2] = 0
+    state = cases.account()
     tau, lines = np.full((batch, p), np.nan), np.full(batch * p, 0xFBFBFBFB, np.uint32)
     cast: tuple[Any, ...] = (NULL, 0, 0)
     D, around = None, b""
@@ -287,7 +300,8 @@ def verdicts(
     values = (
         *(C.x, ld, step if batch > 1 else 0, judged.w, NULL, cases.step_of(judged.w), terms.alpha, terms.beta),
         *(NULL if x is None else x for x in (terms.t, terms.p2, terms.t0, terms.added2)),
-        *(terms.sizes, 2 if len(terms.sizes) > 1 else 0, *(float(x) for x in terms.factors), tau, lines, state, *cast),
+        *(terms.sizes, 2 if len(terms.sizes) > 1 else 0, *(float(x) for x in terms.factors), tau, lines, state),
+        *(*terms.guards, *cast),
     )
     _run(library, config, values, (p, q, slice, batch), order, renamed)
     assert D is None or D.around == around, "an element between two rows of the copy was written"

@@ -41,6 +41,8 @@ TYPES_OF_SUMS = [
     *([("bfloat16", "float32")] if "bfloat16" in TYPES else []),
 ]
 WIDTHS = {name: tuple(width for width in (16, 8, 4, 2) if width >= SIZES[name]) for name in TYPES}
+CALL_WORD, JUDGED_WORD = 16, 17  # of the state, as kernels/account.cuh has them
+ENCODED, CALL = (1 << 33) + 5, (1 << 41) + 6  # numbers of calls
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}
 
 
@@ -136,7 +138,18 @@ def account(low: int = 0) -> np.ndarray:
     """The words of a product's state."""
     state = np.full(STATE, SEALED, np.uint64)
     state[0], state[1] = low, 0
+    state[[CALL_WORD, JUDGED_WORD]] = 0
     return state
+
+
+def guards_of(sums: np.ndarray, squares: np.ndarray, encoded: int) -> np.ndarray:
+    """Of two sums (batch, p), as kernels/account.cuh has them."""
+    found = np.empty(sums.shape, np.uint64)
+    for line, (y, z) in enumerate(zip(sums.ravel(), squares.ravel(), strict=True)):
+        first, second = (int(np.float64(x).view(np.uint64)) for x in (y, z))
+        mixed = first ^ (second << 32 | second >> 32) & 2**64 - 1
+        found.ravel()[line] = mixed + ((encoded << 32) + line + 1) * 0x9E3779B97F4A7C15 & 2**64 - 1
+    return found
 
 
 # ---- sums ----------------------------------------------------------------------------------------------------------
@@ -213,8 +226,10 @@ def summed(
     expected: np.ndarray | None = None,
     state: np.ndarray | None = None,
     parts: np.ndarray | None = None,
+    guards: np.ndarray | None = None,
 ) -> Sums:
-    """Launch; AssertionError where something is written that should stay. `parts`: (batch, count, 2)."""
+    """Launch; AssertionError where something is written that should stay. `parts`: (batch, count, 2); `guards`: where
+    they go."""
     config, (batch, p, q) = task.config, task.X.x.shape
     step, ld, _ = task.X.strides
     state = account() if state is None else state
@@ -235,6 +250,7 @@ def summed(
             *(step_of(task.w), *out, words if config.words else NULL, p + 3),
             *(float(outstanding), state, int(fresh), NULL if padded is None else padded),
             *((NULL, 0, NULL) if parts is None else (parts, parts.shape[1], sizes)),
+            *(NULL if guards is None else guards, ENCODED),
         ),
     )
     for x, before in zip((*out, words), sealed, strict=True):
@@ -309,8 +325,12 @@ def flag_faults(task: Task, launch: Launch) -> list[str]:
         state = summed(task, launch, state=account(5), **options).state
         if state[0] != 5 | flags << 32:
             found.append(f"with {what} given, word 0 of the state is {int(state[0]):#x}, not {5 | flags << 32:#x}")
-        if state[1] != 0 or (state[2:] != SEALED).any():
+        if state[[1, CALL_WORD, JUDGED_WORD]].any() or (state[2:CALL_WORD] != SEALED).any():
             found.append("other words of the state were written")
+    guards = np.zeros(sums.y.shape, np.uint64)
+    sums = summed(task, launch, guards=guards)
+    if not np.array_equal(guards, guards_of(sums.y, sums.z, ENCODED)):
+        found.append("guards are wrong")
     wiped = summed(task, launch, fresh=True, state=np.full(STATE, SEALED, np.uint64)).state
     if wiped.any():
         found.append(f"{np.count_nonzero(wiped)} words of the state were not wiped")

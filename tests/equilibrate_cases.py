@@ -29,7 +29,7 @@ class Columns:
     n: int
     batch: int = 1
     scales: str = "equal"  # columns differ by powers of ten: none, "tens": 2, "large": 30 or what the type allows,
-    # "extreme": as many as have squares, "beyond": more in float64. "zero": all of them are 0
+    # "extreme": as many as have squares, "beyond": more in float64; "octaves": up to 2^2. "zero": all of them are 0
     special: tuple[str, ...] = ()  # of "nan", "inf", "zero": columns that have no scale
 
     def matrices(self, seed: int = 0, sample: np.ndarray | None = None) -> Scaled:
@@ -48,6 +48,8 @@ class Columns:
         most = {"tens": 2, "large": min(extreme, 30), "extreme": extreme, "beyond": beyond}.get(self.scales, 0)
         power = rng.integers(-1, 2, (self.batch, 1, self.n)) * most
         values = rng.standard_normal(shape) * 10.0**power
+        if self.scales == "octaves":
+            values *= 2.0 ** rng.uniform(-2, 2, (self.batch, 1, self.n))
         if self.scales == "zero":
             values[...] = 0
         R.x[...] = values.astype(dtype)
@@ -59,7 +61,7 @@ class Columns:
                 column[...] = 0
             else:
                 column[number % self.batch, sample[-1]] = {"nan": np.nan, "inf": -np.inf}[kind]
-        base = rng.choice([-1.0, 1.0], self.n) * (1 + rng.integers(0, 65, self.n) / 128)
+        base = rng.choice([-1.0, 1.0], self.n) * (1 + rng.integers(0, 1 << 22, self.n) / (1 << 23))
         return Scaled(self.config, R, sample, base.astype(np.float32))
 
 
@@ -93,52 +95,53 @@ def equilibrated(task: Scaled, launch: Launch) -> Weights:
         config.name,
         (blocks, batch),
         config.t1,
-        (k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts, unshare_of(k), state),
+        (k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts, enlarge_of(k), state),
     )
     assert np.isnan(memory[:, n:]).all(), "an element between the weights of two products was written"
     return Weights(v, parts, state)
 
 
-def unshare_of(k: int) -> float:
-    """sqrt(rows in the sample / k), as abft_tsm2/checksum/on_device.py gives it."""
-    return float((SAMPLE / k if k >= 2 * SAMPLE else 1.0) ** 0.5)
+def enlarge_of(k: int) -> float:
+    """k / rows in the sample, as abft_tsm2/checksum/on_device.py gives it."""
+    return k / SAMPLE if k >= 2 * SAMPLE else 1.0
 
 
-def scales_of(task: Scaled) -> np.ndarray:
-    """What the base is multiplied by, (batch, n): 1 / norm, within limits, or that of neighbours."""
-    far = 100 if SIZES[task.config.dtype] == 2 else 1000
+def exponents_of(task: Scaled) -> tuple[np.ndarray, np.ndarray]:
+    """The powers of two that the base is multiplied by, (batch, n), within limits, or those of neighbours; and which of
+    them are a tie, as far as single precision tells."""
+    far, k = 100 if SIZES[task.config.dtype] == 2 else 1000, task.R.x.shape[1]
     with np.errstate(all="ignore"):
-        seen = task.R.x[:, task.sample].astype(np.float64)
-        square = (seen**2).sum(1)
+        square = (task.R.x[:, task.sample].astype(np.float64) ** 2).sum(1)
         has = (square > 0) & np.isfinite(square)
-        # square = 4^half m, m in [1, 4)
-        half = (np.frexp(np.where(has, square, 1))[1] - 1) // 2
-        m = np.where(has, square, 1) * 2.0**-half * 2.0**-half
-        digits = np.where(has, unshare_of(task.R.x.shape[1]) / np.sqrt(m), 1)
-    exponent = np.where(has, np.clip(-half, -far, far), -2 * far)
+        common = square[:, :COLUMNS].mean(1, keepdims=True) * enlarge_of(k)
+        centre = np.log2(np.where((common > 0) & np.isfinite(common), common, 1).astype(np.longdouble)) / 2
+        size = np.log2(np.where(has, square, 1).astype(np.longdouble) * enlarge_of(k)) / 2
+        size = np.clip(size - (centre - np.rint(centre)), -512, 512)  # squares that overflow, or nearly vanish
+    exponent = np.where(has, np.clip(-np.rint(size), -far, far), -2 * far).astype(int)
     for first in range(0, square.shape[1], COLUMNS):
         block = exponent[:, first : first + COLUMNS]
         top = block.max(1, keepdims=True)
         block[...] = np.where(block > -2 * far, block, np.where(top > -2 * far, top, 0))
-    return digits.astype(np.longdouble) * np.exp2(exponent.astype(np.longdouble))
+    tie = abs(abs(size - np.rint(size)) - 0.5) < 2.0**-20
+    return exponent, tie & has
 
 
 def weight_faults(task: Scaled, made: Weights) -> list[str]:
     """What is wrong with weights."""
     found = []
-    scale = scales_of(task)
-    blocks = [slice(j, j + COLUMNS) for j in range(0, scale.shape[1], COLUMNS)]
-    v = made.v.astype(np.longdouble)
+    exponent, tie = exponents_of(task)
+    blocks = [slice(j, j + COLUMNS) for j in range(0, exponent.shape[1], COLUMNS)]
     with np.errstate(all="ignore"):
-        # Eight significant bits: off by a half of the last one at most, and by what float32 rounds of the scale.
-        right = abs(v - task.base * scale) <= (2.0**-8 + 2.0**-21) * abs(task.base) * scale
-        digits = np.frexp(made.v)[0].astype(np.float64) * 256
+        scale = made.v.astype(np.float64) / task.base  # exact where it is a power of two
+        digits, power = np.frexp(scale)
+        right = (digits == 0.5) & ((power - 1 == exponent) | (tie & (abs(power - 1 - exponent) == 1)))
     if not right.all():
         at = tuple(int(i) for i in np.argwhere(~right)[0])
-        found.append(f"{(~right).sum()} weights are wrong, the first {at}: {v[at]}, not {task.base[at[1]] * scale[at]}")
-    found += _balance_faults(task, v)
-    if (np.isfinite(digits) & (digits != np.round(digits))).any():
-        found.append("weights have more than eight significant bits")
+        wanted = f"{task.base[at[1]]} 2^{exponent[at]}"
+        found.append(f"{(~right).sum()} weights are wrong, the first {at}: {made.v[at]}, not {wanted}")
+    if not tie.any():
+        found += _balance_faults(task, made.v.astype(np.longdouble))
+    v = made.v.astype(np.longdouble)
     for number, block in enumerate(blocks):
         size, (total, least) = abs(v[:, block]), made.parts[:, number].T
         if not (abs(total - size.sum(1)) <= 1e-13 * total).all():
@@ -151,12 +154,13 @@ def weight_faults(task: Scaled, made: Weights) -> list[str]:
 
 
 def _balance_faults(task: Scaled, v: np.ndarray) -> list[str]:
-    """Columns with a scale weigh as much as their base, as far as the sample tells: within 2 %."""
+    """Columns with a scale weigh as much as their base, as far as the sample and a power of two tell: within 2^(1/2)
+    of the first columns' mean."""
     far = 99 if SIZES[task.config.dtype] == 2 else 490  # what is certain to be within limits
     with np.errstate(all="ignore"):
-        norm = np.sqrt((wide(task.R.x[:, task.sample]) ** 2).sum(1)) / unshare_of(task.R.x.shape[1])
+        norm = np.sqrt((wide(task.R.x[:, task.sample]) ** 2).sum(1) * enlarge_of(task.R.x.shape[1]))
         within = (norm > 2.0**-far) & (norm < 2.0**far)
-        wrong = within & ~(abs(v * norm / task.base - 1) <= 0.02)
+        wrong = within & ~(abs(np.log2(abs(v * norm / task.base))) <= 1.001)
     if not wrong.any():
         return []
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -178,12 +182,12 @@ def sample_faults(config: Equilibrate, k: int, launch: Launch) -> list[str]:
     if k >= 1000 and len(set(np.diff(runs[:, 0]))) < len(runs) // 2:
         found.append(f"the rows looked at are periodic: {sample.tolist()}")
     for number, special in enumerate(((), ("zero", "nan"))):
-        some = Columns(config, k, 40, 2, special=special).matrices(number, sample)
+        some = Columns(config, k, 40, 2, "octaves" if special else "equal", special).matrices(number, sample)
         made = equilibrated(some, launch)
         found += weight_faults(some, made)
-        if not special:  # what a sample of 128 misses
+        if not special:  # columns of one norm, up to what a sample of 128 misses: one scale
             size = abs(made.v * np.sqrt((wide(some.R.x) ** 2).sum(1)) / some.base)
-            if not (abs(size - 1) < 0.25).all():
+            if not ((size.max(1) / size.min(1) < 1.3**2).all() and size.min() > 0.5 and size.max() < 2):
                 found.append(f"columns weigh from {size.min()} to {size.max()} times as much as they should")
     outside = Columns(config, k, 40, 2).matrices()
     outside.R.x[:, sample, 5] = 0
@@ -194,10 +198,13 @@ def matrices(config: Equilibrate) -> Iterator[Columns]:
     """Shapes around a block's columns and a warp's samples, with all that columns may be like in turn."""
     yield Columns(config, 1, 1)
     yield Columns(config, 5, 32, 2)
+    yield Columns(config, 12, 9, 3, scales="octaves")
+    yield Columns(config, 21, 300, 2, scales="octaves")
     yield Columns(config, 40, 33, 1, scales="large")
-    yield Columns(config, 33, 100, 3, special=("zero", "nan", "inf", "zero"))
+    yield Columns(config, 33, 100, 3, scales="octaves", special=("zero", "nan", "inf", "zero"))
     yield Columns(config, 9, 31, 2, special=("nan",) * 31)
     yield Columns(config, 8, 65, 2, scales="zero")
     yield Columns(config, 255, 70, 2, scales="tens", special=("zero", "inf"))
+    yield Columns(config, 190, 230, 1, scales="octaves")
     yield Columns(config, 16, 64, 1, scales="extreme", special=("zero",))
     yield Columns(config, 7, 40, 2, scales="beyond")

@@ -76,7 +76,7 @@ class Case:
         }
         if C0 is not None:
             weighted = C0.astype(np.float64) * v[:, None, :]
-            checks |= {"t0": weighted.sum(2), "added2": (weighted**2).sum(2)}
+            checks |= {"t0": weighted.sum(2), "added2": (weighted**2).sum(2), "added_words": words_of(C0)}
         clean = product.astype(out)
         C = _stacked(clean, self.order == "F", 1)
         cast = _stacked(C.astype(TYPES[config.cast]), False, 2) if config.cast else None
@@ -224,6 +224,24 @@ def wrong_t_beside(work: Work, rng: np.random.Generator) -> None:  # the element
     element(work, rng)
     work.checks["t"][-1, work.C.shape[1] // 2] += 500 * _typical(work)
     work.outcome, work.written = UNRESOLVED, True
+
+
+@fault
+def lost_t(work: Work, rng: np.random.Generator) -> None:  # with its line, which agrees with it
+    line = 6
+    work.guard()
+    for part in ("t", "p2"):
+        work.checks[part][0, line] = 0
+    work.C[0, line] = 0
+    work.lines, work.outcome, work.written = [line], UNRESOLVED, True
+    _may_be_whole(work, work.C.shape[2])
+
+
+@fault
+def lost_t_beside_a_right_line(work: Work, rng: np.random.Generator) -> None:
+    work.guard()
+    work.checks["t"][0, 6] *= 1 - 2.0**-52
+    work.lines, work.outcome = [6], CLEARED
 
 
 @fault

@@ -15,6 +15,7 @@ import numpy as np
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.on_device import repair_bytes
 from abft_tsm2.core.check_config import Repair
+from tests.check_cases import CALL_WORD, JUDGED_WORD, guards_of
 from tests.cuda_on_cpu.library import _Address
 from tests.planting import bits
 
@@ -23,6 +24,7 @@ WORDS = 128
 CAP, TOLD = 2048, 40  # lines, and faults that the record names
 SHORT = 128  # columns of which every element is looked at
 CLEAN, REPAIRED, UNRESOLVED, CLEARED = 0, 1, 2, 3
+CALL, ENCODED = (1 << 40) + 77, (1 << 40) + 76  # numbers of calls
 SEALED = np.uint64(0xABCDABCDABCDABCD)  # in words of the record that nobody has written
 
 
@@ -91,6 +93,13 @@ class Work:
         with np.errstate(invalid="ignore"):
             return [int(i) for i in np.flatnonzero(~((residual <= tau) & np.isfinite(tau)).ravel())]
 
+    def guard(self) -> None:
+        """Take guards of what must hold, unless they are there."""
+        c = self.checks
+        for name, parts in (("guards", ("t", "p2")), ("guards0", ("t0", "added2"))):
+            if name not in c and parts[0] in c:
+                c[name] = guards_of(*(c[part] for part in parts), ENCODED)
+
     def arguments(self) -> tuple[Any, ...]:
         c, a, flagged = self.checks, self.checks["arithmetic"], self.flagged
         batch, m, n = self.C.shape
@@ -99,6 +108,8 @@ class Work:
         lines = np.asarray(flagged, np.uint32)[order] if flagged else np.zeros(1, np.uint32)
         self.state[0] = len(flagged) | self.off << 32
         self.state[1] = 0x3F000000 << 32 | (m * batch - 1)
+        self.state[CALL_WORD], self.state[JUDGED_WORD] = CALL, m * batch
+        self.guard()
         tau = self.bound(self.C)[1].ravel()
         terms = c["terms"]
         factor, root = bounds.statistical_factor(a, terms, n), 1.01 * float(np.sqrt(terms))
@@ -117,10 +128,11 @@ class Work:
             *(m, k, n, batch, *strided(self.L), *strided(self.R), *strided(self.C), *strided(self.cast)),
             *(*strided(self.C0), self.alpha, self.beta, self.v, n if len(self.v) > 1 else 0),
             *(c["t"], c["t0"] if beta else NULL, c["p2"], c["added2"] if beta else NULL, tau),
-            *(factor, 0.0, 4 * a.u_out, root),
+            *(factor, 0.0, 4 * a.u_out, root, c["guards"], c["guards0"] if beta else NULL, ENCODED),
             *((c["left_words"], c["right_words"]) if self.words else (NULL, NULL)),
+            c["added_words"] if self.words and beta else NULL,
             *(k if len(c["right_words"]) > 1 else 0, a.u, bounds.rigorous_factor(a, terms), a.u_out, c["underflow"]),
-            *(c["sizes"], self.most, lines, self.state, scratch, size, self.record),
+            *(c["sizes"], self.most, lines, self.state, scratch, size, CALL, self.record),
         )
 
 
@@ -151,17 +163,20 @@ def judged(work: Work, launch: Callable[[tuple[Any, ...]], None]) -> list[str]:
             expect("the cast", bits(work.cast).tolist(), bits(C.astype(work.cast.dtype)).tolist())
     if not near[written | (free & work.completed)].all():
         found.append(f"{np.count_nonzero(~near & (written | free))} repaired element(s) are not the product")
-    expect("the stamp", int(record[0]), 1)
-    expect("the number of lines", int(record[1]), flagged)
+    expect("the stamp", int(record[0]), CALL)
+    expect("the number of lines", int(record[1]) & 0xFFFFFFFF, flagged)
+    expect("the count of lines that were judged", int(record[1]) >> 32, batch * m)
+    expect("the call that was judged", int(record[7]) >> 8, CALL)
     expect("the outcome", int(record[2]), work.outcome)
     expect("the closest", int(record[3]), int(work.state[1]))
     expect("tau", record[4:5].tobytes(), tau[-1:].tobytes())
     expect("the least weight", float(record[5:6].view(np.float64)[0]), float(work.checks["sizes"][:, 1].min()))
-    expect("the flags", int(record[7]), work.off | 2 * work.changed)
+    expect("the flags", int(record[7]) & 0xFF, work.off | 2 * work.changed)
     places = [tuple(place) for place in np.argwhere(written.reshape(batch * m, n)).tolist()]
     if (free & written).any():
         if work.completed and work.config.dtype in ("float32", "float64"):
-            least, most = (int((work.far_off(before, units) & (free | written)).sum()) for units in (9, 7))
+            told = max(8.0, 2 * float(np.sqrt(work.L.shape[2])))  # of a line that is wrong all over
+            least, most = (int((work.far_off(before, units) & (free | written)).sum()) for units in (1.1 * told, 7))
             if not least <= record[6] <= most:
                 found.append(f"the number of wrong elements is {record[6]}, not {least} to {most}")
         return found

@@ -34,10 +34,10 @@ library = library_of(lambda: texts(EQUILIBRATING))
 SMALL, TURNED, BRAIN = EQUILIBRATING[2], EQUILIBRATING[1], EQUILIBRATING[-1]
 CHECKED = EQUILIBRATING[::3]
 READS = {
-    "columns_beyond": (SMALL, "k && j < n", 0, "k"),
-    "turned_columns_beyond": (TURNED, "k && j < n", 0, "k"),
-    "rows_beyond": (SMALL, "start + down < k && ", 0, ""),
-    "turned_rows_beyond": (TURNED, "start + down < k && ", 0, ""),
+    "columns_beyond": (SMALL, "there && first + right < n", 0, "there"),
+    "turned_columns_beyond": (TURNED, "there && first + right < n", 0, "there"),
+    "rows_beyond": (SMALL, " && start + down < k", 0, ""),
+    "turned_rows_beyond": (TURNED, " && start + down < k", 0, ""),
 }
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
@@ -65,7 +65,7 @@ def test_weights_in_every_order(library: Library, config: Equilibrate) -> None:
     k=st.integers(1, 255),
     n=st.integers(1, 130),
     batch=st.integers(1, 3),
-    scales=st.sampled_from(["equal", "tens", "large", "zero"]),
+    scales=st.sampled_from(["equal", "octaves", "tens", "large", "zero"]),
     special=st.lists(st.sampled_from(["nan", "inf", "zero"]), max_size=5),
     order=st.sampled_from(ORDERS),
     seed=st.integers(0, 2**32),
@@ -93,7 +93,7 @@ def test_squares_that_are_nearly_zero_limit_a_scale(library: Library, turned: bo
     task.R.x[...] *= 10.0 ** -np.linspace(155.5, 160, 40)
     made = equilibrated(task, launch_on(library, "forward"))
     size = abs(made.v * np.sqrt((task.R.x.astype(np.longdouble) ** 2).sum(1)) / task.base)
-    assert (size < 1.02).all()
+    assert (size < 2.01).all()
     assert (abs(made.v) > 2.0**510).all()
 
 
@@ -194,7 +194,7 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "few_rows_twice": (SMALL, "down < length && ", 0, "", WRONG),
     "few_rows_left_out": (SMALL, "int(k + WARPS - 1) / WARPS", 0, "int(k) / WARPS", WRONG),
     "eight_of_few_rows": (SMALL, "l < length; l += RUN", 0, "l < RUN; l += RUN", WRONG),
-    "other_stride": (TURNED, "rs + j * cs", 0, "cs + j * rs", f"{WRONG}|{OVERRUN}"),
+    "other_stride": (TURNED, ": 0)) * rs + (", 0, ": 0)) * cs + (", f"{WRONG}|{OVERRUN}"),
     "the_first_matrix_only": (SMALL, "R + product * step", 0, "R", WRONG),
     "a_part_of_the_squares": (SMALL, "w < WARPS; w++) square", 0, "w < WARPS - 1; w++) square", WRONG),
     "a_part_of_the_rows": (TURNED, "i < RUN; i++) sum[0]", 0, "i < RUN - 1; i++) sum[0]", WRONG),
@@ -205,33 +205,61 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
         "by_row[lane * RUN",
         f"{WRONG}|{RACE}",
     ),
-    "columns_in_another_order": (TURNED, "lane / RUN + 4 * i)", 0, "RUN * (lane / RUN) + i)", f"{WRONG}|race"),
+    "columns_in_another_order": (
+        TURNED,
+        "lane / RUN + 4 * i : lane",
+        0,
+        "RUN * (lane / RUN) + i : lane",
+        f"{WRONG}|race",
+    ),
     "runs_of_few_rows": (SMALL, "k < 2 * RUN * WARPS", 0, "k < RUN * WARPS", WRONG),
     "few_where_there_are_many": (SMALL, "k < 2 * RUN * WARPS", 0, "k < 3 * RUN * WARPS", "257 rows are looked at"),
     "runs_beyond_their_part": (SMALL, "(group - RUN + 1)", 0, "(group + RUN)", "no runs|rows are looked at"),
     "runs_in_one_part": (TURNED, "warp * Index(group)", 0, "warp * Index(RUN)", "no runs|rows are looked at"),
     "periodic_runs": (SMALL, "scattered(warp) %", 0, "0 *", "periodic"),
     "nearly_periodic_runs": (TURNED, "scattered(warp) %", 0, "warp % 2 %", "periodic"),
-    "not_unshared": (SMALL, "unshare / sqrtf(m)", 0, "1 / sqrtf(m)", WRONG),
-    "unshared_twice": (TURNED, "unshare / sqrtf(m)", 0, "unshare * unshare / sqrtf(m)", WRONG),
+    "not_enlarged": (SMALL, "square * (enlarge * ", 0, "square * (", WRONG),
+    "the_mean_not_enlarged": (TURNED, "common * enlarge * ", 0, "common * ", WRONG),
+    "the_mean_of_32": (SMALL, "float(min(n, Index(COLUMNS)))", 0, "float(COLUMNS)", WRONG),
+    "no_mean": (SMALL, "if (has_size(mean)) centre", 0, "if (false) centre", WRONG),
+    "a_mean_of_infinity": (SMALL, "if (has_size(mean)) centre", 0, "centre", WRONG),
+    "the_mean_of_the_block": (TURNED, "y[i] = *from", 0, "y[i] = x[i]", WRONG),
+    "the_mean_of_a_warp": (SMALL, "common += of_all[w]", 0, "common = of_all[w]", WRONG),
+    "the_mean_of_a_lane": (SMALL, "common += __shfl_xor_sync(~0u, common, bit)", 0, "", WRONG),
     "zero_has_a_scale": (SMALL, "square > 0 && square <=", 0, "square <=", WRONG),
     "infinity_has_a_scale": (SMALL, "square > 0 && square <= 0x1.fffffffffffffp1023", 0, "square > 0", WRONG),
-    "nan_has_a_scale": (SMALL, "!(square > 0 && square <=", 0, "square == 0 || !!(square >", WRONG),
+    "nan_has_a_scale": (
+        SMALL,
+        "square > 0 && square <= 0x1.fffffffffffffp1023",
+        0,
+        "square != 0 && !(square > 0x1.fffffffffffffp1023)",
+        WRONG,
+    ),
     "half_an_exponent": (SMALL, "1023) >> 1", 0, "1022) >> 1", WRONG),
-    "unlimited_scale": (BRAIN, "max(-FAR, min(FAR, -half))", 0, "max(-FAR, -half)", WRONG),
-    "unlimited_below": (BRAIN, "max(-FAR, min(FAR, -half))", 0, "min(FAR, -half)", WRONG),
-    "truncated": (SMALL, " + 0x8000u", 0, "", WRONG),
-    "seven_bits": (SMALL, "0x8000u & 0xffff0000u", 0, "0x10000u & 0xfffe0000u", WRONG),
-    "nine_bits": (SMALL, "0x8000u & 0xffff0000u", 0, "0x4000u & 0xffff8000u", "more than eight"),
+    "rounded_down": (SMALL, "pattern(2 * x)", 0, "pattern(x)", WRONG),
+    "unlimited_scale": (BRAIN, "max(-FAR, min(FAR, ", 0, "max(-FAR, (", WRONG),
+    "unlimited_below": (
+        BRAIN,
+        "max(-FAR, min(FAR, -half_exponent(norm2)))",
+        0,
+        "min(FAR, -half_exponent(norm2))",
+        WRONG,
+    ),
+    "of_eight_bits": (
+        SMALL,
+        "double(own_base)",
+        0,
+        "double(from_bits(to_bits(own_base) + 0x8000u & 0xffff0000u))",
+        WRONG,
+    ),
     "weights_of_the_first": (SMALL, "v[product * v_step + j]", 0, "v[j]", WRONG),
     "weights_of_the_first_columns": (SMALL, "base[first + lane]", 0, "base[lane]", WRONG),
     "a_weight_beyond": (SMALL, "if (j < n)", 0, "if (true)", f"{OVERRUN}|between the weights"),
     "smallest_scale_for_zero": (SMALL, "top = max(top, ", 0, "top = min(top, ", WRONG),
     "scale_of_a_lane_for_zero": (SMALL, "top = max(top, __shfl_xor_sync(~0u, top, bit))", 0, "", WRONG),
-    "no_scale_for_zero": (SMALL, "top == -2 * FAR ? 0 : top", 0, "top", WRONG),
-    "zero_columns_of_one": (SMALL, "top == -2 * FAR ? 0 : top", 0, "0", WRONG),
-    "digits_for_zero": (TURNED, "scale = {1, ", 0, "scale = {2, ", WRONG),
-    "all_are_zero": (TURNED, "if (!(scale.digits > 0)) scale", 0, "scale", WRONG),
+    "no_scale_for_zero": (SMALL, "top == NONE ? 0 : top", 0, "top", WRONG),
+    "zero_columns_of_one": (SMALL, "top == NONE ? 0 : top", 0, "0", WRONG),
+    "all_are_zero": (TURNED, "if (exponent == NONE) exponent", 0, "exponent", WRONG),
     "size_of_a_lane": (SMALL, "total += __shfl_xor_sync", 0, "__shfl_xor_sync", "sum "),
     "least_of_a_lane": (SMALL, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "smallest"),
     "parts_of_the_first": (SMALL, "product * gridDim.x + blockIdx.x)] ", 0, "blockIdx.x)] ", "sum "),

@@ -18,10 +18,11 @@ from tests import check_cases as cases
 from tests.check_cases import SUMMING, Case, Launch
 from tests.cuda_on_cpu import ORDERS, Library
 from tests.libraries import first_complaint, first_fault, library_of, texts, with_faults
-from tests.verdict_cases import JUDGE, JUDGING, Trial, trials, verdict_faults, verdicts
+from tests.verdict_cases import JUDGE, JUDGING, Trial, Verdicts, trials, verdict_faults, verdicts
 
 names = {"ids": lambda x: getattr(x, "name", x)}
 library = library_of(lambda: texts((*SUMMING, *JUDGING, JUDGE)))
+PLAIN_LINES = JUDGING[0]
 
 
 def launch_on(library: Library, order: str, renamed: str = "") -> Launch:
@@ -177,6 +178,40 @@ def test_the_copy_is_rounded_as_by_numpy(library: Library, config: LineSums) -> 
     assert np.isnan(made.D.astype(np.float32)).any()
 
 
+@pytest.mark.parametrize("beta", [0.0, -1.5])
+@pytest.mark.parametrize("config", [PLAIN_LINES, JUDGE], **names)
+def test_a_line_fails_whose_prediction_was_lost_with_it(
+    library: Library, config: LineSums | Judge, beta: float
+) -> None:
+    judged = Trial(config, 50, 20, 2, beta=beta, special=False).judged()
+    terms, launch = judged.terms, launch_on(library, "random")
+    clean = {int(line) for line in _listed(verdicts(judged, launch))}
+    lost = 1, 7, 70
+    for number, parts in enumerate((("t", "p2"), ("t",), ("p2",), ("t0", "added2"), ("t0",), ("added2",))):
+        if not beta and number > 2:
+            continue
+        then = terms.guards
+        others = {part: getattr(terms, part).copy() for part in parts}
+        for x in others.values():
+            x.ravel()[list(lost)] = 0
+        # A line of zeros and its sums, which agree with a t of zero.
+        C, u, squares = judged.C, judged.u.copy(), judged.squares.copy()
+        for line in lost if number == 0 and not beta else ():
+            u.ravel()[line] = squares.ravel()[line] = 0
+            if C is not None:
+                C.x.reshape(100, 20)[line] = 0
+        changed = replace(judged, terms=terms._replace(**others), u=u, squares=squares)
+        assert _listed(verdicts(changed, launch, guards=then)) >= set(lost), parts
+        if number == 0 and not beta:  # the guards are what tells
+            assert not _listed(verdicts(changed, launch)) & set(lost)
+    assert _listed(verdicts(judged, launch, guards=(terms.guards[0], terms.guards[1], 3, 5))) == set(range(100))
+    assert clean < set(range(100))
+
+
+def _listed(made: Verdicts) -> set[int]:
+    return {int(line) for line in made.lines[: int(made.state[0]) & 0xFFFFFFFF]}
+
+
 # ---- under AddressSanitizer ----------------------------------------------------------------------------------------
 
 CHECKED = (*SUMMING[::2], *JUDGING[1::2], JUDGE)
@@ -219,7 +254,7 @@ COPY = next(config for config in JUDGING if config.out and config.team > 1)
 PLAIN = next(config for config in JUDGING if not config.out)
 STORED = next(config for config in JUDGING if config.dtype == "float16")  # whose bound is not NaN where it is infinite
 RACE, WRONG, OVERRUN = "race: |uninitialised shared", "are wrong", "global memory overrun"
-FLAGS, LISTED, CLOSEST = "word 0 of the state", "listed", "the closest"
+FLAGS, LISTED, CLOSEST, COUNTED = "word 0 of the state", "listed", "the closest", "counted"
 # name: (kernel, what is replaced, which occurrence, by what, what is then said)
 PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "no_barrier_of_a_team": (TEAM, "__syncthreads();", 1, "", RACE),
@@ -275,7 +310,7 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "nan_passes": (PLAIN, "if (residual <= bound", 0, "if (!(residual > bound)", LISTED),
     "sign_of_alpha": (PLAIN, "fabs(alpha)", 0, "alpha", "bounds are wrong"),
     "sign_of_beta": (PLAIN, "fabs(beta)", 0, "beta", "bounds are wrong"),
-    "nothing_added": (PLAIN, "beta * t0[line]", 0, "0 * t0[line]", LISTED),
+    "nothing_added": (PLAIN, "beta * guarded(t0[line]", 0, "0 * guarded(t0[line]", LISTED),
     "largest_without_what_is_added": (PLAIN, "1.01 * ", 0, "0 * ", f"{LISTED}|bounds are wrong"),
     "input_rounding": (JUDGE, "input_factor * ", 0, "0 * ", "bounds are wrong"),
     "stored_twice": (PLAIN, "(stored > size", 0, "(stored < size", "bounds are wrong"),
@@ -284,7 +319,7 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "closest_of_a_lane": (PLAIN, "mine = other > mine ? other : mine;", 0, "", CLOSEST),
     "closest_of_a_warp": (PLAIN, "mine = other > mine ? other : mine;", 1, "", CLOSEST),
     "closest_not_kept": (PLAIN, "mine > kept", 0, "mine < kept", CLOSEST),
-    "closest_of_the_last_block": (JUDGE, "atomicMax(state + 1, mine)", 0, "state[1] = mine - 1", CLOSEST),
+    "closest_of_the_last_block": (JUDGE, "atomicMax(state + CLOSEST, mine)", 0, "state[1] = mine - 1", CLOSEST),
     "closest_ratio_upside_down": (JUDGE, "ratio_of(residual, bound)", 0, "ratio_of(bound, residual)", CLOSEST),
     "closest_ratio_of_no_bound": (JUDGE, "if (bits >> 52 == 0) return 0;", 0, "", CLOSEST),
     "no_root_of_squares": (JUDGE, "found = root_of(squares)", 0, "found = squares", "bounds are wrong|listed"),
@@ -294,9 +329,24 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
     "roots_of_six_digits": (JUDGE, "sqrtf(float(m))", 0, "sqrtf(float(m) * 0.9999995f)", "bounds are wrong"),
     "root_of_zero": (PLAIN, "!(x > 0 && x <=", 0, "!(x <=", "bounds are wrong|listed"),
     "root_of_infinity": (JUDGE, "!(x > 0 && x <= 0x1.fffffffffffffp1023)", 0, "!(x > 0)", "listed"),
+    "lines_not_counted": (PLAIN, "atomicAdd(state + JUDGED, Bits(count))", 0, "", COUNTED),
+    "lines_of_a_warp_counted": (PLAIN, "count += counts[w]", 0, "", COUNTED),
+    "lines_of_a_lane_counted": (JUDGE, "count += __shfl_xor_sync(~0u, count, bit)", 0, "", COUNTED),
+    "lines_beyond_counted": (JUDGE, "keep_closest<T1>(mine,", 0, "keep_closest<T1>(true,", COUNTED),
+    "one_verdict_a_block": (PLAIN, "unsigned count = judged;", 0, "unsigned count = threadIdx.x == 0;", COUNTED),
+    "a_verdict_for_no_call": (PLAIN, "state[CALL] = call;", 0, ";", COUNTED),
+    "guards_of_the_sum_alone": (
+        ALONE,
+        "pattern(sum) ^ (bits << 32 | bits >> 32)",
+        0,
+        "pattern(sum)",
+        "guards are wrong",
+    ),
+    "guards_of_the_first_product": (ALONE, "guards[product * p + row]", 0, "guards[row]", "guards are wrong"),
+    "guards_of_no_call": (ALONE, "product * p + row, encoded)", 0, "product * p + row, 0)", "guards are wrong"),
     "lines_of_the_first": (PLAIN, "GIVE_VERDICT(product * p + row", 0, "GIVE_VERDICT(row", "listed|bounds are wrong"),
     "lines_of_the_first_judge": (JUDGE, "line = product * count + i", 0, "line = i", "listed|bounds are wrong"),
-    "a_line_beyond": (JUDGE, "(i < count ?", 0, "(i <= count ?", f"{OVERRUN}|listed|the closest"),
+    "a_line_beyond": (JUDGE, "mine = i < count;", 0, "mine = i <= count;", f"{OVERRUN}|listed|the closest"),
     "copied_beyond_the_rows": (COPY, "if (first + i < p) store", 0, "store", f"{OVERRUN}|between two rows"),
     "rest_beyond_the_rows": (COPY, "if (first + i < p) to", 0, "to", f"{OVERRUN}|between two rows|copy is wrong"),
     "the_rest_is_not_copied": (COPY, "if (first + i < p) to", 0, "if (false) to", "copy is wrong"),

@@ -101,7 +101,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     ),
     "operands_not_checked": (
         "(__ldcg(p.state + CHANGED) | __ldcg(p.state + CHANGED_BEFORE)) != 0 ||\n"
-        "         (p.right_words != nullptr && __ldcg(p.state + WORDS) != 0)",
+        "         (p.right_words != nullptr && __ldcg(p.state + RIGHT_WORDS) != 0)",
         "false",
         "should stay",
         Case("right_changed"),
@@ -138,7 +138,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         RACE,
         Case("element"),
     ),
-    "no_stamp": ("record[0] = 1;", None, "the stamp is", Case("clean")),
+    "no_stamp": ("record[0] = call;", None, "the stamp is", Case("clean")),
     "cast_forgotten": ("p.cast != nullptr", "false", "the cast", Case("element")),
     "any_number_of_lines": ("batch > 1 ? GROUPS : CAP", "batch > 1 ? GROUPS : 1 << 30", "shared", TOO_MANY_LINES),
     "products_in_one_group": ("batch > 1 ? GROUPS : CAP", "CAP", WRONG, Case("too_many_products", batch=3)),

@@ -18,7 +18,24 @@ from abft_tsm2.checksum import bounds
 from abft_tsm2.core.check_config import Judge, LineSums
 from abft_tsm2.core.config import SIZES
 from tests.both_cases import TYPES
-from tests.check_cases import NULL, SEALED, TYPES_OF_SUMS, UNIT, WIDTHS, Launch, Stack, account, laid_out, step_of, wide
+from tests.check_cases import (
+    CALL,
+    CALL_WORD,
+    ENCODED,
+    JUDGED_WORD,
+    NULL,
+    SEALED,
+    TYPES_OF_SUMS,
+    UNIT,
+    WIDTHS,
+    Launch,
+    Stack,
+    account,
+    guards_of,
+    laid_out,
+    step_of,
+    wide,
+)
 from tests.planting import bits
 
 
@@ -59,6 +76,12 @@ class Terms(NamedTuple):
     added2: np.ndarray | None
     sizes: np.ndarray
     factors: bounds.Factors
+
+    @property
+    def guards(self) -> tuple[Any, ...]:
+        """Of t and p2, of t0 and added2, and the numbers of the calls."""
+        of_added = NULL if self.t0 is None or self.added2 is None else guards_of(self.t0, self.added2, ENCODED)
+        return guards_of(self.t, self.p2, ENCODED), of_added, ENCODED, CALL
 
 
 @dataclass(frozen=True)
@@ -250,7 +273,8 @@ class Verdicts(NamedTuple):
     D: np.ndarray | None
 
 
-def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None) -> Verdicts:
+def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None, guards: tuple[Any, ...] = ()) -> Verdicts:
+    """Launch; `guards`: those of other terms, of what was encoded."""
     config, terms = judged.config, judged.terms
     batch, p = judged.u.shape
     q = judged.w.shape[1]
@@ -259,7 +283,15 @@ def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None) ->
     sizes = terms.sizes
     arguments: tuple[Any, ...] = (
         *(terms.alpha, terms.beta, terms.t, terms.p2, *(NULL if x is None else x for x in (terms.t0, terms.added2))),
-        *(sizes, 2 if len(sizes) > 1 else 0, *(float(x) for x in terms.factors), tau, lines, state),
+        *(
+            sizes,
+            2 if len(sizes) > 1 else 0,
+            *(float(x) for x in terms.factors),
+            tau,
+            lines,
+            state,
+            *(guards or terms.guards),
+        ),
     )
     if isinstance(config, Judge):
         u, squares = (np.ascontiguousarray(x.astype(np.float64)) for x in (judged.u, judged.squares))
@@ -321,8 +353,10 @@ def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
             found.append(f"the closest has ratio {value}, its line {line} has {ratio[line]}")
         if not (ratio[passed] - slack[passed] <= value).all():
             found.append(f"the closest has ratio {value}, the largest is {ratio[passed].max()}")
-    if made.state[0] >> 32 != 0 or (made.state[2:] != SEALED).any():
+    if made.state[0] >> 32 != 0 or (np.delete(made.state, [0, 1, CALL_WORD, JUDGED_WORD]) != SEALED).any():
         found.append("other words of the state were written")
+    if int(made.state[CALL_WORD]) != CALL or int(made.state[JUDGED_WORD]) != tau.size:
+        found.append(f"{made.state[JUDGED_WORD]} lines are counted for call {made.state[CALL_WORD]}")
     if made.D is not None:
         assert judged.C is not None
         with np.errstate(all="ignore"):

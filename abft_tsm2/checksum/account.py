@@ -144,10 +144,12 @@ class Account:
         if not case.carried or case.recheck:
             for name, dtype in (("s", acc), ("squares", acc), ("right_words", "uint64")):
                 self._add(name, dtype, rights, case.k, k)
-        added = ("t0", "added2", "added_words") if case.C0 is not None else ()
+        added = ("t0", "added2", "added_words", "guards0") if case.C0 is not None else ()
         stored = ("u", "u2") if case.split else ()
-        for name in ("t", "p2", "left_words", "tau", *added, *stored):
-            self._add(name, "uint64" if name.endswith("words") else "float64", case.batch, case.m)
+        for name in ("t", "p2", "left_words", "guards", "tau", *added, *stored):
+            self._add(
+                name, "uint64" if name.startswith("guards") or name.endswith("words") else "float64", case.batch, case.m
+            )
         self._add("lines", "uint32", case.batch, case.m)
 
     def _add(self, name: str, dtype: str, products: int, count: int, apart: int = 0) -> None:

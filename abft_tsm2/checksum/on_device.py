@@ -27,7 +27,8 @@ from abft_tsm2.core.launcher import Launch, Step, Value, Where
 from abft_tsm2.core.workspace import scratch
 
 OPERANDS = ("L", "R", "C", "C0", "D")
-"""Names under which steps look for addresses; "record" is where the repair writes what it found."""
+"""Names under which steps look for addresses; "record" is where the repair writes what it found. "encoded" and "call"
+are the numbers of the call that has encoded the operands, and of the verdict on C."""
 _OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by 2^4
 
 
@@ -36,14 +37,15 @@ _FEW = 16  # lines, or a quarter of all, are repaired on the device: what hit mo
 
 
 class Sums(NamedTuple):
-    """Where a pass over a matrix puts what it takes: addresses (0 for none), the type of both sums, and the elements
-    from one product's to the next's."""
+    """Where a pass over a matrix puts what it takes: addresses (0 for none), the type of both sums, the elements from
+    one product's to the next's, and the address of the guards of both sums."""
 
     sums: int
     squares: int
     words: int
     dtype: str
     step: int
+    guards: int = 0
 
 
 class Checker:
@@ -74,12 +76,12 @@ class Checker:
         """
         case, right = self.case, self._right(memory, kept)
         steps = self.carry(memory) if kept is None else []
-        into = self._lines(memory, "t", "p2", "left_words")
+        into = self._lines(memory, "t", "p2", "left_words", "guards")
         steps.append(self._pass("L", memory, right.s, right.squares, into, fresh=kept is not None))
         if kept is not None and case.recheck:
             steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.words))
         if case.C0 is not None:
-            into = self._lines(memory, "t0", "added2", "added_words")
+            into = self._lines(memory, "t0", "added2", "added_words", "guards0")
             steps.append(self._pass("C0", memory, right.v, 0, into))
         return steps
 
@@ -115,7 +117,7 @@ class Checker:
         config = Equilibrate(case.dtype, turned=not case.R.contiguous)
         values: tuple[Value, ...] = (
             *(case.k, case.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
-            *((min(case.k, SAMPLE) / case.k if case.k >= 2 * SAMPLE else 1.0) ** 0.5, at("state")),
+            *(case.k / SAMPLE if case.k >= 2 * SAMPLE else 1.0, at("state")),
         )
         return Launch(config, (-(-case.n // COLUMNS), case.right_batch), config.t1, values, base)
 
@@ -128,10 +130,10 @@ class Checker:
         right = self.account.right(memory)
         return Sums(right.s, right.squares, right.words, self.case.acc, padded(self.case.k))
 
-    def _lines(self, memory: int, sums: str, squares: str, words: str) -> Sums:
+    def _lines(self, memory: int, sums: str, squares: str, words: str, guards: str = "") -> Sums:
         """These parts of an account, of all lines."""
-        y, z, bits = (self.account.at(memory, name) for name in (sums, squares, words))
-        return Sums(y, z, bits, "float64", self.case.m)
+        y, z, bits, guard = (self.account.at(memory, name) for name in (sums, squares, words, guards))
+        return Sums(y, z, bits, "float64", self.case.m, guard)
 
     def _pass(
         self, name: str, memory: int, w: int, w2: int, into: Sums, *, expected: int = 0, fresh: bool = False
@@ -145,7 +147,9 @@ class Checker:
         first = name == "R" and not expected  # the first look at R: its weights are from a sample
         outstanding = _OUTSTANDING * MEAN_SQUARE if first and case.k >= 2 * SAMPLE else np.inf
         sizes = (self.account.at(memory, "parts"), -(-case.n // COLUMNS), self.account.at(memory, "sizes"))
-        results = (*into[:3], into.step, float(outstanding), state, int(fresh), expected, *(sizes if first else _NONE))
+        guards: tuple[Value, ...] = (into.guards, "encoded" if into.guards else 0)
+        results: tuple[Value, ...] = (*into[:3], into.step, float(outstanding), state, int(fresh), expected)
+        results += (*(sizes if first else _NONE), *guards)
         products = case.right_batch if name == "R" else case.batch
         wanted = {"acc": case.acc, "given": name == "L", "words": name != "C", "out": into.dtype}
         return self._over((name, layout, dtype), (p, q, products), (w, w2, w_step), results, wanted)
@@ -210,6 +214,7 @@ class Checker:
         return (
             *(float(alpha), float(beta), at("t"), at("p2"), at("t0"), at("added2")),
             *(right.sizes, 0 if case.shared else 2, *factors, at("tau"), at("lines"), at("state")),
+            *(at("guards"), at("guards0"), "encoded", "call"),
         )
 
     def repair(self, memory: int, kept: Kept | None, alpha: float, beta: float, *, write: bool) -> list[Step]:
@@ -226,10 +231,11 @@ class Checker:
             *(x for name, x_of in layouts for x in ((0, 0, 0, 0) if x_of is None else (name, *x_of[:3]))),
             *(float(alpha), float(beta), right.v, self._v_step),
             *(at("t"), at("t0"), at("p2"), at("added2"), at("tau"), f.factor, f.input_factor, f.out_factor, f.root),
-            *(at("left_words"), right.words, self._s_step),
+            *(at("guards"), at("guards0"), "encoded"),
+            *(at("left_words"), right.words, at("added_words"), self._s_step),
             *(a.u, rigorous_factor(a, case.terms), float(a.u_out), f.underflow, right.sizes),
             *(max(_FEW, case.m * case.batch // 4), at("lines"), at("state")),
-            *(space.data.ptr, nbytes, "record"),
+            *(space.data.ptr, nbytes, "call", "record"),
         )
         return [Launch(config, (config.blocks * self._multiprocessors, 1), config.t1, values, space)]
 

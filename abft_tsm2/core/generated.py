@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KINDS = ("ones", "ramp", "balanced")
+MAGNITUDES = 1 << 22  # of balanced weights: as many as there are numbers of float32 in [1, 1.5)
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
 
@@ -23,8 +24,9 @@ class Generated:
     ----------
     kind : {"ones", "ramp", "balanced"}
         ``ones``: 1 everywhere. ``ramp``: column c is ``((i + 1) / n)^c``, i = 0, 1, ..., n - 1, so that its first
-        column is ones. ``balanced``: random sign times ``1 + h / 128``, h random of 0, 1, ..., 64, all independent;
-        the signs balance up to about sqrt(n).
+        column is ones. ``balanced``: random sign times ``1 + g 2^-23``, g = 0, 1, ..., 2^22 - 1 in a random order, so
+        that up to 2^22 elements differ pairwise in magnitude, and beyond that each magnitude occurs at most
+        ceil(n / 2^22) times; the signs balance up to about sqrt(n).
     r : int
         Number of columns.
     seed : int
@@ -38,8 +40,9 @@ class Generated:
     Notes
     -----
     ``balanced`` hashes index and column by the finalizer of SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, Fast
-    splittable pseudorandom number generators, OOPSLA 2014); its weights have eight significant bits and are exact in
-    every floating-point type. Powers of the ramp are taken in float64 and rounded once.
+    splittable pseudorandom number generators, OOPSLA 2014); its weights are exact in float32 and float64, the types in
+    which kernels add; no kernel takes them as 16-bit operands, which hold no 2^22 magnitudes. Powers of the ramp are
+    taken in float64 and rounded once.
 
     Examples
     --------
@@ -94,7 +97,13 @@ def splitmix64(seed: int, i: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _balanced(n: int, r: int, seed: int) -> NDArray[np.float64]:
-    # z is number i + 2^48 q; the sign is its top bit, h the share of 65 that its low 31 bits say
-    z = splitmix64(seed, np.arange(n, dtype=np.uint64)[:, None] + (np.arange(r, dtype=np.uint64) << np.uint64(48)))
-    h = (z & np.uint64(0x7FFFFFFF)) * np.uint64(65) >> np.uint64(31)
-    return np.where(z >> np.uint64(63), -1.0, 1.0) * (1 + h.astype(np.float64) / 128)
+    # Number i + 2^48 q says the sign, by its top bit; g is a bijection of i modulo 2^22 with keys from the column.
+    i, column = np.arange(n, dtype=np.uint64)[:, None], np.arange(r, dtype=np.uint64) << np.uint64(48)
+    z, keys = splitmix64(seed, i + column), splitmix64(seed ^ (2**64 - 1), column)
+    most = np.uint64(MAGNITUDES - 1)
+    g = i + keys & most
+    g = (g ^ g >> np.uint64(11)) * np.uint64(0x2C1B3C6D) & most
+    g = (g ^ g >> np.uint64(9) ^ keys >> np.uint64(32)) * np.uint64(0x297A2D39) & most
+    g ^= g >> np.uint64(11)
+    sign = np.where(z >> np.uint64(63), -1.0, 1.0)
+    return np.asarray(sign * (1 + g.astype(np.float64) / (2 * MAGNITUDES)))

@@ -37,21 +37,45 @@ class Record:
         Where a kernel writes it.
     words : (128,) uint64 ndarray
         As it was when it was brought; kernels/repair.cu says what they mean.
+    call, lines : int
+        Number of the call whose verdict it is for, less than 2^56, and how many lines that is on.
     """
 
-    __slots__ = ("_device", "_here", "_page", "address", "words")
+    __slots__ = ("_device", "_here", "_page", "address", "call", "lines", "words")
 
     def __init__(self, device: int, page: _Page, number: int) -> None:
         at = 8 * WORDS * number
         self._device, self._page = device, page
         self.address, self._here = page.there.data.ptr + at, page.here.ptr + at
         self.words = np.frombuffer(page.here, np.uint64, WORDS, at)
+        self.call = self.lines = 0
 
     def bring(self, stream: int) -> None:
         """Queue its way to the host on a stream, given by its handle."""
         from cupy.cuda import runtime
 
         runtime.memcpyAsync(self._here, self.address, 8 * WORDS, runtime.memcpyDeviceToHost, stream)
+
+    @property
+    def made(self) -> bool:
+        """Whether it holds the verdict of its call, on all of its lines.
+
+        The kernel that repairs writes the number that it was launched with, and the number and the count of lines that
+        those which judge have left in the state. Zeros, what an earlier call has left, or a kernel that did not run are
+        no verdict.
+        """
+        words, call = self.words, self.call
+        return int(words[0]) == call == int(words[7]) >> 8 and int(words[1]) >> 32 == self.lines
+
+    @property
+    def flagged(self) -> int:
+        """How many lines failed the check; all, where there is no verdict."""
+        return int(self.words[1]) & 0xFFFFFFFF if self.made else self.lines
+
+    @property
+    def flags(self) -> int:
+        """MISSED, CHANGED of `abft_tsm2.core.check_config`."""
+        return int(self.words[7]) & 0xFF
 
     def number(self, word: int) -> float:
         """A word read as float64."""
@@ -67,8 +91,8 @@ _free: dict[int, list[Record]] = {}
 _lock = threading.Lock()
 
 
-def take() -> Record:
-    """A record on the current device."""
+def take(call: int, lines: int) -> Record:
+    """A record on the current device, for the verdict of the call of that number on so many lines."""
     import cupy
 
     device = cupy.cuda.runtime.getDevice()
@@ -77,7 +101,9 @@ def take() -> Record:
         if not free:
             page = _Page()
             free += [Record(device, page, number) for number in range(_PAGE)]
-        return free.pop()
+        record = free.pop()
+    record.call, record.lines = call, lines
+    return record
 
 
 def bring(records: Iterable[Record]) -> None:
