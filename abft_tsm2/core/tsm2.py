@@ -21,6 +21,7 @@ from abft_tsm2.arrays import (
     is_writable,
     namespace,
     overlap,
+    overlaps_itself,
 )
 from abft_tsm2.core.config import TSM2L, TSM2R, Config, published
 from abft_tsm2.core.launch import device_of, run
@@ -385,8 +386,8 @@ def _check_out(out: Array, A: Array, B: Array, shape: tuple[int, ...], dtype: An
         raise ValueError(f"out lies on {out.device}, A on {A.device}: move one of them")
     if not is_writable(out):
         raise ValueError("out is read-only: pass an array that may be written")
-    strides = getattr(out, "strides", ())
-    if 0 not in shape and any(stride == 0 and size > 1 for stride, size in zip(strides, shape, strict=False)):
+    if overlaps_itself(out):
+        strides = getattr(out, "strides", ())
         raise ValueError(f"elements of out share memory (strides {strides}): pass an array of its own")
     if overlap(out, A) or overlap(out, B):
         raise ValueError("out shares memory with A or B, which are read while it is written: pass another array")
