@@ -163,6 +163,11 @@ def _read_npy(path: Path, check: Check) -> Matrix:
             f"{path} is truncated: {' x '.join(map(str, shape))} {stored.name} need {size} bytes, "
             f"{present} are there; copy or write it again"
         )
+    if present > size:
+        raise MatrixFileError(
+            f"{path} goes on behind its array: {' x '.join(map(str, shape))} {stored.name} take {size} bytes, "
+            f"{present} are there; write it again, each array to a file of its own"
+        )
     return np.asarray(np.load(path, mmap_mode="r" if size >= MAP_BYTES else None, allow_pickle=False))
 
 
@@ -187,7 +192,10 @@ def _read_npz(path: Path, member: str | None, check: Check) -> Matrix:
             with archive.open(f"{chosen}.npy") as stream:
                 check(source, *_header(stream, source))
             with archive.open(f"{chosen}.npy") as stream:
-                return np.asarray(npy.read_array(stream, allow_pickle=False))
+                matrix = npy.read_array(stream, allow_pickle=False)
+                if stream.read(1):
+                    raise ValueError(f"{chosen}.npy goes on behind its array")
+                return np.asarray(matrix)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         raise MatrixFileError(
             f"{path} is damaged or not a .npz archive ({short(error)}); write it again with np.savez"

@@ -45,8 +45,6 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from abft_tsm2.arrays import FLOATS, FloatType, Namespace, type_name
 from abft_tsm2.checksum.weights import MEAN_SQUARE
 

@@ -124,7 +124,7 @@ class Encoded:
         Raises
         ------
         ValueError
-            If it was given others in place (``A.dtype = ...``, ``A.shape = ...``): the same bits are other numbers then.
+            If it was given others in place (``A.dtype = ...``, ``A.shape = ...``): its bits are other numbers then.
         """
         found, then = (tuple(self.array.shape), self.array.dtype), (self.integers.shape, self.dtype)
         if found != then:
