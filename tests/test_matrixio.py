@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,10 @@ def damaged(folder: Path) -> dict[str, str]:
     whole = (folder / "A.npy").read_bytes()
     (folder / "truncated.npy").write_bytes(whole[:200])
     (folder / "head.npy").write_bytes(whole[:40])
+    (folder / "longer.npy").write_bytes(whole + b"\n")
+    (folder / "several.npy").write_bytes(whole + whole)
+    with zipfile.ZipFile(folder / "longer.npz", "w") as archive:
+        archive.writestr("x.npy", whole + b"\n")
     (folder / "empty.npy").write_bytes(b"")
     (folder / "text.npy").write_text("1 2 3")
     np.save(folder / "vector.npy", np.ones(3))
@@ -121,6 +126,9 @@ def damaged(folder: Path) -> dict[str, str]:
     (folder / "text.mtx.gz").write_text("not packed")
     return {
         "missing.npy": "no such file",
+        "longer.npy": "7 x 5 float64 take 280 bytes, 281 are there",
+        "several.npy": "7 x 5 float64 take 280 bytes, 688 are there",
+        "longer.npz": "x.npy goes on behind its array",
         "truncated.npy": "7 x 5 float64 need 280 bytes, 72 are there",
         "head.npy": "head is damaged",
         "empty.npy": "head is damaged",
