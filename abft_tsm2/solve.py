@@ -330,7 +330,9 @@ def _pair(lu_and_piv: Any) -> tuple[Any, Any]:
 
 def _pivots(piv: Any, n: int) -> Any:
     """Pivots as LAPACK takes them; ValueError where one of them is no row of n."""
-    given = np.asarray(to_host(piv) if hasattr(piv, "dtype") else piv)
+    if isinstance(piv, np.ma.MaskedArray):
+        raise TypeError("piv is a masked array and its mask would be ignored: pass piv.filled(value)")
+    given = np.asarray(to_host(piv) if hasattr(piv, "dtype") and not isinstance(piv, np.generic) else piv)
     if given.size and given.dtype.kind not in "iuf":
         raise TypeError(f"piv holds {given.dtype}: the numbers of rows are expected, as lu_factor returns them")
     if given.ndim == 0 or given.shape[-1] != n:

@@ -392,3 +392,17 @@ def test_an_array_that_was_typed_anew_in_place_is_refused(name: str, value: Any)
     setattr(A, name, kept)
     assert E.verify().status is Status.CLEAN
     assert protected_gemm(np.ones((2, 7), np.float32), E, return_report=True)[1].status is Status.CLEAN
+
+
+def test_wrong_arguments_of_encode_are_named() -> None:
+    A = sample((3, 4))
+    for wrong in (np.ones(4) * 1j, np.ones(4) > 0, ["1"] * 4, [10**400] * 4):
+        with pytest.raises(TypeError, match="row weights have dtype"):
+            encode(A, "rows", weights=wrong)
+    for wrong in ((), (None,), (None, None, None)):
+        with pytest.raises(ValueError, match="a pair is expected"):
+            encode(A, weights=wrong)
+    for name in ("repair", "recheck"):
+        with pytest.raises(TypeError, match=f"{name} is 'no': True or False"):
+            encode(A, **{name: "no"})
+    assert encode(A, repair=np.True_).repair

@@ -184,6 +184,10 @@ def test_pivots_that_are_no_rows_are_refused_where_scipy_cuts_them(piv: list[Any
 def test_pivots_that_are_whole_numbers_of_rows_are_taken_whatever_their_type() -> None:
     a = normal(3, 3)
     lu, piv = linalg.lu_factor(a)
+    with pytest.raises(TypeError, match="piv is a masked array"):
+        protected_lu_solve((lu, np.ma.array(piv, mask=[0, 1, 0])), np.ones(3))
+    with pytest.raises(ValueError, match=r"piv has shape \(\)"):
+        protected_lu_solve((lu, np.float64(2)), np.ones(3))
     for dtype in (np.int8, np.uint64, np.float32, np.float64):
         assert solved(solve_lu((lu, piv.astype(dtype)), np.ones(3)), a, np.ones(3))
 

@@ -243,7 +243,10 @@ def _chosen_weights(given: Any, n: int, name: str) -> tuple[Weights, bool]:
     if given is None or isinstance(given, str):
         kind = given or "balanced"
         return weights(kind, n), kind == "balanced"
-    V = np.asarray(given, dtype=np.float64)
+    V = np.asarray(given)
+    if V.dtype.kind not in "iuf":
+        raise TypeError(f"{name} weights have dtype {V.dtype}: real numbers are expected")
+    V = V.astype(np.float64)
     V = V[:, None] if V.ndim == 1 else V
     if V.ndim != 2 or V.shape[0] != n or V.shape[1] < 1:
         raise ValueError(f"{name} weights have shape {np.shape(given)}: expected ({n},) or ({n}, r)")
@@ -316,6 +319,11 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     A = as_operand(A, "A")
     if A.ndim != 2:
         raise ValueError(f"A has shape {tuple(A.shape)}: encode takes one matrix (encode each of a batch by itself)")
+    for name, value in (("repair", repair), ("recheck", recheck)):
+        if not isinstance(value, bool | np.bool_):  # "no" would be a permission to write
+            raise TypeError(f"{name} is {value!r}: True or False")
+    if isinstance(weights, tuple) and len(weights) != 2:
+        raise ValueError(f"weights is a tuple of {len(weights)}: a pair is expected, (for rows, for columns)")
     pair = weights if isinstance(weights, tuple) and side == "both" else (weights, weights)
     right = left = None
     if side != "columns":
