@@ -200,6 +200,47 @@ def as_operand(x: Any, name: str) -> Array:
     raise TypeError(f"{name} has dtype {dtype}: {advice}")
 
 
+def as_output(out: Any) -> Array:
+    """`out` as an array to write a result into, each element in a place of its own.
+
+    Raises
+    ------
+    TypeError
+        For what is no array itself, as what is written into a copy of it would be lost.
+    ValueError
+        If it is read-only, or overlaps itself.
+    """
+    x = as_operand(out, "out")
+    if not (x is out or isinstance(out, np.ndarray)):
+        raise TypeError(f"out is a {type(out).__name__}: it must be an array, to be written into")
+    if not is_writable(x):
+        raise ValueError("out is read-only: pass an array that may be written")
+    if overlaps_itself(x):
+        raise ValueError(
+            f"elements of out share memory: its strides are {tuple(getattr(x, 'strides', ()))} bytes, its shape "
+            f"{tuple(x.shape)}; pass an array in which each element has its own, such as out.copy()"
+        )
+    return x
+
+
+def real_number(value: Any, name: str) -> float:
+    """`value` as a float; TypeError for what is no real number, ValueError for what is beyond all floats."""
+    if type(value) is float:
+        return value
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    try:
+        # float() reads texts, and drops imaginary parts.
+        if isinstance(value, str | bytes | bytearray) or kind in "cSUmM" or getattr(value, "ndim", 0) != 0:
+            raise TypeError("not a real number")
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is {value!r}: expected a real number") from error
+    except OverflowError as error:
+        raise ValueError(
+            f"{name} is beyond {FLOATS['float64'].largest:.3g}, the largest float64: scale an operand instead"
+        ) from error
+
+
 def in_native_order(x: Array) -> Array:
     """x, or a copy of it in this machine's byte order where it is in the other one."""
     return x if getattr(x.dtype, "isnative", True) else x.astype(x.dtype.newbyteorder("="))

@@ -13,7 +13,7 @@ import numpy as np
 
 from abft_tsm2 import policy, queued
 from abft_tsm2.arrays import namespace
-from abft_tsm2.operands import Problem, problem_of, real_number
+from abft_tsm2.operands import Problem, factor, problem_of
 from abft_tsm2.protect import Hook, Product
 from abft_tsm2.report import Report, Status
 
@@ -117,7 +117,7 @@ def protected_gemm(
     True
     """
     policy.check_on_error(on_error)
-    alpha, beta = real_number(alpha, "alpha"), real_number(beta, "beta")
+    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
 
     def problem(out: Any) -> Problem:
         given: Any = {"out": out, "out_dtype": out_dtype, "check": check, "verify": verify, "precision": precision}

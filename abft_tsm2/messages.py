@@ -21,7 +21,8 @@ from abft_tsm2.report import Report, Status
 OK, CORRUPTED, UNVERIFIABLE = 0, 1, 3
 EXIT_CODES = """\b
 Exit codes: 0 clean or repaired, 1 corruption that was not repaired, 2 usage or
-file error, 3 a part could not be checked, 130 interrupted."""
+file error, 3 a part could not be checked, 130 interrupted (by SIGTERM 143, by
+SIGHUP 129)."""
 FLOAT = click.Choice(["float32", "float64"])
 
 

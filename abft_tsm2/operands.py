@@ -14,13 +14,13 @@ from abft_tsm2.arrays import (
     FLOATS,
     Array,
     as_operand,
+    as_output,
     dtype_name,
     in_native_order,
     is_numpy,
-    is_writable,
     namespace,
     overlap,
-    overlaps_itself,
+    real_number,
     type_name,
 )
 from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
@@ -136,7 +136,7 @@ def problem_of(
         raise ValueError(f"verify is {verify!r}: choose one of {', '.join(map(repr, VERIFY))}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}: choose one of {', '.join(map(repr, PRECISIONS))}")
-    alpha, beta = real_number(alpha, "alpha"), real_number(beta, "beta")
+    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
     encoded_a, a = (a, a.as_encoded()) if isinstance(a, Encoded) else (None, as_operand(a, "a"))
     encoded_b, b = (b, b.as_encoded()) if isinstance(b, Encoded) else (None, as_operand(b, "b"))
     if a.ndim == 0 or b.ndim == 0:
@@ -178,21 +178,12 @@ def problem_of(
     if existing is not None:
         C = fits(existing, "C")
     elif out is not None:
-        if not (isinstance(out, np.ndarray) or as_operand(out, "out") is out):
-            raise TypeError(f"out is a {type(out).__name__}: it must be an array, to be written into")
+        C = fits(as_output(out), "out")
+        given = out
         if not getattr(out.dtype, "isnative", True):
             raise ValueError(
                 f"out is stored as {out.dtype.str}, in the other byte order than this machine's: pass one of "
                 f"{dtype_name(out.dtype)}, or none and assign the result, out[...] = C"
-            )
-        C = fits(out, "out")
-        given = out
-        if not is_writable(out):
-            raise ValueError("out is read-only")
-        if overlaps_itself(out):
-            raise ValueError(
-                f"elements of out share memory: its strides are {tuple(getattr(out, 'strides', ()))} bytes, its shape "
-                f"{tuple(out.shape)}; pass an array in which each element has its own, such as out.copy()"
             )
         for x, name in ((a, "a"), (b, "b")):
             if overlap(out, x):
@@ -235,19 +226,9 @@ def _broadcast(xp: Any, x: Array, batch: tuple[int, ...]) -> Array:
     return x if not batch or tuple(x.shape[:-2]) == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
 
 
-def real_number(value: Any, name: str) -> float:
-    """`value` as a float; TypeError for what is no real number, ValueError for what is not finite."""
-    kind = getattr(getattr(value, "dtype", None), "kind", "f")
-    try:
-        if isinstance(value, str | bytes | bytearray) or kind in "cSUmM":  # float() reads texts, drops imaginary parts
-            raise TypeError("not a real number")
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is {value!r}: expected a real number") from error
-    except OverflowError as error:
-        raise ValueError(
-            f"{name} is beyond {FLOATS['float64'].largest:.3g}, the largest float64: scale an operand instead"
-        ) from error
+def factor(value: Any, name: str) -> float:
+    """alpha or beta; an error where it is no finite real number."""
+    number = real_number(value, name)
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}: nothing could be checked; it must be finite")
     return number

@@ -300,6 +300,9 @@ def test_out_must_be_the_array_that_is_written() -> None:
 
     with pytest.raises(TypeError, match="out is a Copies"):
         protected_gemm(*pair(5, 4, 3), out=Copies())
+    for out in (Copies(), [[0.0] * 3] * 5, 5.0):
+        with pytest.raises(TypeError, match="out is a "):
+            tall_skinny_matmul(*pair(5, 4, 3), out=out)
 
 
 def test_out_must_be_a_writable_array_of_the_right_kind() -> None:
@@ -340,9 +343,13 @@ def test_alpha_and_beta_must_be_numbers_of_the_result_type() -> None:
             protected_gemm(A, B, alpha=no_number)
         with pytest.raises(TypeError, match="beta"):
             verify_gemm(A, B, c, c, beta=no_number)
+        with pytest.raises(TypeError, match="alpha"):
+            tall_skinny_matmul(A, B, alpha=no_number)
     for beyond in (10**400, -(10**5000), Fraction(10**400)):
         with pytest.raises(ValueError, match=r"alpha is beyond 1.8e\+308"):
             protected_gemm(A, B, alpha=beyond)
+        with pytest.raises(ValueError, match=r"alpha is beyond 1.8e\+308"):
+            tall_skinny_matmul(A, B, alpha=beyond)
     for two in (2, np.float32(2), np.int8(2), np.array(2.0), Fraction(2), Decimal(2)):
         assert np.array_equal(protected_gemm(A, B, alpha=two), protected_gemm(A, B, alpha=2.0))
 
