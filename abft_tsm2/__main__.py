@@ -12,11 +12,13 @@ from typing import NoReturn
 
 import click
 
+from abft_tsm2.atomic import reason
 from abft_tsm2.cli import cli
 from abft_tsm2.errors import AbftError, SilentDataCorruptionError
-from abft_tsm2.messages import CORRUPTED, say
+from abft_tsm2.messages import CORRUPTED, discard_output, say
 
 ERROR, BROKEN_PIPE = 2, 141
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -27,7 +29,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     args : sequence of str, optional
         The words after the program's name; by default those of the process.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _leave)
     code = ERROR
@@ -42,9 +44,6 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except _Stopped as stop:
         code = 128 + stop.args[0]
         say("Interrupted: unfinished files were removed")
-    except BrokenPipeError:
-        code = BROKEN_PIPE
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
     except MemoryError as error:
         say(f"Error: out of memory ({error or 'no details'}); pass a smaller --panel-mb, or use .npy files")
     except SilentDataCorruptionError as error:
@@ -52,10 +51,31 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         say(f"Error: {error}")
     except AbftError as error:
         say(f"Error: {error}")
-    except Exception as error:  # the last resort: a traceback says nothing to somebody who types commands
-        logging.getLogger("abft_tsm2").debug("unexpected error", exc_info=True)
-        say(f"Error: {type(error).__name__}: {error}; run again with -vv to see where it comes from")
+    except Exception as error:
+        code = _unexpected(error)
     sys.exit(code)
+
+
+def _unexpected(error: Exception) -> int:
+    """The last resort: a traceback says nothing to somebody who types commands. The exit code."""
+    if isinstance(error, BrokenPipeError):  # quiet, as all that is piped into head
+        discard_output()
+        return BROKEN_PIPE
+    if isinstance(error, OSError) and error.filename is None and not _can_print():
+        discard_output()
+        say(f"Error: cannot write standard output: {reason(error)}")
+    else:
+        logging.getLogger("abft_tsm2").debug("unexpected error", exc_info=error)
+        say(f"Error: {type(error).__name__}: {error}; run again with -vv to see where it comes from")
+    return ERROR
+
+
+def _can_print() -> bool:
+    try:
+        print(flush=True)  # a flush alone does not tell: what failed before is not tried again
+    except OSError:
+        return False
+    return True
 
 
 def _invoke(args: Sequence[str]) -> int:
@@ -64,7 +84,6 @@ def _invoke(args: Sequence[str]) -> int:
         cli.main(list(args), prog_name="abft-tsm2")  # the shell asks for completions
     with cli.make_context("abft-tsm2", list(args)) as context:
         code: int = cli.invoke(context) or 0
-    sys.stdout.flush()
     return code
 
 
@@ -73,7 +92,8 @@ class _Stopped(BaseException):
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # once is enough: a second Ctrl-C must not interrupt the cleaning up
+    for each in SIGNALS:  # once is enough: a second Ctrl-C must not interrupt the cleaning up
+        signal.signal(each, signal.SIG_IGN)
     raise _Stopped(number)
 
 

@@ -2,7 +2,7 @@
 
 Everything above this module is written against the array namespace ``xp`` of the Python array API standard.
 Three things the standard lacks are bridged here and nowhere else: views of bit patterns (`bit_pattern`),
-strides (`is_column_major`), and the test for shared memory (`overlap`).
+strides (`is_column_major`), and the tests for shared memory (`overlap`, `overlaps_itself`).
 """
 
 from __future__ import annotations
@@ -82,6 +82,22 @@ def dtype_name(dtype: Any) -> str:
         return _numpy_name(dtype)
     name = getattr(dtype, "name", None)
     return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
+
+
+def type_name(dtype: Any) -> str:
+    """The name of what a caller gives as a dtype: all that NumPy takes, and other libraries' dtypes.
+
+    Examples
+    --------
+    >>> type_name("f8"), type_name(np.float32), type_name("bfloat16")
+    ('float64', 'float32', 'bfloat16')
+    """
+    if isinstance(dtype, str) and dtype in FLOATS:
+        return dtype  # NumPy knows "bfloat16" only where ml_dtypes has been imported
+    try:
+        return dtype_name(np.dtype(dtype))
+    except (TypeError, ValueError, SyntaxError):  # NumPy's, by what the text looks like
+        return dtype_name(dtype)
 
 
 def float_type(x: Array) -> FloatType:
@@ -184,6 +200,52 @@ def as_operand(x: Any, name: str) -> Array:
     raise TypeError(f"{name} has dtype {dtype}: {advice}")
 
 
+def as_output(out: Any) -> Array:
+    """`out` as an array to write a result into, each element in a place of its own.
+
+    Raises
+    ------
+    TypeError
+        For what is no array itself, as what is written into a copy of it would be lost.
+    ValueError
+        If it is read-only, or overlaps itself.
+    """
+    x = as_operand(out, "out")
+    if not (x is out or isinstance(out, np.ndarray)):
+        raise TypeError(f"out is a {type(out).__name__}: it must be an array, to be written into")
+    if not is_writable(x):
+        raise ValueError("out is read-only: pass an array that may be written")
+    if overlaps_itself(x):
+        raise ValueError(
+            f"elements of out share memory: its strides are {tuple(getattr(x, 'strides', ()))} bytes, its shape "
+            f"{tuple(x.shape)}; pass an array in which each element has its own, such as out.copy()"
+        )
+    return x
+
+
+def real_number(value: Any, name: str) -> float:
+    """`value` as a float; TypeError for what is no real number, ValueError for what is beyond all floats."""
+    if type(value) is float:
+        return value
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    try:
+        # float() reads texts, and drops imaginary parts.
+        if isinstance(value, str | bytes | bytearray) or kind in "cSUmM" or getattr(value, "ndim", 0) != 0:
+            raise TypeError("not a real number")
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is {value!r}: expected a real number") from error
+    except OverflowError as error:
+        raise ValueError(
+            f"{name} is beyond {FLOATS['float64'].largest:.3g}, the largest float64: scale an operand instead"
+        ) from error
+
+
+def in_native_order(x: Array) -> Array:
+    """x, or a copy of it in this machine's byte order where it is in the other one."""
+    return x if getattr(x.dtype, "isnative", True) else x.astype(x.dtype.newbyteorder("="))
+
+
 def to_host(x: Array) -> np.ndarray[Any, Any]:
     """`x` as a NumPy array; on a GPU this copies and synchronises with the host."""
     if isinstance(x, np.ndarray):
@@ -233,3 +295,30 @@ def overlap(x: Array, y: Array) -> bool:
     import cupy
 
     return bool(cupy.may_share_memory(x, y))
+
+
+def overlaps_itself(x: Array) -> bool:
+    """Whether elements of `x` lie on the same bytes, as those of `broadcast_to` and of `as_strided` may."""
+    if not hasattr(x, "strides"):
+        x = np.from_dlpack(x)
+    if 0 in x.shape:
+        return False
+    # Elements are apart where each stride reaches beyond all that the smaller ones span, as in slices and transposes.
+    span = x.itemsize
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(x.strides, x.shape, strict=True)):
+        if size > 1 and stride < span:
+            break
+        span += stride * (size - 1)
+    else:
+        return False
+    # Two elements lie in the two halves of an axis, or in one of them: in the second, or as far apart as two of it.
+    part = np.lib.stride_tricks.as_strided(np.empty(1, f"V{x.itemsize}"), x.shape, x.strides)  # never read
+    for axis in range(part.ndim):
+        part = np.moveaxis(part, axis, 0)
+        while len(part) > 1:
+            half = len(part) // 2
+            if overlap(part[:half], part[half:]):
+                return True
+            part = part[half:]
+        part = np.moveaxis(part, 0, axis)
+    return False

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from abft_tsm2.errors import AbftError
@@ -54,9 +54,10 @@ def atomic_path(name: Name) -> Iterator[Path]:
             raise MatrixFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, "it is there and read-only")
-        temporary = target.parent / f".abft_tsm2-{secrets.token_hex(6)}.tmp"
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+    temporary = target.parent / f".abft_tsm2-{secrets.token_hex(6)}.tmp"
     try:
+        with writing(path):
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
         yield temporary
         with writing(path):
             if target.exists():
@@ -66,7 +67,8 @@ def atomic_path(name: Name) -> Iterator[Path]:
             if os.name == "posix":
                 _flush_to_disk(target.parent, os.O_RDONLY)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made
+            temporary.unlink()
 
 
 def _flush_to_disk(path: Path, flags: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from abft_tsm2.messages import CORRUPTED, OK, Group, quiet_option, say, verbose_option
+from abft_tsm2.messages import CORRUPTED, OK, Group, announce, quiet_option, say, verbose_option
 
 EVERY = 10.0  # seconds between lines, where no bar can be drawn
 
@@ -82,8 +82,8 @@ def run(file: str, out: str, resume: bool, jobs: int | None, device: str, quiet:
             raise
     if not quiet:
         told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.outcomes.items())) or "nothing to do"
-        click.echo(f"{count.done} of {count.planned} trials, {count.rate:.0f} a second: {told}")
-        click.echo(f"see abft-tsm2 campaign report {out}")
+        done = f"{count.done} of {count.planned} trials, {count.rate:.0f} a second: {told}"
+        announce(f"{done}\nsee abft-tsm2 campaign report {out}", f"{out} keeps what was done")
     if count.broken:
         say(f"Error: {count.broken} trials broke a promise; see abft-tsm2 campaign report {out}")
     return CORRUPTED if count.broken else OK
@@ -139,7 +139,7 @@ def report(folder: str, form: str, quiet: bool) -> int:
         return OK
     for path in pages.write(folder, format=form):
         if not quiet:
-            click.echo(f"wrote {path}")
+            announce(f"wrote {path}", f"wrote {path}")
     return OK
 
 

@@ -31,7 +31,9 @@ from abft_tsm2.messages import (
     EXIT_CODES,
     FLOAT,
     OK,
+    Finite,
     Group,
+    announce,
     conclude,
     exit_code,
     quiet_option,
@@ -62,7 +64,7 @@ def cli(ctx: click.Context) -> None:
 def _options(command: Callable[..., int]) -> Callable[..., int]:
     """The options that gemm and verify share."""
     sides = click.Choice(["auto", "rows", "columns", "both"])
-    size = click.FloatRange(min=0, min_open=True)
+    size = Finite(min=0, min_open=True)
     for option in (
         verbose_option,
         quiet_option,
@@ -190,7 +192,7 @@ def tune(quick: bool, output: str | None, reset: bool, quiet: bool) -> int:
     if reset:
         outcome = tuning.reset()
         if not quiet:
-            click.echo(outcome)
+            announce(outcome, outcome)
         return OK
     try:
         tuning.run(quick=quick, output=output, quiet=quiet)
@@ -222,7 +224,7 @@ def demo(seed: int, bit: int | None, dtype: str, out: str, quiet: bool) -> int:
 
     result = run(Path(out), seed=seed, bit=bit, dtype=dtype)
     if not quiet:
-        click.echo(result.text)
+        announce(result.text, f"{out} has the results")
     return max(map(exit_code, result.reports))
 
 

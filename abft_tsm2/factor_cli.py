@@ -98,7 +98,7 @@ def solve(a: str, b: str, out: str, refine: bool, report: str | None, mode: str,
       abft-tsm2 solve A.npy b.npy -o x.npy --report report.json
     """
     refuse_same_file([a, b], out, report)
-    factored = set(FACTORS) <= set(matrixio.members(a))
+    factored = _holds_factors(a)
     if factored and (refine or mode != "auto"):
         needless = "--refine needs A itself" if refine else "--mode is about factoring A"
         raise click.UsageError(f"{needless}, and {a} holds its factors")
@@ -118,6 +118,17 @@ def solve(a: str, b: str, out: str, refine: bool, report: str | None, mode: str,
         _refuse(result)
         X[...] = x
     return _conclude(result, quiet, out)
+
+
+def _holds_factors(name: str) -> bool:
+    held = [one for one in FACTORS if one in matrixio.members(name)]
+    if len(held) == 1:
+        (missing,) = set(FACTORS) - set(held)
+        raise MatrixFileError(
+            f"{name} holds {held[0]} and no {missing}: factors are both; write it again with abft-tsm2 lu, or name "
+            f"{name}:{held[0]} if that is the matrix itself"
+        )
+    return len(held) == len(FACTORS)
 
 
 def _factors(name: str, dtype: str | None) -> tuple[Matrix, Matrix]:

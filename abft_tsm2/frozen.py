@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from enum import Enum
@@ -21,7 +22,7 @@ class Record:
 
     def __post_init__(self) -> None:
         for part in fields(self):
-            value = CONVERTERS[str(part.type)](getattr(self, part.name))
+            value = _converted(getattr(self, part.name), part, type(self).__name__)
             choices = part.metadata.get("choices", (value,))
             if value not in choices:
                 raise ValueError(f"unknown {part.name} {value!r}: choose one of {', '.join(choices)}")
@@ -43,11 +44,16 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build the record that `to_dict` gave, also through JSON; ValueError if a field is missing."""
+        """Build the record that `to_dict` gave, also through JSON; ValueError for anything else."""
+        if not isinstance(data, Mapping):
+            raise ValueError(f"not a {cls.__name__}, which is a mapping of names to values, but {_short(data)}")
         needed = [part.name for part in fields(cls) if not part.metadata.get("optional")]
         if missing := [name for name in needed if name not in data]:
             raise ValueError(f"not a {cls.__name__}: {', '.join(missing)} missing; see Report.schema()")
-        return cls(**{part.name: data[part.name] for part in fields(cls) if part.name in data})
+        try:
+            return cls(**{part.name: data[part.name] for part in fields(cls) if part.name in data})
+        except TypeError as error:
+            raise ValueError(str(error)) from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Record) or type(self) is not type(other):
@@ -59,17 +65,56 @@ class Record:
 
 def each(convert: Callable[[Any], Any]) -> Callable[[Iterable[Any]], tuple[Any, ...]]:
     """The conversion of all items of a tuple."""
-    return lambda values: tuple(map(convert, values))
+
+    def converted(values: Iterable[Any]) -> tuple[Any, ...]:
+        if isinstance(values, str | bytes | Mapping):  # what they iterate over is not what was meant
+            raise TypeError("a sequence is expected")
+        return tuple(map(convert, values))
+
+    return converted
+
+
+def _text(value: Any) -> str:
+    """A name or a sentence, also a dtype; of JSON's other types, none."""
+    if value is None or isinstance(value, int | float | list | tuple | Mapping):
+        raise TypeError("a text is expected")
+    return str(value)
+
+
+def _number(value: Any) -> float:
+    """A float: also those that are not finite, which JSON has as texts."""
+    if isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity"):
+        raise TypeError("a number is expected")
+    return float(value)
+
+
+def _numbers(steps: Any) -> dict[str, float]:
+    if not isinstance(steps, Mapping):
+        raise TypeError("a mapping of names to numbers is expected")
+    return {_text(step): _number(time) for step, time in steps.items()}
+
+
+def _converted(value: Any, part: Any, record: str) -> Any:
+    """`value` as the annotation of a field has it; TypeError or ValueError that names the field."""
+    try:
+        return CONVERTERS[str(part.type)](value)
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{record}.{part.name} is {_short(value)}: {error}") from error
+
+
+def _short(value: Any) -> str:
+    text = reprlib.repr(value)
+    return text if len(text) < 80 else f"a {type(value).__name__}"
 
 
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "str": str,
+    "str": _text,
     "int": index,  # refuses 1.5, and makes a bool the number that JSON has to show
-    "float": float,
+    "float": _number,
     "tuple[int, ...]": each(index),
-    "tuple[str, ...]": each(str),
-    # A plain dict, not a mapping proxy, because a report has to be picklable.
-    "Mapping[str, float]": lambda steps: {str(step): float(time) for step, time in steps.items()},
+    "tuple[str, ...]": each(_text),
+    "Mapping[str, float]": _numbers,  # a plain dict, not a mapping proxy, because a report has to be picklable
 }
 """Of values, by the text of the annotation; those that define records add theirs."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from abft_tsm2 import policy, queued
 from abft_tsm2.arrays import namespace
-from abft_tsm2.operands import Problem, problem_of
+from abft_tsm2.operands import Problem, factor, problem_of
 from abft_tsm2.protect import Hook, Product
 from abft_tsm2.report import Report, Status
 
@@ -47,7 +47,8 @@ def protected_gemm(
     alpha, beta : float
         As in BLAS.
     out : array, optional
-        Where to put the result; may be `c` (a copy of it is then kept for repairs) but not overlap a or b.
+        Where to put the result; may be `c` (a copy of it is then kept for repairs) but not overlap a, b or itself. In
+        this machine's byte order.
     out_dtype : dtype, optional
         float32 for 16-bit operands, whose product is then not rounded to 16 bits.
     check : {"auto", "rows", "columns", "both"}
@@ -118,6 +119,7 @@ def protected_gemm(
     True
     """
     policy.check_on_error(on_error)
+    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
 
     def problem(out: Any) -> Problem:
         given: Any = {"out": out, "out_dtype": out_dtype, "check": check, "verify": verify, "precision": precision}
@@ -191,6 +193,8 @@ def verify_gemm(
     'CLEAN'
     """
     policy.check_on_error(on_error)
+    if C is None:
+        raise TypeError("C is None: verify_gemm checks a product that exists; does what computed it return nothing?")
     if on_error == "correct":
         raise ValueError("verify_gemm changes nothing: use on_error=None, 'detect' or 'raise'")
     problem = problem_of(A, B, c, alpha=alpha, beta=beta, existing=C, check=check)

@@ -148,7 +148,7 @@ def protected_lu_factor(
 def check_options(mode: str, block: int | None) -> None:
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
-    if block is not None and (not isinstance(block, int | np.integer) or block < 1):
+    if block is not None and (isinstance(block, bool) or not isinstance(block, int | np.integer) or block < 1):
         raise ValueError(f"block is {block!r}: the columns of a panel, at least 1, or None")
 
 

@@ -18,11 +18,13 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
+from abft_tsm2 import market
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.atomic import MatrixFileError as MatrixFileError
 from abft_tsm2.atomic import Name, atomic_path, reason, short, writing
@@ -98,7 +100,7 @@ def _read(name: Name, check: Check) -> Matrix:
             return _read_npy(path, check)
         if extension == ".npz":
             return _read_npz(path, member, check)
-        return _read_market(path, check)
+        return market.read(path, check, physical_memory() // 2)
     except (OSError, ValueError) as error:
         raise MatrixFileError(f"{path} cannot be read: {reason(error)}") from error
 
@@ -145,7 +147,7 @@ def _header(stream: IO[bytes], source: str) -> tuple[tuple[int, ...], np.dtype[A
         version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read(stream)
-    except ValueError as error:
+    except (ValueError, SyntaxError, TokenError) as error:
         raise MatrixFileError(
             f"{source} is not a .npy file or its head is damaged ({short(error)}); write it again with np.save"
         ) from error
@@ -162,6 +164,11 @@ def _read_npy(path: Path, check: Check) -> Matrix:
         raise MatrixFileError(
             f"{path} is truncated: {' x '.join(map(str, shape))} {stored.name} need {size} bytes, "
             f"{present} are there; copy or write it again"
+        )
+    if present > size:
+        raise MatrixFileError(
+            f"{path} goes on behind its array: {' x '.join(map(str, shape))} {stored.name} take {size} bytes, "
+            f"{present} are there; write it again, each array to a file of its own"
         )
     return np.asarray(np.load(path, mmap_mode="r" if size >= MAP_BYTES else None, allow_pickle=False))
 
@@ -187,7 +194,10 @@ def _read_npz(path: Path, member: str | None, check: Check) -> Matrix:
             with archive.open(f"{chosen}.npy") as stream:
                 check(source, *_header(stream, source))
             with archive.open(f"{chosen}.npy") as stream:
-                return np.asarray(npy.read_array(stream, allow_pickle=False))
+                matrix = npy.read_array(stream, allow_pickle=False)
+                if stream.read(1):
+                    raise ValueError(f"{chosen}.npy goes on behind its array")
+                return np.asarray(matrix)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         raise MatrixFileError(
             f"{path} is damaged or not a .npz archive ({short(error)}); write it again with np.savez"
@@ -209,28 +219,6 @@ def _choose(path: Path, names: list[str], member: str | None) -> str:
         hint = f"did you mean {path}:{nearest[0]}?" if nearest else f"it holds {listing}"
         raise MatrixFileError(f"{path} has no array {member!r}; {hint}")
     return member
-
-
-def _read_market(path: Path, check: Check) -> Matrix:
-    from scipy import io, sparse
-
-    try:
-        rows, columns, entries, _, field, _ = io.mminfo(path)
-        stored = {"integer": "int64", "unsigned-integer": "uint64", "complex": "complex128"}
-        check(str(path), (rows, columns), np.dtype(stored.get(field, "float64")))
-        dense, limit = 8 * rows * columns, physical_memory() // 2
-        if dense > limit:
-            raise MatrixFileError(
-                f"{path} has {entries} entries and becomes {dense / 1e9:.1f} GB as a dense "
-                f"{rows} x {columns} matrix, more than half of the memory "
-                f"({limit / 1e9:.1f} GB); write it as .npy, which is worked on in pieces"
-            )
-        matrix = io.mmread(path)
-    except (ValueError, OverflowError, EOFError, zlib.error) as error:
-        raise MatrixFileError(
-            f"{path} is not a Matrix Market file or is damaged ({short(error)}); write it again with scipy.io.mmwrite"
-        ) from error
-    return np.asarray(matrix.toarray() if sparse.issparse(matrix) else matrix)
 
 
 def physical_memory() -> int:

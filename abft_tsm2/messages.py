@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +14,15 @@ from typing import Any
 import click
 
 from abft_tsm2 import matrixio
+from abft_tsm2.atomic import short
 from abft_tsm2.matrixio import MatrixFileError
 from abft_tsm2.report import Report, Status
 
 OK, CORRUPTED, UNVERIFIABLE = 0, 1, 3
 EXIT_CODES = """\b
 Exit codes: 0 clean or repaired, 1 corruption that was not repaired, 2 usage or
-file error, 3 a part could not be checked, 130 interrupted."""
+file error, 3 a part could not be checked, 130 interrupted (by SIGTERM 143, by
+SIGHUP 129)."""
 FLOAT = click.Choice(["float32", "float64"])
 
 
@@ -34,6 +37,16 @@ class Group(click.Group):
             nearest = difflib.get_close_matches(args[0], names, 1) or names
             hint = f"did you mean {' or '.join(nearest)}?"
             raise click.UsageError(f"no command '{args[0]}' ({hint})", ctx) from error
+
+
+class Finite(click.FloatRange):
+    """Numbers in a range: no NaN, which is in every range, and no infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is no finite number", param, ctx)
+        return number
 
 
 def _log(context: click.Context, option: click.Parameter, verbose: int) -> None:
@@ -76,7 +89,7 @@ def exit_code(report: Report) -> int:
 def conclude(report: Report, quiet: bool, outcome: str, advice: str) -> int:
     """Print the report and what became of the file; the exit code."""
     if not quiet:
-        click.echo(f"{report}\n{outcome}")
+        announce(f"{report}\n{outcome}", outcome)
     code = exit_code(report)
     first, *others = [*map(str, report.faults), *report.reasons, "see the report"]
     more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
@@ -87,6 +100,25 @@ def conclude(report: Report, quiet: bool, outcome: str, advice: str) -> int:
     return code
 
 
+def announce(text: str, kept: str) -> None:
+    """Print on stdout what a command has to say beside its files; where that fails, say so and what is `kept`.
+
+    The exit code is the verdict's: it speaks of the work and its files, which are complete.
+    """
+    try:
+        click.echo(text)
+    except OSError as error:
+        discard_output()
+        say(f"Warning: nothing more can be printed: standard output: {short(error)}; {kept}")
+
+
+def discard_output() -> None:
+    """Let go what could not be printed on stdout, so that the interpreter does not try again at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def say(line: str) -> None:
-    """Print one line on stderr, whatever the text was."""
-    click.echo(" ".join(line.split()), err=True)
+    """Print one line on stderr, whatever the text was; where stderr is closed or full, the exit code has to do."""
+    with contextlib.suppress(OSError):
+        click.echo(" ".join(line.split()), err=True)

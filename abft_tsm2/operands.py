@@ -10,7 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, Array, as_operand, dtype_name, is_numpy, is_writable, namespace, overlap
+from abft_tsm2.arrays import (
+    FLOATS,
+    Array,
+    as_operand,
+    as_output,
+    dtype_name,
+    in_native_order,
+    is_numpy,
+    namespace,
+    overlap,
+    real_number,
+    type_name,
+)
 from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
 from abft_tsm2.checksum.encode import Encoded
 
@@ -124,9 +136,9 @@ def problem_of(
         raise ValueError(f"verify is {verify!r}: choose one of {', '.join(map(repr, VERIFY))}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}: choose one of {', '.join(map(repr, PRECISIONS))}")
-    alpha, beta = _factor(alpha, "alpha"), _factor(beta, "beta")
-    encoded_a, a = (a, a.array) if isinstance(a, Encoded) else (None, as_operand(a, "a"))
-    encoded_b, b = (b, b.array) if isinstance(b, Encoded) else (None, as_operand(b, "b"))
+    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
+    encoded_a, a = (a, a.as_encoded()) if isinstance(a, Encoded) else (None, as_operand(a, "a"))
+    encoded_b, b = (b, b.as_encoded()) if isinstance(b, Encoded) else (None, as_operand(b, "b"))
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError("a and b must have at least one dimension: multiply by a scalar with *")
     xp = namespace(a, b)
@@ -147,7 +159,7 @@ def problem_of(
     shown = tuple(size for axis, size in zip(range(-len(full), 0), full, strict=True) if axis not in squeeze)
 
     def fits(x: Any, name: str) -> Array:
-        x = as_operand(x, name)
+        x = in_native_order(as_operand(x, name))
         namespace(a, x)
         if tuple(x.shape) != shown or x.dtype != dtype:
             raise ValueError(
@@ -166,12 +178,13 @@ def problem_of(
     if existing is not None:
         C = fits(existing, "C")
     elif out is not None:
-        C = fits(out, "out")
-        if not hasattr(out, "dtype"):
-            raise TypeError(f"out is a {type(out).__name__}: it must be an array, to be written into")
+        C = fits(as_output(out), "out")
         given = out
-        if not is_writable(out):
-            raise ValueError("out is read-only")
+        if not getattr(out.dtype, "isnative", True):
+            raise ValueError(
+                f"out is stored as {out.dtype.str}, in the other byte order than this machine's: pass one of "
+                f"{dtype_name(out.dtype)}, or none and assign the result, out[...] = C"
+            )
         for x, name in ((a, "a"), (b, "b")):
             if overlap(out, x):
                 raise ValueError(f"out shares memory with {name}: the product would overwrite its own operand")
@@ -213,11 +226,9 @@ def _broadcast(xp: Any, x: Array, batch: tuple[int, ...]) -> Array:
     return x if not batch or tuple(x.shape[:-2]) == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
 
 
-def _factor(value: Any, name: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is {value!r}: expected a real number") from error
+def factor(value: Any, name: str) -> float:
+    """alpha or beta; an error where it is no finite real number."""
+    number = real_number(value, name)
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}: nothing could be checked; it must be finite")
     return number
@@ -253,10 +264,7 @@ def _result_dtype(xp: Any, promoted: Any, out_dtype: Any, existing: Any) -> Any:
         out_dtype = existing.dtype
     if out_dtype is None:
         return promoted
-    try:
-        asked = np.dtype(out_dtype).name
-    except TypeError:
-        asked = dtype_name(out_dtype)
+    asked = type_name(out_dtype)
     if asked == dtype_name(promoted):
         return promoted
     if half and asked == "float32":

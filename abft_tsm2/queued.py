@@ -143,6 +143,10 @@ def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
         out is not None and out.data.device_id != device
     ):
         return None
+    try:
+        hash(options)
+    except TypeError:  # the checks of the operands say what is wrong with them
+        return None
     return mark(a), mark(b), mark(out), kept, device, options
 
 

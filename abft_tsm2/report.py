@@ -233,8 +233,8 @@ class Report(Record):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build the report that `to_dict` gave, also through JSON; ValueError if it is another schema's."""
-        if data.get("schema") != cls.SCHEMA:
+        """Build the report that `to_dict` gave, also through JSON; ValueError for anything else, and another schema."""
+        if isinstance(data, Mapping) and data.get("schema") != cls.SCHEMA:
             raise ValueError(f"cannot read schema {data.get('schema')!r}: this version reads {cls.SCHEMA!r}")
         return super().from_dict(data)
 

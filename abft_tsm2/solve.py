@@ -67,7 +67,7 @@ def protected_lu_solve(
     SilentDataCorruptionError
         The solution is wrong, again and again.
     TypeError, ValueError
-        Shapes that do not fit, with SciPy's messages.
+        Shapes that do not fit, with SciPy's messages; pivots that are no numbers of rows.
 
     Warns
     -----
@@ -79,7 +79,8 @@ def protected_lu_solve(
     Forward and backward substitution obey ``|b - T x| <= gamma_n |T| |x|`` (N. J. Higham, Accuracy and Stability of
     Numerical Algorithms, 2002, theorem 8.5), which is checked for a random combination of the right-hand sides; a
     substitution that fails is done again. What lu and piv hold is taken to be right: `protected_solve`, which has a,
-    certifies the solution with it. O(n^2 + n r) operations more. On a GPU this synchronises with the host.
+    certifies the solution with it. Pivots that are booleans, NaN, fractions or beyond the rows are refused, where SciPy
+    cuts them to 32-bit integers. O(n^2 + n r) operations more. On a GPU this synchronises with the host.
 
     Examples
     --------
@@ -90,23 +91,21 @@ def protected_lu_solve(
     [1.0, 1.0]
     """
     policy.check_on_error(on_error)
-    lu, piv = lu_and_piv
+    lu, piv = _pair(lu_and_piv)
     lu, B = as_array(lu, "lu", check_finite=check_finite), as_array(b, "b", check_finite=check_finite)
     namespace(lu, B)
     if trans not in (0, 1, 2):
         raise ValueError(f"trans is {trans!r}: 0 for a x = b, 1 or 2 for a' x = b")
     if lu.ndim < 2 or lu.shape[-1] != lu.shape[-2]:
         raise ValueError(f"lu has to be square, the factors of a square matrix; its shape is {lu.shape}")
-    piv = np.asarray(to_host(piv) if hasattr(piv, "dtype") else piv, dtype=np.int32)
     n = lu.shape[-1]
+    piv = _pivots(piv, n)
     if n != (B.shape[-2] if B.ndim > 1 else B.shape[0] if B.ndim else 0):
         raise ValueError(f"Shapes of lu {tuple(lu.shape)} and b {tuple(B.shape)} are incompatible")
     lu, B = _of_one_type(lu, B)
 
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
         work = Work("lu_solve", on_stage, repair=on_error != "detect")
-        if piv.shape != (n,) or (n and not (np.all(piv >= 0) and np.all(piv < n))):
-            raise ValueError(f"piv has to hold {n} numbers of rows, 0 to {n - 1}; it holds {piv!r}")
         work.stage("inputs", lu=lu, b=B)
         x = substituted(lu, piv, B, int(trans), work)
         sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
@@ -319,6 +318,30 @@ def _warn_of_condition(A: Array, lu: Array) -> None:
 
 
 # ---- shapes -------------------------------------------------------------------------------------------------------
+
+
+def _pair(lu_and_piv: Any) -> tuple[Any, Any]:
+    try:
+        lu, piv = lu_and_piv
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"lu_and_piv is a {type(lu_and_piv).__name__}: the pair (lu, piv) is expected") from error
+    return lu, piv
+
+
+def _pivots(piv: Any, n: int) -> Any:
+    """Pivots as LAPACK takes them; ValueError where one of them is no row of n."""
+    if isinstance(piv, np.ma.MaskedArray):
+        raise TypeError("piv is a masked array and its mask would be ignored: pass piv.filled(value)")
+    given = np.asarray(to_host(piv) if hasattr(piv, "dtype") and not isinstance(piv, np.generic) else piv)
+    if given.size and given.dtype.kind not in "iuf":
+        raise TypeError(f"piv holds {given.dtype}: the numbers of rows are expected, as lu_factor returns them")
+    if given.ndim == 0 or given.shape[-1] != n:
+        raise ValueError(f"piv has shape {given.shape}: for an lu of {n} rows it ends in {n}")
+    with np.errstate(invalid="ignore"):
+        wrong = ~((given >= 0) & (given < n) & (given == np.floor(given)))
+    if wrong.any():
+        raise ValueError(f"piv holds {given[wrong][0]}: the numbers of rows are whole, 0 to {n - 1}")
+    return given.astype(np.int32)
 
 
 def _of_one_type(A: Array, B: Array) -> tuple[Array, Array]:

@@ -20,6 +20,7 @@ from abft_tsm2.core.contest import Contest, contenders, judged, nbytes
 from abft_tsm2.core.device import Device, query
 from abft_tsm2.core.measured import VENDOR, Entry, Measurements
 from abft_tsm2.errors import AbftError, NotSuitable
+from abft_tsm2.messages import announce, say
 
 # Types of A and C; columns that a measurement speaks for end at each of these; and sizes, that it speaks for 4 times
 # larger or smaller ones (`abft_tsm2.core.measured.kernels`).
@@ -111,14 +112,13 @@ def run(*, quick: bool, output: str | None, quiet: bool) -> None:
         keep(measured.to_json(_signed(device, tuple(kept.values()))).encode())
     tune.forget()
     if stop is not None:
-        click.echo(f"{len(done)} of {len(cases)} cases were measured and are kept in {path}", err=True)
+        say(f"{len(done)} of {len(cases)} cases were measured and are kept in {path}")
         raise stop
     if not quiet:
         changed = [entry for entry in done if _differs(entry, device)]
-        click.echo(_table(done if quick else changed, device))
-        for line in skipped:
-            click.echo(f"skipped: {line}")
-        click.echo(f"{len(done)} cases on {device.name}, {len(changed)} of them chosen otherwise than shipped: {path}")
+        told = [_table(done if quick else changed, device), *(f"skipped: {line}" for line in skipped)]
+        told += [f"{len(done)} cases on {device.name}, {len(changed)} of them chosen otherwise than shipped: {path}"]
+        announce("\n".join(told), f"{path} was written")
 
 
 def reset() -> str:
@@ -207,7 +207,7 @@ def _with_progress(results: Iterator[Entry | str], length: int, quiet: bool) -> 
     for number, result in enumerate(results, 1):
         yield result
         if number * _LINES // length > (number - 1) * _LINES // length:
-            click.echo(f"tune: {number} of {length} cases", err=True)
+            say(f"tune: {number} of {length} cases")
 
 
 def _differs(entry: Entry, device: Device) -> bool:

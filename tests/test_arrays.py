@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
 
 from abft_tsm2 import encode, protected_gemm, tall_skinny_matmul, verify_gemm
 from abft_tsm2.arrays import (
@@ -21,7 +25,9 @@ from abft_tsm2.arrays import (
     is_column_major,
     namespace,
     overlap,
+    overlaps_itself,
     to_host,
+    type_name,
 )
 from tests.cases import DTYPES, ORDERS, arrange, finfo
 
@@ -301,6 +307,52 @@ def test_overlap_through_the_array_api_standard() -> None:
     assert overlap(x[:2, :], x)
     assert overlap(x.T, x)
     assert not overlap(x[:2, :], x[2:, :])
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int = 1) -> SimpleNamespace:
+    """What `overlaps_itself` looks at, of any array library."""
+    return SimpleNamespace(shape=shape, strides=strides, itemsize=itemsize)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(-40, 40)), max_size=3),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_overlap_with_itself_is_exact(axes: list[tuple[int, int]], itemsize: int, unit: int) -> None:
+    shape, strides = tuple(n for n, _ in axes), tuple(unit * s for _, s in axes)
+    starts = sorted(sum(i * s for i, s in zip(at, strides, strict=True)) for at in np.ndindex(shape))
+    shared = any(after - before < itemsize for before, after in itertools.pairwise(starts))
+    assert overlaps_itself(strided(shape, strides, itemsize)) is shared
+
+
+def test_what_views_overlap_themselves() -> None:
+    x = np.zeros((6, 8, 10))
+    views = [x, x.T, x[::2, ::-3, 1::4], x[:, :1], x[:0], x.diagonal(), np.diagonal(x, axis1=0, axis2=2), x[0, 0, 0]]
+    views += [x.ravel()[5:], np.moveaxis(x, 0, 2), np.zeros((3, 4), [("p", "f4"), ("q", "f8")])["q"], x.view("f4")]
+    views += [np.broadcast_to(x[:, :1], (1, 6, 1, 10)), np.lib.stride_tricks.as_strided(x, (2, 3), (24, 16))]
+    assert not any(map(overlaps_itself, views))
+    windows = np.lib.stride_tricks.sliding_window_view(x, 3, axis=2)
+    for view in (windows, np.broadcast_to(x, (2, 6, 8, 10)), np.lib.stride_tricks.as_strided(x, (9, 9), (8, 8))):
+        assert overlaps_itself(view)
+    assert not overlaps_itself(strided((2**20, 2**20, 2**10), (2**33, 2**13, 8), 8))  # at once, for any size
+    assert overlaps_itself(strided((2**20, 2**20, 2**10), (2**33, 2**13 - 8, 8), 8))
+
+
+def test_overlap_with_itself_through_the_array_api_standard() -> None:
+    strict = pytest.importorskip("array_api_strict")
+    assert not overlaps_itself(strict.ones((4, 4)))
+    assert not overlaps_itself(strict.ones((4, 4)).T)
+    assert overlaps_itself(strict.broadcast_to(strict.ones(4), (4, 4)))
+
+
+def test_names_of_types_are_what_numpy_takes_and_bfloat16() -> None:
+    for given_type in ("f8", ">f8", "d", float, np.float64, np.dtype("f8"), "float64"):
+        assert type_name(given_type) == "float64"
+    assert (type_name("half"), type_name("bfloat16"), type_name(int)) == ("float16", "bfloat16", "int64")
+    assert (type_name("nonsense"), type_name(5), type_name("(")) == ("nonsense", "5", "(")
+    strict = pytest.importorskip("array_api_strict")
+    assert type_name(strict.float32) == "float32"
 
 
 def test_out_that_overlaps_an_operand_is_refused() -> None:

@@ -274,6 +274,18 @@ def test_detection_limit_of_types() -> None:
             detection_limit(*shape)
 
 
+def test_sizes_of_a_detection_limit_are_whole_numbers() -> None:
+    for dtype in ("f4", "<f4", "single", "float32"):
+        assert detection_limit(np.int8(9), np.array(9), np.uint64(9), dtype) == detection_limit(9, 9, 9, np.float32)
+    for position, name in enumerate("mkn"):
+        for wrong in (np.nan, np.inf, 2.5, 9.0, "9", None, True, np.array([9])):
+            with pytest.raises(TypeError, match=f"{name} is .*: sizes are whole numbers"):
+                detection_limit(*[wrong if i == position else 9 for i in range(3)])
+        for wrong in (2**63, 10**400, 10**5000):
+            with pytest.raises(ValueError, match=rf"{name} is 2\*\*63 or more"):
+                detection_limit(*[wrong if i == position else 9 for i in range(3)])
+
+
 def test_a_sum_that_cublas_may_have_rounded_twice() -> None:
     given = {"products": 1.0, "stored": 0.5, "underflow": 0.0}
     for library, twice in (("numpy", 0.0), ("cupy", 4 * 2.0**-8 * 3.0)):

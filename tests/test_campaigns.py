@@ -263,3 +263,12 @@ def test_a_process_that_hangs_ends_soon_after_its_parent(tmp_path: Path, monkeyp
         process.wait(30)  # its output may be held open by a process that has not ended
     assert workers
     wait_for(lambda: all(map(ended, workers)))
+
+
+def test_processes_of_a_campaign_leave_the_end_of_the_terminal_to_their_parent() -> None:
+    script = (
+        "import os, signal; from abft_tsm2.faults import workers; workers._heed_the_parent();"
+        "[os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGHUP)]; print('alive')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "alive\n", done.stderr

@@ -42,9 +42,9 @@ def run(folder: Path, *words: str, code: Sequence[str] = ("-m", "abft_tsm2")) ->
 
 def in_process(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     """The same entry point without a new process, for the many small cases."""
-    from abft_tsm2.__main__ import main
+    from abft_tsm2.__main__ import SIGNALS, main
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     with pytest.raises(SystemExit) as left:
         main(words)
     for number, handler in handlers.items():
@@ -324,7 +324,11 @@ def test_a_file_that_does_not_fit(here: Path, name: str) -> None:
     assert new_files(here) == []
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["INT", "TERM", "HUP"],
+)
 def test_a_signal_leaves_no_file(here: Path, sent: signal.Signals, code: int) -> None:
     np.save("tall.npy", np.ones((20_000, 40)))
     words = ["gemm", "tall.npy", "B.npy", "-o", "o.npy", "--panel-mb", "0.0001"]  # a panel for each row
@@ -341,7 +345,17 @@ def test_a_signal_leaves_no_file(here: Path, sent: signal.Signals, code: int) ->
     assert new_files(here) == ["tall.npy"]
 
 
-@pytest.mark.parametrize("words", [["info"], ["--help"], ["gemm", "A.npy", "B.npy", "-o", "o.npy"]])
+def test_under_nohup_the_end_of_the_terminal_is_ignored(here: Path) -> None:
+    script = (
+        "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from abft_tsm2 import cli, __main__;"
+        "in_panels = cli._in_panels; cli._in_panels = lambda *a, **k: (os.kill(os.getpid(), 1), in_panels(*a, **k))[1];"
+        "__main__.main()"
+    )
+    assert run(here, "gemm", "A.npy", "B.npy", "-o", "o.npy", "-q", code=["-c", script]).returncode == 0
+    assert new_files(here) == ["o.npy"]
+
+
+@pytest.mark.parametrize("words", [["info"], ["--help"], ["gemm", "--help"]])
 def test_a_broken_pipe_is_quiet(here: Path, words: list[str]) -> None:
     with start(here, *words) as process:
         assert process.stdout is not None
@@ -351,6 +365,47 @@ def test_a_broken_pipe_is_quiet(here: Path, words: list[str]) -> None:
         process.wait(timeout=60)
     assert err == ""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize("stdout", ["| head -c 0", "> /dev/full", ">&-"])
+@pytest.mark.parametrize(("c", "code"), [("C", 0), ("wrong", 1)])
+def test_what_cannot_be_printed_changes_neither_files_nor_exit_code(here: Path, stdout: str, c: str, code: int) -> None:
+    command = f'"{sys.executable}" -m abft_tsm2'
+    words = f"{command} verify A.npy B.npy {c}.npy --report r.json"
+    script = f"sleep_then() {{ {words}; echo $? >&2; }}; sleep_then {stdout}"
+    done = subprocess.run(["bash", "-c", script], cwd=here, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    *said, status = done.stderr.splitlines()
+    assert int(status) == code
+    assert Report.from_dict(json.loads(Path("r.json").read_text())).ok is (code == 0)
+    warned = [line for line in said if line.startswith("Warning: nothing more can be printed: standard output: ")]
+    assert len(warned) == (stdout != ">&-")  # where there is none, nothing is printed on purpose
+    assert len(said) == len(warned) + (code == 1)
+    assert all(line.endswith(f"; {c}.npy was only read") for line in warned)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", ["info", "--help"])
+def test_what_was_asked_for_on_a_full_output_is_an_error(here: Path, words: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "abft_tsm2", words]
+        done = subprocess.run(command, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: cannot write standard output: no space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_where_errors_cannot_be_printed_the_exit_code_tells(here: Path) -> None:
+    for stderr in ("> /dev/full", ">&-"):
+        words = f'"{sys.executable}" -m abft_tsm2 gemm none.npy B.npy -o o.npy 2{stderr}'
+        assert subprocess.run(["bash", "-c", words], env=ENVIRONMENT, timeout=60).returncode == 2
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "-inf", "0", "-1", "x"])
+def test_the_size_of_a_panel_is_a_positive_number(here: Path, capsys: pytest.CaptureFixture[str], size: str) -> None:
+    code, out, err = in_process(capsys, "gemm", "A.npy", "B.npy", "-o", "o.npy", "--panel-mb", size)
+    assert (code, out, new_files(here)) == (2, "", [])
+    assert err.startswith("Error: Invalid value for '--panel-mb'")
+    assert in_process(capsys, "gemm", "A.npy", "B.npy", "-o", "o.npy", "--panel-mb", "1e300", "-q")[0] == 0
 
 
 def test_progress_only_on_a_terminal(here: Path) -> None:

@@ -90,3 +90,30 @@ def test_alpha_beta_and_out(cp: Any) -> None:
     out = ft.protected_gemm(a, b, c, alpha=2.0, beta=-0.5, out=c)
     assert out is c
     assert bool(cp.allclose(c, 2 * (a @ b) - 0.5))
+
+
+def test_out_that_overlaps_itself_is_refused_each_time(cp: Any) -> None:
+    a, b = operands(cp, (64, 48, 32), "float32")
+    for out in (
+        cp.broadcast_to(cp.zeros(32, a.dtype), (64, 32)),
+        cp.lib.stride_tricks.as_strided(cp.zeros(64 * 32, a.dtype), (64, 32), (16, 4)),
+    ):
+        for _ in range(2):  # what was refused once is not remembered as known
+            with pytest.raises(ValueError, match="elements of out share memory"):
+                ft.protected_gemm(a, b, out=out)
+    stack = cp.stack([a, a])
+    with pytest.raises(ValueError, match="elements of out share memory"):
+        ft.protected_gemm(stack, b, out=cp.broadcast_to(cp.zeros((64, 32), a.dtype), (2, 64, 32)))
+
+
+def test_options_are_judged_as_on_numpy_each_time(cp: Any) -> None:
+    a, b = operands(cp, (64, 48, 32), "float32")
+    for _ in range(2):
+        c = ft.protected_gemm(a, b, alpha=np.array(2.0))
+        assert (c == ft.protected_gemm(a, b, alpha=2.0)).all()
+        with pytest.raises(TypeError, match="alpha is"):
+            ft.protected_gemm(a, b, alpha=2 + 0j)
+        with pytest.raises(ValueError, match="check is"):
+            ft.protected_gemm(a, b, check=["rows"])
+        with pytest.raises(ValueError, match="out_dtype"):
+            ft.protected_gemm(a, b, out_dtype=[])

@@ -373,3 +373,36 @@ def test_any_data_can_be_encoded(seed: int, dtype: Any, family: str) -> None:
         assert E.changed()
         assert E.correct().status is Status.CORRECTED
         assert not E.changed()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dtype", "f2"), ("dtype", "i4"), ("dtype", ">f4"), ("dtype", "i2"), ("shape", (4, 7))],
+    ids=str,
+)
+def test_an_array_that_was_typed_anew_in_place_is_refused(name: str, value: Any) -> None:
+    A = sample((7, 4), np.float32)
+    E = encode(A)
+    kept = getattr(A, name)
+    setattr(A, name, value)
+    uses = (lambda: protected_gemm(np.ones((2, 7), np.float32), E), lambda: protected_gemm(E, np.ones((4, 2))))
+    for use in (*uses, E.changed, E.verify, E.correct):
+        with pytest.raises(ValueError, match=r"encoded as \(7, 4\) of float32 and is .* now"):
+            use()
+    setattr(A, name, kept)
+    assert E.verify().status is Status.CLEAN
+    assert protected_gemm(np.ones((2, 7), np.float32), E, return_report=True)[1].status is Status.CLEAN
+
+
+def test_wrong_arguments_of_encode_are_named() -> None:
+    A = sample((3, 4))
+    for wrong in (np.ones(4) * 1j, np.ones(4) > 0, ["1"] * 4, [10**400] * 4):
+        with pytest.raises(TypeError, match="row weights have dtype"):
+            encode(A, "rows", weights=wrong)
+    for wrong in ((), (None,), (None, None, None)):
+        with pytest.raises(ValueError, match="a pair is expected"):
+            encode(A, weights=wrong)
+    for name in ("repair", "recheck"):
+        with pytest.raises(TypeError, match=f"{name} is 'no': True or False"):
+            encode(A, **{name: "no"})
+    assert encode(A, repair=np.True_).repair

@@ -285,8 +285,21 @@ def test_every_error_is_one_line_and_2(here: Path, capsys: pytest.CaptureFixture
 
 
 def test_an_archive_of_one_array_is_that_matrix(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert in_process(capsys, "solve", "alone.npz", "b.npy", "-o", "x.npy", "-q")[0] == 0
-    assert solved(np.load("x.npy"), np.load("alone.npz")["lu"], np.load("b.npy"))
+    np.savez("matrix.npz", np.load("alone.npz")["lu"])
+    for name in ("matrix.npz", "alone.npz:lu"):
+        assert in_process(capsys, "solve", name, "b.npy", "-o", "x.npy", "-q")[0] == 0
+        assert solved(np.load("x.npy"), np.load("alone.npz")["lu"], np.load("b.npy"))
+
+
+@pytest.mark.parametrize(("held", "missing"), [("lu", "piv"), ("piv", "lu")])
+def test_half_of_the_factors_are_not_the_matrix(
+    here: Path, capsys: pytest.CaptureFixture[str], held: str, missing: str
+) -> None:
+    np.savez("half.npz", **{held: np.load("alone.npz")["lu"], "more": np.zeros(3)})
+    code, out, err = in_process(capsys, "solve", "half.npz", "b.npy", "-o", "x.npy")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"half.npz holds {held} and no {missing}" in err
+    assert not Path("x.npy").exists()
 
 
 @pytest.mark.parametrize("name", ["protected_lu_factor", "protected_solve"])

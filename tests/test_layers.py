@@ -76,7 +76,7 @@ LAYERS = [
         *("operands", "protect", "ways", "verdicts", "calls", "leftover", "pending", "queued", "gemm"),
         *("factor", "linear", "lu", "substitute", "solve", "definite", "cholesky"),
     ],
-    ["atomic", "matrixio", "facts"],
+    ["atomic", "market", "matrixio", "facts"],
     [
         *("faults.oracle", "faults.plan", "faults.models", "faults.site", "faults.factor_sites", "faults.sites"),
         *(

@@ -309,7 +309,7 @@ def test_unknown_choices_are_refused_before_any_work() -> None:
         protected_lu_factor(a, mode="onlin", on_stage=pytest.fail)
     with pytest.raises(ValueError, match=r"on_error.*'fix'.*detect"):
         protected_lu_factor(a, on_error="fix", on_stage=pytest.fail)
-    for block in (0, -1):
+    for block in (0, -1, True, False, 2.0):
         with pytest.raises(ValueError, match="block"):
             protected_lu_factor(a, block=block, on_stage=pytest.fail)
 

@@ -170,6 +170,34 @@ def test_what_lu_solve_refuses() -> None:
             protected_lu_solve((factors[0], piv), b)
 
 
+@pytest.mark.parametrize(
+    "piv",
+    [[2, 2, 2 + 2**32], [2, 1.5, 2], [0, 1, np.nan], [0, 1, np.inf], [-(2**32), 1, 2], [False, True, True], ["0"] * 3],
+    ids=str,
+)
+def test_pivots_that_are_no_rows_are_refused_where_scipy_cuts_them(piv: list[Any]) -> None:
+    for given in (piv, np.array(piv), np.array([piv, piv])):
+        with pytest.raises((ValueError, TypeError), match="piv holds"):
+            protected_lu_solve((normal(3, 3), given), np.ones(3))
+
+
+def test_pivots_that_are_whole_numbers_of_rows_are_taken_whatever_their_type() -> None:
+    a = normal(3, 3)
+    lu, piv = linalg.lu_factor(a)
+    with pytest.raises(TypeError, match="piv is a masked array"):
+        protected_lu_solve((lu, np.ma.array(piv, mask=[0, 1, 0])), np.ones(3))
+    with pytest.raises(ValueError, match=r"piv has shape \(\)"):
+        protected_lu_solve((lu, np.float64(2)), np.ones(3))
+    for dtype in (np.int8, np.uint64, np.float32, np.float64):
+        assert solved(solve_lu((lu, piv.astype(dtype)), np.ones(3)), a, np.ones(3))
+
+
+@pytest.mark.parametrize("factors", [None, 5, (), (np.eye(2),), (np.eye(2),) * 3], ids=["None", "5", "0", "1", "3"])
+def test_factors_are_a_pair(factors: Any) -> None:
+    with pytest.raises(TypeError, match=r"the pair \(lu, piv\) is expected"):
+        protected_lu_solve(factors, np.ones(2))
+
+
 @pytest.mark.parametrize("piv", [[0, 1, 3], [-1, 1, 2], [0, 1, 10**6]], ids=str)
 def test_pivots_that_lead_out_of_the_matrix_are_refused(piv: list[int]) -> None:
     # LAPACK would follow them.

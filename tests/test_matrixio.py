@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import io, sparse
 
-from abft_tsm2 import matrixio
+from abft_tsm2 import market, matrixio
 from abft_tsm2.matrixio import (
     MatrixFileError,
     convert,
@@ -91,6 +93,10 @@ def damaged(folder: Path) -> dict[str, str]:
     whole = (folder / "A.npy").read_bytes()
     (folder / "truncated.npy").write_bytes(whole[:200])
     (folder / "head.npy").write_bytes(whole[:40])
+    (folder / "longer.npy").write_bytes(whole + b"\n")
+    (folder / "several.npy").write_bytes(whole + whole)
+    with zipfile.ZipFile(folder / "longer.npz", "w") as archive:
+        archive.writestr("x.npy", whole + b"\n")
     (folder / "empty.npy").write_bytes(b"")
     (folder / "text.npy").write_text("1 2 3")
     np.save(folder / "vector.npy", np.ones(3))
@@ -119,8 +125,20 @@ def damaged(folder: Path) -> dict[str, str]:
     (folder / "complex.mtx").write_text(f"{head} array complex general\n1 1\n1 1\n")
     (folder / "huge.mtx").write_text(f"{head} coordinate real general\n9000000 9000000 1\n1 1 1.0\n")
     (folder / "text.mtx.gz").write_text("not packed")
+    for number, value in enumerate(("1,5", "1.5E", "0x10", "1 2", "1_0", "1.5 %", "nan(1)", "1D5")):
+        (folder / f"value{number}.mtx").write_text(f"{head} array real general\n% about\n2 1\n1\n{value}\n")
+    for number, value in enumerate(("1 1", "1 1 2 3", "1.5 1 2", "1 1 2x")):
+        (folder / f"entry{number}.mtx").write_text(f"{head} coordinate real general\n2 2 1\n{value}\n")
+    (folder / "cut.mtx").write_text(f"{head} array real general\n2 1\n1\n1.25E")  # at which SciPy 1.17 crashes
+    with gzip.open(folder / "cut.mtx.gz", "wb") as stream:
+        stream.write(f"{head} array real general\n2 1\n1\n1.25".encode())
+    (folder / "tokens.npy").write_bytes(whole.replace(b"(7, 5)", b"(7, 5("))
+    (folder / "syntax.npy").write_bytes(whole.replace(b"'<f8'", b"'<,8'"))
     return {
         "missing.npy": "no such file",
+        "longer.npy": "7 x 5 float64 take 280 bytes, 281 are there",
+        "several.npy": "7 x 5 float64 take 280 bytes, 688 are there",
+        "longer.npz": "x.npy goes on behind its array",
         "truncated.npy": "7 x 5 float64 need 280 bytes, 72 are there",
         "head.npy": "head is damaged",
         "empty.npy": "head is damaged",
@@ -146,6 +164,12 @@ def damaged(folder: Path) -> dict[str, str]:
         "sparse.npz": "toarray()",
         "text.mtx": "not a Matrix Market file",
         "short.mtx": "damaged",
+        **{f"value{number}.mtx": "line 5 is" for number in range(8)},
+        **{f"entry{number}.mtx": "line 3 is" for number in range(4)},
+        "cut.mtx": "line 4 is '1.25E', which is not one entry",
+        "cut.mtx.gz": "last line has no end",
+        "tokens.npy": "head is damaged",
+        "syntax.npy": "head is damaged",
         "integers.mtx": "pass --dtype float64",
         "complex.mtx": "real and the imaginary part",
         "huge.mtx": "9000000 x 9000000",
@@ -162,6 +186,40 @@ def test_every_damage_has_its_message(tmp_path: Path) -> None:
         assert message in text, f"{name}: {text}"
         assert name.partition(":")[0] in text
         assert "\n" not in text
+
+
+def test_numbers_as_matrix_market_writes_them(tmp_path: Path) -> None:
+    path, head = tmp_path / "A.mtx", "%%MatrixMarket matrix"
+    values = ["1", "-2.", ".5", "3e5", "4.25E-3", "inf", "-Infinity", "NaN"]
+    for end in ("\n", "\r\n", " \t\n", "\n\n"):
+        path.write_bytes(f"{head} array real general\n% about\n\n2 4\n{end.join(values)}{end}".encode())
+        assert np.array_equal(read_matrix(path).ravel("F"), np.array(values, float), equal_nan=True)
+    path.write_text(f"{head} coordinate pattern symmetric\n2 2 2\n1 1\n 2  1 \n")
+    assert read_matrix(path).tolist() == [[1, 1], [1, 0]]
+    path.write_text(f"{head} coordinate real general\n2 3 0\n")
+    assert not read_matrix(path).any()
+
+
+def test_an_integer_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "A.mtx"
+    for value, whole in (("-15", True), ("1.5", False), ("1e5", False)):
+        path.write_text(f"%%MatrixMarket matrix array integer general\n1 1\n{value}\n")
+        if whole:
+            assert read_matrix(path, dtype="float64") == -15
+        else:
+            with pytest.raises(MatrixFileError, match=f"line 3 is '{value}', which is not one entry"):
+                read_matrix(path, dtype="float64")
+
+
+def test_a_long_matrix_market_file_is_looked_at_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(market, "_CHUNK", 7)
+    A, path = np.random.default_rng(0).standard_normal((9, 5)), tmp_path / "A.mtx"
+    io.mmwrite(path, A)
+    assert np.array_equal(read_matrix(path), A)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:30], lines[30] + ",", *lines[31:], ""]))
+    with pytest.raises(MatrixFileError, match=r"line 31 is '.*,', which is not one entry"):
+        read_matrix(path)
 
 
 def test_integers_are_read_where_a_conversion_is_announced(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from abft_tsm2.core.config import BYTES, Problem
+from abft_tsm2.core.config import BYTES, Config, Problem, choices
 from abft_tsm2.core.device import KNOWN, Device, known
 from abft_tsm2.core.model import (
     AS_PRINTED,
@@ -30,6 +32,7 @@ from abft_tsm2.core.model import (
     shared_bytes_per_thread,
     t2_threshold,
 )
+from abft_tsm2.core.tune import modelled
 from benchmarks.paper import parameters
 from benchmarks.tables import read
 
@@ -270,6 +273,23 @@ def test_nothing_to_multiply_and_other_types() -> None:
         shared_bytes_per_thread("float16", 4)
     with pytest.raises(ValueError, match=r"'float16' on V100"):
         optimise(Problem(5, 5, 5, "float16"), known("V100"))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype(np.float32), "f4", ">f4", "single"], ids=str)
+def test_types_are_what_numpy_takes_as_one(dtype: Any) -> None:
+    card, tile = known("H200"), {"t2": 4.0, "t3": 2.0}
+    assert card.peak_gflops(dtype) == card.peak_gflops("float32")
+    assert t2_threshold(card, dtype) == t2_threshold(card, "float32")
+    assert ratio(card, dtype, 3.0) == ratio(card, "float32", 3.0)
+    assert predicted_gain(card, known("V100"), dtype) == predicted_gain(card, known("V100"), "float32")
+    assert shared_bytes_per_thread(dtype, 4) == 16
+    assert registers_per_thread(dtype, **tile) == registers_per_thread("float32", **tile)
+    for estimate in (max_occupancy, memory_utilisation, compute_utilisation):
+        assert estimate(card, dtype, **tile) == estimate(card, "float32", **tile)
+    assert Problem(100, 100, 4, dtype, weights=dtype, out=dtype) == Problem(100, 100, 4, "float32")
+    assert Config("V3", dtype, 128, 4, 4) == Config("V3", "float32", 128, 4, 4)
+    assert set(choices(card, dtype=dtype)) == {config for config in choices(card) if config.dtype == "float32"} != set()
+    assert modelled(Problem(10**4, 10**4, 4, dtype), card) == modelled(Problem(10**4, 10**4, 4, "float32"), card)
 
 
 # -- the paper's slips, planted: each check above has to see them --------------------------------------------------

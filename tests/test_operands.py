@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
-from abft_tsm2 import Status, encode, protected_gemm, verify_gemm
+from abft_tsm2 import Status, encode, protected_gemm, tall_skinny_matmul, verify_gemm
 from tests.cases import DTYPES, ORDERS, Case, arrange, cases
 from tests.oracles import elements_outside
 from tests.planting import Product, at, bits, normal, pair, put
@@ -229,6 +231,80 @@ def test_out_must_not_overlap_an_operand() -> None:
     protected_gemm(buffer[::2], np.ones((20, 20)), out=buffer[1::2])  # interleaved, and no element in common
 
 
+@pytest.mark.parametrize(
+    ("batch", "strides"),
+    [((2,), (0, 40, 8)), ((2,), (120, 0, 8)), ((2,), (40, 40, 8)), ((), (8, 8)), ((), (4, 8)), ((), (40, 0))],
+    ids=str,
+)
+def test_out_must_not_overlap_itself(batch: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    A, B = normal(*batch, 3, 4), normal(*batch, 4, 5, seed=1)
+    buffer = np.zeros(100)
+    out = np.lib.stride_tricks.as_strided(buffer, (*batch, 3, 5), strides)
+    for c in (None, out):
+        with pytest.raises(ValueError, match=r"elements of out share memory: its strides are \("):
+            protected_gemm(A, B, c, beta=0.0 if c is None else 1.0, out=out)
+    if not batch:
+        with pytest.raises(ValueError, match="elements of out share memory"):
+            tall_skinny_matmul(A, B, out=out)
+    assert not buffer.any()
+
+
+def test_out_may_have_strides_that_interleave() -> None:
+    A, B = pair(2, 4, 3)
+    buffer = np.zeros(9)
+    out = np.lib.stride_tricks.as_strided(buffer, (2, 3), (24, 16))  # elements 0, 2, 4 and 3, 5, 7
+    assert protect(A, B, out=out)[1].status is Status.CLEAN
+    assert np.allclose(buffer[[0, 2, 4, 3, 5, 7]], (A @ B).ravel())
+    out = np.zeros((3, 2, 9))[::-1, :, ::-3]
+    assert protect(np.stack([A] * 3), B, out=out)[1].status is Status.CLEAN
+    assert np.allclose(out, A @ B)
+
+
+def test_c_may_overlap_itself_as_it_is_only_read() -> None:
+    A, B = pair(5, 4, 3)
+    c = np.broadcast_to(normal(3, seed=9), (5, 3))
+    C, report = protect(A, B, c, beta=2.0)
+    assert report.status is Status.CLEAN
+    assert np.allclose(C, A @ B + 2 * c)
+
+
+def test_a_product_that_is_not_there_is_not_verified() -> None:
+    A, B = pair(5, 4, 3)
+    with pytest.raises(TypeError, match="C is None"):
+        verify_gemm(A, B, None)
+    with pytest.raises(TypeError, match="C has dtype object"):
+        verify_gemm(A, B, [None])
+
+
+def test_the_other_byte_order_is_read_but_not_written() -> None:
+    A, B = pair(5, 4, 3)
+    c = normal(5, 3, seed=9)
+    swapped = [x.astype(x.dtype.newbyteorder()) for x in (A, B, c)]
+    C, report = protect(*swapped, beta=2.0)
+    assert (report.status, C.dtype.isnative) == (Status.CLEAN, True)
+    assert np.array_equal(C, protected_gemm(A, B, c, beta=2.0))
+    assert verify_gemm(A, B, C.astype(swapped[0].dtype), swapped[2], beta=2.0).status is Status.CLEAN
+    C[2, 1] *= -1
+    found = verify_gemm(A, B, C.astype(swapped[0].dtype), c, beta=2.0, on_error="detect")
+    assert (found.faults[0].rows, found.faults[0].columns) == ((2,), (1,))
+    with pytest.raises(ValueError, match=r"out is stored as .f8, in the other byte order"):
+        protected_gemm(A, B, out=np.zeros((5, 3), swapped[0].dtype))
+
+
+def test_out_must_be_the_array_that_is_written() -> None:
+    class Copies:  # a container that NumPy can only copy from
+        dtype, shape = np.dtype("f8"), (5, 3)
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.zeros(self.shape)
+
+    with pytest.raises(TypeError, match="out is a Copies"):
+        protected_gemm(*pair(5, 4, 3), out=Copies())
+    for out in (Copies(), [[0.0] * 3] * 5, 5.0):
+        with pytest.raises(TypeError, match="out is a "):
+            tall_skinny_matmul(*pair(5, 4, 3), out=out)
+
+
 def test_out_must_be_a_writable_array_of_the_right_kind() -> None:
     A, B = pair(3, 4, 5)
     frozen = np.zeros((3, 5))
@@ -261,9 +337,21 @@ def test_alpha_and_beta_must_be_numbers_of_the_result_type() -> None:
             protected_gemm(A, B, alpha=wrong)
         with pytest.raises(ValueError, match="beta"):
             protected_gemm(A, B, c, beta=wrong)
-    for no_number in (1j, "two", [1.0, 2.0]):
+    no_numbers = (1j, np.complex128(2 + 1j), np.array(2 + 1j), "two", "2", b"2", np.array("2"), np.timedelta64(2))
+    for no_number in (*no_numbers, [1.0, 2.0], np.array([2.0]), None):
         with pytest.raises(TypeError, match="alpha"):
             protected_gemm(A, B, alpha=no_number)
+        with pytest.raises(TypeError, match="beta"):
+            verify_gemm(A, B, c, c, beta=no_number)
+        with pytest.raises(TypeError, match="alpha"):
+            tall_skinny_matmul(A, B, alpha=no_number)
+    for beyond in (10**400, -(10**5000), Fraction(10**400)):
+        with pytest.raises(ValueError, match=r"alpha is beyond 1.8e\+308"):
+            protected_gemm(A, B, alpha=beyond)
+        with pytest.raises(ValueError, match=r"alpha is beyond 1.8e\+308"):
+            tall_skinny_matmul(A, B, alpha=beyond)
+    for two in (2, np.float32(2), np.int8(2), np.array(2.0), Fraction(2), Decimal(2)):
+        assert np.array_equal(protected_gemm(A, B, alpha=two), protected_gemm(A, B, alpha=2.0))
 
 
 def test_check_must_be_known() -> None:

@@ -155,6 +155,23 @@ def test_from_dict_says_what_is_wrong() -> None:
         Report.from_dict({name: value for name, value in data.items() if name not in ("m", "also")})
     with pytest.raises(ValueError, match="unknown status 'FINE': choose one of CLEAN, CORRECTED"):
         Report.from_dict({**data, "status": "FINE"})
+    for wrong in ([], None, 1, "CLEAN", [data]):
+        with pytest.raises(ValueError, match="not a Report, which is a mapping of names to values"):
+            Report.from_dict(wrong)  # type: ignore[arg-type]
+    for name, wrong in {
+        **dict.fromkeys(("m", "suspicions"), 1.5),
+        **dict.fromkeys(("dtype", "operation", "mode"), 5),
+        **{key: [[]] for key in ("checks", "faults", "products")},
+        **dict.fromkeys(("reasons", "also", "index"), "CLEAN"),
+        "seconds": [],
+        "recomputed": "much",
+        "status": None,
+    }.items():
+        for value in (wrong, None, {"a": "b"}):
+            with pytest.raises(ValueError, match=rf"Report\.{name} is "):
+                Report.from_dict({**data, name: value})
+    with pytest.raises(ValueError, match=r"Report\.recomputed is 1000.*: int too large"):
+        Report.from_dict({**data, "recomputed": 10**400})
     with pytest.raises(ValueError, match="not a Fault: rows missing"):
         Report.from_dict({**data, "faults": [{"operand": "C", "kind": "element"} | dict.fromkeys(
             ("columns", "elements", "magnitude", "repair"), 0)]})  # fmt: skip

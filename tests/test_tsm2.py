@@ -163,7 +163,7 @@ def test_an_out_that_does_not_fit_is_refused_and_left_alone(product: Any) -> Non
         (np.ones((4, 3)), r"out is \(4, 3\) of float64, the product is \(4, 2\) of float64"),
         (np.ones((4, 2), np.float32), r"of float32, the product .* float64"),
         (read_only, r"read-only"),
-        (doubled, r"share memory \(strides \(0, 8\)\)"),
+        (doubled, r"share memory: its strides are \(0, 8\) bytes"),
     ):
         before = out.copy()
         with pytest.raises(ValueError, match=message):
@@ -208,3 +208,9 @@ def test_what_follows_the_operands_is_named() -> None:
     for product in PRODUCTS:
         kinds = [parameter.kind for parameter in inspect.signature(product).parameters.values()]
         assert kinds[2:] == [inspect.Parameter.KEYWORD_ONLY] * (len(kinds) - 2)
+
+
+def test_types_are_what_numpy_takes_as_one() -> None:
+    A, B = np.ones((5, 4), np.float32), np.ones((4, 2), np.float32)
+    for dtype in ("f8", ">f8", float, np.float64, np.dtype("f8")):
+        assert tall_skinny_matmul(A, B, dtype=dtype).dtype == np.float64

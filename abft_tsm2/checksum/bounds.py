@@ -42,11 +42,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import index
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from abft_tsm2.arrays import FLOATS, FloatType, Namespace, dtype_name
+from abft_tsm2.arrays import FLOATS, FloatType, Namespace, type_name
 from abft_tsm2.checksum.weights import MEAN_SQUARE
 
 DETECT = 4.0  # units of u sqrt(k): measured largest on generic data 2.6, see above
@@ -377,9 +376,9 @@ def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: A
     Raises
     ------
     TypeError
-        For a dtype that is not protected.
+        For a dtype that is not protected, and sizes that are no whole numbers.
     ValueError
-        For a size below 1.
+        For a size below 1, and one that no array has.
 
     Notes
     -----
@@ -392,9 +391,8 @@ def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: A
     >>> 1e-3 < detection_limit(4096, 4096, 4096, "float32") < 3e-3
     True
     """
-    if min(m, k, n) < 1:
-        raise ValueError(f"m = {m}, k = {k}, n = {n}: sizes must be at least 1")
-    names = [_type_name(dtype), _type_name(dtype if out_dtype is None else out_dtype)]
+    m, k, n = _size(m, "m"), _size(k, "k"), _size(n, "n")
+    names = [type_name(dtype), type_name(dtype if out_dtype is None else out_dtype)]
     if not set(names) <= set(FLOATS):
         raise TypeError(f"dtype {' -> '.join(names)} is not protected: choose among {', '.join(FLOATS)}")
     if names[1] not in (names[0], "float32") or (names[0] != names[1] and FLOATS[names[0]].bits > 16):
@@ -406,10 +404,14 @@ def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: A
     return 1.25 * (1 + 2 / math.sqrt(terms)) * bound
 
 
-def _type_name(dtype: Any) -> str:
-    if isinstance(dtype, str):
-        return dtype
+def _size(value: Any, name: str) -> int:
     try:
-        return str(np.dtype(dtype).name)
-    except TypeError:  # another library's dtype
-        return dtype_name(dtype)
+        if isinstance(value, bool):
+            raise TypeError("no number")
+        size = index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}: sizes are whole numbers") from error
+    if not 1 <= size < 2**63:
+        shown = size if size < 1 else "2**63 or more"
+        raise ValueError(f"{name} is {shown}: sizes must be at least 1, and no array is as large as 2**63")
+    return size

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, as_operand, float_type, from_host, is_cupy, to_host
+from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, to_host
 from abft_tsm2.checksum.account import Kept
 from abft_tsm2.checksum.carry import Carried, carry, log2_column_norms
 from abft_tsm2.checksum.integers import (
@@ -80,6 +80,8 @@ class Encoded:
         Bit-exact checksums that find and restore corrupted elements.
     fingerprint : array of uint64
         Sums of the bits of each line along the storage order, for a quick look at each use.
+    dtype : dtype
+        Of `array`, when it was encoded.
     """
 
     array: Array
@@ -91,6 +93,7 @@ class Encoded:
     right: Carried | None
     left: Carried | None
     device: OnDevice | None = None
+    dtype: Any = None
 
     @property
     def row_checksums(self) -> Array | None:
@@ -115,12 +118,28 @@ class Encoded:
     def shape(self) -> tuple[int, int]:
         return self.array.shape[0], self.array.shape[1]
 
+    def as_encoded(self) -> Array:
+        """`array`, in the shape and type in which it was encoded.
+
+        Raises
+        ------
+        ValueError
+            If it was given others in place (``A.dtype = ...``, ``A.shape = ...``): its bits are other numbers then.
+        """
+        found, then = (tuple(self.array.shape), self.array.dtype), (self.integers.shape, self.dtype)
+        if found != then:
+            raise ValueError(
+                f"the array was encoded as {then[0]} of {_shown(then[1])} and is {found[0]} of {_shown(found[1])} now: "
+                "set its dtype and shape back, or encode it anew"
+            )
+        return self.array
+
     def changed(self) -> bool:
         """Whether the array's bits differ from those that were encoded: one read, 64-bit sums of each line.
 
         Finds every single wrong element; changes that cancel within a line only `verify` finds.
         """
-        return not np.array_equal(to_host(self.fingerprint), to_host(fingerprint(self.array)))
+        return not np.array_equal(to_host(self.fingerprint), to_host(fingerprint(self.as_encoded())))
 
     def intact(self) -> bool:
         """Whether what the array carries into products still has the bits it was made with: O(p + q)."""
@@ -140,7 +159,7 @@ class Encoded:
         Integer arithmetic only: no tolerance. Synchronises with the host. Reads the matrix once. Never raises on
         what it finds: see `correct`.
         """
-        found = diagnose(self.array, self.integers)
+        found = diagnose(self.as_encoded(), self.integers)
         report = self._report(found, repaired="")
         policy.deliver(report, "detect")
         return report
@@ -165,7 +184,7 @@ class Encoded:
         -----
         This call is itself the permission to write into the array, whatever `repair` says.
         """
-        found = diagnose(self.array, self.integers)
+        found = diagnose(self.as_encoded(), self.integers)
         if found.corruptions and not found.refused:
             restore(self.array, found.corruptions)
         report = self._report(found, repaired="restored bit for bit from integer checksums")
@@ -197,6 +216,11 @@ class Encoded:
         )
 
 
+def _shown(dtype: Any) -> str:
+    """A dtype with its byte order, where that is not this machine's."""
+    return dtype_name(dtype) if getattr(dtype, "isnative", True) else str(dtype.str)
+
+
 def storage_faults(found: Diagnosis, array: Array, operand: str, repaired: str) -> tuple[Fault, ...]:
     """The report's entries for what the integer checksums found in a stored matrix."""
     if found.refused:
@@ -219,7 +243,10 @@ def _chosen_weights(given: Any, n: int, name: str) -> tuple[Weights, bool]:
     if given is None or isinstance(given, str):
         kind = given or "balanced"
         return weights(kind, n), kind == "balanced"
-    V = np.asarray(given, dtype=np.float64)
+    V = np.asarray(given)
+    if V.dtype.kind not in "iuf":
+        raise TypeError(f"{name} weights have dtype {V.dtype}: real numbers are expected")
+    V = V.astype(np.float64)
     V = V[:, None] if V.ndim == 1 else V
     if V.ndim != 2 or V.shape[0] != n or V.shape[1] < 1:
         raise ValueError(f"{name} weights have shape {np.shape(given)}: expected ({n},) or ({n}, r)")
@@ -292,6 +319,11 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     A = as_operand(A, "A")
     if A.ndim != 2:
         raise ValueError(f"A has shape {tuple(A.shape)}: encode takes one matrix (encode each of a batch by itself)")
+    for name, value in (("repair", repair), ("recheck", recheck)):
+        if not isinstance(value, bool | np.bool_):  # "no" would be a permission to write
+            raise TypeError(f"{name} is {value!r}: True or False")
+    if isinstance(weights, tuple) and len(weights) != 2:
+        raise ValueError(f"weights is a tuple of {len(weights)}: a pair is expected, (for rows, for columns)")
     pair = weights if isinstance(weights, tuple) and side == "both" else (weights, weights)
     right = left = None
     if side != "columns":
@@ -304,4 +336,4 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     device = None
     if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
         device = OnDevice.of(A, right is not None, left is not None)
-    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, device)
+    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, device, A.dtype)

@@ -99,6 +99,9 @@ def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED)
     """
     if kind not in _FAMILIES:
         raise ValueError(f"unknown weights {kind!r}: choose from {', '.join(_FAMILIES)}")
+    for name, value in (("n", n), ("r", r), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{name} is {value!r}: a whole number is expected")
     if n < 0 or r < 1:
         raise ValueError(f"weights need n >= 0 and r >= 1, got n = {n}, r = {r}")
     return _cached(kind, n, r, seed)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
+from abft_tsm2.arrays import type_name
 from abft_tsm2.core.device import Device
 
 TSM2R = ("V0", "V1", "V2", "V3")
@@ -47,7 +49,7 @@ class Problem:
     m, k, n : int
         A is m x k, B is k x n.
     dtype : str
-        Of A.
+        Of A. This and the other types may be given as anything that NumPy takes as a dtype.
     order : str
         Of A: ``"F"`` where columns are contiguous (any leading dimension), ``"C"`` where rows are, ``"A"`` for neither.
     weights, out : str
@@ -78,12 +80,13 @@ class Problem:
     small: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", type_name(self.dtype))
         if not self.small:
             a, c = (0 if order == "F" else 1 for order in (self.order, self.out_order))
             object.__setattr__(self, "small", ((a, self.width), (c, 16)))
         for name in ("weights", "out"):
-            if not getattr(self, name):
-                object.__setattr__(self, name, self.dtype)
+            given = getattr(self, name)
+            object.__setattr__(self, name, self.dtype if isinstance(given, str) and not given else type_name(given))
 
     @property
     def sums(self) -> str:
@@ -100,6 +103,7 @@ class Config:
     variant : str
         One of `VARIANTS`.
     dtype : str
+        May be given as anything that NumPy takes as a dtype.
     t1 : int
         Threads of a block, and rows of a tile of B.
     t2 : int
@@ -116,6 +120,9 @@ class Config:
     t2: int = 1
     t3: int = 1
     tcf: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", type_name(self.dtype))
 
     @property
     def family(self) -> str:
@@ -244,17 +251,18 @@ a block has {device.shared_bytes_per_block}"
         yield f"m = {problem.m} needs more than {_GRID} blocks of {t1 * tcf} rows"
 
 
-def choices(device: Device, *, variant: str | None = None, dtype: str | None = None) -> tuple[Config, ...]:
+def choices(device: Device, *, variant: str | None = None, dtype: Any = None) -> tuple[Config, ...]:
     """Every configuration that can be chosen on `device`: what `why_not` lets through of all combinations.
 
     Parameters
     ----------
     device : Device
-    variant, dtype : str, optional
+    variant : str, optional
+    dtype : dtype or str, optional
         Only those of this variant, of this type.
     """
     variants = VARIANTS if variant is None else (variant,)
-    dtypes = BYTES if dtype is None else (dtype,)
+    dtypes = BYTES if dtype is None else (type_name(dtype),)
     grid = product(variants, dtypes, T1, (1, *T2), sorted({1}.union(*T3.values())), TCF)
     return tuple(config for config in (Config(*values) for values in grid) if is_valid(None, config, device))
 

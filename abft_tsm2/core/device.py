@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from abft_tsm2.arrays import type_name
 from abft_tsm2.errors import NotSuitable
 
 
@@ -66,8 +67,8 @@ class Device:
     memory_latency_cycles: float
     arithmetic_latency_cycles: float
 
-    def peak_gflops(self, dtype: str) -> float:
-        """Peak of ``"float32"`` or ``"float64"`` arithmetic, 10^9 operations/s.
+    def peak_gflops(self, dtype: Any) -> float:
+        """Peak of float32 or float64 arithmetic, 10^9 operations/s; `dtype` is anything that NumPy takes as one.
 
         Raises
         ------
@@ -75,9 +76,10 @@ class Device:
             For any other type.
         """
         peaks = {"float32": self.peak_gflops_float32, "float64": self.peak_gflops_float64}
-        if dtype not in peaks:
-            raise ValueError(f"no peak is known for dtype {dtype!r} on {self.name}: choose from {', '.join(peaks)}")
-        return peaks[dtype]
+        name = type_name(dtype)
+        if name not in peaks:
+            raise ValueError(f"no peak is known for dtype {name!r} on {self.name}: choose from {', '.join(peaks)}")
+        return peaks[name]
 
 
 @dataclass(frozen=True)

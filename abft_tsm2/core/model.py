@@ -21,7 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+from abft_tsm2.arrays import type_name
 from abft_tsm2.core.config import BYTES, Problem
 from abft_tsm2.core.device import Device
 
@@ -122,7 +124,7 @@ class Parameters:
     converged: bool
 
 
-def registers_per_thread(dtype: str, t2: float, t3: float, choices: Choices = AS_PRINTED) -> float:
+def registers_per_thread(dtype: Any, t2: float, t3: float, choices: Choices = AS_PRINTED) -> float:
     """32-bit registers of a thread: C, nextB and the row of currB in use, t2 each; currA and nextA, t3 each.
 
     Examples
@@ -133,7 +135,7 @@ def registers_per_thread(dtype: str, t2: float, t3: float, choices: Choices = AS
     return (3 * t2 + 2 * t3) * _bytes(dtype) / REGISTER_BYTES + choices.fixed_registers
 
 
-def shared_bytes_per_thread(dtype: str, t2: float) -> float:
+def shared_bytes_per_thread(dtype: Any, t2: float) -> float:
     """A thread's share of the t1 x t2 tile of B, which t1 threads hold together.
 
     Examples
@@ -144,7 +146,7 @@ def shared_bytes_per_thread(dtype: str, t2: float) -> float:
     return t2 * _bytes(dtype)
 
 
-def max_occupancy(device: Device, dtype: str, t2: float, t3: float, choices: Choices = AS_PRINTED) -> float:
+def max_occupancy(device: Device, dtype: Any, t2: float, t3: float, choices: Choices = AS_PRINTED) -> float:
     """Threads that a multiprocessor holds at most, by the hardware, its registers and its shared memory.
 
     An estimate: it knows neither whole blocks nor the steps in which registers are given out.
@@ -162,7 +164,7 @@ def max_occupancy(device: Device, dtype: str, t2: float, t3: float, choices: Cho
     )
 
 
-def memory_utilisation(device: Device, dtype: str, t2: float, t3: float, choices: Choices = AS_PRINTED) -> float:
+def memory_utilisation(device: Device, dtype: Any, t2: float, t3: float, choices: Choices = AS_PRINTED) -> float:
     """Bytes of A under way over those that peak bandwidth needs (Little's law); above 1 unless `choices.cap`."""
     latency = choices.memory_latency_cycles or device.memory_latency_cycles
     needed = latency * device.peak_gbs / (device.multiprocessors * device.clock_ghz)  # 10^9 of both cancel
@@ -170,7 +172,7 @@ def memory_utilisation(device: Device, dtype: str, t2: float, t3: float, choices
     return _capped(under_way / needed, choices)
 
 
-def compute_utilisation(device: Device, dtype: str, t2: float, t3: float, choices: Choices = AS_PRINTED) -> float:
+def compute_utilisation(device: Device, dtype: Any, t2: float, t3: float, choices: Choices = AS_PRINTED) -> float:
     """Operations under way over those that peak arithmetic needs (Little's law); above 1 unless `choices.cap`."""
     latency = choices.arithmetic_latency_cycles or device.arithmetic_latency_cycles
     needed = latency * device.peak_gflops(dtype) / (device.multiprocessors * device.clock_ghz)
@@ -178,7 +180,7 @@ def compute_utilisation(device: Device, dtype: str, t2: float, t3: float, choice
     return _capped(under_way / needed, choices)
 
 
-def ratio(device: Device, dtype: str, t2: float, *, flops: int = 1) -> float:
+def ratio(device: Device, dtype: Any, t2: float, *, flops: int = 1) -> float:
     """r = time_comp / time_mem of the innermost loop: above 1 the computation is compute-bound.
 
     Occupancy and the number of multiprocessors, by which the paper divides both times, cancel.
@@ -186,7 +188,7 @@ def ratio(device: Device, dtype: str, t2: float, *, flops: int = 1) -> float:
     Parameters
     ----------
     device : Device
-    dtype : str
+    dtype : dtype or str
     t2 : float
     flops : int
         Operations of a multiply-add: 1 as printed, 2 as the peak counts them.
@@ -194,7 +196,7 @@ def ratio(device: Device, dtype: str, t2: float, *, flops: int = 1) -> float:
     return flops * t2 / _bytes(dtype) * device.peak_gbs / device.peak_gflops(dtype)
 
 
-def t2_threshold(device: Device, dtype: str, *, flops: int = 1) -> float:
+def t2_threshold(device: Device, dtype: Any, *, flops: int = 1) -> float:
     """The t2 at which `ratio` is 1, in elements.
 
     As printed a multiply-add counts once while the peak counts it twice: the times really balance at half of
@@ -244,13 +246,13 @@ def predicted_time(problem: Problem, device: Device, t2: float, t3: float, choic
     return max(memory_time(problem, device, t2, t3, capped), compute_time(problem, device, t2, t3, capped))
 
 
-def predicted_gain(new: Device, old: Device, dtype: str = "float64", *, n: int = 16) -> float:
+def predicted_gain(new: Device, old: Device, dtype: Any = "float64", *, n: int = 16) -> float:
     """How much faster the same product is on `new` than on `old`, both at their peaks and reading A once.
 
     Parameters
     ----------
     new, old : Device
-    dtype : str
+    dtype : dtype or str
     n : int
         Columns of B: memory-bound on both cards, it does not matter, and the gain is that of the bandwidth.
 
@@ -349,7 +351,8 @@ def _capped(utilisation: float, choices: Choices) -> float:
     return min(utilisation, 1.0) if choices.cap else utilisation
 
 
-def _bytes(dtype: str) -> int:
-    if dtype not in BYTES:
-        raise ValueError(f"the model knows {' and '.join(BYTES)}, not {dtype!r}")
-    return BYTES[dtype]
+def _bytes(dtype: Any) -> int:
+    name = type_name(dtype)
+    if name not in BYTES:
+        raise ValueError(f"the model knows {' and '.join(BYTES)}, not {name!r}")
+    return BYTES[name]

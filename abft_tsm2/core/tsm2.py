@@ -15,12 +15,14 @@ from abft_tsm2.arrays import (
     FLOATS,
     Array,
     as_operand,
+    as_output,
     dtype_name,
     float_type,
     is_cupy,
-    is_writable,
     namespace,
     overlap,
+    real_number,
+    type_name,
 )
 from abft_tsm2.core.config import TSM2L, TSM2R, Config, published
 from abft_tsm2.core.launch import device_of, run
@@ -87,6 +89,7 @@ def tall_skinny_matmul(
     >>> tall_skinny_matmul(np.eye(3), np.ones((3, 1))).ravel()
     array([1., 1., 1.])
     """
+    alpha, beta = real_number(alpha, "alpha"), real_number(beta, "beta")
     on_gpu = is_cupy(A) and is_cupy(B) and (beta == 0 if out is None else is_cupy(out))
     key = _key(A, B, out, dtype) if on_gpu else None
     found = _plans.get(key) if key is not None else None
@@ -214,6 +217,7 @@ def _by_name(
     family: tuple[str, ...],
 ) -> Array:
     """The product by the kernel that was asked for; away from CuPy the library's, unless one was asked for by name."""
+    alpha, beta = real_number(alpha, "alpha"), real_number(beta, "beta")
     own = config.variant if isinstance(config, Config) else AUTO
     if config is not None and variant not in (None, own):
         raise ValueError(f"variant={variant!r}, but the configuration is {config.name}: leave one of them out")
@@ -313,6 +317,7 @@ def _planned(
 def _checked(A: Array, B: Array, out: Array | None, dtype: Any, beta: float) -> tuple[Array, Array, Any]:
     """A and B as arrays, and the type of the result; they and `out` fit together."""
     A, B = as_operand(A, "A"), as_operand(B, "B")
+    out = None if out is None else as_output(out)
     if min(A.ndim, B.ndim) < 2 or A.shape[-1] != B.shape[-2]:
         raise ValueError(f"A {tuple(A.shape)} and B {tuple(B.shape)} are not (..., m, k) and (..., k, n) matrices")
     xp = namespace(A, B)  # one library
@@ -340,7 +345,7 @@ def _checked(A: Array, B: Array, out: Array | None, dtype: Any, beta: float) -> 
 
 def _named(dtype: Any, xp: Any, common: Any) -> Any:
     """The library's own dtype object."""
-    name = dtype if isinstance(dtype, str) else dtype_name(np.dtype(dtype) if isinstance(dtype, type) else dtype)
+    name = type_name(dtype)
     if name == dtype_name(common):
         return common
     if not hasattr(xp, name):
@@ -383,10 +388,5 @@ def _check_out(out: Array, A: Array, B: Array, shape: tuple[int, ...], dtype: An
         )
     if out.device != A.device:
         raise ValueError(f"out lies on {out.device}, A on {A.device}: move one of them")
-    if not is_writable(out):
-        raise ValueError("out is read-only: pass an array that may be written")
-    strides = getattr(out, "strides", ())
-    if 0 not in shape and any(stride == 0 and size > 1 for stride, size in zip(strides, shape, strict=False)):
-        raise ValueError(f"elements of out share memory (strides {strides}): pass an array of its own")
     if overlap(out, A) or overlap(out, B):
         raise ValueError("out shares memory with A or B, which are read while it is written: pass another array")

@@ -261,7 +261,7 @@ def array_module(gpu: bool) -> Any:
 
 
 def _work(text: str, gpu: bool, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    _heed_the_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     campaign, xp = parse(text), array_module(gpu)
@@ -275,12 +275,19 @@ def _work(text: str, gpu: bool, pipe: Connection) -> None:
 
 
 def _work_once(text: str, gpu: bool, number: int, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _heed_the_parent()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     campaign, xp = parse(text), array_module(gpu)
     pipe.send(READY)
     unit = Unit(*campaign.place(number), (number,), True)
     pipe.send(next(carry_out(campaign, unit, xp))[1])
+
+
+def _heed_the_parent() -> None:
+    """What a terminal sends to all of its processes, at Ctrl-C and at its end, is for the parent to act on."""
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _end_with(parent: int) -> None:
