@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from abft_tsm2.core.generated import MAGNITUDES
+
 SEED = 0x5EED
-MAGNITUDES = 1 << 22
-"""Numbers of float32 in [1, 1.5): so many weights differ pairwise in magnitude."""
 MEAN_SQUARE = 19 / 12
 """Of a balanced weight: the mean of x^2 over [1, 1.5)."""
 Weights = NDArray[np.float64]
