@@ -23,6 +23,9 @@ class Record:
     def __post_init__(self) -> None:
         for part in fields(self):
             value = _converted(getattr(self, part.name), part, type(self).__name__)
+            least = part.metadata.get("least", 0)
+            if part.type == "int" and value < least:
+                raise ValueError(f"{part.name} = {value} of a {type(self).__name__}: at least {least} is expected")
             choices = part.metadata.get("choices", (value,))
             if value not in choices:
                 raise ValueError(f"unknown {part.name} {value!r}: choose one of {', '.join(choices)}")

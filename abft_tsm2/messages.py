@@ -106,7 +106,7 @@ def announce(text: str, kept: str) -> None:
     The exit code is the verdict's: it speaks of the work and its files, which are complete.
     """
     try:
-        click.echo(text)
+        click.echo(text.encode("utf-8", "backslashreplace").decode())  # names of files may be any bytes
     except OSError as error:
         discard_output()
         say(f"Warning: nothing more can be printed: standard output: {short(error)}; {kept}")

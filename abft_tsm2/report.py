@@ -126,7 +126,7 @@ class Check(Record):
     verified: int
     bound: float
     closest: float
-    closest_line: int
+    closest_line: int = field(metadata={"least": -1})
     detection_limit: float
 
     def __str__(self) -> str:

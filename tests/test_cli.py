@@ -383,6 +383,16 @@ def test_what_cannot_be_printed_changes_neither_files_nor_exit_code(here: Path, 
     assert all(line.endswith(f"; {c}.npy was only read") for line in warned)
 
 
+def test_a_name_that_is_no_text_is_printed_all_the_same(here: Path) -> None:
+    name = os.fsdecode(b"o\xff.npy")
+    command = [sys.executable, "-m", "abft_tsm2", "gemm", "A.npy", "B.npy", "-o", name]
+    strict = {**ENVIRONMENT, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, env=strict, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("o\\udcff.npy was written\n")
+    assert np.array_equal(np.load(name), np.load("C.npy"))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("words", ["info", "--help"])
 def test_what_was_asked_for_on_a_full_output_is_an_error(here: Path, words: str) -> None:

@@ -170,6 +170,11 @@ def test_from_dict_says_what_is_wrong() -> None:
         for value in (wrong, None, {"a": "b"}):
             with pytest.raises(ValueError, match=rf"Report\.{name} is "):
                 Report.from_dict({**data, name: value})
+    for name in ("m", "k", "n", "suspicions"):
+        with pytest.raises(ValueError, match=f"{name} = -1 of a Report: at least 0"):
+            Report.from_dict({**data, name: -1})
+    with pytest.raises(ValueError, match="closest_line = -2 of a Check: at least -1"):
+        Report.from_dict({**data, "checks": [{**data["checks"][0], "closest_line": -2}]})
     with pytest.raises(ValueError, match=r"Report\.recomputed is 1000.*: int too large"):
         Report.from_dict({**data, "recomputed": 10**400})
     with pytest.raises(ValueError, match="not a Fault: rows missing"):
