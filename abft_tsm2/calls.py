@@ -167,7 +167,9 @@ class Call:
             run_steps(again.encode[i], stream, where)
             if observe:
                 run_steps(again.verify[i], stream, where)
-            found.append(checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where))
+            found.append(
+                checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where, observed=observe)
+            )
         return again, found
 
     def _operands_changed(self, program: Program) -> bool:

@@ -19,8 +19,7 @@
 //          partial: (2 + WORDS) 32 V words of 8 bytes a block, where there is more than one group; tickets: a 0 a
 //          stripe and product, which is 0 again afterwards
 // State    as in line_sums.cu: flags in the high half of word 0, 1: some z_i > outstanding; 2: some words_i is not
-//          expected_i. `fresh` is not 0 where this is a product's first kernel, which wipes its state. `sizes` of
-//          product b: the sum of parts[2 (b part_count + i)], the least of those behind them; `parts` may be null
+//          expected_i. `fresh` as there. `sizes` of product b: the sum of parts[2 (b part_count + i)], the least of those behind them; `parts` may be null
 // Guards   as in line_sums.cu
 // Edges    V divides p; q arbitrary; nothing outside of the matrix is read. `slice` is at most 2^16 WARPS where the
 //          words of elements of 16 bits are added
@@ -110,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   after_previous();
   next_may_begin();
 #else
-  // X was there before the kernel in front began, unless that one is no part of this product.
+  // X was there before the kernel in front began, unless that one is no part of this product, or has written X.
   if (fresh) after_previous();
 #endif
 
@@ -130,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       after_previous();
       next_may_begin();
       // The first kernel of a product wipes its account.
-      if (fresh && blockIdx.x + blockIdx.y + blockIdx.z == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
+      if (fresh == 1 && blockIdx.x + blockIdx.y + blockIdx.z == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
 #if !GIVEN
       if (parts && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32)
         add_sizes(parts + 2 * product * part_count, part_count, sizes + 2 * product);

@@ -14,8 +14,9 @@
 //          D_TYPE; BLOCKS of a multiprocessor; ENTRY the name of the kernel
 // Storage  X(i, j) of product b = X[b step + i ld + j]; ALIGNED divides its address, ld and step in bytes. Weights of
 //          product b from w + b w_step on, at multiples of 16 bytes; y, z, words of row i at b out_step + i
-// State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is not
-//          0 where this is a product's first kernel, which wipes its state and raises no flags
+// State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is
+//          1 where this is a product's first kernel, which wipes its state and raises no flags; 2 where the kernel
+//          in front may have written X
 // Guards   of y and z of line i of product b at b p + i (account.cuh, `encoded` the number of the call), where given
 // Sizes    where `parts` is given, and w2 is not: sum |w| and smallest |w| from those of so many blocks of
 //          kernels/equilibrate.cu
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
 #if VERDICT
   constexpr bool early = false;
 #else
-  // X was there before the kernel in front began, unless that one is no part of this product.
+  // X was there before the kernel in front began, unless that one is no part of this product, or has written X.
   const bool early = !fresh;
 #endif
 #if CAST
@@ -184,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
       next_may_begin();
 #if !VERDICT
       // The first kernel of a product wipes its account.
-      if (fresh && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
+      if (fresh == 1 && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
 #if !GIVEN
       if (parts && blockIdx.x == 0 && threadIdx.x < 32)
         add_sizes(parts + 2 * product * part_count, part_count, sizes + 2 * product);

@@ -20,7 +20,7 @@ SHAPES = ((33, 47, 65), (130, 257, 70), (70, 300, 200))
 OPTIONS: tuple[dict[str, Any], ...] = ({"check": "rows"}, {"check": "columns"}, {"check": "both"})
 PLANTS: dict[str, tuple[str, str]] = {
     "lines-past-the-end": ("smaller(first + i, p - 1)", "first + i + 4096"),
-    "faults-past-the-end": ("record[8 + 3 * rank + q]", "record[1 << 20]"),
+    "faults-past-the-end": ("record[8 + 3 * rank[i] + q]", "record[1 << 20]"),
 }
 """What memcheck has to find: what is replaced in the kernels, by what."""
 

@@ -140,7 +140,8 @@ class Checker:
     ) -> Step:
         """``X w``, ``(X o X) w2`` (w o w unless given) and the words of X, which is R, L, C or C0.
 
-        `expected`: address of words to compare with; `fresh`: this is the first step, and wipes the state.
+        `expected`: address of words to compare with; `fresh`: this is the first step, and wipes the state. C was
+        written by the step in front: it is not read before that has ended.
         """
         case, state = self.case, self.account.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
@@ -148,7 +149,14 @@ class Checker:
         outstanding = _OUTSTANDING * MEAN_SQUARE if first and case.k >= 2 * SAMPLE else np.inf
         sizes = (self.account.at(memory, "parts"), -(-case.n // COLUMNS), self.account.at(memory, "sizes"))
         guards: tuple[Value, ...] = (into.guards, "encoded" if into.guards else 0)
-        results: tuple[Value, ...] = (*into[:3], into.step, float(outstanding), state, int(fresh), expected)
+        results: tuple[Value, ...] = (
+            *into[:3],
+            into.step,
+            float(outstanding),
+            state,
+            2 if name == "C" else int(fresh),
+            expected,
+        )
         results += (*(sizes if first else _NONE), *guards)
         products = case.right_batch if name == "R" else case.batch
         wanted = {"acc": case.acc, "given": name == "L", "words": name != "C", "out": into.dtype}
@@ -250,14 +258,16 @@ class Checker:
         """u (m, 1) of a single product whose case is `split`."""
         return self.account.array(memory, "u").T
 
-    def differences(self, then: int, now: int, kept: Kept | None, where: Where) -> dict[str, tuple[int, ...]]:
-        """Where two accounts of the same product differ: "R", "L", "C0" for operands, "v", "s", "t", "u" for checksums,
-        each with the places.
+    def differences(
+        self, then: int, now: int, kept: Kept | None, where: Where, *, observed: bool
+    ) -> dict[str, tuple[int, ...]]:
+        """Where two accounts of the same product differ: "R", "L", "C0" for operands, "v", "s", "t" for checksums, and
+        "u", where it was `observed`; each with the places.
 
         Kernels add in a fixed order, so that what is not the same bit for bit is not the same. Synchronises.
         """
         names = {"R": ("right_words",), "L": ("left_words",), "C0": ("added_words",), "v": ("v", "sizes")}
-        names |= {"s": ("s", "squares"), "t": ("t", "p2", "t0", "added2"), "u": ("u", "u2")}
+        names |= {"s": ("s", "squares"), "t": ("t", "p2", "t0", "added2")} | ({"u": ("u", "u2")} if observed else {})
         if kept is not None:  # what an encoded operand carries is its own
             names = {name: parts for name, parts in names.items() if name not in "Rvs"}
         found = {name: self._differing(then, now, parts) for name, parts in names.items()}
