@@ -27,7 +27,8 @@ def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
     if isinstance(x, np.ndarray | np.generic | list | tuple | int | float) and not isinstance(x, np.ma.MaskedArray):
         x = np.asarray(x)
         if x.dtype.kind in "iub" or dtype_name(x.dtype) == "float16" or (x.dtype.kind == "f" and x.dtype.itemsize > 8):
-            x = x.astype(np.float64)
+            with np.errstate(over="ignore"):  # then it is not finite, which is judged below
+                x = x.astype(np.float64)
         elif not x.dtype.isnative:
             x = x.astype(x.dtype.newbyteorder("="))
         if x.dtype.kind == "c":

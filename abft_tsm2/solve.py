@@ -99,7 +99,7 @@ def protected_lu_solve(
     if lu.ndim < 2 or lu.shape[-1] != lu.shape[-2]:
         raise ValueError(f"lu has to be square, the factors of a square matrix; its shape is {lu.shape}")
     n = lu.shape[-1]
-    piv = _pivots(piv, n)
+    piv = _pivots(piv, tuple(lu.shape))
     if n != (B.shape[-2] if B.ndim > 1 else B.shape[0] if B.ndim else 0):
         raise ValueError(f"Shapes of lu {tuple(lu.shape)} and b {tuple(B.shape)} are incompatible")
     lu, B = _of_one_type(lu, B)
@@ -328,20 +328,28 @@ def _pair(lu_and_piv: Any) -> tuple[Any, Any]:
     return lu, piv
 
 
-def _pivots(piv: Any, n: int) -> Any:
-    """Pivots as LAPACK takes them; ValueError where one of them is no row of n."""
+def _pivots(piv: Any, shape: tuple[int, ...]) -> Any:
+    """Pivots, as LAPACK takes them, of an lu of that shape; ValueError where one of them is no row."""
+    *batch, n, _ = shape
     if isinstance(piv, np.ma.MaskedArray):
         raise TypeError("piv is a masked array and its mask would be ignored: pass piv.filled(value)")
     given = np.asarray(to_host(piv) if hasattr(piv, "dtype") and not isinstance(piv, np.generic) else piv)
     if given.size and given.dtype.kind not in "iuf":
         raise TypeError(f"piv holds {given.dtype}: the numbers of rows are expected, as lu_factor returns them")
-    if given.ndim == 0 or given.shape[-1] != n:
-        raise ValueError(f"piv has shape {given.shape}: for an lu of {n} rows it ends in {n}")
+    if given.ndim == 0 or given.shape[-1] != n or not _broadcasts(given.shape[:-1], tuple(batch)):
+        raise ValueError(f"piv has shape {given.shape}: for an lu of {shape} it is {shape[:-1]}")
     with np.errstate(invalid="ignore"):
         wrong = ~((given >= 0) & (given < n) & (given == np.floor(given)))
     if wrong.any():
         raise ValueError(f"piv holds {given[wrong][0]}: the numbers of rows are whole, 0 to {n - 1}")
     return given.astype(np.int32)
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
 
 
 def _of_one_type(A: Array, B: Array) -> tuple[Array, Array]:

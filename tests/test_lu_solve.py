@@ -176,9 +176,9 @@ def test_what_lu_solve_refuses() -> None:
     ids=str,
 )
 def test_pivots_that_are_no_rows_are_refused_where_scipy_cuts_them(piv: list[Any]) -> None:
-    for given in (piv, np.array(piv), np.array([piv, piv])):
+    for lu, given in ((normal(3, 3), piv), (normal(3, 3), np.array(piv)), (normal(2, 3, 3), np.array([piv, piv]))):
         with pytest.raises((ValueError, TypeError), match="piv holds"):
-            protected_lu_solve((normal(3, 3), given), np.ones(3))
+            protected_lu_solve((lu, given), np.ones(3))
 
 
 def test_pivots_that_are_whole_numbers_of_rows_are_taken_whatever_their_type() -> None:
@@ -186,8 +186,11 @@ def test_pivots_that_are_whole_numbers_of_rows_are_taken_whatever_their_type() -
     lu, piv = linalg.lu_factor(a)
     with pytest.raises(TypeError, match="piv is a masked array"):
         protected_lu_solve((lu, np.ma.array(piv, mask=[0, 1, 0])), np.ones(3))
-    with pytest.raises(ValueError, match=r"piv has shape \(\)"):
-        protected_lu_solve((lu, np.float64(2)), np.ones(3))
+    for wrong in (np.float64(2), piv[:2], np.stack([piv, piv])):
+        with pytest.raises(ValueError, match=r"piv has shape .*: for an lu of \(3, 3\) it is \(3,\)"):
+            protected_lu_solve((lu, wrong), np.ones(3))
+    with pytest.raises(ValueError, match=r"piv has shape \(5, 3\): for an lu of \(2, 3, 3\) it is \(2, 3\)"):
+        protected_lu_solve((np.stack([lu, lu]), np.stack([piv] * 5)), np.ones(3))
     for dtype in (np.int8, np.uint64, np.float32, np.float64):
         assert solved(solve_lu((lu, piv.astype(dtype)), np.ones(3)), a, np.ones(3))
 
