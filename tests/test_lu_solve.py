@@ -313,3 +313,11 @@ def test_reports(dtype: Any) -> None:
         jsonschema.Draft202012Validator(Report.schema()).validate(report.to_dict())
         assert Report.from_dict(report.to_dict()) == report
     assert second.mode
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).max == np.finfo(np.float64).max, reason="long double is float64 here")
+def test_numbers_beyond_float64_are_not_finite() -> None:
+    beyond = np.eye(3, dtype=np.longdouble) * np.longdouble("1e4000")
+    for call in (lambda: protected_lu_factor(beyond), lambda: protected_solve(np.eye(3), beyond)):
+        with pytest.raises(ValueError, match="must not contain infs or NaNs"):
+            call()
