@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, as_operand, dtype_name, is_numpy, namespace
+from abft_tsm2.arrays import Array, as_operand, dtype_name, is_numpy, namespace, to_host
 from abft_tsm2.checksum.findings import Findings
 from abft_tsm2.report import Report, by_precedence
 
@@ -27,7 +27,8 @@ def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
     if isinstance(x, np.ndarray | np.generic | list | tuple | int | float) and not isinstance(x, np.ma.MaskedArray):
         x = np.asarray(x)
         if x.dtype.kind in "iub" or dtype_name(x.dtype) == "float16" or (x.dtype.kind == "f" and x.dtype.itemsize > 8):
-            x = x.astype(np.float64)
+            with np.errstate(over="ignore"):  # then it is not finite, which is judged below
+                x = x.astype(np.float64)
         elif not x.dtype.isnative:
             x = x.astype(x.dtype.newbyteorder("="))
         if x.dtype.kind == "c":
@@ -39,6 +40,39 @@ def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
     if check_finite and not _is_finite(x):
         raise not_finite()
     return x
+
+
+def pair_of(lu_and_piv: Any) -> tuple[Any, Any]:
+    """lu and piv; TypeError for what is no pair."""
+    try:
+        lu, piv = lu_and_piv
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"lu_and_piv is a {type(lu_and_piv).__name__}: the pair (lu, piv) is expected") from error
+    return lu, piv
+
+
+def pivots_of(piv: Any, shape: tuple[int, ...]) -> Any:
+    """Pivots, as LAPACK takes them, of an lu of that shape; ValueError where one of them is no row."""
+    *batch, n, _ = shape
+    if isinstance(piv, np.ma.MaskedArray):
+        raise TypeError("piv is a masked array and its mask would be ignored: pass piv.filled(value)")
+    given = np.asarray(to_host(piv) if hasattr(piv, "dtype") and not isinstance(piv, np.generic) else piv)
+    if given.size and given.dtype.kind not in "iuf":
+        raise TypeError(f"piv holds {given.dtype}: the numbers of rows are expected, as lu_factor returns them")
+    if given.ndim == 0 or given.shape[-1] != n or not _broadcasts(given.shape[:-1], tuple(batch)):
+        raise ValueError(f"piv has shape {given.shape}: for an lu of {shape} it is {shape[:-1]}")
+    with np.errstate(invalid="ignore"):
+        wrong = ~((given >= 0) & (given < n) & (given == np.floor(given)))
+    if wrong.any():
+        raise ValueError(f"piv holds {given[wrong][0]}: the numbers of rows are whole, 0 to {n - 1}")
+    return given.astype(np.int32)
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
 
 
 def _is_finite(x: Array) -> bool:

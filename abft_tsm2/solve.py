@@ -18,7 +18,7 @@ from abft_tsm2.checksum.findings import Findings
 from abft_tsm2.checksum.triangles import Triangle, check_solution, summing_weights
 from abft_tsm2.core.factoring import permutation
 from abft_tsm2.factor import Hook, check_of
-from abft_tsm2.linear import as_array, for_blas, report_of, stacked
+from abft_tsm2.linear import as_array, for_blas, pair_of, pivots_of, report_of, stacked
 from abft_tsm2.lu import Asked, check_options, factored
 from abft_tsm2.report import Report, Status
 from abft_tsm2.substitute import ATTEMPTS, Work, same, smallest, substituted, wrong_rows
@@ -91,7 +91,7 @@ def protected_lu_solve(
     [1.0, 1.0]
     """
     policy.check_on_error(on_error)
-    lu, piv = _pair(lu_and_piv)
+    lu, piv = pair_of(lu_and_piv)
     lu, B = as_array(lu, "lu", check_finite=check_finite), as_array(b, "b", check_finite=check_finite)
     namespace(lu, B)
     if trans not in (0, 1, 2):
@@ -99,7 +99,7 @@ def protected_lu_solve(
     if lu.ndim < 2 or lu.shape[-1] != lu.shape[-2]:
         raise ValueError(f"lu has to be square, the factors of a square matrix; its shape is {lu.shape}")
     n = lu.shape[-1]
-    piv = _pivots(piv, n)
+    piv = pivots_of(piv, tuple(lu.shape))
     if n != (B.shape[-2] if B.ndim > 1 else B.shape[0] if B.ndim else 0):
         raise ValueError(f"Shapes of lu {tuple(lu.shape)} and b {tuple(B.shape)} are incompatible")
     lu, B = _of_one_type(lu, B)
@@ -318,30 +318,6 @@ def _warn_of_condition(A: Array, lu: Array) -> None:
 
 
 # ---- shapes -------------------------------------------------------------------------------------------------------
-
-
-def _pair(lu_and_piv: Any) -> tuple[Any, Any]:
-    try:
-        lu, piv = lu_and_piv
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"lu_and_piv is a {type(lu_and_piv).__name__}: the pair (lu, piv) is expected") from error
-    return lu, piv
-
-
-def _pivots(piv: Any, n: int) -> Any:
-    """Pivots as LAPACK takes them; ValueError where one of them is no row of n."""
-    if isinstance(piv, np.ma.MaskedArray):
-        raise TypeError("piv is a masked array and its mask would be ignored: pass piv.filled(value)")
-    given = np.asarray(to_host(piv) if hasattr(piv, "dtype") and not isinstance(piv, np.generic) else piv)
-    if given.size and given.dtype.kind not in "iuf":
-        raise TypeError(f"piv holds {given.dtype}: the numbers of rows are expected, as lu_factor returns them")
-    if given.ndim == 0 or given.shape[-1] != n:
-        raise ValueError(f"piv has shape {given.shape}: for an lu of {n} rows it ends in {n}")
-    with np.errstate(invalid="ignore"):
-        wrong = ~((given >= 0) & (given < n) & (given == np.floor(given)))
-    if wrong.any():
-        raise ValueError(f"piv holds {given[wrong][0]}: the numbers of rows are whole, 0 to {n - 1}")
-    return given.astype(np.int32)
 
 
 def _of_one_type(A: Array, B: Array) -> tuple[Array, Array]:

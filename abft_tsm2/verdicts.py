@@ -41,12 +41,12 @@ class Facts:
 
 def clean(found: list[Record]) -> bool:
     """Whether nothing was found, as nearly always."""
-    return _all_say(found, _CLEAN)
+    return all(record.made for record in found) and _all_say(found, _CLEAN)
 
 
 def _all_say(found: list[Record], *any_of: int) -> bool:
-    """Whether each record is a verdict that says one of these, and no operand has changed."""
-    return all(r.made and int(r.words[2]) in any_of and not r.flags & CHANGED for r in found)
+    """Whether each verdict says one of these, and no operand has changed."""
+    return all(int(r.words[2]) in any_of and not r.flags & CHANGED for r in found)
 
 
 class Verdict:
@@ -54,15 +54,18 @@ class Verdict:
 
     def __init__(self, found: list[Record], facts: Facts) -> None:
         self.facts = facts
-        self.made = all(r.made for r in found)
-        self._settled = _all_say(found, _CLEAN, _REPAIRED)
-        self.cleared = _all_say(found, _CLEAN, _REPAIRED, _CLEARED)  # whether C is right, whatever the check says
-        self.missed = any(r.made and r.flags & MISSED for r in found)  # whether weights may be far off
+        made = [record.made for record in found]
+        believed = [record for record, is_verdict in zip(found, made, strict=True) if is_verdict]
+        self.made = all(made)
+        self._settled = self.made and _all_say(found, _CLEAN, _REPAIRED)
+        # Whether C is right, whatever the check says.
+        self.cleared = self.made and _all_say(found, _CLEAN, _REPAIRED, _CLEARED)
+        self.missed = any(r.flags & MISSED for r in believed)  # whether weights may be far off
         self.held = True  # whether repairs lasted
-        self.replaced = any(not r.made or int(r.words[6]) for r in found)  # whether C is not what the verdict was on
-        self.repaired = any(r.made and int(r.words[2]) == _REPAIRED for r in found)
-        self.flagged = sum(r.flagged for r in found)
-        each = list(zip(found, facts.sides, facts.lines, strict=True))
+        self.replaced = not self.made or any(int(r.words[6]) for r in found)  # whether C is not what the verdict was on
+        self.repaired = any(int(r.words[2]) == _REPAIRED for r in believed)
+        self.flagged = sum(r.flagged if is_verdict else r.lines for r, is_verdict in zip(found, made, strict=True))
+        each = list(zip(found, facts.sides, facts.lines, made, strict=True))
         self.checks = tuple(self._check(*one) for one in each)
         self.faults = [fault for one in each for fault in self._faults(*one)]
 
@@ -85,8 +88,8 @@ class Verdict:
         """Whether the host need not look."""
         return self.known and not self.missed
 
-    def _check(self, record: Record, side: str, m: int) -> Check:
-        if not record.made:
+    def _check(self, record: Record, side: str, m: int, is_verdict: bool) -> Check:
+        if not is_verdict:
             return Check(side, 1, m, 0, float("nan"), 0.0, -1, float("nan"))
         closest, line = int(record.words[3]) >> 32, int(record.words[3]) & 0xFFFFFFFF
         ratio = float(np.array([closest], np.uint32).view(np.float32)[0])
@@ -104,9 +107,9 @@ class Verdict:
             detection_limit=limit,
         )
 
-    def _faults(self, record: Record, side: str, m: int) -> list[tuple[int, Fault]]:
+    def _faults(self, record: Record, side: str, m: int, is_verdict: bool) -> list[tuple[int, Fault]]:
         """Product and fault of each wrong element; those that found no room in the record in one."""
-        count = int(record.words[6]) if record.made else 0
+        count = int(record.words[6]) if is_verdict else 0
         if count == 0:
             return []
         told = record.words[8 : 8 + 3 * min(count, _FAULTS)].reshape(-1, 3)

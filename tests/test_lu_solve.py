@@ -176,9 +176,9 @@ def test_what_lu_solve_refuses() -> None:
     ids=str,
 )
 def test_pivots_that_are_no_rows_are_refused_where_scipy_cuts_them(piv: list[Any]) -> None:
-    for given in (piv, np.array(piv), np.array([piv, piv])):
+    for lu, given in ((normal(3, 3), piv), (normal(3, 3), np.array(piv)), (normal(2, 3, 3), np.array([piv, piv]))):
         with pytest.raises((ValueError, TypeError), match="piv holds"):
-            protected_lu_solve((normal(3, 3), given), np.ones(3))
+            protected_lu_solve((lu, given), np.ones(3))
 
 
 def test_pivots_that_are_whole_numbers_of_rows_are_taken_whatever_their_type() -> None:
@@ -186,8 +186,11 @@ def test_pivots_that_are_whole_numbers_of_rows_are_taken_whatever_their_type() -
     lu, piv = linalg.lu_factor(a)
     with pytest.raises(TypeError, match="piv is a masked array"):
         protected_lu_solve((lu, np.ma.array(piv, mask=[0, 1, 0])), np.ones(3))
-    with pytest.raises(ValueError, match=r"piv has shape \(\)"):
-        protected_lu_solve((lu, np.float64(2)), np.ones(3))
+    for wrong in (np.float64(2), piv[:2], np.stack([piv, piv])):
+        with pytest.raises(ValueError, match=r"piv has shape .*: for an lu of \(3, 3\) it is \(3,\)"):
+            protected_lu_solve((lu, wrong), np.ones(3))
+    with pytest.raises(ValueError, match=r"piv has shape \(5, 3\): for an lu of \(2, 3, 3\) it is \(2, 3\)"):
+        protected_lu_solve((np.stack([lu, lu]), np.stack([piv] * 5)), np.ones(3))
     for dtype in (np.int8, np.uint64, np.float32, np.float64):
         assert solved(solve_lu((lu, piv.astype(dtype)), np.ones(3)), a, np.ones(3))
 
@@ -310,3 +313,11 @@ def test_reports(dtype: Any) -> None:
         jsonschema.Draft202012Validator(Report.schema()).validate(report.to_dict())
         assert Report.from_dict(report.to_dict()) == report
     assert second.mode
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).max == np.finfo(np.float64).max, reason="long double is float64 here")
+def test_numbers_beyond_float64_are_not_finite() -> None:
+    beyond = np.eye(3, dtype=np.longdouble) * np.longdouble("1e4000")
+    for call in (lambda: protected_lu_factor(beyond), lambda: protected_solve(np.eye(3), beyond)):
+        with pytest.raises(ValueError, match="must not contain infs or NaNs"):
+            call()

@@ -153,7 +153,7 @@ class Trial:
         k = 100_000 if self.dtype == "float64" else 3000  # tau far above the rounding of a kernel's own sums
         vectors = 1 if self.shared else self.batch
         sign = rng.choice([-1.0, 1.0], (vectors, self.q))
-        w = laid_out((sign * (1 + rng.integers(0, 65, (vectors, self.q)) / 128)).astype(acc))
+        w = laid_out((sign * (1 + rng.integers(0, 1 << 22, (vectors, self.q)) / (1 << 23))).astype(acc))
 
         count = self.batch * self.p
         kinds: list[Any] = [NEAR[i % len(NEAR)] for i in range(count)]

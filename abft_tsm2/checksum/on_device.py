@@ -29,7 +29,7 @@ from abft_tsm2.core.workspace import scratch
 OPERANDS = ("L", "R", "C", "C0", "D")
 """Names under which steps look for addresses; "record" is where the repair writes what it found. "encoded" and "call"
 are the numbers of the call that has encoded the operands, and of the verdict on C."""
-_OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by 2^4
+_OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by about 2^4
 
 
 _NONE = (0, 0, 0)

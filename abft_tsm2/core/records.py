@@ -64,13 +64,13 @@ class Record:
         those which judge have left in the state. Zeros, what an earlier call has left, or a kernel that did not run are
         no verdict.
         """
-        words, call = self.words, self.call
-        return int(words[0]) == call == int(words[7]) >> 8 and int(words[1]) >> 32 == self.lines
+        word = self.words.item
+        return bool(word(0) == self.call == word(7) >> 8 and word(1) >> 32 == self.lines)
 
     @property
     def flagged(self) -> int:
-        """How many lines failed the check; all, where there is no verdict."""
-        return int(self.words[1]) & 0xFFFFFFFF if self.made else self.lines
+        """How many lines failed the check."""
+        return int(self.words[1]) & 0xFFFFFFFF
 
     @property
     def flags(self) -> int:
