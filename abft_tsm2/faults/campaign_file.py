@@ -21,7 +21,7 @@ from abft_tsm2.faults.folder import CampaignFileError
 from abft_tsm2.faults.plan import Plan, bits_of, require_known
 from abft_tsm2.faults.trial import Trial, Workload
 
-OPERATIONS = ("gemm", "lu", "solve", "cholesky", "storage")
+OPERATIONS = ("gemm", "verify", "lu", "solve", "cholesky", "storage")
 ORDERS = ("C", "F")
 
 
@@ -218,10 +218,11 @@ def parse(text: str, path: str = "the campaign") -> Campaign:
 
 
 def operation_of(name: str) -> Any:
-    """The module that carries out trials of an operation: it has Scene, require_possible and require_workload."""
-    from abft_tsm2.faults import factor_trials, gemm_trials, storage_trials
+    """The module that carries out trials of an operation: it has Scene, and says what is possible: require_workload,
+    require_scheme and require_possible."""
+    from abft_tsm2.faults import factor_trials, gemm_trials, storage_trials, verify_trials
 
-    return {"gemm": gemm_trials, "storage": storage_trials}.get(name, factor_trials)
+    return {"gemm": gemm_trials, "verify": verify_trials, "storage": storage_trials}.get(name, factor_trials)
 
 
 def _suite(entry: Any) -> Suite:
@@ -324,6 +325,8 @@ def _require_possible(campaign: Campaign, index: int) -> None:
         module.require_workload(campaign.workload(index, scene))
     for family in suite.families:  # those that chance has left out, too
         module.require_workload(replace(campaign.workload(index, 0), family=family))
+    for scheme in suite.schemes:
+        module.require_scheme(suite.operation, scheme, dict(suite.options))
     for fault in suite.fault:
         for plan in fault.plans((0,)):
             for dtype in suite.dtypes:

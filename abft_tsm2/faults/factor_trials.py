@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.linalg import LinAlgError
 
 from abft_tsm2.faults.factor_calls import Answer, Problem, Watch, at_visit, rms, same
 from abft_tsm2.faults.factor_effect import Effect, Lines, Moment, Residuals, of_cholesky, of_lu, rounding_of
@@ -32,9 +33,14 @@ PROMISING = {"lu": "offline", "solve": "protected", "cholesky": "protected"}
 """The scheme whose promise counts where "none" makes none, so that all are judged alike."""
 
 
+def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
+    """ValueError for a scheme that the operation does not have."""
+    require_known(f"scheme of {operation}", scheme, [name for of, name in STAGES if of == operation])
+
+
 def require_possible(operation: str, scheme: str, plan: Plan) -> None:
     """ValueError where an operation that is protected so has no such site, or a model makes no sense there."""
-    require_known(f"scheme of {operation}", scheme, [name for of, name in STAGES if of == operation])
+    require_scheme(operation, scheme, {})
     require_known("site", plan.site, FACTOR_SITES)
     if plan.site not in sites_of(operation, scheme):
         there = ", ".join(sorted(sites_of(operation, scheme)))
@@ -98,22 +104,38 @@ class Scene:
 
 
 def _clean(problem: Problem, scheme: str) -> Finding:
-    """A trial without a fault. It has a matrix of its own, of the same kind: one matrix would always give the same."""
-    without = problem.error(problem.call("none", Watch()))
+    """A trial without a fault. It has a matrix of its own, of the same kind: one matrix would always give the same.
+
+    What SciPy refuses as singular, or as not positive definite, may be refused, and so may what is so but for rounding;
+    of a solution that is not finite in SciPy either, nothing more is said than that.
+    """
+    try:
+        without = problem.error(problem.call("none", Watch()))
+    except LinAlgError:
+        without = np.inf
     try:
         answer = problem.call(scheme, Watch())
+    except LinAlgError as error:
+        right = without == np.inf or problem.nearly_singular()
+        return Finding("clean" if right else "crash", type(error).__name__, note="" if right else _described(error))
     except Exception as error:
         return Finding("crash", note=_described(error))
     found = _finding("clean", answer)
     if answer.report is not None:
         found.closest = answer.report.closest
-        if answer.report.status is not Status.CLEAN:
+        if answer.report.status is not Status.CLEAN and not _excused(answer.report, without):
             found.outcome = "false_alarm"
-    if answer.result is not None:
+    if answer.result is not None and np.isfinite(without):
         times = ratio(problem.error(answer), without, problem.a.dtype)
         if times > ESCAPED:
             found.outcome, found.note = "sdc", f"no fault, and an error of {times:.3g} times SciPy's"
     return found
+
+
+def _excused(report: Report, without: float) -> bool:
+    """Whether nothing can be verified: numbers are subnormal, says the report, or SciPy's result is not finite."""
+    subnormal = any("subnormal" in reason for reason in report.reasons)
+    return report.status is Status.UNVERIFIABLE and (subnormal or not np.isfinite(without))
 
 
 def _finding(outcome: str, answer: Answer) -> Finding:

@@ -158,6 +158,8 @@ class Judge:
         NumPy or CuPy.
     tf32 : bool
         Whether float32 operands are rounded to 11 bits.
+    expected : Reference, optional
+        Of A and B, where it is known already.
 
     Raises
     ------
@@ -165,19 +167,36 @@ class Judge:
         If the product without a fault is wrong.
     """
 
-    def __init__(self, A: Array, B: Array, clean: Array, returned: Array, xp: Any, *, tf32: bool = False) -> None:
+    def __init__(
+        self,
+        A: Array,
+        B: Array,
+        clean: Array,
+        returned: Array,
+        xp: Any,
+        *,
+        tf32: bool = False,
+        expected: Reference | None = None,
+    ) -> None:
         self.A, self.B, self.clean, self._xp = A, B, clean, xp
         gpu, dtype, out = xp is not np, dtype_name(A.dtype), dtype_name(clean.dtype)
         self.how = bounds.arithmetic(dtype, out, library="cupy" if gpu else "numpy", tf32=tf32)
         how = arithmetic(dtype, tf32, truncating=gpu)
-        self._expected = reference(A, B, xp, sums=how.sums)
-        require(self._expected, A, B, xp, sums=how.sums)
+        if expected is None:
+            expected = reference(A, B, xp, sums=how.sums)
+            require(expected, A, B, xp, sums=how.sums)
+        self._expected = expected
         checked = how if out == how.out else Arithmetic(how.sums, how.sums, truncating=how.truncating)
         self._level = self._rounding(clean, checked)
         self._level_returned = self._level if returned is clean else self._rounding(returned, how)
         self._wide = widened(clean, xp)
         self._wide_returned = self._wide if returned is clean else widened(returned, xp)
         self.rms = float((self._wide * self._wide).mean() ** 0.5)
+
+    @property
+    def expected(self) -> Reference:
+        """The product in more precision, which is the same for all judges of these operands."""
+        return self._expected
 
     def promise(self, sides: Sequence[str]) -> list[Promise]:
         """What is promised where these sides are checked."""
@@ -227,7 +246,7 @@ class Judge:
             staying = wrong & touched & ~seen_rest
             masks = (wrong, wrong & ~staying, staying & seen_alone, above & touched, effect)
             flags = to_host(xp.stack([mask.any(axis=(1, 2)) for mask in masks]))
-            largest = abs(change).max(axis=(1, 2)) / self.rms
+            largest = abs(change).max(axis=(1, 2)) / (self.rms or 1.0)
             sizes = to_host(xp.stack([size, xp.where(xp.isfinite(largest), largest, xp.inf)]))
         count = len(seen)
         places, all_places = _places(effect & above & alone, count, xp), _places(touched, count, xp)

@@ -48,6 +48,8 @@ class Call:
         ``multiply(A, B)``, with the faults in it.
     keep : dict
         What a scheme keeps from one product to the next of the same operands.
+    out : array, optional
+        Where the product goes; for schemes of this package.
     """
 
     A: Array
@@ -56,6 +58,7 @@ class Call:
     hook: Hook
     multiply: Callable[[Array, Array], Array]
     keep: dict[str, Any] = field(default_factory=dict)
+    out: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,9 @@ def _raised(error: SilentDataCorruptionError) -> Answer:
 def _protected(**options: Any) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
         try:
-            return _answer(*protected_gemm(call.A, call.B, on_stage=call.hook, return_report=True, **options))
+            return _answer(
+                *protected_gemm(call.A, call.B, out=call.out, on_stage=call.hook, return_report=True, **options)
+            )
         except SilentDataCorruptionError as error:
             return _raised(error)
 
@@ -110,7 +115,7 @@ def _encoded(call: Call) -> Answer:
         call.keep.update({name: encode(x.copy(order="K")) for name, x in (("A", call.A), ("B", call.B))})
     EA, EB = call.keep["A"], call.keep["B"]
     try:
-        return _answer(*protected_gemm(EA, EB, on_stage=call.hook, return_report=True))
+        return _answer(*protected_gemm(EA, EB, out=call.out, on_stage=call.hook, return_report=True))
     except SilentDataCorruptionError as error:
         return _raised(error)
     finally:
