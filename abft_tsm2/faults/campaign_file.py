@@ -20,6 +20,8 @@ from abft_tsm2.faults.factor_sites import SUMS
 from abft_tsm2.faults.folder import CampaignFileError
 from abft_tsm2.faults.plan import Plan, bits_of, require_known
 from abft_tsm2.faults.trial import Trial, Workload
+from abft_tsm2.faults.workloads import require_part
+from abft_tsm2.matrixio import MatrixFileError
 
 OPERATIONS = ("gemm", "verify", "lu", "solve", "cholesky", "storage")
 ORDERS = ("C", "F")
@@ -215,6 +217,24 @@ def parse(text: str, path: str = "the campaign") -> Campaign:
     except (ValueError, TypeError, tomllib.TOMLDecodeError) as error:
         raise CampaignFileError(f"{where}: {error}") from error
     return campaign
+
+
+def require_files(campaign: Campaign) -> None:
+    """Read the files of all suites, before anything is run.
+
+    Raises
+    ------
+    CampaignFileError
+        If one is missing, or holds a smaller matrix than the shapes want.
+    """
+    for suite in campaign.suites:
+        m, k, n = (max(sizes) for sizes in zip(*suite.shapes, strict=True))
+        for A, B in suite.files:
+            try:
+                require_part(A, m, k)
+                require_part(B, k, n)
+            except (MatrixFileError, OSError) as error:
+                raise CampaignFileError(f"suite {suite.name}: {short(error)}") from error
 
 
 def operation_of(name: str) -> Any:

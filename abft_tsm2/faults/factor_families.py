@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.faults.factor_gallery import GALLERY
 from abft_tsm2.faults.factor_gallery import DEFINITE as DEFINITE_OF_GALLERY
+from abft_tsm2.faults.factor_gallery import GALLERY
 from abft_tsm2.faults.factor_spectra import SPECTRA, Generator, Make, Matrix, rounded, spread, with_singular_values
 
 

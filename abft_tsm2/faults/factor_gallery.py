@@ -71,7 +71,7 @@ def _vander(low: float, high: float, increasing: bool = False) -> Make:
 
 
 def _chebvand(n: int, rng: Generator, dtype: Any) -> Matrix:
-    return np.polynomial.chebyshev.chebvander(np.linspace(0, 1, n), n - 1).T
+    return np.asarray(np.polynomial.chebyshev.chebvander(np.linspace(0, 1, n), n - 1).T)
 
 
 def _chebspec(n: int, rng: Generator, dtype: Any) -> Matrix:
@@ -80,7 +80,7 @@ def _chebspec(n: int, rng: Generator, dtype: Any) -> Matrix:
     c = np.where(np.isin(np.arange(n + 1), (0, n)), 2.0, 1.0) * (-1.0) ** np.arange(n + 1)
     d = (c[:, None] / c) / (x[:, None] - x + np.eye(n + 1))
     d -= np.diag(d.sum(1))
-    return d[1:, 1:]
+    return np.asarray(d[1:, 1:])
 
 
 # ---- triangles, and what grows -------------------------------------------------------------------------------------
@@ -104,10 +104,10 @@ def _pascal(n: int, rng: Generator, dtype: Any) -> Matrix:
     # binomial(i + j, i) as long as it fits; then the same with ones on the diagonal
     if n <= 30:
         a = np.ones((n, n))
-        for i in range(1, n):
-            a[i] = np.cumsum(a[i - 1])
+        for row in range(1, n):
+            a[row] = np.cumsum(a[row - 1])
         return a
-    logs = np.array([math.lgamma(i + 1) for i in range(2 * n)])
+    logs = np.array([math.lgamma(j + 1) for j in range(2 * n)])
     i = np.arange(n)
     x = logs[np.add.outer(i, i)] - np.add.outer(logs[i], logs[i])
     return np.asarray(np.exp(x - np.add.outer(np.diag(x), np.diag(x)) / 2))
@@ -115,7 +115,7 @@ def _pascal(n: int, rng: Generator, dtype: Any) -> Matrix:
 
 def _binomial(n: int, rng: Generator, dtype: Any) -> Matrix:
     # (-1)^j binomial(i, j) 2^-i
-    logs = np.array([math.lgamma(i + 1) for i in range(n)])
+    logs = np.array([math.lgamma(j + 1) for j in range(n)])
     i = np.arange(n)
     x = logs[:, None] - logs - logs[np.maximum(np.subtract.outer(i, i), 0)] - i[:, None] * math.log(2)
     return np.asarray(np.tril((-1.0) ** i * np.exp(x)))

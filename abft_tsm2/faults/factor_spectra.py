@@ -6,6 +6,7 @@ The distributions of singular values are those of LAPACK's and SLATE's test gene
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,7 +52,7 @@ def with_eigenvalues(values: Matrix, rng: Generator) -> Matrix:
 
 def condition(dtype: Any) -> float:
     """One that leaves a few digits: u^(-1/2)."""
-    return float(np.finfo(dtype).eps) ** -0.5
+    return 1 / math.sqrt(float(np.finfo(dtype).eps))
 
 
 VALUES: Mapping[str, Callable[[int, Generator, float], Matrix]] = {

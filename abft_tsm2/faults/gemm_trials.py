@@ -136,6 +136,7 @@ class _Way:
         self.scheme: Scheme = scheme_of(scheme)
         self.layout, self.default, self.shape = layout, default, (A.shape[0], B.shape[1])
         self.keep: dict[str, Any] = {}
+        self.limit: float | None = None
         seen: list[Array] = []
         answer, _, _ = self._call((), seen.append)
         if not seen:
@@ -235,6 +236,8 @@ class _Way:
         else:
             found.size, found.relative = _number(a.size[slot]), _number(a.relative[slot])
             found.outcome = self._outcome(answer, a, slot, wrong)
+            found.chance = float(a.chance[slot]) ** self.scheme.seeds or None
+            found.note = a.reasons[slot] if found.outcome == "cancelled" else ""
             if answer.found and report is not None and a.places[slot].shape[1]:
                 found.located = located(report, a.places[slot], a.touched[slot])
         return found

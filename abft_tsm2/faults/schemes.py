@@ -81,11 +81,14 @@ class Scheme:
     run : callable
     hooked : bool
         Whether it is one of this package's, with all sites; the others have those of a function (`faults.inject`).
+    seeds : int
+        By how many independent weights each line is checked.
     """
 
     text: str
     run: Callable[[Call], Answer]
     hooked: bool = False
+    seeds: int = 1
 
 
 def _answer(C: Array, report: Report) -> Answer:
@@ -175,7 +178,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "float32": Scheme('protected_gemm(verify="float32"), of 16-bit operands', _protected(verify="float32"), True),
     "tf32": Scheme('protected_gemm(precision="tf32"), on a GPU', _protected(precision="tf32"), True),
     "encoded": Scheme("protected_gemm of operands from encode(), rechecked at each use", _encoded, True),
-    "second seed": Scheme("protected_gemm, then verify_gemm with other weights", _second_seed, True),
+    "second seed": Scheme("protected_gemm, then verify_gemm with other weights", _second_seed, True, 2),
     "double": Scheme("the product twice, and every bit compared", _double),
     "rtol": Scheme("the product twice, compared within the tolerances of torch.testing.assert_close", _rtol),
     "fixed": Scheme("sums of rows and columns with ones, compared within a fixed tolerance", _fixed),

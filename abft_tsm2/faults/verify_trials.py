@@ -29,15 +29,15 @@ CHECKS = ("auto", "rows", "columns", "both")
 
 def _one_by_one(A: Array, B: Array, xp: Any) -> Array:
     C = xp.zeros((A.shape[0], B.shape[1]), A.dtype)
-    for l in range(A.shape[1]):  # C += a_l b_l'
-        C += A[:, l : l + 1] * B[l : l + 1, :]
+    for at in range(A.shape[1]):  # C += A(:, l) B(l, :)
+        C += A[:, at : at + 1] * B[at : at + 1, :]
     return C
 
 
 def _in_blocks(A: Array, B: Array, xp: Any) -> Array:
     C = xp.zeros((A.shape[0], B.shape[1]), A.dtype)
-    for l in range(0, A.shape[1], BLOCK):  # C += A(:, l:l+b) B(l:l+b, :)
-        C += A[:, l : l + BLOCK] @ B[l : l + BLOCK, :]
+    for at in range(0, A.shape[1], BLOCK):  # C += A(:, l:l+b) B(l:l+b, :)
+        C += A[:, at : at + BLOCK] @ B[at : at + BLOCK, :]
     return C
 
 

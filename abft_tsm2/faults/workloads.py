@@ -58,9 +58,14 @@ def dtype_of(name: str) -> Any:
 
 
 def require_family(name: str) -> None:
-    """ValueError for a family that does not exist; files are looked for when they are read."""
+    """ValueError for a family that does not exist; for files see `require_part`."""
     if not name.startswith(FILES):
         require_known("family of operands", name, {**FAMILIES, **PAIRS})
+
+
+def require_part(name: str, rows: int, columns: int) -> None:
+    """MatrixFileError for a file that cannot be read, or holds a smaller matrix."""
+    _part(name, (rows, columns))
 
 
 def operands(workload: Workload) -> tuple[Matrix, Matrix]:
@@ -96,6 +101,7 @@ def _part(name: str, shape: tuple[int, int]) -> Matrix:
     x = read_matrix(name, dtype="float64")
     if x.shape[0] < shape[0] or x.shape[1] < shape[1]:
         raise MatrixFileError(
-            f"{name} is {x.shape[0]} x {x.shape[1]}, the campaign wants {shape[0]} x {shape[1]} of it"
+            f"{name} is {x.shape[0]} x {x.shape[1]}, the campaign wants {shape[0]} x {shape[1]} of it: choose smaller "
+            "shapes, or another file"
         )
     return x[: shape[0], : shape[1]]
