@@ -13,11 +13,14 @@ SEVERAL = ("swap_elements", "swap_rows", "swap_columns", "opposite", "rectangle"
 """The models that change several elements of a line so that they may cancel."""
 
 
+FEW, RARE = 30.0, 0.00135  # the latter: what lies beyond three standard deviations of a normal variable
+
+
 def cancellation(tally: Tally) -> list[Row]:
     """Faults that may cancel, by scheme, type and model: how many were hidden, and how many are to be expected.
 
     "expected" is the sum of the probabilities p of `abft_tsm2.faults.hiding`, "deviation" the square root of the sum of
-    p (1 - p), and "within" whether no more than three deviations above it were hidden.
+    p (1 - p), and "within" whether no more were hidden than `allowed` says.
     """
     cells = {
         key: cell
@@ -35,10 +38,27 @@ def cancellation(tally: Tally) -> list[Row]:
                 "cancelled": counts["cancelled"],
                 "expected": expected,
                 "deviation": deviation,
-                "within": counts["cancelled"] <= expected + 3 * deviation,
+                "within": counts["cancelled"] <= allowed(expected, deviation),
             }
         )
     return rows
+
+
+def allowed(expected: float, deviation: float) -> float:
+    """Three standard deviations more than expected; or, where few are, what a Poisson variable exceeds as rarely.
+
+    Examples
+    --------
+    >>> allowed(0.0, 0.0), allowed(0.07, 0.26), allowed(400.0, 19.0)
+    (0, 2, 457.0)
+    """
+    number, term = 0, math.exp(-expected)
+    left = 1 - term  # P(X > number)
+    while expected < FEW and left > RARE:
+        number += 1
+        term *= expected / number
+        left -= term
+    return max(number, expected + 3 * deviation)
 
 
 def cases(tally: Tally) -> list[dict[str, Any]]:
