@@ -24,6 +24,7 @@ from abft_tsm2.faults.workloads import require_part
 from abft_tsm2.matrixio import MatrixFileError
 
 OPERATIONS = ("gemm", "verify", "lu", "solve", "cholesky", "storage")
+FACTORISATIONS = ("lu", "solve", "cholesky")
 ORDERS = ("C", "F")
 
 
@@ -353,6 +354,9 @@ def _require_possible(campaign: Campaign, index: int) -> None:
                 bits_of(plan.bits, _type_at(plan.site, dtype))
             for scheme in suite.schemes:
                 module.require_possible(suite.operation, scheme, plan)
+                if suite.operation in FACTORISATIONS:
+                    for m, k, n in suite.shapes:
+                        module.require_fits(replace(campaign.workload(index, 0), m=m, k=k, n=n), scheme, plan)
 
 
 def _type_at(site: str, dtype: str) -> str:

@@ -95,7 +95,7 @@ def _growth(n: int, rng: Generator, dtype: Any) -> Matrix:
     # 1 and -t below the diagonal, ones in the last column: elements grow to (1 + t)^(n - 1), within the range
     most = 400.0 if np.dtype(dtype) == np.float64 else 80.0
     t = min(1.0, 2.0 ** (most / max(1, n - 1)) - 1)
-    a = np.eye(n) - t * np.tril(np.ones((n, n)), -1)
+    a: Matrix = np.eye(n) - t * np.tril(np.ones((n, n)), -1)
     a[:, -1] = 1
     return a
 
@@ -128,7 +128,7 @@ def _dramadah(n: int, rng: Generator, dtype: Any) -> Matrix:
     row[[0, 1, 3][: (n > 0) + (n > 1) + (n > 3)]] = 1
     i = np.arange(n)
     apart = i[:, None] - i
-    return np.where(apart >= 0, column[abs(apart)], row[abs(apart)])
+    return np.asarray(np.where(apart >= 0, column[abs(apart)], row[abs(apart)]))
 
 
 # ---- of integers ---------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _helmert(n: int, rng: Generator, dtype: Any) -> Matrix:
     a = np.tril(np.ones((n, n)))
     a[0] = 1 / np.sqrt(n)
     if n > 1:
-        a[1:] = np.tril(np.ones((n, n)), 0)[:-1] / np.sqrt(i * (i + 1))[:, None]
+        a[1:] = np.tril(np.ones((n, n)))[:-1] / np.sqrt(i * (i + 1))[:, None]
         a[np.arange(1, n), np.arange(1, n)] = -i / np.sqrt(i * (i + 1))
     return a
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.linalg import LinAlgError
 
+from abft_tsm2 import definite, factor
 from abft_tsm2.faults.factor_calls import Answer, Problem, Watch, at_visit, rms, same
 from abft_tsm2.faults.factor_effect import Effect, Lines, Moment, Residuals, of_cholesky, of_lu, rounding_of
 from abft_tsm2.faults.factor_families import FAMILIES
@@ -29,6 +30,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "solve": {"refine": "whether to refine the solution, true or false"},
     "cholesky": BLOCK,
 }
+STEPS = {("lu", "online"): factor.block_size, ("cholesky", "protected"): definite.block_size}
+"""By operation and scheme, where a matrix is factored panel by panel: the columns of one by default."""
 PROMISING = {"lu": "offline", "solve": "protected", "cholesky": "protected"}
 """The scheme whose promise counts where "none" makes none, so that all are judged alike."""
 
@@ -50,6 +53,22 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
         raise ValueError(
             f"{plan.model} cannot be planted at {plan.site!r}; there it may be {', '.join(sorted(models))}"
         )
+
+
+def require_fits(workload: Workload, scheme: str, plan: Plan) -> None:
+    """ValueError where a matrix of that shape is factored in too few steps for a site."""
+    w, site = workload, FACTOR_SITES[plan.site]
+    if (w.operation, scheme) not in STEPS or site.stage not in ("panel", "swapped", "solved", "updated"):
+        return
+    order, size = min(w.m, w.n), STEPS[w.operation, scheme]
+    given = dict(w.options).get("block", size(order))
+    for block in given if isinstance(given, list) else [given]:
+        steps = -(-order // block)
+        if not site.among(steps) or plan.visit >= steps:
+            raise ValueError(
+                f"{plan.site} is not there in visit {plan.visit} of a {w.m} x {w.n} matrix, factored in {steps} "
+                f"steps of {block} columns: choose a larger shape, or a smaller block in options"
+            )
 
 
 def require_workload(workload: Workload) -> None:
