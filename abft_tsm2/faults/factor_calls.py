@@ -186,7 +186,8 @@ class Problem:
 def _definite(a: Matrix) -> Matrix:
     """Products of a matrix's rows, scaled to 1, and a diagonal."""
     wide = a.astype(np.float64)
-    for norm in (abs(wide).max(1, keepdims=True), np.sqrt((wide * wide).sum(1, keepdims=True))):  # nothing overflows
+    for power in (np.inf, 2):  # by the largest element first, so that no square overflows
+        norm = np.linalg.norm(wide, power, axis=1, keepdims=True)
         wide /= np.where(norm > 0, norm, 1.0)
     return np.asarray(wide @ wide.T + 1e-3 * np.eye(len(wide)), a.dtype)
 

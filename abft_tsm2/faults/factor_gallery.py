@@ -25,7 +25,7 @@ def _of(formula: Formula) -> Make:
     def make(n: int, rng: Generator, dtype: Any) -> Matrix:
         i = np.arange(1.0, n + 1)
         with np.errstate(all="ignore"):
-            return np.asarray(np.broadcast_to(formula(i[:, None], i[None, :], n), (n, n)), float)
+            return np.array(np.broadcast_to(formula(i[:, None], i[None, :], n), (n, n)), float)
 
     return make
 
