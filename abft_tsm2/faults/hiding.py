@@ -1,12 +1,12 @@
-r"""How often a weighted sum hides what it should show, if the weights are random: what docs/campaigns.rst states.
+"""How often a weighted sum hides what it should show, if the weights are random: what docs/campaigns.rst states.
 
 The weights of a line are c_j v_j, c_j a power of two and v_j = s_j (1 + h_j / 2n): s_j is either sign, and the h_j are
-a permutation of 0, ..., n - 1. A change delta of its elements is hidden where \|sum_j c_j v_j delta_j\| is within the
+a permutation of 0, ..., n - 1. A change delta of its elements is hidden where |sum_j c_j v_j delta_j| is within the
 limit of the line. With x_j = c_j delta_j that has the probability
 
 - 0 for one element that would have been found,
-- for two, (the number of pairs h != h' for which \|(1 + h / 2n) x_1 -+ (1 + h' / 2n) x_2\| <= limit) / 2n (n - 1):
-  about 2 limit / \|x\| where x_1 = -x_2, and 0 where \|x\| > 2n limit;
+- for two, (the number of pairs h != h' for which |(1 + h / 2n) x_1 -+ (1 + h' / 2n) x_2| <= limit) / 2n (n - 1):
+  about 2 limit / |x| where x_1 = -x_2, and 0 where |x| > 2n limit;
 - for more, erf(limit / sqrt(2 * 19/12 * sum_j x_j^2)): the sum of many terms of random sign is nearly normal, and 19/12
   is the mean of v_j^2.
 
