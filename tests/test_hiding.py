@@ -75,6 +75,9 @@ def test_lines_that_were_changed_in_the_same_places_are_hidden_together() -> Non
         probability(np.array([0.5, -0.5]), 0.05, N)
     )
     assert of([3, 7] * 4, 0.01 * x) is None  # none of them would be found alone
+    assert of([3, 7] * 4, x * np.nan) == 0
+    assert chance(lines, np.array([3, 7] * 4), x, abs(x), np.full(8, np.inf), N) is None
+    assert chance(lines, np.array([3, 7] * 4), x, abs(x), np.full(8, np.nan), N) == 0
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])

@@ -59,7 +59,7 @@ def probability(x: Numbers, limit: float, n: int) -> float:
     >>> probability(np.array([1.0, -1.0]), 0.01, 64), probability(np.array([1.0, -1.0]), 0.001, 64)
     (0.015625, 0.0)
     """
-    if x.size < 2 or not np.isfinite(x).all():
+    if x.size < 2 or not np.isfinite(x).all() or not math.isfinite(limit):  # what is not finite is never right
         return 0.0
     if x.size > 2:
         return math.erf(limit / math.sqrt(2 * MEAN_SQUARE * float(x @ x)))
@@ -91,7 +91,7 @@ def chance(lines: Numbers, places: Numbers, x: Numbers, alone: Numbers, limits: 
     """
     starts = np.flatnonzero(np.diff(lines, prepend=-1))
     ends = np.append(starts[1:], lines.size)
-    largest = np.maximum.reduceat(alone / limits, starts)
+    largest = np.nan_to_num(np.maximum.reduceat(alone / limits, starts), nan=np.inf)
     alike: dict[bytes, list[int]] = {}
     for line in np.argsort(-largest)[: int((largest > 1).sum())].tolist():  # those that show most come first
         alike.setdefault(places[starts[line] : ends[line]].tobytes(), []).append(line)
