@@ -5,18 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from abft_tsm2.faults.stats import rate_text
 from benchmarks.tables import RESULTS, markdown
 
-ORDER = ("gemm-full", "gemm-gpu", "lu-full", "storage", "adversarial", "peers", "quick")
+ORDER = (
+    *("gemm-full", "gemm-gpu", "lu-full", "storage", "adversarial", "swaps", "swaps-gpu", "peers", "quick"),
+    *("clean-products", "clean-products-gpu", "clean-factorisations"),
+)
 
 
 def summaries() -> dict[str, dict[str, Any]]:
-    """What is known of each campaign that has been carried out."""
-    found = {name: RESULTS / "campaigns" / name / "summary.json" for name in ORDER}
+    """What is known of each campaign that has been carried out, by name or NAME.LABEL."""
+    folders = [path for name in ORDER for kind in (name, f"{name}.*") for path in sorted(_kept().glob(kind))]
+    found = {folder.name: folder / "summary.json" for folder in folders}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in found.items() if path.exists()}
+
+
+def _kept() -> Path:
+    return RESULTS / "campaigns"
+
+
+def _with_faults(wanted: bool) -> dict[str, dict[str, Any]]:
+    return {name: one for name, one in summaries().items() if bool(one["verdict"]["planted"]) == wanted}
 
 
 def campaigns() -> str:
@@ -24,14 +37,48 @@ def campaigns() -> str:
     counted = ("corrected", "detected", "masked", "below_bound", "cancelled")
     head = ("campaign", "faults", "silent corruption", "corrected", "refused", "masked", "below the bound", "cancelled")
     body = []
-    for name, one in summaries().items():
+    for name, one in _with_faults(True).items():
         v, ran = one["verdict"], one["manifest"]
         silent, alarms = rate_text(v["sdc"], v["planted"]), rate_text(v["false_alarm"], v["clean_trials"])
         rate = f"{one['trials'] / ran['seconds']:.0f}" if ran["seconds"] else ""
         faults = (name, str(v["planted"]), _events(silent), *(str(v[key]) for key in counted))
         body.append((*faults, str(v["clean_trials"]), _events(alarms), rate))
     head = (*head, "clean trials", "false alarms", "trials / s")
-    return f"{markdown(head, body)}\n{where(summaries().values())}\n"
+    return f"{markdown(head, body)}\n{where(_with_faults(True).values())}\n"
+
+
+def without_faults() -> str:
+    """Each campaign that plants no fault in a line, with the kernels of BLAS that it ran on."""
+    head = ("campaign", "BLAS", "clean trials", "false alarms", "other failures", "trials / s")
+    body = []
+    for name, one in _with_faults(False).items():
+        v, ran = one["verdict"], one["manifest"]
+        alarms, failures = rate_text(v["false_alarm"], v["clean_trials"]), v["sdc"] + v["crash"] + v["hang"]
+        rate = f"{one['trials'] / ran['seconds']:.0f}" if ran["seconds"] else ""
+        kernel = "" if "NVIDIA" in ran["device"] else str(ran["versions"].get("blas kernel") or "")
+        body.append((name, kernel, str(v["clean_trials"]), _events(alarms), str(failures), rate))
+    return f"{markdown(head, body)}\n{where(_with_faults(False).values())}\n"
+
+
+def cancellation() -> str:
+    """What the default check hid of swaps and opposite changes, beside what random weights would."""
+    head = ("campaign", "type", "fault", "faults", "cancelled", "expected", "standard deviation")
+    body = [
+        (
+            name,
+            row["dtype"] if row["scheme"] == "protected" else f"{row['dtype']} into {row['scheme']}",
+            row["model"],
+            str(row["faults"]),
+            str(row["cancelled"]),
+            f"{row['expected']:.2g}",
+            f"{row['deviation']:.2g}",
+        )
+        for name, one in summaries().items()
+        if name.startswith(("swaps", "adversarial"))
+        for row in one.get("cancellation", [])
+        if row["scheme"] == "float32" or row["scheme"] == "protected"
+    ]
+    return f"{markdown(head, body)}\n"
 
 
 def contest(suite: str) -> str:
@@ -97,6 +144,8 @@ def _times(cost: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "campaigns": campaigns,
+    "clean-campaigns": without_faults,
+    "cancellation": cancellation,
     "peers-transient": partial(contest, "transient"),
     "peers-persistent": partial(contest, "persistent"),
 }

@@ -3,9 +3,12 @@
     python -m benchmarks.shipped_campaigns                          all of those that need no GPU
     python -m benchmarks.shipped_campaigns lu-full adversarial      these
     python -m benchmarks.shipped_campaigns gemm-gpu --device gpu
+    python -m benchmarks.shipped_campaigns adversarial --device gpu --label gpu
+    OPENBLAS_CORETYPE=Haswell python -m benchmarks.shipped_campaigns clean-products --label haswell
 
 Each runs in .benchmarks/NAME, where it goes on if it was interrupted. What is kept of a campaign that is finished are
-its file, manifest, page, and tables, in results/campaigns/NAME; its trials follow from the file.
+its file, manifest, page, and tables, in results/campaigns/NAME; its trials follow from the file. With a label these are
+NAME.LABEL: the same file on another device, or with other kernels of BLAS, which the manifest names.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from benchmarks.tables import RESULTS
 CAMPAIGNS = Path(__file__).parent / "campaigns"
 WORK = Path(".benchmarks")
 KEPT = ("campaign.toml", "manifest.json", "report.html", "summary.csv", "summary.json")
-ON_GPU = ("gemm-gpu",)
+ON_GPU = ("gemm-gpu", "swaps-gpu", "clean-products-gpu")
 
 
 def names() -> list[str]:
@@ -50,19 +53,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all that need no GPU")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--label", default="", help="of the results: NAME.LABEL")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(names()):
         parser.error(f"there is no campaign {', '.join(sorted(unknown))}: choose from {', '.join(names())}")
     broken = 0
     for name in options.names or [name for name in names() if name not in ON_GPU]:
-        file, out = str(CAMPAIGNS / f"{name}.toml"), str(WORK / name)
+        kept = ".".join(filter(None, (name, options.label)))
+        file, out = str(CAMPAIGNS / f"{name}.toml"), str(WORK / kept)
         code = command("campaign", "run", file, "-o", out, "--resume", "--device", options.device)
         if code > 1:  # an interrupt, or a file that cannot be used
             return code
         broken += code
         for form in ("html", "json"):
             report.write(out, format=form)
-        keep(name)
+        keep(kept)
     return min(broken, 1)
 
 

@@ -51,6 +51,7 @@ def trial(number: int, **changes: Any) -> dict[str, Any]:
         "size": 1e6,
         "relative": 2.0,
         "limit": 1e-5,
+        "chance": None,
         "closest": None,
         "seconds": 0.002,
         "note": "",

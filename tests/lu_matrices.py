@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.faults.factor_families import (
-    FAMILIES,
+from abft_tsm2.faults.factor_families import BASIC, part_of
+from abft_tsm2.faults.factor_spectra import (
     Generator,
     Make,
     Matrix,
     orthogonal_factor,
-    part_of,
     rounded,
     spread,
     with_singular_values,
@@ -59,7 +58,7 @@ def _matrix(name: str) -> Callable[[Make], Make]:
 
 def _known(name: str) -> None:
     """Register one that campaigns of faults factor, too; the order of all is that in which cases take turns."""
-    _registry[name] = FAMILIES[name]
+    _registry[name] = BASIC[name]
 
 
 # ---- ordinary ----------------------------------------------------------------------------------------------

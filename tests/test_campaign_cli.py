@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from abft_tsm2.faults.campaign import replay, run
@@ -128,3 +130,74 @@ def test_one_line_for_what_is_asked_for_wrongly(
         assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+FILES = """[[suite]]
+name = "own data"
+operation = "gemm"
+trials = 100
+shapes = [[4, 5, 3], [8, 2, 3]]
+files = [["a.npy", "b.npy"]]
+[[suite.fault]]
+model = "nan"
+"""
+FEW_STEPS = """[[suite]]
+name = "small ones"
+operation = "lu"
+trials = 100
+schemes = ["online"]
+shapes = [[40, 40, 40]]
+[[suite.fault]]
+model = "nan"
+site = "lu.trailing"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "message"),
+    [
+        (FILES, None, "suite own data: a.npy: no such file"),
+        (FILES, (8, 4), "suite own data: a.npy is 8 x 4, the campaign wants 8 x 5 of it: choose smaller shapes"),
+        (FEW_STEPS, None, "lu.trailing is not there in visit 0 of a 40 x 40 matrix, factored in 1 steps of 64 columns"),
+        (FEW_STEPS + "visit = 3\n", None, "lu.trailing is not there in visit 3"),
+    ],
+)
+def test_what_no_trial_could_be_carried_out_with_ends_it_before_the_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    shape: tuple[int, int] | None,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("it.toml").write_text(text)
+    if shape is not None:
+        np.save("a.npy", np.ones(shape))
+        np.save("b.npy", np.ones((5, 3)))
+    code, out, err = in_process(capsys, "campaign", "run", "it.toml", "-o", "out", "--jobs", "0")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not Path("out").exists()
+
+
+def test_files_that_are_large_enough_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.random.default_rng(0).standard_normal((8, 5)))
+    np.save("b.npy", np.random.default_rng(1).standard_normal((5, 3)))
+    count = run(parse(FILES.replace("trials = 100", "trials = 20")), tmp_path / "out", jobs=0)
+    assert (count.done, count.broken) == (20, 0)
+    larger = FEW_STEPS.replace("[[40, 40, 40]]", "[[70, 70, 70]]")
+    assert parse(larger).trials == 100
+    assert parse(FEW_STEPS.replace("trials = 100", "trials = 100\noptions = { block = [16, 32] }")).trials == 100
+
+
+def test_the_manifest_names_the_kernels_of_blas(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from threadpoolctl import threadpool_info
+
+    kernel = manifest(done)["versions"]["blas kernel"]
+    assert {one.get("architecture") for one in threadpool_info() if one["user_api"] == "blas"} & set(kernel.split())
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    run(parse(SLOW.replace("trials = 200", "trials = 1")), tmp_path / "it", jobs=0)
+    assert manifest(tmp_path / "it")["versions"]["blas kernel"] is None

@@ -61,7 +61,7 @@ WRONG = {
     ),
     "an order": (suite('orders = ["K"]'), "unknown order 'K'"),
     "an operation": (suite(operation='"gmm"'), "unknown operation 'gmm': did you mean 'gemm'"),
-    "an option": (suite("options = {block = 3}"), "products have no option 'block'"),
+    "an option": (suite("options = {block = 3}"), "unknown option of gemm 'block': choose from 'out'"),
     "a site of a factorisation": (
         suite(fault='site = "lu.encoded_A"'),
         "'lu.encoded_A' cannot be planted into a product",

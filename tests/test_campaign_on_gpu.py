@@ -10,9 +10,11 @@ import pytest
 
 from abft_tsm2 import protected_gemm
 from abft_tsm2.arrays import to_host
+from abft_tsm2.faults import verify_trials
 from abft_tsm2.faults.campaign_file import load
 from abft_tsm2.faults.gemm_trials import Scene
 from abft_tsm2.faults.judge import weights_of
+from abft_tsm2.faults.layouts import LAYOUTS
 from abft_tsm2.faults.oracle import widened
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.trial import Trial, Workload
@@ -102,3 +104,28 @@ def test_no_product_comes_to_the_host(cp: Any, monkeypatch: pytest.MonkeyPatch) 
     everywhere(monkeypatch, to_host, counting)
     list(scene.run(asked, 4))
     assert 0 < max(fetched) < WORKLOAD.m * WORKLOAD.n
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_columns_and_elements_that_change_places_are_found_there(dtype: str, cp: Any) -> None:
+    plans = [Plan(model, seed=(i,)) for i in range(8) for model in ("swap_columns", "swap_rows", "swap_elements")]
+    scene = Scene(replace(WORKLOAD, dtype=dtype), cp)
+    found = list(scene.run([Trial(i, (plan,), "protected") for i, plan in enumerate(plans)], 8))
+    assert {one.outcome for one in found} == {"corrected"}
+    assert all((one.chance or 0) < 0.5 for one in found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("family", ["normal", "halves cancel"])
+def test_products_in_arrays_of_any_order_are_clean_there(dtype: str, family: str, cp: Any) -> None:
+    for layout in LAYOUTS:
+        workload = replace(WORKLOAD, dtype=dtype, family=family, options=(("out", layout),))
+        (found,) = Scene(workload, cp).run([Trial(0, (), "protected")])
+        assert (found.outcome, found.status) == ("clean", "CLEAN"), layout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_products_that_were_added_up_otherwise_are_clean_there(dtype: str, cp: Any) -> None:
+    scene = verify_trials.Scene(replace(WORKLOAD, operation="verify", dtype=dtype, m=24, n=20), cp)
+    found = list(scene.run([Trial(i, (), name) for i, name in enumerate(verify_trials.SUMS)]))
+    assert {one.outcome for one in found} == {"clean"}

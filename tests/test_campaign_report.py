@@ -279,6 +279,24 @@ def test_campaigns_of_one_kind_make_a_page(tmp_path, trials):
     assert "Fault-injection campaign" in page_of(tmp_path, trials).text
 
 
+def test_a_campaign_without_faults_speaks_of_calls(tmp_path):
+    page = page_of(tmp_path, [*(clean(0) for _ in range(40)), clean(0, scheme="both", outcome="false_alarm")])
+    assert "41 calls without a fault. False alarms: 1 of 41" in page.text
+    assert "faults were planted" not in page.text
+    assert "Repaired" not in page.text
+
+
+def test_what_cancels_is_shown_with_its_reason(tmp_path):
+    hidden = trial(0, model="swap_elements", outcome="cancelled", chance=0.25, note="row 3: it is small")
+    page = page_of(tmp_path, [hidden, trial(0, model="swap_columns", chance=0.01)])
+    rows = page.table("cancelled", "expected", "standard deviation")[1:]
+    assert rows == [
+        ["protected", "float32", "swap_columns", "1", "0", "0.01", "0.0995"],
+        ["protected", "float32", "swap_elements", "1", "1", "0.25", "0.433"],
+    ]
+    assert page.table("probability", "why")[1][-1] == "row 3: it is small"
+
+
 def test_how_to_run_it_again_is_there(lively):
     path, text = lively
     page = Page(text)

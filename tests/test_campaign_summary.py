@@ -321,3 +321,36 @@ def test_the_campaign_is_kept_as_it_was_given(tmp_path):
 @pytest.mark.parametrize("documented", [module, tables, tally])
 def test_the_examples_run(documented):
     assert doctest.testmod(documented).failed == 0
+
+
+# ---- what cancels --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_hidden_stands_beside_what_is_to_be_expected(tmp_path):
+    swap = {"model": "swap_elements", "bit": -1, "single": False}
+    summary = read(
+        tmp_path,
+        numbered(
+            *(trial(0, **swap, chance=0.25) for _ in range(8)),
+            *(trial(0, **swap, chance=None) for _ in range(5)),
+            *(trial(0, **swap, chance=0.5, outcome="cancelled", note=f"reason {i}") for i in range(3)),
+            trial(0, **swap, scheme="none", chance=0.5, outcome="cancelled"),
+            trial(0, model="swap_columns", dtype="float64", chance=1e-6, outcome="cancelled"),
+            trial(0),
+        ),
+    )
+    elements, columns = summary.cancellation
+    assert elements == {
+        **{"scheme": "protected", "dtype": "float32", "model": "swap_elements", "faults": 16, "cancelled": 3},
+        **{"expected": 3.5, "deviation": pytest.approx((8 * 0.25 * 0.75 + 3 * 0.25) ** 0.5), "within": True},
+    }
+    assert (columns["cancelled"], columns["expected"], columns["within"]) == (1, 1e-6, False)
+    assert [row["note"] for row in summary.cancelled] == ["reason 0", "reason 1", "reason 2", ""]
+    assert summary.notes == []
+    assert summary.broken == []
+
+
+def test_of_many_cases_those_with_the_lowest_numbers_are_kept(tmp_path):
+    many = numbered(*(trial(0, model="opposite", outcome="cancelled", chance=0.5) for _ in range(tally.CANCELLED + 30)))
+    kept = read(tmp_path, many[::-1]).cancelled
+    assert [row["trial"] for row in kept] == list(range(tally.CANCELLED))

@@ -19,7 +19,7 @@ from abft_tsm2.checksum.rebuild import Repair
 from abft_tsm2.faults import factor_calls
 from abft_tsm2.faults.campaign_file import load
 from abft_tsm2.faults.factor_effect import MARGIN, Places
-from abft_tsm2.faults.factor_families import FAMILIES
+from abft_tsm2.faults.factor_families import BASIC
 from abft_tsm2.faults.factor_sites import FACTOR_SITES, STAGES, sites_of
 from abft_tsm2.faults.factor_trials import Scene, require_possible, require_workload
 from abft_tsm2.faults.plan import Plan
@@ -117,7 +117,7 @@ def test_a_fault_is_found_wherever_it_is(operation: str, scheme: str, site: str)
 @pytest.mark.parametrize(("operation", "scheme"), STAGES)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_clean_trials_are_clean(operation: str, scheme: str, dtype: str) -> None:
-    for number, family in enumerate(FAMILIES):
+    for number, family in enumerate(BASIC):
         one = found(scheme, operation=operation, family=family, dtype=dtype, number=number)
         assert (one.outcome, one.note) == ("clean", "")
         assert (one.closest is None) == (scheme == "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -194,16 +195,24 @@ def test_not_a_number_is_above_every_promise() -> None:
 
 
 def test_changes_that_cancel_are_hidden_on_one_side_and_not_on_the_other() -> None:
-    case = Case(40, 50, 100)  # 100 columns, 65 magnitudes: two have the same weight
+    case = Case(40, 50, 100)
     v = case.promises[0].v
-    j, k = next((j, k) for j in range(100) for k in range(j) if v[j] == v[k])
+    j, k = min(((j, k) for j in range(100) for k in range(j)), key=lambda pair: abs(v[pair[0]] - v[pair[1]]))
+    d = 0.2 * float(case.promises[0].limit(case.clean[None])[0, 7]) / abs(v[j] - v[k])
     C = case.clean.copy()
-    C[7, j] += 1
-    C[7, k] -= 1
+    C[7, j] += d
+    C[7, k] -= d
     one, both = case(C), case(C, sides=slice(2))
     assert (one.wrong[0], one.above[0], one.hidden[0], one.unexplained[0]) == (True, False, True, False)
     assert (both.wrong[0], both.above[0], both.hidden[0], both.unexplained[0]) == (True, True, False, True)
     assert one.size[0] < 1 < both.size[0]
+    assert re.match(r"row 7: \|sum v d\| = \S+ is within the bound \S+, one element alone moves", one.reasons[0])
+    assert 0.1 / 100 < one.chance[0] < 1 / 5
+    assert (both.chance[0], both.reasons[0]) == (0, "")
+    swapped = case.clean.copy()
+    swapped[:, [j, k]] = swapped[:, [k, j]]
+    found = case(swapped)
+    assert (found.above[0], found.chance[0], found.unexplained[0]) == (True, 0, True)
 
 
 # ---- places --------------------------------------------------------------------------------------------------------

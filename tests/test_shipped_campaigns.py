@@ -11,13 +11,20 @@ from typing import Any
 
 import pytest
 
+from abft_tsm2.faults import report
+from abft_tsm2.faults.campaign import run
 from abft_tsm2.faults.campaign_file import load
 from abft_tsm2.faults.plan import MODELS
 from abft_tsm2.faults.trial import PEERS
-from benchmarks import shipped_campaigns, tables
+from benchmarks import campaign_tables, shipped_campaigns, tables
 from benchmarks.campaign_tables import ORDER, summaries
+from tests.campaign_folders import clean, folder, numbered, trial
+from tests.small_campaigns import SMALL
 
-LEAST = {"gemm-full": 300_000, "gemm-gpu": 1_000_000, "lu-full": 20_000, "adversarial": 20_000}
+LEAST = {
+    **{"gemm-full": 300_000, "gemm-gpu": 1_000_000, "lu-full": 20_000, "adversarial": 20_000, "swaps": 100_000},
+    **{"swaps-gpu": 20_000, "clean-products": 30_000, "clean-products-gpu": 10_000, "clean-factorisations": 30_000},
+}
 PEERS_PAGE = Path(tables.__file__).parent / "peers.md"
 
 
@@ -87,7 +94,9 @@ def test_no_flip_of_an_exponent_or_sign_is_lost(quick: dict[str, Any]) -> None:
 def test_the_results_that_are_kept_are_those_of_the_files() -> None:
     for name, summary in summaries().items():
         folder = tables.RESULTS / "campaigns" / name
-        assert (folder / "campaign.toml").read_text() == (shipped_campaigns.CAMPAIGNS / f"{name}.toml").read_text()
+        file = shipped_campaigns.CAMPAIGNS / f"{summary['manifest']['name']}.toml"
+        assert name.partition(".")[0] == file.stem
+        assert (folder / "campaign.toml").read_text() == file.read_text()
         assert summary["trials"] == summary["manifest"]["trials"]
         assert not summary["unfinished"]
         assert not re.search(r"/(root|home|work|tmp)/", (folder / "report.html").read_text(encoding="utf-8"))
@@ -102,3 +111,39 @@ def test_an_unknown_campaign_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         shipped_campaigns.main(["gemm-ful"])
     assert left.value.code == 2
     assert "gemm-full" in capsys.readouterr().err
+
+
+def kept(path: Path, name: str, records: list[dict[str, Any]], **manifest: Any) -> None:
+    """The summary of a made-up campaign, as it is kept."""
+    versions = {"numpy": "2.4", "scipy": "1.16", "python": "3.11", "cupy": None, "blas kernel": "openblas Haswell"}
+    made = folder(path / "campaigns" / name, numbered(*records), versions=versions, **manifest)
+    report.write(made, format="json")
+
+
+def test_campaigns_without_faults_have_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign_tables, "RESULTS", tmp_path)
+    kept(tmp_path, "clean-products", [clean(0)] * 30)
+    kept(tmp_path, "clean-products.nehalem", [*[clean(0)] * 19, clean(0, outcome="false_alarm")])
+    kept(tmp_path, "clean-products-gpu", [clean(0)], device="NVIDIA H200")
+    kept(tmp_path, "swaps", [trial(0), trial(0, model="swap_columns", chance=0.25), clean(0)])
+    assert list(summaries()) == ["swaps", "clean-products", "clean-products.nehalem", "clean-products-gpu"]
+    rows = [line.split(" | ") for line in campaign_tables.without_faults().splitlines()[2:5]]
+    assert [row[:3] for row in rows] == [
+        ["| clean-products", "openblas Haswell", "30"],
+        ["| clean-products.nehalem", "openblas Haswell", "20"],
+        ["| clean-products-gpu", "", "1"],
+    ]
+    assert rows[1][3].startswith("1 (5")
+    assert "| swaps | 2 |" in campaign_tables.campaigns()
+    assert "clean-products" not in campaign_tables.campaigns()
+    assert "| swaps | float32 | swap_columns | 1 | 0 | 0.25 | 0.43 |" in campaign_tables.cancellation()
+
+
+def test_results_with_a_label_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shipped_campaigns, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(shipped_campaigns, "CAMPAIGNS", tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)
+    monkeypatch.setattr(shipped_campaigns, "command", lambda *words: run(load(words[2]), words[4], jobs=0) and 0)
+    assert shipped_campaigns.main(["small", "--label", "haswell"]) == 0
+    assert (tmp_path / "results" / "campaigns" / "small.haswell" / "summary.json").exists()

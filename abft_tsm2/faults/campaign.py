@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from abft_tsm2 import facts
 from abft_tsm2.errors import NotSuitable
-from abft_tsm2.faults.campaign_file import Campaign, load
+from abft_tsm2.faults.campaign_file import Campaign, load, require_files
 from abft_tsm2.faults.folder import CAMPAIGN, CampaignFileError, Folder, earlier, line_of, plain
 from abft_tsm2.faults.trial import Finding, breaks_promise
 from abft_tsm2.faults.workers import Line, Pool, Unit, alone, array_module, carry_out, line
@@ -90,7 +91,7 @@ def run(
     Raises
     ------
     CampaignFileError
-        If the folder cannot be used.
+        If the folder cannot be used, or a file of operands.
     NotSuitable
         If there is no GPU.
 
@@ -100,6 +101,7 @@ def run(
     """
     if jobs is None:
         jobs = min(BESIDE, facts.cores()) if gpu else facts.cores()
+    require_files(campaign)
     device = _device(gpu)
     with Folder(Path(folder), campaign.text, resume=resume) as kept:
         before = earlier(kept.path) if resume else {}
@@ -110,7 +112,7 @@ def run(
             "seed": campaign.seed,
             "trials": campaign.trials,
             "device": device,
-            "versions": facts.collected()["versions"],
+            "versions": facts.collected()["versions"] | {"blas kernel": _blas_kernel()},
             "started": before.get("started") or _now(),
             "finished": None,
             "seconds": before.get("seconds", 0.0),
@@ -199,6 +201,17 @@ def _device(gpu: bool) -> str:
         return query(cupy.cuda.runtime.getDevice()).name + ", shared by MPS" * side_by_side()
     except (ImportError, NotSuitable) as error:
         raise NotSuitable(f"there is no GPU to run a campaign on: {error}; leave --device gpu away") from error
+
+
+def _blas_kernel() -> str | None:
+    """Which of its kernels the BLAS of NumPy has chosen for this processor, or was told to by OPENBLAS_CORETYPE; None
+    where that is not known because threadpoolctl is not installed."""
+    try:
+        threadpools = importlib.import_module("threadpoolctl")
+    except ImportError:
+        return None
+    loaded = [one for one in threadpools.threadpool_info() if one["user_api"] == "blas"]
+    return ", ".join(dict.fromkeys(f"{one['internal_api']} {one.get('architecture')}" for one in loaded)) or None
 
 
 def side_by_side() -> bool:

@@ -20,8 +20,11 @@ from abft_tsm2.faults.factor_sites import SUMS
 from abft_tsm2.faults.folder import CampaignFileError
 from abft_tsm2.faults.plan import Plan, bits_of, require_known
 from abft_tsm2.faults.trial import Trial, Workload
+from abft_tsm2.faults.workloads import require_part
+from abft_tsm2.matrixio import MatrixFileError
 
-OPERATIONS = ("gemm", "lu", "solve", "cholesky", "storage")
+OPERATIONS = ("gemm", "verify", "lu", "solve", "cholesky", "storage")
+FACTORISATIONS = ("lu", "solve", "cholesky")
 ORDERS = ("C", "F")
 
 
@@ -217,11 +220,30 @@ def parse(text: str, path: str = "the campaign") -> Campaign:
     return campaign
 
 
-def operation_of(name: str) -> Any:
-    """The module that carries out trials of an operation: it has Scene, require_possible and require_workload."""
-    from abft_tsm2.faults import factor_trials, gemm_trials, storage_trials
+def require_files(campaign: Campaign) -> None:
+    """Read the files of all suites, before anything is run.
 
-    return {"gemm": gemm_trials, "storage": storage_trials}.get(name, factor_trials)
+    Raises
+    ------
+    CampaignFileError
+        If one is missing, or holds a smaller matrix than the shapes want.
+    """
+    for suite in campaign.suites:
+        m, k, n = (max(sizes) for sizes in zip(*suite.shapes, strict=True))
+        for A, B in suite.files:
+            try:
+                require_part(A, m, k)
+                require_part(B, k, n)
+            except (MatrixFileError, OSError) as error:
+                raise CampaignFileError(f"suite {suite.name}: {short(error)}") from error
+
+
+def operation_of(name: str) -> Any:
+    """The module that carries out trials of an operation: it has Scene, and says what is possible: require_workload,
+    require_scheme and require_possible."""
+    from abft_tsm2.faults import factor_trials, gemm_trials, storage_trials, verify_trials
+
+    return {"gemm": gemm_trials, "verify": verify_trials, "storage": storage_trials}.get(name, factor_trials)
 
 
 def _suite(entry: Any) -> Suite:
@@ -324,12 +346,17 @@ def _require_possible(campaign: Campaign, index: int) -> None:
         module.require_workload(campaign.workload(index, scene))
     for family in suite.families:  # those that chance has left out, too
         module.require_workload(replace(campaign.workload(index, 0), family=family))
+    for scheme in suite.schemes:
+        module.require_scheme(suite.operation, scheme, dict(suite.options))
     for fault in suite.fault:
         for plan in fault.plans((0,)):
             for dtype in suite.dtypes:
                 bits_of(plan.bits, _type_at(plan.site, dtype))
             for scheme in suite.schemes:
                 module.require_possible(suite.operation, scheme, plan)
+                if suite.operation in FACTORISATIONS:
+                    for m, k, n in suite.shapes:
+                        module.require_fits(replace(campaign.workload(index, 0), m=m, k=k, n=n), scheme, plan)
 
 
 def _type_at(site: str, dtype: str) -> str:

@@ -15,8 +15,8 @@ from abft_tsm2.arrays import bit_pattern
 from abft_tsm2.cholesky import protected_cholesky
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.faults.factor_effect import Moment
-from abft_tsm2.faults.factor_families import FAMILIES, part_of
-from abft_tsm2.faults.factor_oracle import cholesky_error, lu_error, solution_error
+from abft_tsm2.faults.factor_families import DEFINITE, FAMILIES, part_of
+from abft_tsm2.faults.factor_oracle import cholesky_error, lu_error, solution_error, unit
 from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.sites import SITES
@@ -113,7 +113,7 @@ class Problem:
         order: Any = w.order
         a = part_of(FAMILIES[w.family], w.m, w.n, rng, w.dtype)
         b = np.asarray(rng.standard_normal(w.m), w.dtype)
-        if w.operation == "cholesky":
+        if w.operation == "cholesky" and w.family not in DEFINITE:
             a = _definite(a)
         options = {name: rng.choice(x).item() if isinstance(x, list) else x for name, x in w.options}
         return cls(w.operation, np.asarray(a, order=order), b, options)
@@ -160,6 +160,20 @@ class Problem:
         hook("backward", {"x": x})
         return x
 
+    def nearly_singular(self) -> bool:
+        """Whether rounding decides if the matrix can be factored: a pivot, or the smallest eigenvalue, of a size that
+        is below n u times the largest one."""
+        from scipy import linalg
+
+        n = len(self.a)
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            if self.operation == "cholesky":
+                values = np.linalg.eigvalsh(self.a.astype(np.float64))
+                return not bool(values[0] > n * unit(self.a.dtype) * values[-1])
+            pivots = abs(np.diag(linalg.lu_factor(self.a, check_finite=False)[0]))
+        return not bool(pivots.min() > n * unit(self.a.dtype) * pivots.max())
+
     def error(self, answer: Answer) -> float:
         """The backward error of what was returned."""
         if self.operation == "lu":
@@ -172,7 +186,9 @@ class Problem:
 def _definite(a: Matrix) -> Matrix:
     """Products of a matrix's rows, scaled to 1, and a diagonal."""
     wide = a.astype(np.float64)
-    wide /= np.sqrt((wide * wide).sum(1, keepdims=True))
+    for power in (np.inf, 2):  # by the largest element first, so that no square overflows
+        norm = np.linalg.norm(wide, power, axis=1, keepdims=True)
+        wide /= np.where(norm > 0, norm, 1.0)
     return np.asarray(wide @ wide.T + 1e-3 * np.eye(len(wide)), a.dtype)
 
 

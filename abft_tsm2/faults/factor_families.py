@@ -1,47 +1,21 @@
-"""Square matrices to factor: easy ones, and some that are hard on the bounds of the checks."""
+"""Square matrices to factor, by name: easy ones, and many that are hard on the bounds of the checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-Generator = np.random.Generator
-Matrix = np.ndarray[Any, np.dtype[Any]]
-Make = Callable[[int, Generator, Any], Matrix]
-
-
-def rounded(make: Make) -> Make:
-    """Of a function that makes a matrix in float64, one that rounds it to the type that it is asked for."""
-
-    def of_type(n: int, rng: Generator, dtype: Any = np.float64) -> Matrix:
-        with np.errstate(over="ignore", under="ignore"):
-            return np.ascontiguousarray(make(n, rng, np.dtype(dtype)), dtype)
-
-    return of_type
+from abft_tsm2.faults.factor_gallery import DEFINITE as DEFINITE_OF_GALLERY
+from abft_tsm2.faults.factor_gallery import GALLERY
+from abft_tsm2.faults.factor_spectra import SPECTRA, Generator, Make, Matrix, rounded, spread, with_singular_values
 
 
 def part_of(make: Make, m: int, n: int, rng: Generator, dtype: Any) -> Matrix:
     """The first m rows and n columns of a square matrix."""
     return np.ascontiguousarray(make(max(m, n), rng, dtype)[:m, :n])
-
-
-def spread(n: int, rng: Generator, decades: float = 10.0) -> Matrix:
-    """Scales from 10^-decades to 10^decades."""
-    return np.asarray(10.0 ** rng.uniform(-decades, decades, n))
-
-
-def orthogonal_factor(n: int, rng: Generator) -> Matrix:
-    """A random orthogonal matrix."""
-    return np.linalg.qr(rng.standard_normal((n, n)))[0] if n else np.zeros((0, 0))
-
-
-def with_singular_values(values: Matrix, rng: Generator) -> Matrix:
-    """A random matrix with these singular values."""
-    n = values.size
-    return np.asarray((orthogonal_factor(n, rng) * values) @ orthogonal_factor(n, rng))
 
 
 def _normal(n: int, rng: Generator, dtype: Any) -> Matrix:
@@ -90,7 +64,7 @@ def _dominant(n: int, rng: Generator, dtype: Any) -> Matrix:
     return a
 
 
-FAMILIES: Mapping[str, Make] = MappingProxyType(
+BASIC: Mapping[str, Make] = MappingProxyType(
     {
         "normal": rounded(_normal),
         "uniform": rounded(_uniform),
@@ -102,4 +76,12 @@ FAMILIES: Mapping[str, Make] = MappingProxyType(
         "dominant": rounded(_dominant),
     }
 )
+"""Those that faults are planted in, by name."""
+
+FAMILIES: Mapping[str, Make] = MappingProxyType(
+    {**BASIC, **{name: rounded(make) for name, make in {**GALLERY, **SPECTRA}.items()}}
+)
 """Functions of n, a generator and a type, by name."""
+
+DEFINITE = DEFINITE_OF_GALLERY | {name for name in SPECTRA if name.startswith("poev")}
+"""Those that Cholesky's method factors as they are; of others it is given the products of their rows."""

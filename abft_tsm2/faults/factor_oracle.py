@@ -18,6 +18,10 @@ ESCAPED = 20.0
 """How many times the error without a fault is too much."""
 
 
+LARGE, ROWS = 2000, 200
+"""Rows of factors above which some of them are judged, and how many: all would take longer than the factorisation."""
+
+
 def unit(dtype: Any) -> float:
     """Unit roundoff."""
     return float(np.finfo(dtype).eps) / 2
@@ -53,12 +57,13 @@ def largest_multiplier(lu: Matrix) -> float:
         return float(abs(np.tril(lu[:, : min(lu.shape)], -1).astype(np.float64)).max(initial=0.0))
 
 
-def backward_error(a: Matrix, lu: Matrix, piv: Any) -> float:
-    """max|PA - LU| / max(|L||U|); infinite where factors are not finite or pivots are none."""
+def backward_error(a: Matrix, lu: Matrix, piv: Any, rows: Any = slice(None)) -> float:
+    """max|PA - LU| / max(|L||U|), of some rows; infinite where factors are not finite or pivots are none."""
     m, n = a.shape
     if lu.shape != a.shape or not valid_pivots(piv, m, min(m, n)):
         return float("inf")
-    return product_error(a[order(piv, m)], *unpack(lu))
+    lower, upper = unpack(lu)
+    return product_error(a[order(piv, m)[rows]], lower[rows], upper)
 
 
 def product_error(x: Any, left: Any, right: Any) -> float:
@@ -101,8 +106,9 @@ def product_error(x: Any, left: Any, right: Any) -> float:
 
 
 def lu_error(a: Matrix, factors: tuple[Matrix, Any]) -> float:
-    """Backward error of (lu, piv); infinite for what are no factors of partial pivoting."""
-    return backward_error(a, *factors) if largest_multiplier(factors[0]) <= MULTIPLIER else float("inf")
+    """Backward error of (lu, piv); infinite for what are no factors of partial pivoting. Of large ones `ROWS` rows."""
+    rows = slice(None) if len(a) <= LARGE else np.linspace(0, len(a) - 1, ROWS).astype(int)
+    return backward_error(a, *factors, rows) if largest_multiplier(factors[0]) <= MULTIPLIER else float("inf")
 
 
 def cholesky_error(a: Matrix, factor: Matrix) -> float:

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.linalg import LinAlgError
 
+from abft_tsm2 import definite, factor
 from abft_tsm2.faults.factor_calls import Answer, Problem, Watch, at_visit, rms, same
 from abft_tsm2.faults.factor_effect import Effect, Lines, Moment, Residuals, of_cholesky, of_lu, rounding_of
 from abft_tsm2.faults.factor_families import FAMILIES
@@ -28,13 +30,20 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "solve": {"refine": "whether to refine the solution, true or false"},
     "cholesky": BLOCK,
 }
+STEPS = {("lu", "online"): factor.block_size, ("cholesky", "protected"): definite.block_size}
+"""By operation and scheme, where a matrix is factored panel by panel: the columns of one by default."""
 PROMISING = {"lu": "offline", "solve": "protected", "cholesky": "protected"}
 """The scheme whose promise counts where "none" makes none, so that all are judged alike."""
 
 
+def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
+    """ValueError for a scheme that the operation does not have."""
+    require_known(f"scheme of {operation}", scheme, [name for of, name in STAGES if of == operation])
+
+
 def require_possible(operation: str, scheme: str, plan: Plan) -> None:
     """ValueError where an operation that is protected so has no such site, or a model makes no sense there."""
-    require_known(f"scheme of {operation}", scheme, [name for of, name in STAGES if of == operation])
+    require_scheme(operation, scheme, {})
     require_known("site", plan.site, FACTOR_SITES)
     if plan.site not in sites_of(operation, scheme):
         there = ", ".join(sorted(sites_of(operation, scheme)))
@@ -44,6 +53,22 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
         raise ValueError(
             f"{plan.model} cannot be planted at {plan.site!r}; there it may be {', '.join(sorted(models))}"
         )
+
+
+def require_fits(workload: Workload, scheme: str, plan: Plan) -> None:
+    """ValueError where a matrix of that shape is factored in too few steps for a site."""
+    w, site = workload, FACTOR_SITES[plan.site]
+    if (w.operation, scheme) not in STEPS or site.stage not in ("panel", "swapped", "solved", "updated"):
+        return
+    order, size = min(w.m, w.n), STEPS[w.operation, scheme]
+    given = dict(w.options).get("block", size(order))
+    for block in given if isinstance(given, list) else [given]:
+        steps = -(-order // block)
+        if not site.among(steps) or plan.visit >= steps:
+            raise ValueError(
+                f"{plan.site} is not there in visit {plan.visit} of a {w.m} x {w.n} matrix, factored in {steps} "
+                f"steps of {block} columns: choose a larger shape, or a smaller block in options"
+            )
 
 
 def require_workload(workload: Workload) -> None:
@@ -98,22 +123,38 @@ class Scene:
 
 
 def _clean(problem: Problem, scheme: str) -> Finding:
-    """A trial without a fault. It has a matrix of its own, of the same kind: one matrix would always give the same."""
-    without = problem.error(problem.call("none", Watch()))
+    """A trial without a fault. It has a matrix of its own, of the same kind: one matrix would always give the same.
+
+    What SciPy refuses as singular, or as not positive definite, may be refused, and so may what is so but for rounding;
+    of a solution that is not finite in SciPy either, nothing more is said than that.
+    """
+    try:
+        without = problem.error(problem.call("none", Watch()))
+    except LinAlgError:
+        without = np.inf
     try:
         answer = problem.call(scheme, Watch())
+    except LinAlgError as error:
+        right = without == np.inf or problem.nearly_singular()
+        return Finding("clean" if right else "crash", type(error).__name__, note="" if right else _described(error))
     except Exception as error:
         return Finding("crash", note=_described(error))
     found = _finding("clean", answer)
     if answer.report is not None:
         found.closest = answer.report.closest
-        if answer.report.status is not Status.CLEAN:
+        if answer.report.status is not Status.CLEAN and not _excused(answer.report, without):
             found.outcome = "false_alarm"
-    if answer.result is not None:
+    if answer.result is not None and np.isfinite(without):
         times = ratio(problem.error(answer), without, problem.a.dtype)
         if times > ESCAPED:
             found.outcome, found.note = "sdc", f"no fault, and an error of {times:.3g} times SciPy's"
     return found
+
+
+def _excused(report: Report, without: float) -> bool:
+    """Whether nothing can be verified: numbers are subnormal, says the report, or SciPy's result is not finite."""
+    subnormal = any("subnormal" in reason for reason in report.reasons)
+    return report.status is Status.UNVERIFIABLE and (subnormal or not np.isfinite(without))
 
 
 def _finding(outcome: str, answer: Answer) -> Finding:

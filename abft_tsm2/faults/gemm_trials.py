@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from abft_tsm2.arrays import bit_pattern, dtype_name, is_cupy
 from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.judge import Assessment, Judge, Promise
+from abft_tsm2.faults.layouts import LAYOUTS, Layout
+from abft_tsm2.faults.oracle import Reference
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.schemes import Answer, Call, Scheme, faulty, refused, scheme_of
 from abft_tsm2.faults.sites import FUNCTION_SITES, PRODUCT_SITES, SITES
@@ -35,11 +38,20 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
         raise ValueError(f"{plan.model} at {plan.site!r} cannot be planted into a product under scheme {scheme!r}")
 
 
+def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
+    """ValueError for a scheme that there is not, or that puts its result where it wants."""
+    kind = scheme_of(scheme)
+    if options and not kind.hooked:
+        raise ValueError(f"scheme {scheme!r} has no options: leave out {', '.join(options)}")
+
+
 def require_workload(workload: Workload) -> None:
-    """ValueError for a family that does not exist, or an option: products have none."""
+    """ValueError for a family or an option that does not exist."""
     require_family(workload.family)
-    for name, _ in workload.options:
-        raise ValueError(f"products have no option {name!r}: leave it out")
+    for name, given in workload.options:
+        require_known("option of gemm", name, ("out",))
+        for one in given if isinstance(given, list) and given else [given]:
+            require_known("layout", one, LAYOUTS)
 
 
 @dataclass
@@ -73,36 +85,58 @@ class Scene:
         A, B = operands(workload)
         order: Any = workload.order
         self.A, self.B = (x if xp is np else xp.asarray(x, order=order) for x in (A, B))
-        self._ways: dict[str, _Way] = {}
+        self._seed, self._layouts = workload.seed, dict(workload.options).get("out", "none")
+        self._ways: dict[tuple[str, str], _Way] = {}
 
     def run(self, trials: Sequence[Trial], batch: int = 16) -> Iterator[Finding]:
         """Carry out trials, those of one scheme together, and judge them in their order."""
         for start in range(0, len(trials), batch):
             some = trials[start : start + batch]
             found: dict[int, Finding] = {}
-            for scheme in dict.fromkeys(trial.scheme for trial in some):
-                mine = [trial for trial in some if trial.scheme == scheme]
-                found.update(zip((trial.number for trial in mine), self._way(scheme).judged(mine), strict=True))
+            kinds = [(trial.scheme, self._layout(trial)) for trial in some]
+            for kind in dict.fromkeys(kinds):
+                mine = [trial for trial, of in zip(some, kinds, strict=True) if of == kind]
+                found.update(zip((trial.number for trial in mine), self._way(*kind).judged(mine), strict=True))
             for trial in some:
                 yield found[trial.number]
 
-    def _way(self, scheme: str) -> _Way:
-        if scheme not in self._ways:
-            default = None if scheme_of(scheme).hooked else self._way("protected")
-            self._ways[scheme] = _Way(self.A, self.B, scheme, self.xp, default)
-        return self._ways[scheme]
+    def _layout(self, trial: Trial) -> str:
+        """The name of the layout of ``out``; of several one is drawn."""
+        if isinstance(self._layouts, str):
+            return self._layouts
+        return str(np.random.default_rng([*self._seed, trial.number, 0x1A7]).choice(self._layouts))
+
+    def _way(self, scheme: str, layout: str) -> _Way:
+        kind = (scheme, layout)
+        if kind not in self._ways:
+            default = None if scheme_of(scheme).hooked else self._way("protected", layout)
+            expected = next((way.judge.expected for way in self._ways.values()), None)
+            self._ways[kind] = _Way(self.A, self.B, scheme, LAYOUTS[layout], self.xp, default, expected)
+        return self._ways[kind]
 
 
 class _Way:
     """One scheme at work on the operands of a scene, and what it promises.
 
-    `default` is the way whose promise counts for schemes that make none, so that all are judged alike.
+    `default` is the way whose promise counts for schemes that make none, so that all are judged alike; `expected` the
+    product in more precision, where it is known.
     """
 
-    def __init__(self, A: Array, B: Array, scheme: str, xp: Any, default: _Way | None) -> None:
+    def __init__(
+        self,
+        A: Array,
+        B: Array,
+        scheme: str,
+        layout: Layout,
+        xp: Any,
+        default: _Way | None,
+        expected: Reference | None,
+    ) -> None:
         self.A, self.B, self.xp = A, B, xp
         self.scheme: Scheme = scheme_of(scheme)
+        self.layout, self.default, self.shape = layout, default, (A.shape[0], B.shape[1])
         self.keep: dict[str, Any] = {}
+        self.limit: float | None = None
         seen: list[Array] = []
         answer, _, _ = self._call((), seen.append)
         if not seen:
@@ -110,14 +144,19 @@ class _Way:
         clean, returned = seen[0], seen[0] if answer.C is None else answer.C
         if dtype_name(clean.dtype) == dtype_name(returned.dtype):
             returned = clean
-        self.judge = Judge(A, B, clean, returned, xp, tf32=scheme == "tf32")
+        self.judge = Judge(A, B, clean, returned, xp, tf32=scheme == "tf32", expected=expected)
         self.clean, self.returned = clean, returned
-        self.promises: list[Promise]
-        if default is None and answer.report is not None:
-            self.promises = self.judge.promise([check.side for check in answer.report.checks])
-            self.limit = min(check.detection_limit for check in answer.report.checks) / self.judge.rms
-        elif default is not None:
-            self.promises, self.limit = default.promises, default.limit
+        checks = () if answer.report is None else answer.report.checks
+        self.sides = [check.side for check in checks]
+        if default is not None:
+            self.limit = default.limit
+        elif checks:
+            self.limit = min(check.detection_limit for check in checks) / (self.judge.rms or 1.0)
+
+    @cached_property
+    def promises(self) -> list[Promise]:
+        """What is promised to be found of faults."""
+        return self.judge.promise(self.sides) if self.default is None else self.default.promises
 
     def judged(self, trials: Sequence[Trial]) -> list[Finding]:
         """Carry out a batch, and judge it."""
@@ -131,7 +170,8 @@ class _Way:
         with quiet, np.errstate(all="ignore"):
             for slot, trial in enumerate(trials):
                 runs.append(self._one(trial, bit_pattern(seen)[slot], bit_pattern(came)[slot]))
-        assessed = self.judge(seen, came, self.promises)
+        faults = any(trial.plans for trial in trials)
+        assessed = self.judge(seen, came, self.promises if faults else ())
         return [self._finding(run, assessed, slot) for slot, run in enumerate(runs)]
 
     def _one(self, trial: Trial, seen: Array, came: Array) -> _Run:
@@ -172,7 +212,8 @@ class _Way:
             hit = {plan.site.partition(".")[0] for plan in plans}
             A, B = (x.copy(order="K") if name in hit else x for name, x in (("A", A), ("B", B)))
         multiply = refused if self.scheme.hooked else faulty(injector, self.xp, watch)
-        call = Call(A, B, self.xp, hook, multiply, self.keep)
+        out = self.layout(self.xp, *self.shape, A.dtype)
+        call = Call(A, B, self.xp, hook, multiply, self.keep, out)
         begun = time.perf_counter()
         answer = self.scheme.run(call)
         if is_cupy(A) and not self.scheme.hooked:
@@ -195,6 +236,8 @@ class _Way:
         else:
             found.size, found.relative = _number(a.size[slot]), _number(a.relative[slot])
             found.outcome = self._outcome(answer, a, slot, wrong)
+            found.chance = float(a.chance[slot]) ** self.scheme.seeds or None
+            found.note = a.reasons[slot] if found.outcome == "cancelled" else ""
             if answer.found and report is not None and a.places[slot].shape[1]:
                 found.located = located(report, a.places[slot], a.touched[slot])
         return found

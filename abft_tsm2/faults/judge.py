@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, to_host
+from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, from_host, to_host
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.encode import encode
-from abft_tsm2.faults.oracle import Arithmetic, Reference, arithmetic, reference, require, widened
+from abft_tsm2.faults.hiding import chance, require_weights
+from abft_tsm2.faults.oracle import Arithmetic, Reference, arithmetic, narrowed, reference, require, widened
 
 Array = Any
 MARGIN = 2.0  # times the largest error without a fault
@@ -57,6 +58,10 @@ class Assessment:
         Rows and columns of the elements that were changed by more than is promised to be found, each by itself.
     touched : list of (2, c) int arrays
         Those of all elements that were changed at all.
+    chance : (b,) float
+        The probability that random weights hide changes that would have been found one by one; see `faults.hiding`.
+    reasons : list of str
+        Why what is hidden was hidden; empty where nothing is.
     """
 
     wrong: Any
@@ -68,6 +73,8 @@ class Assessment:
     relative: Any
     places: list[Any]
     touched: list[Any]
+    chance: Any
+    reasons: list[str]
 
 
 class Promise:
@@ -89,6 +96,8 @@ class Promise:
         if side == "columns":
             left, right = right.T, left.T
         self.v = weights_of(B if side == "rows" else A, side, xp)
+        self._magnitudes = abs(to_host(self.v))
+        self._powers = require_weights(self._magnitudes)
         self.axis = 1 if side == "rows" else 0
         self._terms = A.shape[1]
         with np.errstate(all="ignore"):
@@ -128,6 +137,15 @@ class Promise:
         """|v_j delta_ij| of each element."""
         return abs(change) * (abs(self.v)[None, :] if self.axis else abs(self.v)[:, None])
 
+    def chance(self, delta: Any, places: Any, limit: Any) -> float | None:
+        """The probability that random weights hide changes of one product, on the host, of which `places` are the rows
+        and columns, where `limit` is that of each line; None where none of them would have been found alone."""
+        lines, along = places if self.axis else places[::-1]
+        order = np.argsort(lines, kind="stable")
+        lines, along, delta = lines[order], along[order], delta[order]
+        weighed = abs(delta) * self._magnitudes[along]
+        return chance(lines, along, delta * self._powers[along], weighed, limit[lines], self._powers.size)
+
     def _across(self, x: Array) -> Array:
         return x if self.axis else x.swapaxes(-1, -2)
 
@@ -158,6 +176,8 @@ class Judge:
         NumPy or CuPy.
     tf32 : bool
         Whether float32 operands are rounded to 11 bits.
+    expected : Reference, optional
+        Of A and B, where it is known already.
 
     Raises
     ------
@@ -165,19 +185,36 @@ class Judge:
         If the product without a fault is wrong.
     """
 
-    def __init__(self, A: Array, B: Array, clean: Array, returned: Array, xp: Any, *, tf32: bool = False) -> None:
+    def __init__(
+        self,
+        A: Array,
+        B: Array,
+        clean: Array,
+        returned: Array,
+        xp: Any,
+        *,
+        tf32: bool = False,
+        expected: Reference | None = None,
+    ) -> None:
         self.A, self.B, self.clean, self._xp = A, B, clean, xp
         gpu, dtype, out = xp is not np, dtype_name(A.dtype), dtype_name(clean.dtype)
         self.how = bounds.arithmetic(dtype, out, library="cupy" if gpu else "numpy", tf32=tf32)
         how = arithmetic(dtype, tf32, truncating=gpu)
-        self._expected = reference(A, B, xp, sums=how.sums)
-        require(self._expected, A, B, xp, sums=how.sums)
+        if expected is None:
+            expected = reference(A, B, xp, sums=how.sums)
+            require(expected, A, B, xp, sums=how.sums)
+        self._expected = expected
         checked = how if out == how.out else Arithmetic(how.sums, how.sums, truncating=how.truncating)
         self._level = self._rounding(clean, checked)
         self._level_returned = self._level if returned is clean else self._rounding(returned, how)
         self._wide = widened(clean, xp)
         self._wide_returned = self._wide if returned is clean else widened(returned, xp)
         self.rms = float((self._wide * self._wide).mean() ** 0.5)
+
+    @property
+    def expected(self) -> Reference:
+        """The product in more precision, which is the same for all judges of these operands."""
+        return self._expected
 
     def promise(self, sides: Sequence[str]) -> list[Promise]:
         """What is promised where these sides are checked."""
@@ -211,10 +248,14 @@ class Judge:
             effect = ~(self._off(s, e) <= self._level) & touched
             change = xp.where(touched, s - self._wide, 0.0)
             rest = xp.where(touched, r - self._wide_returned, 0.0)
+            if self._wide_returned is not self._wide:  # of what was only rounded, the change that the check has seen
+                rest = xp.where(touched & (bit_pattern(returned) == narrowed(s, returned)), change, rest)
             above, alone, seen_rest, seen_alone = (xp.zeros(touched.shape, bool) for _ in range(4))
             size = xp.zeros(touched.shape[0])
+            seen_limits, hidden_lines = [], []
             for promise in promises:
                 moved, limit = promise.moved(change), promise.limit(s)
+                seen_limits.append(limit)
                 above |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
                 limits = promise.over_lines(limit)
                 alone |= ~((promise.weighed(change) <= limits) & xp.isfinite(limits))
@@ -222,16 +263,55 @@ class Judge:
                 known = xp.isfinite(ratio) & xp.isfinite(limit)  # a number over an infinity is no size
                 size = xp.maximum(size, xp.where(known, ratio, xp.inf).max(axis=1))
                 moved, limit = promise.moved(rest), promise.limit(r)
+                hidden_lines.append((moved, limit))
                 seen_rest |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
                 seen_alone |= ~(promise.weighed(rest) <= promise.over_lines(limit))
             staying = wrong & touched & ~seen_rest
             masks = (wrong, wrong & ~staying, staying & seen_alone, above & touched, effect)
             flags = to_host(xp.stack([mask.any(axis=(1, 2)) for mask in masks]))
-            largest = abs(change).max(axis=(1, 2)) / self.rms
+            largest = abs(change).max(axis=(1, 2)) / (self.rms or 1.0)
             sizes = to_host(xp.stack([size, xp.where(xp.isfinite(largest), largest, xp.inf)]))
-        count = len(seen)
-        places, all_places = _places(effect & above & alone, count, xp), _places(touched, count, xp)
-        return Assessment(flags[0], flags[1], flags[2], flags[3], flags[4], sizes[0], sizes[1], places, all_places)
+            count = len(seen)
+            places, all_places = _places(effect & above & alone, count, xp), _places(touched, count, xp)
+            chances = self._chances(change, all_places, promises, seen_limits)
+            hides = staying & seen_alone
+            reasons = [
+                self._reason(hides[slot], rest[slot], promises, [(m[slot], at[slot]) for m, at in hidden_lines])
+                if flags[2][slot]
+                else ""
+                for slot in range(count)
+            ]
+        return Assessment(
+            flags[0], flags[1], flags[2], flags[3], flags[4], sizes[0], sizes[1], places, all_places, chances, reasons
+        )
+
+    def _chances(self, change: Array, touched: Sequence[Any], promises: Sequence[Promise], limits: Any) -> Any:
+        """The probability that each of a batch of changes is hidden, on all sides that are checked."""
+        found = np.zeros(len(touched))
+        several = [slot for slot, places in enumerate(touched) if places.shape[1] > 1 and promises]
+        if not several:
+            return found
+        on_host = [to_host(limit) for limit in limits]
+        for slot in several:
+            rows, columns = touched[slot]
+            i, j = (from_host(x, change) for x in (rows, columns))
+            delta = to_host(change[slot][i, j])
+            sides = [p.chance(delta, touched[slot], at[slot]) for p, at in zip(promises, on_host, strict=True)]
+            if any(side is not None for side in sides):
+                found[slot] = math.prod(1.0 if side is None else side for side in sides)
+        return found
+
+    def _reason(self, hides: Array, rest: Array, promises: Sequence[Promise], lines: Any) -> str:
+        """What is hidden and why, of one product: the line in which an element alone would have shown most."""
+        texts = []
+        for promise, (moved, limit) in zip(promises, lines, strict=True):
+            alone = self._xp.where(hides, promise.weighed(rest), 0.0).max(axis=promise.axis)
+            line = int((alone / limit).argmax())
+            texts.append(
+                f"{promise.side.removesuffix('s')} {line}: |sum v d| = {float(moved[line]):.3g} is within the bound "
+                f"{float(limit[line]):.3g}, one element alone moves {float(alone[line]):.3g}"
+            )
+        return "; ".join(texts)
 
 
 def _places(mask: Array, count: int, xp: Any) -> list[Any]:

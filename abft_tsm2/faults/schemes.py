@@ -48,6 +48,8 @@ class Call:
         ``multiply(A, B)``, with the faults in it.
     keep : dict
         What a scheme keeps from one product to the next of the same operands.
+    out : array, optional
+        Where the product goes; for schemes of this package.
     """
 
     A: Array
@@ -56,6 +58,7 @@ class Call:
     hook: Hook
     multiply: Callable[[Array, Array], Array]
     keep: dict[str, Any] = field(default_factory=dict)
+    out: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,14 @@ class Scheme:
     run : callable
     hooked : bool
         Whether it is one of this package's, with all sites; the others have those of a function (`faults.inject`).
+    seeds : int
+        By how many independent weights each line is checked.
     """
 
     text: str
     run: Callable[[Call], Answer]
     hooked: bool = False
+    seeds: int = 1
 
 
 def _answer(C: Array, report: Report) -> Answer:
@@ -97,7 +103,9 @@ def _raised(error: SilentDataCorruptionError) -> Answer:
 def _protected(**options: Any) -> Callable[[Call], Answer]:
     def run(call: Call) -> Answer:
         try:
-            return _answer(*protected_gemm(call.A, call.B, on_stage=call.hook, return_report=True, **options))
+            return _answer(
+                *protected_gemm(call.A, call.B, out=call.out, on_stage=call.hook, return_report=True, **options)
+            )
         except SilentDataCorruptionError as error:
             return _raised(error)
 
@@ -110,7 +118,7 @@ def _encoded(call: Call) -> Answer:
         call.keep.update({name: encode(x.copy(order="K")) for name, x in (("A", call.A), ("B", call.B))})
     EA, EB = call.keep["A"], call.keep["B"]
     try:
-        return _answer(*protected_gemm(EA, EB, on_stage=call.hook, return_report=True))
+        return _answer(*protected_gemm(EA, EB, out=call.out, on_stage=call.hook, return_report=True))
     except SilentDataCorruptionError as error:
         return _raised(error)
     finally:
@@ -170,7 +178,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "float32": Scheme('protected_gemm(verify="float32"), of 16-bit operands', _protected(verify="float32"), True),
     "tf32": Scheme('protected_gemm(precision="tf32"), on a GPU', _protected(precision="tf32"), True),
     "encoded": Scheme("protected_gemm of operands from encode(), rechecked at each use", _encoded, True),
-    "second seed": Scheme("protected_gemm, then verify_gemm with other weights", _second_seed, True),
+    "second seed": Scheme("protected_gemm, then verify_gemm with other weights", _second_seed, True, 2),
     "double": Scheme("the product twice, and every bit compared", _double),
     "rtol": Scheme("the product twice, compared within the tolerances of torch.testing.assert_close", _rtol),
     "fixed": Scheme("sums of rows and columns with ones, compared within a fixed tolerance", _fixed),

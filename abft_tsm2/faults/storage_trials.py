@@ -87,9 +87,14 @@ SCHEMES: Mapping[str, tuple[str, Callable[[Kept], Said]]] = {
 """Schemes by name: what they are, and what they do."""
 
 
+def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
+    """ValueError for a scheme that there is not."""
+    require_known("scheme", scheme, SCHEMES)
+
+
 def require_possible(operation: str, scheme: str, plan: Plan) -> None:
     """ValueError where a stored matrix has no such site."""
-    require_known("scheme", scheme, SCHEMES)
+    require_scheme(operation, scheme, {})
     require_known("site", plan.site, [name for name, site in SITES.items() if site.stage == STAGE])
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from abft_tsm2.atomic import short
-from abft_tsm2.faults import tables
+from abft_tsm2.faults import cancelled, tables
 from abft_tsm2.faults.folder import CAMPAIGN, MANIFEST, TRIALS, CampaignFileError
 from abft_tsm2.faults.folder import SCHEMA as READS
 from abft_tsm2.faults.stats import clopper_pearson, rate_text
@@ -273,6 +273,16 @@ class Summary:
         return [record for _, record in self.tally.examples]
 
     @cached_property
+    def cancellation(self) -> list[Row]:
+        """What weighted sums have hidden, and what is to be expected; see `cancelled.cancellation`."""
+        return cancelled.cancellation(self.tally)
+
+    @cached_property
+    def cancelled(self) -> list[Row]:
+        """Trials whose fault was hidden, each with the reason, as they stand in the file."""
+        return cancelled.cases(self.tally)
+
+    @cached_property
     def notes(self) -> list[Row]:
         """Notes, the most frequent first."""
         counts = sorted(self.tally.notes.items(), key=lambda entry: (-entry[1], entry[0]))
@@ -296,6 +306,7 @@ class Summary:
                     "verdict": self.verdict,
                     **{name: table(self) for name, table in TABLES.items()},
                     "examples": self.examples,
+                    "cancelled": self.cancelled,
                     "notes": self.notes,
                 }
             )
@@ -318,6 +329,7 @@ TABLES: Mapping[str, Callable[[Summary], list[Row]]] = {
     "sizes": lambda summary: summary.sizes,
     "relatives": lambda summary: summary.relatives,
     "cost": lambda summary: summary.cost,
+    "cancellation": lambda summary: summary.cancellation,
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from abft_tsm2.atomic import short
 from abft_tsm2.faults.folder import CampaignFileError
-from abft_tsm2.faults.trial import OUTCOMES, breaks_promise
+from abft_tsm2.faults.trial import OUTCOMES, breaks_promise, protects
 
 FOUND = ("corrected", "detected")
 HARMLESS = ("masked", "below_bound")
@@ -27,6 +27,7 @@ LOST = ("cancelled", "sdc", "crash", "hang")
 ALARMS = ("CORRECTED", "CHECKSUM_FAULT", "INPUT_CHANGED", "UNVERIFIABLE", "UNCORRECTABLE")  # statuses of reports
 LOCATED = ("exact", "covered", "wrong", "")
 EXAMPLES = 20  # trials that broke a promise, kept whole
+CANCELLED = 100  # trials of each type whose fault was hidden, kept whole
 NOTES = 1000  # different notes that are counted; each may be different from all others
 BATCH = 200  # lines that are parsed in one go: a third faster than one by one
 LARGEST_NUMBER = 1 << 31  # of a trial; a byte is kept for each number below the largest
@@ -82,6 +83,8 @@ class Cell:
     count : int
     sizes, relatives, limits : array of float
         Of faults, in the order read; a trial that has no such number is left out, so they may differ in length.
+    chances : array of float
+        Of faults that may be hidden, those that are not 0.
     closest, seconds : array of float
         Of trials without a fault.
     """
@@ -90,6 +93,7 @@ class Cell:
     sizes: array[float] = field(default_factory=_numbers)
     relatives: array[float] = field(default_factory=_numbers)
     limits: array[float] = field(default_factory=_numbers)
+    chances: array[float] = field(default_factory=_numbers)
     closest: array[float] = field(default_factory=_numbers)
     seconds: array[float] = field(default_factory=_numbers)
 
@@ -110,8 +114,11 @@ class Tally:
         Whether the last line was cut off, and was left out.
     examples : list of (int, dict)
         The trials with the lowest numbers that broke a promise, `EXAMPLES` at most.
+    cancelled : dict of str to list of (int, dict)
+        By type, the trials with the lowest numbers in which a scheme that protects returned a fault that its sums hid,
+        `CANCELLED` at most of each.
     notes : Counter
-        Of (note, outcome).
+        Of (note, outcome), those of hidden faults aside.
     """
 
     faults: dict[FaultKey, Cell] = field(default_factory=dict)
@@ -121,6 +128,7 @@ class Tally:
     contradicted: int = 0
     torn: bool = False
     examples: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    cancelled: dict[str, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
     notes: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
@@ -234,6 +242,8 @@ class _Counting:
                 cell.relatives.append(float(relative))
             if limit is not None:
                 cell.limits.append(float(limit))
+            if (chance := record.get("chance")) is not None:
+                cell.chances.append(float(chance))
         else:
             key = _OF_CLEAN(record)
             cell = self.clean_cells.get(key)
@@ -246,9 +256,11 @@ class _Counting:
         tally.trials += 1
         self.seen[trial] = self.code[outcome]
         if breaks_promise(record["scheme"], outcome):
-            insort(tally.examples, (trial, record), key=itemgetter(0))
-            del tally.examples[EXAMPLES:]
-        if note:
+            _keep(tally.examples, EXAMPLES, trial, record)
+        if outcome == "cancelled":
+            if protects(record["scheme"]):
+                _keep(tally.cancelled.setdefault(record["dtype"], []), CANCELLED, trial, record)
+        elif note:
             entry = (str(note), outcome)
             if entry in tally.notes or len(tally.notes) < NOTES:
                 tally.notes[entry] += 1
@@ -257,6 +269,12 @@ class _Counting:
         if not 0 <= trial < LARGEST_NUMBER:
             raise _Unknown(f"has trial {trial}, which is not the number of one")
         self.seen.extend(bytes(max(len(self.seen), trial + 1 - len(self.seen))))
+
+
+def _keep(kept: list[tuple[int, dict[str, Any]]], most: int, trial: int, record: dict[str, Any]) -> None:
+    """Keep a trial if its number is among the lowest."""
+    insort(kept, (trial, record), key=itemgetter(0))
+    del kept[most:]
 
 
 _OF_FAULT = itemgetter(*FaultKey._fields)

@@ -73,12 +73,15 @@ class Finding:
         The largest change of an element, relative to the root mean square of the result.
     limit : float or None
         The detection limit, relative to the same.
+    chance : float or None
+        The probability that changes of several elements, some of which would be found alone, are hidden by random
+        weights; None where there is no such change, or where it is not worked out.
     closest : float or None
         The largest clean residual over its bound, of trials without a fault.
     seconds : float
         That the call took.
     note : str
-        What went wrong in the experiment itself.
+        What went wrong in the experiment itself, or why a line hides a fault.
     report : Report or None
         Of the protected operation; its first line is kept where a promise is broken.
     """
@@ -90,6 +93,7 @@ class Finding:
     size: float | None = None
     relative: float | None = None
     limit: float | None = None
+    chance: float | None = None
     closest: float | None = None
     seconds: float = 0.0
     note: str = ""

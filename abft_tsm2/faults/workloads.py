@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from abft_tsm2.faults.pairs import PAIRS
 from abft_tsm2.faults.plan import require_known
 from abft_tsm2.faults.trial import Workload
 from abft_tsm2.matrixio import MatrixFileError, read_matrix
@@ -57,9 +58,14 @@ def dtype_of(name: str) -> Any:
 
 
 def require_family(name: str) -> None:
-    """ValueError for a family that does not exist; files are looked for when they are read."""
+    """ValueError for a family that does not exist; for files see `require_part`."""
     if not name.startswith(FILES):
-        require_known("family of operands", name, FAMILIES)
+        require_known("family of operands", name, {**FAMILIES, **PAIRS})
+
+
+def require_part(name: str, rows: int, columns: int) -> None:
+    """MatrixFileError for a file that cannot be read, or holds a smaller matrix."""
+    _part(name, (rows, columns))
 
 
 def operands(workload: Workload) -> tuple[Matrix, Matrix]:
@@ -80,7 +86,10 @@ def operands(workload: Workload) -> tuple[Matrix, Matrix]:
     else:
         require_family(w.family)
         rng = np.random.default_rng([*w.seed, 0xDA7A])
-        pair = [FAMILIES[w.family][1](rng, shape) for shape in shapes]
+        if w.family in PAIRS:
+            pair = list(PAIRS[w.family][1](rng, w.m, w.k, w.n))
+        else:
+            pair = [FAMILIES[w.family][1](rng, shape) for shape in shapes]
     order: Any = w.order
     with np.errstate(over="ignore", under="ignore"):
         A, B = (np.array(x, dtype=dtype_of(w.dtype), order=order) for x in pair)
@@ -92,6 +101,7 @@ def _part(name: str, shape: tuple[int, int]) -> Matrix:
     x = read_matrix(name, dtype="float64")
     if x.shape[0] < shape[0] or x.shape[1] < shape[1]:
         raise MatrixFileError(
-            f"{name} is {x.shape[0]} x {x.shape[1]}, the campaign wants {shape[0]} x {shape[1]} of it"
+            f"{name} is {x.shape[0]} x {x.shape[1]}, the campaign wants {shape[0]} x {shape[1]} of it: choose smaller "
+            "shapes, or another file"
         )
     return x[: shape[0], : shape[1]]
