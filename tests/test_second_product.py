@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import SilentDataCorruptionError, encode, protected_gemm, verify_gemm
-from abft_tsm2.checksum import correct, decide, evidence, verify
+from abft_tsm2.checksum import correct, decide, product_evidence, verify
 from abft_tsm2.core import multiply as products
 from abft_tsm2.core.multiply import multiply, same_layout
 from tests import families
@@ -249,14 +249,14 @@ def test_an_overflow_that_depends_on_the_order_cannot_be_verified() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_sum_in_order_keeps_its_bound(dtype: Any) -> None:
     seen: list[tuple[np.ndarray, np.ndarray]] = []
-    honest = evidence.sequential_errors
+    honest = product_evidence.sequential_errors
 
     def noted(lines: Any, scale: Any, line: int, columns: Any) -> np.ndarray:
         most = honest(lines, scale, line, columns)
         at_ = np.asarray([line])
         for turn in (slice(None), slice(None, None, -1)):
             summed = in_order(lines.L[at_][:, turn], lines.R[turn][:, columns])
-            seen.append((np.abs(evidence.line_errors(lines, scale, at_, summed, columns))[0], most))
+            seen.append((np.abs(product_evidence.line_errors(lines, scale, at_, summed, columns))[0], most))
         return most
 
     with pytest.MonkeyPatch.context() as patch:

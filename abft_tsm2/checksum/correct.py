@@ -6,7 +6,7 @@ compared with the whole product, multiplied again the way it was the first time.
 controls: where they come back bit for bit, a suspect that comes back so is a pattern of rounding (long chains of equal
 terms make them), and any other is wrong. Where the controls differ, or there are none, the second product may be
 another computation, and only a line is wrong whose own error stands out among what both products leave
-(`abft_tsm2.checksum.evidence`). What is wrong is replaced by recomputed values; a residual is never added, because it
+(`abft_tsm2.checksum.product_evidence`). What is wrong is replaced by recomputed values; a residual is never added, because it
 would carry the whole checksum's rounding into one element, and nothing at all out of an Inf.
 
 A wrong element of an operand, gone before the check, leaves a whole column wrong, some of it below what a line's
@@ -23,7 +23,7 @@ import numpy as np
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum import repairs
 from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT, element_noise, rigorous_factor
-from abft_tsm2.checksum.evidence import line_errors, sequential_errors, summed_in_order, weighted_norms
+from abft_tsm2.checksum.product_evidence import line_errors, sequential_errors, summed_in_order, weighted_norms
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scaled
 from abft_tsm2.checksum.repairs import AGAIN, Outcome, Written
 from abft_tsm2.core.passes import rows_per_block, take_rows, widened
