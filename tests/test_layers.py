@@ -34,6 +34,7 @@ LAYERS = [
         "core.plan",
         "core.launch",
         "core.multiply",
+        "core.accurate",
         "core.measured",
         "core.tune",
         "core.contest",

@@ -1,0 +1,241 @@
+"""X - L R with an error far below the roundoff of X's own type: evidence, where bounds of rounding raise a suspicion.
+
+Products of float32 and 16-bit elements are exact in float64, which adds them up. Elements of float64 are split without
+error (K. Ozaki, T. Ogita, S. Oishi and S. M. Rump, Error-free transformations of matrix multiplication, Numer.
+Algorithms 59 (2012) 95)::
+
+    L = L1 + ... + Ls,  R = R1 + ... + Rs         slices of beta bits, 2 beta + log2 k = 53; the last ones hold the rest
+    L R = sum_{p+q<=s} Lp Rq + sum_p Lp (R - R1 - ... - R(s-p))
+
+The products of the first sum are exact, whatever the order of their sums; they are taken off X with compensation
+(two-sum), so that nothing is lost where they cancel. Those of the second sum are small. Lines are scaled by powers of
+two first, ``2^-e_i l_ip 2^d_p`` and ``2^-d_p r_pj 2^-f_j``: then all are at most 1, and nothing overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
+
+BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
+SLICE = 22  # bits of a slice: 2 * 22 + log2(BLOCK) = 53
+UNIT = 2.0**-53
+FAR = 900  # exponents beyond which a power of two is applied together with the others
+
+Part = Callable[[slice, slice], Array]  # some rows and columns of a matrix
+
+
+class Measured(NamedTuple):
+    """A block of ``X - L R``, all float64.
+
+    Attributes
+    ----------
+    residual : array
+    bound : array
+        ``factor (|L| |R|)_ij``, and what the residual may be off by.
+    sharp : bool
+        Whether the residual's own error is everywhere small beside ``factor |L| |R|``.
+    """
+
+    residual: Array
+    bound: Array
+    sharp: bool
+
+
+def residual(X: Array, L: Array, R: Array) -> Array:
+    """X - L R, more accurately than any of their type.
+
+    Parameters
+    ----------
+    X : (m, n) array
+    L : (m, k) array
+    R : (k, n) array
+        Floating-point, of one library.
+
+    Returns
+    -------
+    residual : (m, n) array of float64
+        Off by at most ``2^-86 k max_p |2^d_p l_ip| max_p |2^-d_p r_pj|`` for float64, 2^d_p of row p of R, and by
+        ``2^-53 k (|L| |R|)_ij`` for narrower types. NaN where the sum has NaN or Inf in it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> L, R = np.array([[1 + 2.0**-30, 1.0]]), np.array([[1 - 2.0**-30], [-1.0]])
+    >>> float((L @ R)[0, 0]), float(-residual(np.zeros((1, 1)), L, R)[0, 0]) == -(2.0**-60)
+    (0.0, True)
+    """
+    xp = namespace(X, L, R)
+    (m, n), k = X.shape, L.shape[1]
+    difference = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (m, k, n), L)
+    out = xp.empty((m, n), dtype=xp.float64, device=X.device)
+    for rows in parts(m):
+        for columns in parts(n):
+            found = difference.block(X[rows, columns], rows, columns, slices=3).residual
+            out[rows, columns] = xp.where(xp.isfinite(found), found, xp.asarray(xp.nan, dtype=xp.float64))
+    return out
+
+
+def parts(count: int) -> list[slice]:
+    """The fewest runs of lines of nearly one length, at most `BLOCK`."""
+    pieces = max(1, -(-count // BLOCK))
+    ends = [count * at // pieces for at in range(pieces + 1)]
+    return [slice(lo, hi) for lo, hi in pairwise(ends) if hi > lo]
+
+
+class Difference:
+    """X - L R, block by block.
+
+    Parameters
+    ----------
+    left, right : callable
+        ``left(rows, terms)`` is that block of L, ``right(terms, columns)`` of R.
+    shape : (m, k, n)
+    like : array
+        Of the type, library and device of L and R.
+    """
+
+    def __init__(self, left: Part, right: Part, shape: tuple[int, int, int], like: Array) -> None:
+        self.left, self.right, self.like = left, right, like
+        self.xp, (self.m, self.k, self.n) = namespace(like), shape
+        self.scaled = dtype_name(like.dtype) == "float64"
+        if self.scaled:
+            with np.errstate(all="ignore"):
+                self._equilibrate()
+
+    def _equilibrate(self) -> None:
+        """The exponents d, e and f: float64, on the host."""
+        xp = self.xp
+        self.d, self.f = np.zeros(self.k), np.full(self.n, -np.inf)
+        self.e = np.full(self.m, -np.inf)
+        for terms in parts(self.k):
+            logs = [(columns, xp.log2(xp.abs(self.right(terms, columns)))) for columns in parts(self.n)]
+            most = (
+                np.max([_largest(part, axis=1) for _, part in logs], axis=0)
+                if logs
+                else np.zeros(terms.stop - terms.start)
+            )
+            self.d[terms] = d = _exponent(most)
+            for columns, part in logs:
+                self.f[columns] = np.fmax(self.f[columns], _largest(part - from_host(d, part)[:, None], axis=0))
+            for rows in parts(self.m):
+                part = xp.log2(xp.abs(self.left(rows, terms)))
+                self.e[rows] = np.fmax(self.e[rows], _largest(part + from_host(d, part)[None, :], axis=1))
+        self.e, self.f = _exponent(self.e), _exponent(self.f)
+
+    def block(
+        self, X: Array, rows: slice, columns: slice, *, terms: int | None = None, factor: float = 0.0, slices: int = 2
+    ) -> Measured:
+        """The block X of the given rows and columns, and a bound ``factor |L| |R|`` if `factor` is not 0.
+
+        `terms`: the sum has no more of them that are not 0. `slices`: how many numbers each element is split into:
+        two leave an error of at most ``2^-65 k``, three of ``2^-86 k``, in units of the largest elements of the lines.
+        """
+        with np.errstate(all="ignore"):
+            k = self.k if terms is None else terms
+            if self.scaled:
+                return self._split(X, rows, columns, k, factor, slices)
+            return self._widened(X, rows, columns, k, factor)
+
+    def _widened(self, X: Array, rows: slice, columns: slice, k: int, factor: float) -> Measured:
+        xp = self.xp
+        out = xp.astype(X, xp.float64, copy=True)
+        reach = xp.zeros_like(out)
+        for at in parts(k):
+            left = xp.astype(self.left(rows, at), xp.float64)
+            right = xp.astype(self.right(at, columns), xp.float64)
+            out -= left @ right
+            if factor:
+                reach += xp.abs(left) @ xp.abs(right)
+        return Measured(out, (factor + k * UNIT) * reach, True)
+
+    def _split(self, X: Array, rows: slice, columns: slice, k: int, factor: float, slices: int) -> Measured:
+        xp, e, f = self.xp, self.e[rows], self.f[columns]
+        high = scaled(X, e, f)
+        low, reach = xp.zeros_like(high), xp.zeros_like(high)
+        for at in parts(k):
+            d = self.d[at]
+            left, right = scaled(self.left(rows, at), e, -d), scaled(self.right(at, columns), d, f)
+            if factor:  # in float32: underflow is far below the error allowed for
+                narrow = xp.astype(xp.abs(left), xp.float32) @ xp.astype(xp.abs(right), xp.float32)
+                reach += xp.astype(narrow, xp.float64)
+            L, R = _slices(left, 1, slices), _slices(right, 0, slices)
+            rest = right  # R - R1 - ... - R(s-p)
+            rests = [rest]
+            for part in R[:-1]:
+                rest = rest - part
+                rests.append(rest)
+            for p in range(slices):
+                for q in range(slices - 1 - p):
+                    high, lost = _two_sum(high, -(L[p] @ R[q]))
+                    low += lost
+                low -= L[p] @ rests[slices - 1 - p]
+        # the inexact products: `slices` of them in each part, of numbers at most 2^-SLICE(slices - 1) and 1
+        terms = slices * k * 2.0 ** -(SLICE * (slices - 1))
+        error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms
+        bound = factor * reach
+        sharp = not factor or bool(xp.all(8 * error <= bound))
+        return Measured(scaled(high + low, -e, -f), scaled(bound + error, -e, -f), sharp)
+
+
+def scaled(X: Array, rows: Any, columns: Any) -> Array:
+    """``x_ij 2^-(rows_i + columns_j)`` for exponents on the host, without overflow on the way."""
+    xp = namespace(X)
+    X = xp.astype(X, xp.float64, copy=False)
+    if not X.size:
+        return X
+    for across, along, axis in ((columns, rows, 1), (rows, columns, 0)):
+        if np.abs(across).max() <= FAR:  # the result is no more than 1, and 2^FAR times that fits as well
+            half = np.trunc(along / 2)
+            for power in (half, along - half):
+                X = X * _powers(power, axis, X)
+            return X * _powers(across, 1 - axis, X)
+    total = np.clip(rows[:, None] + columns[None, :], -2200, 2200).astype(np.int64)
+    for part in (total // 3, total // 3, total - 2 * (total // 3)):
+        X = X * from_host(np.ldexp(1.0, -part), X)
+    return X
+
+
+def _powers(exponents: Any, axis: int, like: Array) -> Array:
+    powers = np.ldexp(1.0, -exponents.astype(np.int64))
+    return from_host(np.expand_dims(powers, axis), like)
+
+
+def _largest(X: Array, axis: int) -> Any:
+    """max over an axis on the host; -Inf of nothing."""
+    xp = namespace(X)
+    return to_host(xp.max(X, axis=axis))
+
+
+def _exponent(log2_largest: Any) -> Any:
+    """The exponents of powers of two above these numbers; 0 for those that are 0, Inf or NaN."""
+    found = np.floor(log2_largest) + 1
+    return np.where(np.isfinite(found), found, 0.0)
+
+
+def _slices(X: Array, axis: int, count: int) -> list[Array]:
+    """X = X1 + ... + Xcount, where all but the last are multiples of one power of two in each line along `axis`, and
+    of SLICE bits: (X + sigma) - sigma rounds to them."""
+    xp = namespace(X)
+    exponent = np.clip(_exponent(np.log2(to_host(xp.max(xp.abs(X), axis=axis)))), -900, 900)
+    found = []
+    for _ in range(count - 1):
+        sigma = from_host(np.ldexp(1.5, (exponent + 52 - SLICE).astype(np.int64)), X)
+        sigma = sigma[:, None] if axis == 1 else sigma[None, :]
+        part = (X + sigma) - sigma
+        found.append(part)
+        X = X - part
+        exponent = exponent - SLICE - 1
+    return [*found, X]
+
+
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """a + b rounded, and what rounding took (D. E. Knuth, The Art of Computer Programming 2, section 4.2.2)."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)

@@ -1,0 +1,116 @@
+"""X - L R computed accurately, against rational arithmetic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import array_api_strict
+import numpy as np
+import pytest
+
+from abft_tsm2.core import accurate
+from abft_tsm2.core.accurate import Difference, parts, residual, scaled
+
+rng = np.random.default_rng
+
+
+def exact(X: Any, L: Any, R: Any) -> tuple[Any, Any]:
+    """X - L R and |L||R| in rational numbers."""
+    rational = np.vectorize(Fraction, otypes=[object])
+    X, L, R = rational(X), rational(L), rational(R)
+    return X - L @ R, abs(L) @ abs(R)
+
+
+def off(X: Any, L: Any, R: Any) -> float:
+    """The largest error of `residual`, in units of |L||R|."""
+    right, reach = exact(X, L, R)
+    found = np.vectorize(Fraction, otypes=[object])(residual(X, L, R))
+    return float(np.max(abs(found - right) / np.maximum(reach, Fraction(1, 2**1000))))
+
+
+def cancelling(L: Any, R: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return (L @ R).astype(L.dtype)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 600])
+@pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
+def test_residuals_are_right_to_far_more_digits_than_the_type_has(kind: str, k: int) -> None:
+    L, R = (rng(0).standard_normal(shape).astype(kind) for shape in ((5, k), (k, 4)))
+    limit = 2.0**-70 if kind == "float64" else 2.0**-50
+    assert off(cancelling(L, R), L, R) <= limit * k**0.5
+
+
+@pytest.mark.parametrize("powers", [(-150, 0), (150, 0), (0, -150), (0, 150), (150, -150), (150, 150), (-300, 300)])
+def test_lines_of_any_scale(powers: tuple[int, int]) -> None:
+    L = rng(1).standard_normal((6, 40)) * 10.0 ** powers[0]
+    R = rng(2).standard_normal((40, 5)) * 10.0 ** powers[1]
+    assert off(cancelling(L, R), L, R) <= 2.0**-65
+
+
+def test_graded_rows_and_columns() -> None:
+    rows, terms, columns = (10.0 ** rng(seed).uniform(-140, 140, 12) for seed in range(3))
+    L = rng(3).standard_normal((12, 12)) * rows[:, None] / terms[None, :]
+    R = rng(4).standard_normal((12, 12)) * (terms[:, None] / 1e20) * columns[None, :] ** 0.1
+    assert off(cancelling(L, R), L, R) <= 2.0**-65
+
+
+def test_many_terms() -> None:
+    L, R = rng(5).standard_normal((2, 3000)), rng(6).standard_normal((3000, 2))
+    assert off(cancelling(L, R), L, R) <= 2.0**-68
+
+
+def test_products_of_blocks_are_exact_where_the_result_is_small() -> None:
+    L, R = rng(7).integers(-(2**25), 2**25, (700, 1200)), rng(8).integers(-(2**25), 2**25, (1200, 3))
+    X = (L @ R).astype(np.float64)  # below 2^53 in part only
+    found = residual(X, L.astype(float), R.astype(float))
+    right = np.vectorize(int, otypes=[object])(X) - L.astype(object) @ R.astype(object)
+    assert np.array_equal(found, right.astype(np.float64))
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+def test_what_is_not_finite_is_nan_where_it_is_used(kind: str) -> None:
+    X, L, R = (rng(9).standard_normal((4, 4)).astype(kind) for _ in range(3))
+    X[0, 0], L[1, 2], R[3, 3] = np.inf, np.nan, -np.inf
+    bad = np.zeros((4, 4), bool)
+    bad[0, 0] = bad[1, :] = bad[:, 3] = True
+    assert np.array_equal(np.isnan(residual(X, L, R)), bad)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 3), (3, 2, 0)])
+def test_nothing(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    assert np.array_equal(residual(np.ones((m, n)), np.ones((m, k)), np.ones((k, n))), np.ones((m, n)))
+
+
+def test_any_array_library() -> None:
+    X, L, R = (rng(10).standard_normal((6, 6)) for _ in range(3))
+    found = residual(*(array_api_strict.asarray(x) for x in (X, L, R)))
+    assert np.array_equal(np.asarray(found), residual(X, L, R))
+
+
+@pytest.mark.parametrize("slices", [2, 3])
+def test_the_bound_holds_the_error_of_the_residual_itself(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accurate, "BLOCK", 16)  # several parts, in a small matrix
+    L, R = rng(11).standard_normal((40, 50)), rng(12).standard_normal((50, 30))
+    L[3] *= 1e-200
+    L[4, 1:] *= 1e-60
+    X = L @ R
+    right, reach = exact(X, L, R)
+    found = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (40, 50, 30), L)
+    for rows in parts(40):
+        for columns in parts(30):
+            block = found.block(X[rows, columns], rows, columns, factor=2.0**-60, slices=slices)
+            distance = abs(np.vectorize(Fraction, otypes=[object])(block.residual) - right[rows, columns])
+            allowed = block.bound - 2.0**-60 * reach[rows, columns].astype(float) * (1 - 2.0**-20)
+            assert np.all(distance.astype(float) <= allowed)
+
+
+def test_scaling_by_powers_of_two_beyond_the_range_of_one() -> None:
+    rows, columns = np.array([1500.0, -1500.0, 0.0]), np.array([-1490.0, 1495.0])
+    X = np.ldexp(1.0, np.array([[10, -1000], [-1000, -5], [0, 1000]]))
+    X[0, 1] = 0.0
+    X[1, 0] = 0.0
+    X[2] = 0.0
+    assert np.array_equal(scaled(X, rows, columns), [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
