@@ -52,6 +52,7 @@ LAYERS = [
         "checksum.weights",
         "checksum.integers",
         "checksum.bounds",
+        "checksum.rigorous",
         "checksum.carry",
         "checksum.account",
         "checksum.on_device",
