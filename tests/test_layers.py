@@ -62,6 +62,7 @@ LAYERS = [
         "checksum.correct",
         "checksum.decide",
         "checksum.factor_encode",
+        "checksum.evidence",
         "checksum.alike",
         "checksum.factors",
         "checksum.findings",
