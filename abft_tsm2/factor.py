@@ -252,7 +252,7 @@ class Factorisation:
             return Found(columns=set(range(j, j1)), count=j1 - j, magnitude=float("nan"))
         evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
         exchange_rows(self.W[j:, :j], local)  # as the step will do, once its panel is right
-        for rows in (*_runs(~self.proved_rows[:j]), slice(j, m)):
+        for rows in (*runs(~self.proved_rows[:j]), slice(j, m)):
             evidence.look(rows, slice(j, j1), j1)
         exchange_rows(self.W[j:, :j], local, back=True)
         found = evidence.verdict()
@@ -271,9 +271,9 @@ class Factorisation:
         """The same of all columns that are not proved yet; what is proved is as it was then, by its sums."""
         (m, n), K = self.W.shape, self.K
         evidence = FactorEvidence(self.A, self.W, self.pivots)
-        for columns in (*_runs(~self.proved_columns), slice(K, n)):
+        for columns in (*runs(~self.proved_columns), slice(K, n)):
             first = min(columns.start, K)
-            for rows in (*_runs(~self.proved_rows[:first]), slice(first, m)):
+            for rows in (*runs(~self.proved_rows[:first]), slice(first, m)):
                 evidence.look(rows, columns, K)
         return evidence.verdict()
 
@@ -330,7 +330,7 @@ class Factorisation:
         return tuple(found)
 
 
-def _runs(mask: Any) -> list[slice]:
+def runs(mask: Any) -> list[slice]:
     """Runs of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))).tolist()
     return [slice(lo, hi) for lo, hi in zip(edges[::2], edges[1::2], strict=True)]
