@@ -215,7 +215,7 @@ class Factorisation:
             return
         found = self._evidence(slice(0, self.n))
         if not found.right:
-            self._refuse(tuple(sorted(found.columns)), "L L' is not A, element by element")
+            self._refuse(tuple(sorted({*found.columns, *changed, *self.suspects})), "L L' is not A, element by element")
             return
         self.remake.look_at_A()
         for c in changed:
