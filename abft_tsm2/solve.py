@@ -15,13 +15,13 @@ from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, 
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.findings import Findings
-from abft_tsm2.checksum.triangles import Triangle, check_solution, summing_weights
+from abft_tsm2.checksum.triangles import Triangle, check_solution, solution_evidence, summing_weights
 from abft_tsm2.core.factoring import permutation
 from abft_tsm2.factor import Hook, check_of
 from abft_tsm2.linear import as_array, for_blas, report_of, stacked
 from abft_tsm2.lu import Asked, check_options, factored
 from abft_tsm2.report import Report, Status
-from abft_tsm2.substitute import ATTEMPTS, Work, same, smallest, substituted, wrong_rows
+from abft_tsm2.substitute import ATTEMPTS, Work, smallest, substituted, wrong_rows
 
 GENERAL = (None, "gen", "general")
 
@@ -241,10 +241,7 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
         piv = np.asarray(to_host(factors.piv))
         X = substituted(factors.W, piv, B, 0, work)
         with work.clock("certify"):
-            verdict = _certificate(A, factors.W, piv, X, B)
-            if not verdict.clean and same(X, substituted(factors.W, piv, B, 0, work)):
-                verdict = _certificate(A, factors.W, piv, X, B, rigorous=True)
-                work.findings.suspicions += verdict.clean
+            verdict = _certificate(A, factors.W, piv, X, B, work)
             work.checks = (check_of("rows", verdict.residual, verdict.bound, smallest(summing_weights(B))),)
         if refine and verdict.clean:
             X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
@@ -276,11 +273,16 @@ def _take_over(work: Work, report: Report) -> None:
         work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
 
 
-def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, *, rigorous: bool = False) -> Verdict:
-    """``A X = B``, row by row."""
+def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) -> Verdict:
+    """``A X = B``, row by row; what is suspected, by evidence from all elements."""
     order = from_host(permutation(piv, A.shape[0]), A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)
-    return check_solution(A, factors, order, X, B, summing_weights(B), rigorous=rigorous)
+    verdict = check_solution(A, factors, order, X, B, summing_weights(B))
+    if not verdict.clean:
+        with work.clock("evidence"):
+            verdict = solution_evidence(A, factors, order, X, B)
+        work.findings.suspicions += verdict.clean
+    return verdict
 
 
 def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict, work: Work) -> tuple[Array, Verdict]:
@@ -295,7 +297,7 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
         for _ in range(ATTEMPTS):
             better = xp.astype(wide(X) + scale * wide(step), X.dtype)
             work.stage("refined", x=better)
-            after = _certificate(A, lu, piv, better, B)
+            after = _certificate(A, lu, piv, better, B, work)
             if after.clean:
                 left = xp.max(xp.abs(wide(B) - wide(A) @ wide(better)))
                 return (better, after) if bool(left <= scale) else (X, verdict)
