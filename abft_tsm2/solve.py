@@ -293,7 +293,11 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
         scale = float(xp.max(xp.abs(residual)))
         if not 0.0 < scale < float("inf"):
             return X, verdict
+        statuses, reasons = list(work.findings.statuses), list(work.findings.reasons)
         step = substituted(lu, piv, xp.astype(residual / scale, X.dtype), 0, work)
+        if work.findings.statuses[len(statuses) :] == [Status.UNVERIFIABLE]:  # it overflows, and X is as good as before
+            work.findings.statuses, work.findings.reasons = statuses, reasons
+            return X, verdict
         for _ in range(ATTEMPTS):
             better = xp.astype(wide(X) + scale * wide(step), X.dtype)
             work.stage("refined", x=better)
