@@ -102,8 +102,9 @@ def protected_lu_factor(
     lu and piv are what `scipy.linalg.lu_factor` returns, and either function's are fit for the other's `lu_solve`;
     where two candidates for a pivot are equal but for rounding, another one may be chosen. K.-H. Huang and
     J. A. Abraham, IEEE Trans. Computers C-33 (1984) 518; N. J. Higham, Accuracy and Stability of Numerical Algorithms,
-    2002, algorithm 9.2 and theorem 9.3. Extra memory: O(m + n) beside lu. Thread-safe. On a GPU
-    every step synchronises with the host.
+    2002, algorithm 9.2 and theorem 9.3: what a statistical bound suspects is compared with
+    ``gamma |L||U|`` element by element before anything is called wrong. Extra memory: O(m + n) beside lu, and some tens
+    of MB where something is suspected. Thread-safe. On a GPU every step synchronises with the host.
 
     Examples
     --------

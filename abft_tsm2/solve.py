@@ -295,7 +295,7 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
             return X, verdict
         statuses, reasons = list(work.findings.statuses), list(work.findings.reasons)
         step = substituted(lu, piv, xp.astype(residual / scale, X.dtype), 0, work)
-        if work.findings.statuses[len(statuses) :] == [Status.UNVERIFIABLE]:  # it overflows, and X is as good as before
+        if {*work.findings.statuses[len(statuses) :]} == {Status.UNVERIFIABLE}:  # it overflows; X is as good as before
             work.findings.statuses, work.findings.reasons = statuses, reasons
             return X, verdict
         for _ in range(ATTEMPTS):
