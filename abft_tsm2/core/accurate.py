@@ -25,6 +25,7 @@ from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
 BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
 SLICE = 22  # bits of a slice: 2 * 22 + log2(BLOCK) = 53
 UNIT = 2.0**-53
+CUT, CUT32 = 2.0**-150, 2.0**-60  # less than that beside 1 is dropped: products of subnormal numbers are slow
 FAR = 900  # exponents beyond which a power of two is applied together with the others
 
 Part = Callable[[slice, slice], Array]  # some rows and columns of a matrix
@@ -160,10 +161,11 @@ class Difference:
         low, reach = xp.zeros_like(high), xp.zeros_like(high)
         for at in parts(k):
             d = self.d[at]
-            left, right = scaled(self.left(rows, at), e, -d), scaled(self.right(at, columns), d, f)
-            if factor:  # in float32: underflow is far below the error allowed for
-                narrow = xp.astype(xp.abs(left), xp.float32) @ xp.astype(xp.abs(right), xp.float32)
-                reach += xp.astype(narrow, xp.float64)
+            left = _cut(scaled(self.left(rows, at), e, -d), CUT)
+            right = _cut(scaled(self.right(at, columns), d, f), CUT)
+            if factor:  # in float32, where what is cut off is less than the error allowed for as well
+                left32, right32 = (xp.astype(_cut(xp.abs(part), CUT32), xp.float32) for part in (left, right))
+                reach += xp.astype(left32 @ right32, xp.float64)
             L, R = _slices(left, 1, slices), _slices(right, 0, slices)
             rest = right  # R - R1 - ... - R(s-p)
             rests = [rest]
@@ -177,7 +179,7 @@ class Difference:
                 low -= L[p] @ rests[slices - 1 - p]
         # the inexact products: `slices` of them in each part, of numbers at most 2^-SLICE(slices - 1) and 1
         terms = slices * k * 2.0 ** -(SLICE * (slices - 1))
-        error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms
+        error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms + 2 * k * CUT
         bound = factor * reach
         sharp = not factor or bool(xp.all(8 * error <= bound))
         return Measured(scaled(high + low, -e, -f), scaled(bound + error, -e, -f), sharp)
@@ -199,6 +201,12 @@ def scaled(X: Array, rows: Any, columns: Any) -> Array:
     for part in (total // 3, total // 3, total - 2 * (total // 3)):
         X = X * from_host(np.ldexp(1.0, -part), X)
     return X
+
+
+def _cut(X: Array, least: float) -> Array:
+    """X without elements that are smaller."""
+    xp = namespace(X)
+    return xp.where(xp.abs(X) < least, xp.zeros_like(X), X)
 
 
 def _powers(exponents: Any, axis: int, like: Array) -> Array:
