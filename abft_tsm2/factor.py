@@ -314,7 +314,10 @@ class Factorisation:
         return True
 
     def _by_lines(self) -> bool:
-        """The certificate line by line, where that of the whole is in doubt."""
+        """The certificate line by line, where that of the whole is in doubt; where most of it has been proved element
+        by element, the rest is as soon."""
+        if np.count_nonzero(self.proved_columns) > self.K // 2:
+            return False
         again = bool(self.findings.suspicions or self.findings.statuses)
         clean = all(verdict.clean for verdict in certificate(self.A, self.W, self.carried, again=again))
         self.findings.suspicions += clean

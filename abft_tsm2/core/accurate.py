@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
+from abft_tsm2.core.factoring import product
 
 BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
 SLICE = 22  # bits of a slice: 2 * 22 + log2(BLOCK) = 53
@@ -150,9 +151,9 @@ class Difference:
         for at in parts(k):
             left = xp.astype(self.left(rows, at), xp.float64)
             right = xp.astype(self.right(at, columns), xp.float64)
-            out -= left @ right
+            out -= product(left, right)
             if factor:
-                reach += xp.abs(left) @ xp.abs(right)
+                reach += product(xp.abs(left), xp.abs(right))
         return Measured(out, (factor + k * UNIT) * reach, True)
 
     def _split(self, X: Array, rows: slice, columns: slice, k: int, factor: float, slices: int) -> Measured:
@@ -165,7 +166,7 @@ class Difference:
             right = _cut(scaled(self.right(at, columns), d, f), CUT)
             if factor:  # in float32, where what is cut off is less than the error allowed for as well
                 left32, right32 = (xp.astype(_cut(xp.abs(part), CUT32), xp.float32) for part in (left, right))
-                reach += xp.astype(left32 @ right32, xp.float64)
+                reach += xp.astype(product(left32, right32), xp.float64)
             L, R = _slices(left, 1, slices), _slices(right, 0, slices)
             rest = right  # R - R1 - ... - R(s-p)
             rests = [rest]
@@ -174,9 +175,9 @@ class Difference:
                 rests.append(rest)
             for p in range(slices):
                 for q in range(slices - 1 - p):
-                    high, lost = _two_sum(high, -(L[p] @ R[q]))
+                    high, lost = _two_sum(high, -product(L[p], R[q]))
                     low += lost
-                low -= L[p] @ rests[slices - 1 - p]
+                low -= product(L[p], rests[slices - 1 - p])
         # the inexact products: `slices` of them in each part, of numbers at most 2^-SLICE(slices - 1) and 1
         terms = slices * k * 2.0 ** -(SLICE * (slices - 1))
         error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms + 2 * k * CUT
