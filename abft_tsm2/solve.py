@@ -21,7 +21,7 @@ from abft_tsm2.factor import Hook, check_of
 from abft_tsm2.linear import as_array, for_blas, report_of, stacked
 from abft_tsm2.lu import Asked, check_options, factored
 from abft_tsm2.report import Report, Status
-from abft_tsm2.substitute import ATTEMPTS, Work, smallest, substituted, wrong_rows
+from abft_tsm2.substitute import ATTEMPTS, Work, same, smallest, substituted, wrong_rows
 
 GENERAL = (None, "gen", "general")
 
@@ -298,15 +298,20 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
         if {*work.findings.statuses[len(statuses) :]} == {Status.UNVERIFIABLE}:  # it overflows; X is as good as before
             work.findings.statuses, work.findings.reasons = statuses, reasons
             return X, verdict
-        for _ in range(ATTEMPTS):
+        last, before = X, verdict
+        for attempt in range(ATTEMPTS):
             better = xp.astype(wide(X) + scale * wide(step), X.dtype)
             work.stage("refined", x=better)
             after = _certificate(A, lu, piv, better, B, work)
+            if attempt and same(last, better):  # the matrix is so ill-conditioned that a step leads astray
+                return X, verdict
+            if attempt:
+                work.findings.statuses.append(Status.CORRECTED)
+                work.findings.faults.append(wrong_rows("x", before, "refined again"))
             if after.clean:
                 left = xp.max(xp.abs(wide(B) - wide(A) @ wide(better)))
                 return (better, after) if bool(left <= scale) else (X, verdict)
-            work.findings.statuses.append(Status.CORRECTED)
-            work.findings.faults.append(wrong_rows("x", after, "refined again"))
+            last, before = better, after
     return X, verdict
 
 

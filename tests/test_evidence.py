@@ -316,3 +316,13 @@ def test_a_fault_in_a_solution_of_any_scale_is_found(power: int, stage: str) -> 
     x, report = protected_solve(a, b, refine=True, return_report=True, on_stage=fault)
     assert report.status is Status.CORRECTED
     assert np.allclose(a @ x / 10.0**power, b / 10.0**power)
+
+
+def test_a_refinement_that_leads_astray_is_no_fault() -> None:
+    a = np.triu(np.random.default_rng(106).standard_normal((166, 166)))  # its condition number is beyond 1/u
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x, report = protected_solve(a, a @ np.ones(166), refine=True, return_report=True)
+        expected = protected_solve(a, a @ np.ones(166))
+    assert (report.status, report.faults) == (Status.CLEAN, ())
+    assert np.array_equal(x, expected)
