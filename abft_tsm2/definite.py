@@ -191,7 +191,8 @@ class Factorisation:
             else:
                 self.remake.look_at_A()
             if len(self.findings.statuses) == seen:
-                if not wrong and all([self._bears_out(part) for part in runs(~self.proved)]):
+                borne_out = [] if wrong else [self._bears_out(part) for part in runs(~self.proved)]
+                if not wrong and all(borne_out):
                     return
                 raise Unrepairable("L L' is not A, by the sums of both")
             self._forget(seen)

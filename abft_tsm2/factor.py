@@ -7,9 +7,9 @@ Each step (columns j:j1 of the panel, b of them)::
     U12 = L11^-1 A12                                        y = U v              check  L11 y = S(j:j1)
     A22 -= L21 U12             S(j1:) -= L21 y
 
-and at the end one reading of L and U: w'L = g, U v = y, and w'A v = g y. What fails is a suspicion: evidence, element by
-element (`abft_tsm2.checksum.evidence`), tells whether it is wrong. What is wrong is repaired from A, which is kept, by
-`abft_tsm2.checksum.rebuild`; a factorisation that stays wrong is begun again once.
+and at the end one reading of L and U: w'L = g, U v = y, and w'A v = g y. What fails is a suspicion: evidence, element
+by element (`abft_tsm2.checksum.evidence`), tells whether it is wrong. What is wrong is repaired from A, which is kept,
+by `abft_tsm2.checksum.rebuild`; a factorisation that stays wrong is begun again once.
 """
 
 from __future__ import annotations
@@ -289,9 +289,10 @@ class Factorisation:
                 return
             if attempt < ROUNDS:
                 seen = len(self.findings.statuses)
-                with self.clock("correct"), np.errstate(all="ignore"):
+                with np.errstate(all="ignore"):
                     if any(lines):
-                        self.mender.finished(K, K, K)
+                        with self.clock("correct"):
+                            self.mender.finished(K, K, K)
                     elif self._proved():
                         return
                 self._forget(seen)
@@ -302,7 +303,8 @@ class Factorisation:
         """The factors are what they were when each of them was checked, and yet not those of A by the sums of all:
         whether evidence bears them out. False where sums of A were wrong."""
         seen = len(self.findings.statuses)
-        self.mender.look_at_A()
+        with self.clock("correct"):
+            self.mender.look_at_A()
         if len(self.findings.statuses) > seen:
             return False
         with self.clock("evidence"):

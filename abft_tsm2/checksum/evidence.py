@@ -6,7 +6,7 @@ with what rounding may do, whatever its pattern (`abft_tsm2.checksum.rigorous`).
 their rounding errors, and exceed bounds that take them for a random walk; they are right all the same. A wrong small
 pivot hides in ``gamma |L| |U|``, because its column of L is huge: so multipliers above 1 are evidence as well.
 
-It costs about four times the factorisation in float64, seven times where elements of the factors are far below the
+It costs four to five times the factorisation, up to nine in float64 where elements of the factors are far below the
 largest ones of their lines, and is paid for suspicions alone.
 """
 
@@ -205,8 +205,11 @@ def definite_evidence(A: Array, W: Array, columns: slice) -> Found:
 
 def measure(difference: Difference, X: Array, i: slice, j: slice, terms: int, factor: float) -> Measured:
     """A block of the difference, its own error small beside the bound where that can be had."""
-    found = difference.block(X, i, j, terms=terms, factor=factor)
-    return found if found.sharp else difference.block(X, i, j, terms=terms, factor=factor, slices=3)
+    found = difference.block(X, i, j, terms=terms, factor=factor, slices=difference.slices)
+    if found.sharp or difference.slices > 2:
+        return found
+    difference.slices = 3  # for the other blocks as well, which will need it too
+    return difference.block(X, i, j, terms=terms, factor=factor, slices=3)
 
 
 def beyond(measured: Measured, lost: Any, like: Array) -> tuple[Any, Any]:

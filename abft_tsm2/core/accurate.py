@@ -100,12 +100,18 @@ class Difference:
     shape : (m, k, n)
     like : array
         Of the type, library and device of L and R.
+
+    Attributes
+    ----------
+    slices : int
+        How many the next block is to be split into, as its caller remembers it.
     """
 
     def __init__(self, left: Part, right: Part, shape: tuple[int, int, int], like: Array) -> None:
         self.left, self.right, self.like = left, right, like
         self.xp, (self.m, self.k, self.n) = namespace(like), shape
         self.scaled = dtype_name(like.dtype) == "float64"
+        self.slices = 2
         if self.scaled:
             with np.errstate(all="ignore"):
                 self._equilibrate()
