@@ -6,7 +6,7 @@ Each step (columns J = j:j1 of the panel)::
     Z(j1:) -= g L21'           A22 -= L21 L21'
 
 and at the end one reading of L: w'L = g, L (L'w) = A w. What fails is a suspicion: evidence, element by element
-(`abft_tsm2.checksum.evidence`), tells whether it is wrong. What is wrong is repaired from A, which is kept, by
+(`abft_tsm2.checksum.factor_evidence`), tells whether it is wrong. What is wrong is repaired from A, which is kept, by
 `abft_tsm2.checksum.definite_repair`; a factorisation that stays wrong is begun again once.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from abft_tsm2.arrays import Array, namespace
 from abft_tsm2.checksum.definite import Definite, Kept
 from abft_tsm2.checksum.definite_repair import Changed, NotDefinite, Remake
-from abft_tsm2.checksum.evidence import Found, definite_evidence
+from abft_tsm2.checksum.factor_evidence import Found, definite_evidence
 from abft_tsm2.checksum.findings import FACTORS, ROUNDS, Findings, Unrepairable
 from abft_tsm2.core.definite import factor_columns
 from abft_tsm2.core.factoring import copy_by_columns, factor_definite, subtract_square

@@ -8,7 +8,7 @@ Each step (columns j:j1 of the panel, b of them)::
     A22 -= L21 U12             S(j1:) -= L21 y
 
 and at the end one reading of L and U: w'L = g, U v = y, and w'A v = g y. What fails is a suspicion: evidence, element
-by element (`abft_tsm2.checksum.evidence`), tells whether it is wrong. What is wrong is repaired from A, which is kept,
+by element (`abft_tsm2.checksum.factor_evidence`), tells whether it is wrong. What is wrong is repaired from A, which is kept,
 by `abft_tsm2.checksum.rebuild`; a factorisation that stays wrong is begun again once.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, namespace
-from abft_tsm2.checksum.evidence import FactorEvidence, Found
 from abft_tsm2.checksum.factor_encode import Encoding
+from abft_tsm2.checksum.factor_evidence import FactorEvidence, Found
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges
 from abft_tsm2.checksum.findings import ROUNDS, Findings, Unrepairable
 from abft_tsm2.checksum.rebuild import Repair

@@ -16,8 +16,8 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict
-from abft_tsm2.checksum.evidence import Found, factor_evidence
 from abft_tsm2.checksum.factor_encode import Encoding
+from abft_tsm2.checksum.factor_evidence import Found, factor_evidence
 from abft_tsm2.checksum.factors import Carried
 from abft_tsm2.checksum.findings import FACTORS, Findings, Overflowed, Unrepairable, largest
 from abft_tsm2.checksum.stored import certificate, differing_sums, read

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy import linalg
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_cho_factor, protected_cholesky
-from abft_tsm2.checksum import definite, evidence
+from abft_tsm2.checksum import definite
+from abft_tsm2.checksum import factor_evidence as evidence
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import definite_bound
 from abft_tsm2.checksum.definite import Definite, Kept

@@ -62,7 +62,7 @@ LAYERS = [
         "checksum.correct",
         "checksum.decide",
         "checksum.factor_encode",
-        "checksum.evidence",
+        "checksum.factor_evidence",
         "checksum.alike",
         "checksum.factors",
         "checksum.findings",

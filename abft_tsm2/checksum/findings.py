@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, to_host
-from abft_tsm2.checksum.evidence import Found
+from abft_tsm2.checksum.factor_evidence import Found
 from abft_tsm2.report import Fault, Status
 
 ROUNDS = 3  # repairs before giving up

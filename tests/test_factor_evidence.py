@@ -11,10 +11,10 @@ import pytest
 import scipy.linalg
 
 from abft_tsm2 import Status, protected_cholesky, protected_lu_factor, protected_solve
-from abft_tsm2.checksum import evidence
+from abft_tsm2.checksum import factor_evidence as evidence
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.definite import Definite
-from abft_tsm2.checksum.evidence import definite_evidence, factor_evidence
+from abft_tsm2.checksum.factor_evidence import definite_evidence, factor_evidence
 from abft_tsm2.checksum.factors import Carried
 from abft_tsm2.errors import SilentDataCorruptionError, UnverifiableWarning
 from tests.factor_cases import lu_outside
