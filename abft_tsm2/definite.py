@@ -5,7 +5,8 @@ Each step (columns J = j:j1 of the panel)::
     factor the corner W(J, J); L21 = A21 L11'^-1            g = w'L              check  L11 g = Z(J)
     Z(j1:) -= g L21'           A22 -= L21 L21'
 
-and at the end one reading of L: w'L = g, L (L'w) = A w. What fails is repaired from A, which is kept, by
+and at the end one reading of L: w'L = g, L (L'w) = A w. What fails is a suspicion: evidence, element by element
+(`abft_tsm2.checksum.factor_evidence`), tells whether it is wrong. What is wrong is repaired from A, which is kept, by
 `abft_tsm2.checksum.definite_repair`; a factorisation that stays wrong is begun again once.
 """
 
@@ -18,10 +19,11 @@ import numpy as np
 from abft_tsm2.arrays import Array, namespace
 from abft_tsm2.checksum.definite import Definite, Kept
 from abft_tsm2.checksum.definite_repair import Changed, NotDefinite, Remake
+from abft_tsm2.checksum.factor_evidence import Found, definite_evidence
 from abft_tsm2.checksum.findings import FACTORS, ROUNDS, Findings, Unrepairable
 from abft_tsm2.core.definite import factor_columns
 from abft_tsm2.core.factoring import copy_by_columns, factor_definite, subtract_square
-from abft_tsm2.factor import Clock, Hook, check_of
+from abft_tsm2.factor import Clock, Hook, check_of, runs
 from abft_tsm2.report import Check, Fault, Status
 
 
@@ -91,7 +93,7 @@ class Factorisation:
             self.findings.statuses.append(Status.UNVERIFIABLE)
             self.findings.reasons.append("a holds NaN or Inf: its factor was not checked")
             return
-        self.remake = Remake(self.state, self.findings)
+        self.remake, self.proved = Remake(self.state, self.findings), np.zeros(self.n, bool)
         self.stage("encoded", Z=kept.Z, w=kept.w)
         self.state.begin()
         for j in range(0, self.n, self.block):
@@ -125,17 +127,46 @@ class Factorisation:
         self.stage_of_step("panel", step=(j, j1))
 
     def _agree(self, j: int, j1: int) -> None:
-        """Check the panel, and repair until it agrees."""
-        again = False
+        """Check the panel; where that fails, ask for evidence, and repair what is wrong until it agrees."""
         for attempt in range(ROUNDS + 1):
             with self.clock("check"):
-                if not self.stopped and self.state.check(j, j1, again=again):
+                if not self.stopped and self.state.check(j, j1, again=attempt > 0):
                     return
+            seen = len(self.findings.statuses)
+            with self.clock("correct"):
+                self.remake.before(j, j1)
+                self._forget(seen)
+            again = not self.stopped and self.state.check(j, j1, again=attempt > 0)  # sums may be others now
+            if again and len(self.findings.statuses) > seen:
+                return
+            found = None if self.stopped else self._evidence(slice(j, j1))
+            if found and found.right:
+                self.findings.proved(found)
+                return
             if attempt == ROUNDS:
                 raise Unrepairable(f"columns {j} to {j1 - 1} failed the check after {ROUNDS} repairs")
             with self.clock("correct"):
-                again, self.stopped = self.remake.panel(j, j1, self.stopped)
+                self.stopped = self.remake.panel(j, j1, self.stopped)
+            if len(self.findings.statuses) > seen:
+                self._forget(seen)
+            elif found:
+                self.findings.statuses.append(Status.CORRECTED)
+                self.findings.convicted(found)
+            else:
+                self.findings.suspicions += 1
             self.stage_of_step("repaired")
+
+    def _evidence(self, columns: slice) -> Found:
+        """A - L L', element by element."""
+        with self.clock("evidence"):
+            found = definite_evidence(self.A, self.W, columns)
+            self.proved[columns] = found.right
+        return found
+
+    def _forget(self, seen: int) -> None:
+        """What has been repaired is not what was proved."""
+        if len(self.findings.statuses) > seen:
+            self.proved[:] = False
 
     def _look(self, j: int, j1: int) -> None:
         """Check the panel where nothing is to be repaired."""
@@ -160,26 +191,38 @@ class Factorisation:
             else:
                 self.remake.look_at_A()
             if len(self.findings.statuses) == seen:
+                borne_out = [] if wrong else [self._bears_out(part) for part in runs(~self.proved)]
+                if not wrong and all(borne_out):
+                    return
                 raise Unrepairable("L L' is not A, by the sums of both")
+            self._forget(seen)
             self.stage_of_step("repaired")
+
+    def _bears_out(self, columns: slice) -> bool:
+        """Whether evidence says that these columns are right; who is wrong is named."""
+        found = self._evidence(columns)
+        if found.right:
+            self.findings.proved(found)
+        else:
+            self.findings.convicted(found, "factored again")
+        return found.right
 
     def _judge(self) -> None:
         """The same where nothing is to be repaired: only the verdict."""
+        self.remake.sums()
         now, back = self.state.read(self.n)
-        clean, seen = self.state.certificate(back).clean, len(self.findings.statuses)
-        if not clean:
-            self.remake.sums()
-            if len(self.findings.statuses) > seen:
-                now, back = self.state.read(self.n)
-                clean = self.state.certificate(back).clean
         changed = self.state.changed(now)
-        wrong = [c for c in changed if not clean or self.remake.compared(c, float(now[c])).wrong]
-        wrong += [c for c in self.suspects if c not in changed and self.remake.compared(c).wrong]
-        if clean and not wrong:
-            for c in changed:
-                self.remake.wrong_g(c, float(now[c]))
-        else:
-            self._refuse(tuple(wrong) or self.suspects, "L L' is not A, by the sums of both")
+        if not changed and not self.suspects and self.state.certificate(back).clean:
+            return
+        found = self._evidence(slice(0, self.n))
+        if not found.right:
+            self._refuse(tuple(sorted({*found.columns, *changed, *self.suspects})), "L L' is not A, element by element")
+            return
+        self.remake.look_at_A()
+        for c in changed:
+            self.remake.wrong_g(c, float(now[c]))
+        if not self.findings.statuses:
+            self.findings.proved(found)
 
     def _refuse(self, columns: tuple[int, ...], reason: str) -> None:
         self.findings.statuses.append(Status.UNCORRECTABLE)

@@ -7,12 +7,14 @@ Each step (columns j:j1 of the panel, b of them)::
     U12 = L11^-1 A12                                        y = U v              check  L11 y = S(j:j1)
     A22 -= L21 U12             S(j1:) -= L21 y
 
-and at the end one reading of L and U: w'L = g, U v = y, and w'A v = g y. What fails is repaired from A, which is
+and at the end one reading of L and U: w'L = g, U v = y, and w'A v = g y. What fails is a suspicion: evidence, element
+by element (`abft_tsm2.checksum.factor_evidence`), tells whether it is wrong. What is wrong is repaired from A, which is
 kept, by `abft_tsm2.checksum.rebuild`; a factorisation that stays wrong is begun again once.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, namespace
 from abft_tsm2.checksum.factor_encode import Encoding
+from abft_tsm2.checksum.factor_evidence import FactorEvidence, Found
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges
 from abft_tsm2.checksum.findings import ROUNDS, Findings, Unrepairable
 from abft_tsm2.checksum.rebuild import Repair
@@ -141,6 +144,7 @@ class Factorisation:
             self.W = self.carried.W
             self.pivots = np.zeros(self.K, np.int32)
         self.mender = Repair(self.A, self.W, self.pivots, self.carried, self.findings)
+        self.proved_rows, self.proved_columns = np.zeros((2, self.K), bool)
         self.info = 0
         for j in range(0, self.K, self.block):
             self._step(j, min(j + self.block, self.K))
@@ -161,7 +165,9 @@ class Factorisation:
             solve_triangle(W[j:j1, j:j1], W[j:j1, j1:], lower=True, unit=True)
         self.stage("solved", step=at)
         self._agree(
-            lambda again: c.check_rows(j, j1, again=again),
+            functools.partial(c.check_rows, j, j1),
+            lambda: self.mender.before_rows(j, j1),
+            lambda: self._evidence_of_rows(j, j1),
             lambda: self.mender.rows(j, j1),
             f"rows {j} to {j1 - 1} of U",
         )
@@ -188,27 +194,88 @@ class Factorisation:
 
         factored()
         self._agree(
-            lambda again: c.check_panel(self.pivots[j:j1], j, j1, again=again),
+            functools.partial(c.check_panel, self.pivots[j:j1], j, j1),
+            lambda: self.mender.finished(j, j, j),
+            lambda: self._evidence_of_panel(j, j1),
             again,
             f"the panel of columns {j} to {j1 - 1}",
         )
         self.info = self.info or self.first_zero
 
-    def _agree(self, check: Callable[[bool], bool], repair: Callable[[], None], where: str) -> None:
-        """Check, and repair until it agrees. What was recomputed is judged by the rigorous bound: its rounding may form
-        a pattern."""
+    def _agree(
+        self,
+        check: Callable[..., bool],
+        before: Callable[[], None],
+        evidence: Callable[[], Found],
+        repair: Callable[[], None],
+        where: str,
+    ) -> None:
+        """Check; where that fails, and what the check rests on is right (`before` looks at it), ask for evidence; and
+        repair what is wrong until it agrees."""
         if not self.repair:
-            check(False)  # for the sums that the next steps use
+            check()  # for the sums that the next steps use
             return
         for attempt in range(ROUNDS + 1):
             with self.clock("check"), np.errstate(all="ignore"):
-                if check(attempt > 0):
+                if check(again=attempt > 0):
                     return
+            seen = len(self.findings.statuses)
+            with self.clock("correct"), np.errstate(all="ignore"):
+                before()
+                self._forget(seen)
+            with self.clock("evidence"), np.errstate(all="ignore"):
+                found = evidence()
+            if found.right:
+                with np.errstate(all="ignore"):
+                    check(proved=True)
+                self.findings.proved(found)
+                return
             if attempt < ROUNDS:
                 with self.clock("correct"), np.errstate(all="ignore"):
                     repair()
+                if len(self.findings.statuses) == seen:
+                    self.findings.statuses.append(Status.CORRECTED)
+                    self.findings.convicted(found)
+                self._forget(seen)
                 self.stage("repaired")
         raise Unrepairable(f"{where} failed the check after {ROUNDS} repairs")
+
+    def _forget(self, seen: int) -> None:
+        """What has been repaired is not what was proved."""
+        if len(self.findings.statuses) > seen:
+            self.proved_rows[:] = self.proved_columns[:] = False
+
+    def _evidence_of_panel(self, j: int, j1: int) -> Found:
+        """P A - L U in the columns of a panel, but for rows above it that are proved already."""
+        m, local = self.W.shape[0], self.pivots[j:j1] - np.int32(j)
+        if not are_exchanges(local, m - j):
+            return Found(columns=set(range(j, j1)), count=j1 - j, magnitude=float("nan"))
+        evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
+        exchange_rows(self.W[j:, :j], local)  # as the step will do, once its panel is right
+        for rows in (*runs(~self.proved_rows[:j]), slice(j, m)):
+            evidence.look(rows, slice(j, j1), j1)
+        exchange_rows(self.W[j:, :j], local, back=True)
+        found = evidence.verdict()
+        self.proved_columns[j:j1] = found.right
+        return found
+
+    def _evidence_of_rows(self, j: int, j1: int) -> Found:
+        """The same of rows, right of their panel."""
+        evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
+        evidence.look(slice(j, j1), slice(j1, self.W.shape[1]), j1)
+        found = evidence.verdict()
+        self.proved_rows[j:j1] = found.right
+        return found
+
+    def _evidence_of_rest(self) -> Found:
+        """The same of all columns that are not proved yet; what is proved is as it was then, by its sums."""
+        (m, n), K = self.W.shape, self.K
+        evidence = FactorEvidence(self.A, self.W, self.pivots)
+        for columns in (*runs(~self.proved_columns), slice(K, n)):
+            first = min(columns.start, K)
+            for rows in (*runs(~self.proved_rows[:first]), slice(first, m)):
+                evidence.look(rows, columns, K)
+        return evidence.verdict()
 
     def _certify(self) -> None:
         """The finished factors as they lie in memory, against their sums and those of A."""
@@ -221,16 +288,38 @@ class Factorisation:
             if fine:
                 return
             if attempt < ROUNDS:
-                with self.clock("correct"), np.errstate(all="ignore"):
+                seen = len(self.findings.statuses)
+                with np.errstate(all="ignore"):
                     if any(lines):
-                        self.mender.finished(K, K, K)
-                    else:
-                        self._encoding_again()
+                        with self.clock("correct"):
+                            self.mender.finished(K, K, K)
+                    elif self._proved():
+                        return
+                self._forget(seen)
                 self.stage("repaired")
         raise Unrepairable(f"L and U failed the check after {ROUNDS} repairs")
 
+    def _proved(self) -> bool:
+        """The factors are what they were when each of them was checked, and yet not those of A by the sums of all:
+        whether evidence bears them out. False where sums of A were wrong."""
+        seen = len(self.findings.statuses)
+        with self.clock("correct"):
+            self.mender.look_at_A()
+        if len(self.findings.statuses) > seen:
+            return False
+        with self.clock("evidence"):
+            found = self._evidence_of_rest()
+        if not found.right:
+            self.findings.convicted(found, "factored again")
+            raise Unrepairable("L U is not P A, element by element")
+        self.findings.proved(found)
+        return True
+
     def _by_lines(self) -> bool:
-        """The certificate line by line, where that of the whole is in doubt."""
+        """The certificate line by line, where that of the whole is in doubt; where most of it has been proved element
+        by element, the rest is as soon."""
+        if np.count_nonzero(self.proved_columns) > self.K // 2:
+            return False
         again = bool(self.findings.suspicions or self.findings.statuses)
         clean = all(verdict.clean for verdict in certificate(self.A, self.W, self.carried, again=again))
         self.findings.suspicions += clean
@@ -245,12 +334,11 @@ class Factorisation:
             found.append(check_of(side, residual, bound, float(xp.min(xp.abs(weight)))))
         return tuple(found)
 
-    def _encoding_again(self) -> None:
-        """The factors are what they were when each of them was checked, and yet not those of A as it was encoded."""
-        seen = len(self.findings.statuses)
-        self.mender.look_at_A()
-        if len(self.findings.statuses) == seen:
-            raise Unrepairable("L U is not P A, by the sums of L, U and A")
+
+def runs(mask: Any) -> list[slice]:
+    """Runs of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))).tolist()
+    return [slice(lo, hi) for lo, hi in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def check_of(side: str, residual: Array, bound: Array, smallest_weight: float) -> Check:
@@ -262,7 +350,10 @@ def check_of(side: str, residual: Array, bound: Array, smallest_weight: float) -
     with np.errstate(all="ignore"):
         ratio = xp.abs(residual) / bound
         ratio = xp.where(bound > 0, ratio, xp.zeros_like(ratio))
+        ratio = xp.where(ratio <= 1, ratio, xp.full_like(ratio, -1.0))  # what evidence has borne out, or convicted
         middle = float(xp.sort(bound)[lines // 2])
         limit = float(np.divide(middle, smallest_weight))
-    worst = int(xp.argmax(ratio))
-    return Check(side, 1, lines, lines, middle, float(ratio[worst]), worst, limit)
+    worst, verified = int(xp.argmax(ratio)), int(xp.sum(xp.astype(ratio >= 0, xp.int64)))
+    if not verified:
+        return Check(side, 1, lines, 0, middle, 0.0, -1, limit)
+    return Check(side, 1, lines, verified, middle, float(ratio[worst]), worst, limit)

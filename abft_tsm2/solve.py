@@ -15,7 +15,7 @@ from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, 
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.findings import Findings
-from abft_tsm2.checksum.triangles import Triangle, check_solution, summing_weights
+from abft_tsm2.checksum.triangles import Triangle, check_solution, solution_evidence, summing_weights
 from abft_tsm2.core.factoring import permutation
 from abft_tsm2.factor import Hook, check_of
 from abft_tsm2.linear import as_array, for_blas, pair_of, pivots_of, report_of, stacked
@@ -240,10 +240,7 @@ def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, R
         piv = np.asarray(to_host(factors.piv))
         X = substituted(factors.W, piv, B, 0, work)
         with work.clock("certify"):
-            verdict = _certificate(A, factors.W, piv, X, B)
-            if not verdict.clean and same(X, substituted(factors.W, piv, B, 0, work)):
-                verdict = _certificate(A, factors.W, piv, X, B, rigorous=True)
-                work.findings.suspicions += verdict.clean
+            verdict = _certificate(A, factors.W, piv, X, B, work)
             work.checks = (check_of("rows", verdict.residual, verdict.bound, smallest(summing_weights(B))),)
         if refine and verdict.clean:
             X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
@@ -275,11 +272,16 @@ def _take_over(work: Work, report: Report) -> None:
         work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
 
 
-def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, *, rigorous: bool = False) -> Verdict:
-    """``A X = B``, row by row."""
+def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) -> Verdict:
+    """``A X = B``, row by row; what is suspected, by evidence from all elements."""
     order = from_host(permutation(piv, A.shape[0]), A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)
-    return check_solution(A, factors, order, X, B, summing_weights(B), rigorous=rigorous)
+    verdict = check_solution(A, factors, order, X, B, summing_weights(B))
+    if not verdict.clean:
+        with work.clock("evidence"):
+            verdict = solution_evidence(A, factors, order, X, B)
+        work.findings.suspicions += verdict.clean
+    return verdict
 
 
 def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict, work: Work) -> tuple[Array, Verdict]:
@@ -290,16 +292,25 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
         scale = float(xp.max(xp.abs(residual)))
         if not 0.0 < scale < float("inf"):
             return X, verdict
+        statuses, reasons = list(work.findings.statuses), list(work.findings.reasons)
         step = substituted(lu, piv, xp.astype(residual / scale, X.dtype), 0, work)
-        for _ in range(ATTEMPTS):
+        if {*work.findings.statuses[len(statuses) :]} == {Status.UNVERIFIABLE}:  # it overflows; X is as good as before
+            work.findings.statuses, work.findings.reasons = statuses, reasons
+            return X, verdict
+        last, before = X, verdict
+        for attempt in range(ATTEMPTS):
             better = xp.astype(wide(X) + scale * wide(step), X.dtype)
             work.stage("refined", x=better)
-            after = _certificate(A, lu, piv, better, B)
+            after = _certificate(A, lu, piv, better, B, work)
+            if attempt and same(last, better):  # the matrix is so ill-conditioned that a step leads astray
+                return X, verdict
+            if attempt:
+                work.findings.statuses.append(Status.CORRECTED)
+                work.findings.faults.append(wrong_rows("x", before, "refined again"))
             if after.clean:
                 left = xp.max(xp.abs(wide(B) - wide(A) @ wide(better)))
                 return (better, after) if bool(left <= scale) else (X, verdict)
-            work.findings.statuses.append(Status.CORRECTED)
-            work.findings.faults.append(wrong_rows("x", after, "refined again"))
+            last, before = better, after
     return X, verdict
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.findings import Findings, largest
-from abft_tsm2.checksum.triangles import Triangle, check_substitution, summing_weights
+from abft_tsm2.checksum.triangles import Triangle, check_substitution, substitution_evidence, summing_weights
 from abft_tsm2.core.factoring import like_columns, permutation, solve_triangle
 from abft_tsm2.factor import Clock, Hook, check_of
 from abft_tsm2.linear import for_blas
@@ -71,11 +71,14 @@ def substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, 
             if last is not None:
                 _note_repair(work.findings, name, last, X)
             return X
-        if last is not None and same(last, X):  # it may be rounding after all
-            verdict = check_substitution(triangle, X, B, t, rigorous=True)
-            if verdict.clean:
-                work.findings.suspicions += 1
-                return X
+        with work.clock("evidence"):
+            verdict = substitution_evidence(triangle, X, B)
+        if verdict.clean:
+            work.findings.suspicions += 1
+            if last is not None:
+                _note_repair(work.findings, name, last, X)
+            return X
+        if last is not None and same(last, X):
             break
         last = X
         if not work.repair:

@@ -15,6 +15,7 @@ from scipy import linalg
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_cho_factor, protected_cholesky
 from abft_tsm2.checksum import definite
+from abft_tsm2.checksum import factor_evidence as evidence
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.bounds import definite_bound
 from abft_tsm2.checksum.definite import Definite, Kept
@@ -353,7 +354,8 @@ def test_checks_locate_what_the_certificate_only_sees(name: str, stage: str, mon
     assert (found.verdict, found.report.faults[0].rows) == (REPAIRED, (50,))
     unheard(monkeypatch, name)
     late = factored(positive(N), at_stage(stage))
-    assert (late.verdict, late.report.faults) == (REPAIRED, ())
+    assert (late.verdict, late.report.faults[0].repair) == (REPAIRED, "factored again")
+    assert 50 in late.report.faults[0].rows
     assert late.report.reasons[0].startswith("begun again: L L' is not A")
     unheard(monkeypatch, "certificate")
     for on_error in ("correct", "detect"):
@@ -371,7 +373,7 @@ def test_without_the_certificate_a_sum_vouches_for_what_is_wrong(monkeypatch: Pa
 
 def test_what_stands_out_is_computed_again(monkeypatch: Patch) -> None:
     """A fault within the bounds, and far from what the other columns have."""
-    fault = Strike("panel", scale((40, 20), 1 + 1e-13), first=BLOCK)
+    fault = Strike("panel", scale((40, 20), 1 + 7e-14), first=BLOCK)
     assert factored(positive(60), replace(fault)).verdict == REPAIRED
     monkeypatch.setattr(definite, "DEFINITE_USUAL", 1e9)
     assert factored(positive(60), fault).verdict == MISSED
@@ -387,6 +389,8 @@ def test_a_repair_looks_at_the_matrix_it_reads(monkeypatch: Patch) -> None:
 
 
 def test_a_bound_is_needed_and_an_infinite_one_is_none(monkeypatch: Patch) -> None:
+    """An infinite statistical bound is a suspicion, an infinite one of the evidence a conviction."""
+
     def bounded(patch: Patch, value: float) -> None:
         everywhere(patch, definite_bound, lambda *given: 0.0 * definite_bound(*given) + value)
 
@@ -394,6 +398,9 @@ def test_a_bound_is_needed_and_an_infinite_one_is_none(monkeypatch: Patch) -> No
         bounded(patch, 1e300)
         assert factored(positive(N), at_stage()).verdict == MISSED
     bounded(monkeypatch, np.inf)
+    assert factored(positive(N)).report.suspicions
+    assert factored(positive(N), at_stage()).verdict == REPAIRED
+    monkeypatch.setattr(evidence, "definite_rounding", lambda *_: np.inf)
     for hook in (None, at_stage()):
         assert factored(positive(N), hook).verdict[0] is Status.UNCORRECTABLE
     monkeypatch.setattr(Verdict, "clean", property(lambda self: bool((abs(self.residual) <= self.bound).all())))

@@ -104,10 +104,14 @@ class Remake:
 
     # -- the panel --
 
-    def panel(self, j: int, j1: int, failed: int) -> tuple[bool, int]:
-        """The columns j:j1 have failed their check: factor them again, from A.
+    def before(self, j: int, j1: int) -> None:
+        """What the check of the columns j:j1 rests on: A, what is finished, and Z."""
+        self.look_at_A()
+        self.finished(j)
+        self._Z(j, j1)
 
-        Where it was a checksum that was wrong, and no element, they stay as they are.
+    def panel(self, j: int, j1: int, failed: int) -> int:
+        """The columns j:j1 are wrong, or the factorisation has stopped there: factor them again, from A.
 
         Parameters
         ----------
@@ -116,7 +120,6 @@ class Remake:
 
         Returns
         -------
-        replaced : bool
         stopped : int
             As `failed`, of what has been computed again, elsewhere in memory.
 
@@ -126,10 +129,7 @@ class Remake:
             It stops at the same minor again.
         """
         state, findings = self.state, self.findings
-        xp, W, b, seen = state.xp, state.W, j1 - j, len(findings.statuses)
-        self.look_at_A()
-        self.finished(j)
-        self._Z(j, j1)
+        xp, W, b = state.xp, state.W, j1 - j
         X, size = self._rebuilt(j, j1)
         done = factored(failed, b)
         panel = xp.tril(wide(W[j:, j:j1]))
@@ -145,12 +145,9 @@ class Remake:
         if stopped and stopped == failed and not np.tril(differ).any():
             raise NotDefinite(j + stopped)
         findings.wrong_elements(np.tril(differ), distance, (j, j))
-        if not failed and not np.tril(differ).any() and len(findings.statuses) > seen:
-            return False, 0
-        findings.suspicions += len(findings.statuses) == seen
         W[j:j1, j:j1] = xp.tril(new[:b, :]) + xp.triu(W[j:j1, j:j1], k=1)
         W[j1:, j:j1] = new[b:, :]
-        return True, stopped
+        return stopped
 
     def _product_sizes(self, left: Array, j: int, b: int) -> Array:
         """The root of ``(L o L)(L1 o L1)'`` for some columns of L, rows j and below, the first b of which are L1."""

@@ -31,6 +31,7 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.factor_encode import Encoding, add_sums, counts, wide
+from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.core.factoring import add_product, exchange_rows, like_columns, multiply_triangle, permutation
 
 COUNTED = 64  # rows of U whose growth is taken to be the same
@@ -105,9 +106,9 @@ class Carried:
 
     # -- the two checks of a step --
 
-    def check_panel(self, pivots: Any, j: int, j1: int, *, again: bool = False) -> bool:
-        """Whether the panel W(j:m, j:j1) is what getrf should have made of it; if so, sets g(j:j1) and exchanges rows
-        of the table.
+    def check_panel(self, pivots: Any, j: int, j1: int, *, again: bool = False, proved: bool = False) -> bool:
+        """Whether the panel W(j:m, j:j1) is what getrf should have made of it; if so, or if that is `proved`, sets
+        g(j:j1) and exchanges rows of the table.
 
         ``g U11 = Z(j:j1)`` with ``g = w'L`` in the new order of rows, and pivots that leave ``|L| <= 1``.
         """
@@ -141,10 +142,10 @@ class Carried:
             add_sums(sizes, xp.abs(below).T, xp.abs(w[b:]))
             return rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, sizes, lower=True)
 
-        fine = self._judged(1, residual, reach, j1, exact, rigorous if again else None)
+        fine = proved or self._judged(1, residual, reach, j1, exact, rigorous if again else None)
         # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is looked at element by element
         size, limit = xp.abs(g), PIVOT_SIGMAS * norm(w)
-        if fine and not float(xp.max(size)) <= limit:
+        if fine and not proved and not float(xp.max(size)) <= limit:
             fine = self._small(panel, np.flatnonzero(~(to_host(size) <= limit)))
         if fine:
             self.g[j:j1] = g
@@ -185,15 +186,15 @@ class Carried:
 
     @property
     def _largest(self) -> float:
-        """|l|, but for the rounding of a reciprocal."""
-        return 1 + 4 * self.type.unit_roundoff
+        return largest_multiplier(self.type)
 
     def _small(self, panel: Array, columns: Any) -> bool:
         """Whether no multiplier in these columns is larger than 1."""
         return all(bool(self.xp.all(self.xp.abs(panel[c + 1 :, c]) <= self._largest)) for c in columns.tolist())
 
-    def check_rows(self, j: int, j1: int, *, again: bool = False) -> bool:
-        """Whether U(j:j1, j:n) is right: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts into place."""
+    def check_rows(self, j: int, j1: int, *, again: bool = False, proved: bool = False) -> bool:
+        """Whether U(j:j1, j:n) is right, or `proved` to be: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts
+        into place."""
         xp, n = self.xp, self.W.shape[1]
         square, right = wide(self.W[j:j1, j:j1]), self.W[j:j1, j1:]
         S, v = self.S[j:j1], self.v
@@ -214,7 +215,7 @@ class Carried:
             return rigorous_factored(self.type, n + j1) * sizes
 
         self._y = y
-        return self._judged(0, residual, reach, j1, exact, rigorous if again else None)
+        return proved or self._judged(0, residual, reach, j1, exact, rigorous if again else None)
 
     def _judged(
         self,

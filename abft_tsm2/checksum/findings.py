@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, to_host
+from abft_tsm2.checksum.factor_evidence import Found
 from abft_tsm2.report import Fault, Status
 
 ROUNDS = 3  # repairs before giving up
 FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
 AGAIN = "computed again from A"
+SUBNORMAL = "LAPACK does not divide by one so small, and its factors are not those of a; multiply a by a power of two"
 
 
 def differing(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
@@ -50,6 +52,19 @@ class Findings:
         lines = tuple(int(i) for i in lines)
         self.statuses.append(Status.CHECKSUM_FAULT)
         self.faults.append(Fault(name, "checksum", lines, (), len(lines), magnitude, repair))
+
+    def proved(self, found: Found) -> None:
+        """Evidence has shown that what was suspected is right, or why it cannot be."""
+        self.suspicions += 1
+        if found.subnormal:
+            column, pivot = found.subnormal
+            self.statuses.append(Status.UNVERIFIABLE)
+            self.reasons.append(f"the pivot of column {column} is {pivot:.3g}: {SUBNORMAL}")
+
+    def convicted(self, found: Found, repair: str = AGAIN) -> None:
+        """Evidence has shown elements of W to be wrong."""
+        rows, columns = (tuple(sorted(int(i) for i in lines)) for lines in (found.rows, found.columns))
+        self.faults.append(Fault(FACTORS, "block", rows, columns, found.count, found.magnitude, repair))
 
     def wrong_elements(self, differ: Any, distance: Any, first: tuple[int, int]) -> None:
         """Elements of W that were replaced: a boolean matrix, how far they were off, and where its corner lies."""

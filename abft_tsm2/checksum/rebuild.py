@@ -8,7 +8,7 @@ Rows of A are in the order of W's rows (PA). With L(:, :j) and U(:j, :) right, e
     finished U, l:  (PA)(l, l:) - L(l, :l) U(:l, l:)
 
 A line with elements that differ by more than rounding is replaced as a whole; one that agrees shows that a checksum was
-wrong, or nothing was. So every repair starts with the finished factors, and those with the pivots.
+wrong, or nothing was. So the finished factors come first (`Repair.finished`), and of those the pivots.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ class Repair:
     # -- the whole repair of a step --
 
     def panel(self, j: int, j1: int) -> None:
-        """The panel J = j:j1 has failed its check: put there what it was before it was factored."""
-        before = len(self.findings.statuses)
+        """The panel J = j:j1 is wrong: put there what it was before it was factored."""
         old = self._before_factoring(j, j1)
-        self.finished(j, j, j)
         self._above(j, j1)
         active, sizes = self._columns(j, j1)
         self._look_for_overflow(active)
@@ -74,13 +72,14 @@ class Repair:
             size, columns = (self.W.shape[0] - j) * (j1 - j), tuple(range(j, j1))
             self.findings.faults.append(Fault(FACTORS, "block", (), columns, size, float("nan"), AGAIN))
         self.W[j:, j:j1] = xp.astype(active, self.W.dtype)
-        self._suspicion(before)
 
-    def rows(self, j: int, j1: int) -> None:
-        """The new rows of U have failed their check: solve for them again."""
-        before = len(self.findings.statuses)
+    def before_rows(self, j: int, j1: int) -> None:
+        """What the check of rows of U rests on: what is finished, their panel, and S."""
         self.finished(j1, j1, j)
         self.S(j)
+
+    def rows(self, j: int, j1: int) -> None:
+        """The new rows of U are wrong: solve for them again."""
         new, sizes = self._rows(j, j1)
         self._look_for_overflow(new)
         old = wide(self.W[j:j1, j:])
@@ -92,7 +91,6 @@ class Repair:
         self.W[j:j1, j:] = xp.astype(xp.where(from_host(column >= line, old), new, old), self.W.dtype)
         if differ.any():
             self.findings.wrong_elements(differ, distance, (j, j))
-        self._suspicion(before)
 
     def finished(self, places: int, left: int, top: int) -> None:
         """Pivots, and what is finished: the first `left` columns of L and `top` rows of U, and their g and y.
@@ -318,9 +316,6 @@ class Repair:
         xp = namespace(X)
         if not bool(xp.all(xp.isfinite(xp.astype(X, self.W.dtype)))):
             raise Overflowed("elements grow beyond the range of the type")
-
-    def _suspicion(self, before: int) -> None:
-        self.findings.suspicions += len(self.findings.statuses) == before
 
 
 def _reach(L: Array, U: Array, first: int = 0) -> Array:

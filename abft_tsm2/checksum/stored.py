@@ -28,7 +28,8 @@ from abft_tsm2.checksum.factors import ROWS, Carried, unit_lower
 from abft_tsm2.core.factoring import multiply_triangle, product
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
-LOOKED_AT = 64  # lines whose elements are computed one by one
+LOOKED_AT = 64  # lines whose norms are computed one by one
+EXPLAINED = 8  # lines whose elements are computed; evidence of the whole is as soon where there are more
 PATTERN = 8.0  # times its usual size rounding may have, where parts were computed again in another order
 
 
@@ -195,7 +196,7 @@ def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) ->
     for verdict, axis in ((rows, 0), (columns, 1)):
         if not verdict.clean:
             flagged = np.flatnonzero(~to_host(verdict.ok))
-            for line in flagged[:LOOKED_AT].tolist():
+            for line in flagged.tolist() if flagged.size <= EXPLAINED else ():
                 verdict.ok[line] = _explained(A, W, carried, line, axis, PATTERN if again else 1.0)
     return rows, columns
 

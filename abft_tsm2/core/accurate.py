@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
+from abft_tsm2.core.factoring import product
 
 BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
 SLICE = 22  # bits of a slice: 2 * 22 + log2(BLOCK) = 53
 UNIT = 2.0**-53
+CUT, CUT32 = 2.0**-150, 2.0**-60  # less than that beside 1 is dropped: products of subnormal numbers are slow
 FAR = 900  # exponents beyond which a power of two is applied together with the others
 
 Part = Callable[[slice, slice], Array]  # some rows and columns of a matrix
@@ -98,12 +100,18 @@ class Difference:
     shape : (m, k, n)
     like : array
         Of the type, library and device of L and R.
+
+    Attributes
+    ----------
+    slices : int
+        How many the next block is to be split into, as its caller remembers it.
     """
 
     def __init__(self, left: Part, right: Part, shape: tuple[int, int, int], like: Array) -> None:
         self.left, self.right, self.like = left, right, like
         self.xp, (self.m, self.k, self.n) = namespace(like), shape
         self.scaled = dtype_name(like.dtype) == "float64"
+        self.slices = 2
         if self.scaled:
             with np.errstate(all="ignore"):
                 self._equilibrate()
@@ -149,9 +157,9 @@ class Difference:
         for at in parts(k):
             left = xp.astype(self.left(rows, at), xp.float64)
             right = xp.astype(self.right(at, columns), xp.float64)
-            out -= left @ right
+            out -= product(left, right)
             if factor:
-                reach += xp.abs(left) @ xp.abs(right)
+                reach += product(xp.abs(left), xp.abs(right))
         return Measured(out, (factor + k * UNIT) * reach, True)
 
     def _split(self, X: Array, rows: slice, columns: slice, k: int, factor: float, slices: int) -> Measured:
@@ -160,10 +168,11 @@ class Difference:
         low, reach = xp.zeros_like(high), xp.zeros_like(high)
         for at in parts(k):
             d = self.d[at]
-            left, right = scaled(self.left(rows, at), e, -d), scaled(self.right(at, columns), d, f)
-            if factor:  # in float32: underflow is far below the error allowed for
-                narrow = xp.astype(xp.abs(left), xp.float32) @ xp.astype(xp.abs(right), xp.float32)
-                reach += xp.astype(narrow, xp.float64)
+            left = _cut(scaled(self.left(rows, at), e, -d), CUT)
+            right = _cut(scaled(self.right(at, columns), d, f), CUT)
+            if factor:  # in float32, where what is cut off is less than the error allowed for as well
+                left32, right32 = (xp.astype(_cut(xp.abs(part), CUT32), xp.float32) for part in (left, right))
+                reach += xp.astype(product(left32, right32), xp.float64)
             L, R = _slices(left, 1, slices), _slices(right, 0, slices)
             rest = right  # R - R1 - ... - R(s-p)
             rests = [rest]
@@ -172,12 +181,12 @@ class Difference:
                 rests.append(rest)
             for p in range(slices):
                 for q in range(slices - 1 - p):
-                    high, lost = _two_sum(high, -(L[p] @ R[q]))
+                    high, lost = _two_sum(high, -product(L[p], R[q]))
                     low += lost
-                low -= L[p] @ rests[slices - 1 - p]
+                low -= product(L[p], rests[slices - 1 - p])
         # the inexact products: `slices` of them in each part, of numbers at most 2^-SLICE(slices - 1) and 1
         terms = slices * k * 2.0 ** -(SLICE * (slices - 1))
-        error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms
+        error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms + 2 * k * CUT
         bound = factor * reach
         sharp = not factor or bool(xp.all(8 * error <= bound))
         return Measured(scaled(high + low, -e, -f), scaled(bound + error, -e, -f), sharp)
@@ -199,6 +208,12 @@ def scaled(X: Array, rows: Any, columns: Any) -> Array:
     for part in (total // 3, total // 3, total - 2 * (total // 3)):
         X = X * from_host(np.ldexp(1.0, -part), X)
     return X
+
+
+def _cut(X: Array, least: float) -> Array:
+    """X without elements that are smaller."""
+    xp = namespace(X)
+    return xp.where(xp.abs(X) < least, xp.zeros_like(X), X)
 
 
 def _powers(exponents: Any, axis: int, like: Array) -> Array:

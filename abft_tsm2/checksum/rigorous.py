@@ -1,0 +1,63 @@
+"""What rounding may do to an element of a factorisation or a solution, whatever its pattern: the bounds of evidence.
+
+Unlike those of `abft_tsm2.checksum.bounds` for whole lines, they take nothing for random: an honest result of any order
+of additions never exceeds them, underflow included. Sources: N. J. Higham, Accuracy and Stability of Numerical
+Algorithms, 2002.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from abft_tsm2.arrays import FloatType
+
+
+def gamma(stored: FloatType, terms: int) -> float:
+    """n u / (1 - n u) of n operations (Higham 2002, lemma 3.1)."""
+    n = terms * stored.unit_roundoff
+    return n / (1 - n)
+
+
+def factored_rounding(stored: FloatType, terms: int) -> float:
+    """What ``|L| |U|`` is multiplied with: ``|PA - LU| <= gamma_k |L| |U|`` for an element with k terms (Higham 2002,
+    theorem 9.3), and two operations for libraries that multiply by the reciprocal of a pivot."""
+    return gamma(stored, terms + 2)
+
+
+def definite_rounding(stored: FloatType, terms: int) -> float:
+    """The same of ``|A - L L'| <= gamma_k+1 |L||L|'`` (Higham 2002, theorem 10.3)."""
+    return gamma(stored, terms + 3)
+
+
+def substituted_rounding(stored: FloatType, terms: int) -> float:
+    """``|b - T x| <= gamma_n |T| |x|`` of substitution in any order (Higham 2002, theorem 8.5); two operations as in
+    `factored_rounding`."""
+    return gamma(stored, terms + 2)
+
+
+def solved_rounding(stored: FloatType, terms: int) -> float:
+    """``|b - A x| <= gamma_3n |L| |U| |x|`` (Higham 2002, theorem 9.4)."""
+    return gamma(stored, 3 * (terms + 2))
+
+
+def underflow(stored: FloatType, terms: int, pivots: Any) -> Any:
+    """What `terms` operations may lose to underflow: a smallest subnormal in a product or a difference, and in a
+    quotient as much times the pivot that it was divided by (Higham 2002, eq. 2.8). `pivots`: moduli, at least 1."""
+    return (terms + 2) * stored.smallest_subnormal * pivots
+
+
+def largest_multiplier(stored: FloatType) -> float:
+    """|l| <= 1 under partial pivoting, but for the rounding of a reciprocal and of the product with it."""
+    return 1 + 4 * stored.unit_roundoff
+
+
+def smallest_pivot(stored: FloatType) -> float:
+    """LAPACK and OpenBLAS (getf2) do not divide by a pivot whose reciprocal may overflow, below the smallest normal
+    number; twice that, for its own rounding."""
+    return 2 * stored.smallest_normal
+
+
+def skipped_pivots(stored: FloatType, rows: Any) -> Any:
+    """How far P A - L U may be off where such pivots are not divided by: what stays in their columns, as elements and
+    as multipliers, is no larger than they are. `rows`: the sums of |u| over the rows of those pivots."""
+    return 2 * smallest_pivot(stored) * (1.0 + rows)
