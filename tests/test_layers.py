@@ -62,6 +62,7 @@ LAYERS = [
         "checksum.verify",
         "checksum.product_evidence",
         "checksum.repairs",
+        "checksum.second",
         "checksum.correct",
         "checksum.decide",
         "checksum.factor_encode",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import SilentDataCorruptionError, encode, protected_gemm, verify_gemm
-from abft_tsm2.checksum import correct, decide, product_evidence, verify
+from abft_tsm2.checksum import decide, product_evidence, second, verify
 from abft_tsm2.core import multiply as products
 from abft_tsm2.core.multiply import multiply, same_layout
 from tests import families
@@ -20,8 +20,8 @@ Patch = pytest.MonkeyPatch
 STRUCTURED = ("const", "rank1const", "cancel_half")
 
 
-def all_of_them(lines: Any, scale: Any, second: Any, *_: Any) -> np.ndarray:
-    return np.ones(second.at.size, np.bool_)
+def all_of_them(lines: Any, scale: Any, found: Any, *_: Any) -> np.ndarray:
+    return np.ones(found.at.size, np.bool_)
 
 
 # ---- the same computation again -----------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_without_its_layout_and_a_measure_of_errors_it_convicts_what_is_right(mo
 
     everywhere(monkeypatch, products.same_layout, lambda X: np.empty(X.shape, X.dtype))
     assert status() == "CLEAN"  # rounded otherwise, and no worse
-    everywhere(monkeypatch, correct._beyond_second, all_of_them)
+    everywhere(monkeypatch, second._beyond_second, all_of_them)
     assert status() == "CORRECTED"
 
 
@@ -119,7 +119,7 @@ def test_where_nothing_comes_back_bit_for_bit_errors_are_measured(
         assert status(scale(slice(None), 1.001)) == "CORRECTED"
         assert status(scale(7, 1.001)) == "CORRECTED"
     if not turned:
-        monkeypatch.setattr(correct, "_beyond_second", all_of_them)
+        monkeypatch.setattr(second, "_beyond_second", all_of_them)
         assert status(None) == "CORRECTED"
 
 
@@ -207,7 +207,7 @@ def test_without_the_bound_of_a_sum_in_order_constant_lines_among_others_are_fau
     A, B = some_constant(40, 20000, 24, np.float32)
     C = in_order(A, B)
     assert verify_gemm(A, B, C).status.name == "CLEAN"
-    monkeypatch.setattr(correct, "sequential_errors", lambda lines, scale, line, columns: np.zeros(columns.size))
+    monkeypatch.setattr(second, "sequential_errors", lambda lines, scale, line, columns: np.zeros(columns.size))
     assert verify_gemm(A, B, C, on_error="detect").status.name == "UNCORRECTABLE"
 
 
@@ -229,7 +229,7 @@ def test_without_the_measure_of_the_controls_a_scaled_row_passes(monkeypatch: Pa
     C = in_order(A, B)
     C[7] *= np.float32(1.001)
     assert verify_gemm(A, B, C, check="rows", on_error="detect").status.name == "UNCORRECTABLE"
-    monkeypatch.setattr(correct, "_beyond_controls", lambda *given: ~all_of_them(*given))
+    monkeypatch.setattr(second, "_beyond_controls", lambda *given: ~all_of_them(*given))
     assert verify_gemm(A, B, C, check="rows", on_error="detect").status.name == "CLEAN"
 
 
@@ -260,7 +260,7 @@ def test_a_sum_in_order_keeps_its_bound(dtype: Any) -> None:
         return most
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(correct, "sequential_errors", noted)
+        patch.setattr(second, "sequential_errors", noted)
         for kind in OPERANDS.values():
             A, B = kind(40, 3000, 24, dtype)
             C = in_order(A, B)

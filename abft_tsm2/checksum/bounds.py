@@ -328,28 +328,6 @@ def rigorous_factor(a: Arithmetic, k: int) -> float:
     return operations * a.u + (k + 2) * CHECKSUM_UNIT + 4 * a.u_in  # truncated operands are off by 2 u_in each
 
 
-def sequential_bound(
-    a: Arithmetic, *, partial_sums: Any, products: Any, result: Any, added: Any, underflow: Any
-) -> Any:
-    """What summing an element in order may leave at most: a running error bound (Higham 2002, sec. 3.3).
-
-    ``|c_ij - exact| <= u (sum_l |S_l| + sum_l |l_il r_lj|) + 2 u (|S_k| + |beta c0_ij|) + rounding of what is stored``
-
-    Parameters
-    ----------
-    partial_sums, products : arrays
-        ``sum_l |S_l|`` over the partial sums S_l, and the sum of the magnitudes of the terms.
-    result, added : arrays
-        ``|S_k|`` and ``|beta c0_ij|``.
-    underflow : array
-        ``Arithmetic.underflow`` in the units of the others.
-    """
-    unit = a.u * (2 if a.truncating else 1)
-    whole = result + added
-    summed = unit * (partial_sums + products + 2 * whole)
-    return summed + 2 * a.u_out * whole + a.u_added * added + 4 * a.u_in * products + underflow
-
-
 def element_noise(a: Arithmetic, k: int) -> float:
     """The usual error of an element in units of ``(A o A)(B o B)``'s root: ``(u + u_c) sqrt(k)``."""
     return (a.u + CHECKSUM_UNIT) * math.sqrt(max(k, 1)) + 2 * a.u_in

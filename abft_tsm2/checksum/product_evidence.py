@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import sequential_bound
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Scale, scaled
+from abft_tsm2.checksum.rigorous import sequential_bound
 from abft_tsm2.core.accurate import residual
 from abft_tsm2.core.passes import take_rows, widened
 

@@ -1,4 +1,4 @@
-"""What rounding may do to an element of a factorisation or a solution, whatever its pattern: the bounds of evidence.
+"""What rounding may do to an element of a product, a factorisation or a solution, whatever its pattern: evidence.
 
 Unlike those of `abft_tsm2.checksum.bounds` for whole lines, they take nothing for random: an honest result of any order
 of additions never exceeds them, underflow included. Sources: N. J. Higham, Accuracy and Stability of Numerical
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from abft_tsm2.arrays import FloatType
+from abft_tsm2.checksum.bounds import Arithmetic
 
 
 def gamma(stored: FloatType, terms: int) -> float:
@@ -61,3 +62,25 @@ def skipped_pivots(stored: FloatType, rows: Any) -> Any:
     """How far P A - L U may be off where such pivots are not divided by: what stays in their columns, as elements and
     as multipliers, is no larger than they are. `rows`: the sums of |u| over the rows of those pivots."""
     return 2 * smallest_pivot(stored) * (1.0 + rows)
+
+
+def sequential_bound(
+    a: Arithmetic, *, partial_sums: Any, products: Any, result: Any, added: Any, underflow: Any
+) -> Any:
+    """What summing an element in order may leave at most: a running error bound (Higham 2002, sec. 3.3).
+
+    ``|c_ij - exact| <= u (sum_l |S_l| + sum_l |l_il r_lj|) + 2 u (|S_k| + |beta c0_ij|) + rounding of what is stored``
+
+    Parameters
+    ----------
+    partial_sums, products : arrays
+        ``sum_l |S_l|`` over the partial sums S_l, and the sum of the magnitudes of the terms.
+    result, added : arrays
+        ``|S_k|`` and ``|beta c0_ij|``.
+    underflow : array
+        ``Arithmetic.underflow`` in the units of the others.
+    """
+    unit = a.u * (2 if a.truncating else 1)
+    whole = result + added
+    summed = unit * (partial_sums + products + 2 * whole)
+    return summed + 2 * a.u_out * whole + a.u_added * added + 4 * a.u_in * products + underflow
