@@ -93,7 +93,7 @@ class Verdict:
             return Check(side, 1, m, 0, float("nan"), 0.0, -1, float("nan"))
         closest, line = int(record.words[3]) >> 32, int(record.words[3]) & 0xFFFFFFFF
         ratio = float(np.array([closest], np.uint32).view(np.float32)[0])
-        bound, least = record.number(4), record.number(5)
+        bound, least = record.usual_bound, record.number(5)
         with np.errstate(all="ignore"):
             limit = float(np.float64((1 + ratio) * bound) / np.float64(least))
         return Check.made_of(

@@ -3,7 +3,7 @@
 // weights differ pairwise in magnitude where bases do. A column that is 0 there takes the largest scale among its 32
 // neighbours, 1 where they are 0 too.
 //
-// Nearest as seen from the columns that all blocks look at, the first 32: columns of one norm get one scale, wherever that
+// Nearest as seen from some elements that all blocks look at, up to 512: columns of one norm get one scale, wherever that
 // lies between two powers of two. Without it, half of the columns of k = 2048 normal rows, of norm 2^5.5, would weigh
 // half as much as the others.
 //
@@ -42,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
           const float* __restrict__ base, ACC* v, Index v_step, double* parts, double enlarge, Bits* state) {
   __shared__ double squares[WARPS * COLUMNS];
   __shared__ double of_all[WARPS];
+  __shared__ float looked_at[WARPS];
 #if TURNED
   __shared__ double by_row[WARPS * COLUMNS * RUN];
 #endif
@@ -56,38 +57,43 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
   next_may_begin();
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
 
-  // squares(:, j) = R(l, j)^2 added over the sampled l, in WARPS parts, and `common` over the columns that all blocks look
-  // at as well. Where columns are contiguous a warp takes 8 rows of 4 columns at a time, and each thread has a part of the
-  // sums of 8 columns.
-  double sum[TURNED ? RUN : 1], common = 0;
+  // squares(:, j) = R(l, j)^2 added over the sampled l, in WARPS parts. Where columns are contiguous a warp takes 8 rows of
+  // 4 columns at a time, and each thread has a part of the sums of 8 columns.
+  double sum[TURNED ? RUN : 1];
 #pragma unroll
   for (int i = 0; i < (TURNED ? RUN : 1); i++) sum[i] = 0;
   // No period in the data can hide from runs at scattered places.
   const unsigned group = unsigned(k / WARPS);
   const Index start = few ? Index(warp) * length : warp * Index(group) + scattered(warp) % (group - RUN + 1);
+  // An element a thread of what all blocks look at: the first row of each run, where columns are contiguous all rows of it.
+  const Index row = start + (TURNED ? lane % RUN : 0), column = TURNED ? lane / RUN : lane;
+  const bool looks = row < k && column < n && (!TURNED || lane % RUN < length);
+  const double seen = looks ? double(widened(at[row * rs + column * cs])) : 0;
 #pragma unroll 1
   for (int l = 0; l < length; l += RUN) {
-    A_TYPE x[RUN], y[RUN];
+    A_TYPE x[RUN];
     const A_TYPE* from = at + (start + l + (TURNED ? lane % RUN : 0)) * rs + (TURNED ? lane / RUN : lane) * cs;
 #pragma unroll
     for (int i = 0; i < RUN; i++, from += TURNED ? 4 * cs : rs) {
       const int down = l + (TURNED ? lane % RUN : i), right = TURNED ? lane / RUN + 4 * i : lane;
       const bool there = down < length && start + down < k;
       memset(&x[i], 0, sizeof(A_TYPE));
-      memset(&y[i], 0, sizeof(A_TYPE));
       if (there && first + right < n) x[i] = from[first * cs];
-      if (there && right < n) y[i] = *from;
     }
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
-      const double e = double(widened(x[i])), f = double(widened(y[i]));
+      const double e = double(widened(x[i]));
       sum[TURNED ? i : 0] += e * e;
-      common += f * f;
     }
   }
+  double common = seen * seen;
+  float looked = looks;
 #pragma unroll 1
-  for (int bit = 16; bit; bit /= 2) common += __shfl_xor_sync(~0u, common, bit);
-  if (lane == 0) of_all[warp] = common;
+  for (int bit = 16; bit; bit /= 2) {
+    common += __shfl_xor_sync(~0u, common, bit);
+    looked += __shfl_xor_sync(~0u, looked, bit);
+  }
+  if (lane == 0) of_all[warp] = common, looked_at[warp] = looked;
 #if TURNED
 #pragma unroll
   for (int i = 0; i < RUN; i++) by_row[(warp * COLUMNS + lane / RUN + 4 * i) * RUN + lane % RUN] = sum[i];
@@ -102,11 +108,11 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
 
   const Index j = first + lane;
   double square = 0;
-  common = 0;
+  common = 0, looked = 0;
 #pragma unroll
-  for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + lane], common += of_all[w];
+  for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + lane], common += of_all[w], looked += looked_at[w];
   // Their mean norm^2 = 4^h m, m in [1/2, 2): what is as large has the exponent h, and what is off by less than 2^(1/2).
-  const double mean = common * enlarge * (1.0f / float(min(n, Index(COLUMNS))));
+  const double mean = common * (float(k) / looked);
   double centre = 1;
   if (has_size(mean)) centre = same_bits<double>(pattern(mean) - (Bits(2 * half_exponent(mean)) << 52));
   const double norm2 = square * (enlarge * (1.0f / float(centre)));

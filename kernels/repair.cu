@@ -42,8 +42,8 @@
 //          divided without remainder
 // record   0: `call`, the number of the call that this kernel was launched for; 1: flagged lines, and lines that were judged
 //          in the upper half; 2: 0 clean, 1 all repaired, 2 not resolved, 3 not resolved but right
-//          in every element; 3: state[1]; 4: median of the bounds tau of 32
-//          lines; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L, R or C0 changed, in the low byte, and
+//          in every element; 3: state[1]; 4: 0;
+//          5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L, R or C0 changed, in the low byte, and
 //          above it the number of the call that was judged. The host takes a record for a verdict only where both
 //          numbers and the count are those of its call; from 8 on up
 //          to 40 faults by line and position: position << 32 | line, found, now. Of more than LOG of them those found
@@ -59,7 +59,7 @@
 #include "repair_known.cuh"
 #include "chain.cuh"
 
-constexpr int TOLD = 40;
+constexpr int TOLD = 40, BOUNDS = 128;
 constexpr Index LIMIT = 1 << 22;
 constexpr int WAVE = 264, LEAST_ROWS = 128;  // items aimed at in stage 5, rows of a slab at least
 constexpr int POOL = PER_WARP * WARPS > 2 * DEEP * GROUPS ? PER_WARP * WARPS : 2 * DEEP * GROUPS;
@@ -88,35 +88,22 @@ INLINE double least_weight(const double* sizes, Index products) {
   return least;
 }
 
-// A line's bound, of 32 that are evenly spread; and the median of these, for each lane of a block's first warp.
-INLINE double sampled_bound(const double* tau, Index lines) {
-  return lines > 0 ? tau[(2 * (threadIdx.x % 32) + 1) * lines / 64] : 0;
+// The bounds of 32 lines, evenly spread, by a block's first warp: for the host, which takes their median.
+INLINE void write_bounds(const double* tau, Index lines, Bits* record) {
+  record[BOUNDS + threadIdx.x] = same_bits<Bits>(lines > 0 ? tau[(2 * threadIdx.x + 1) * lines / 64] : 0.0);
 }
-INLINE double usual_bound(double sampled) {
-  const int lane = threadIdx.x % 32;
-  const double mine = sampled == sampled ? sampled : infinity();
-  int rank = 0;
-#pragma unroll 1
-  for (int place = 0; place < 32; place++) {
-    const double other = __shfl_sync(~0u, mine, place);
-    rank += other < mine || (other == mine && place < lane);
-  }
-  return over_lanes(rank == 15 ? mine : 0.0);
-}
-
 // What verdicts have left in the state.
 struct Said {
   Bits flags, closest, call, judged;
 };
 
 // By one thread.
-INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& said, Bits call, double bound, double least,
-                         Bits* record) {
+INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& said, Bits call, double least, Bits* record) {
   const Bits flags = said.flags, closest = said.closest;
   record[1] = (flags & 0xffffffffu) | said.judged << 32;
   record[2] = outcome;
   record[3] = closest;
-  record[4] = same_bits<Bits>(bound);
+  record[4] = 0;
   record[5] = same_bits<Bits>(least);
   record[6] = wrong;
   record[7] = flags >> 32 | (changed ? 2 : 0) | said.call << 8;
@@ -161,8 +148,8 @@ INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* r
   if (threadIdx.x >= 32) return;
   const Bits outcome = changed || open || !p.checked ? 2 : cleared ? 3 : 1;
   const Said said = {p.state[FLAGGED], p.state[CLOSEST], p.state[CALL], p.state[JUDGED]};
-  const double least = least_weight(p.sizes, p.v_step ? p.batch : 1), bound = usual_bound(sampled_bound(tau, p.m * p.batch));
-  if (threadIdx.x == 0) write_record(outcome, changed, wrong, said, call, bound, least, record);
+  const double least = least_weight(p.sizes, p.v_step ? p.batch : 1);
+  if (threadIdx.x == 0) write_record(outcome, changed, wrong, said, call, least, record);
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
@@ -260,18 +247,16 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const unsigned flagged = unsigned(said.flags);
   const bool records = blockIdx.x == 0 && threadIdx.x < 32;
   const double least = records ? least_weight(sizes, v_step ? batch : 1) : 0;
-  const double sampled = TUNED && records ? sampled_bound(tau, m * batch) : 0;
+  if (records) write_bounds(tau, m * batch, record);
   if (flagged == 0) {
-    const double bound = records ? usual_bound(TUNED ? sampled : sampled_bound(tau, m * batch)) : 0;
-    if (records && threadIdx.x == 0) write_record(0, 0, 0, said, call, bound, least, record);
+    if (records && threadIdx.x == 0) write_record(0, 0, 0, said, call, least, record);
     return;
   }
   const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = deep > 1 ? deep : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
   if (scratch_bytes < needed) {
-    const double bound = records ? usual_bound(TUNED ? sampled : sampled_bound(tau, m * batch)) : 0;
-    if (records && threadIdx.x == 0) write_record(2, 0, 0, said, call, bound, least, record);
+    if (records && threadIdx.x == 0) write_record(2, 0, 0, said, call, least, record);
     return;
   }
   __shared__ __align__(16) double pool[POOL];

@@ -106,6 +106,19 @@ def enlarge_of(k: int) -> float:
     return k / SAMPLE if k >= 2 * SAMPLE else 1.0
 
 
+def seen_by_all(task: Scaled) -> np.ndarray:
+    """The elements that every block looks at, (batch, rows, columns): of each run the first row and 32 columns, or where
+    columns are contiguous all rows and 4 columns."""
+    k = task.R.x.shape[1]
+    if k >= 2 * SAMPLE:
+        runs = np.asarray(task.sample).reshape(-1, 8)
+    else:
+        length = -(-k // 16)
+        runs = np.arange(16)[:, None] * length + np.arange(min(8, length))
+    rows = runs.ravel() if task.config.turned else runs[:, 0]
+    return task.R.x[:, rows[rows < k], : 4 if task.config.turned else COLUMNS]
+
+
 def exponents_of(task: Scaled) -> tuple[np.ndarray, np.ndarray]:
     """The powers of two that the base is multiplied by, (batch, n), within limits, or those of neighbours; and which of
     them are a tie, as far as single precision tells."""
@@ -113,7 +126,7 @@ def exponents_of(task: Scaled) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"):
         square = (task.R.x[:, task.sample].astype(np.float64) ** 2).sum(1)
         has = (square > 0) & np.isfinite(square)
-        common = square[:, :COLUMNS].mean(1, keepdims=True) * enlarge_of(k)
+        common = (seen_by_all(task).astype(np.float64) ** 2).mean((1, 2))[:, None] * k
         centre = np.log2(np.where((common > 0) & np.isfinite(common), common, 1).astype(np.longdouble)) / 2
         size = np.log2(np.where(has, square, 1).astype(np.longdouble) * enlarge_of(k)) / 2
         size = np.clip(size - (centre - np.rint(centre)), -512, 512)  # squares that overflow, or nearly vanish

@@ -17,6 +17,7 @@ from abft_tsm2 import Status, queued, ways
 from abft_tsm2.checksum.account import elements
 from abft_tsm2.checksum.on_device import Checker
 from abft_tsm2.core.launcher import Step
+from abft_tsm2.core.records import WORDS
 from benchmarks.gemm_faults import planted
 from tests.check_cases import JUDGED_WORD
 from tests.test_device_gemm import normal, wrong
@@ -49,7 +50,7 @@ def overwritten(value: int) -> Steps:
     from cupy.cuda import runtime
 
     def overwrite(stream: int, where: Any) -> None:
-        runtime.memsetAsync(where["record"], value, 1024, stream)
+        runtime.memsetAsync(where["record"], value, 8 * WORDS, stream)
 
     return lambda checker, memory, steps: [*steps, overwrite]
 

@@ -1,4 +1,4 @@
-"""Where kernels leave what they found for the host: pages of memory on the device, cut into records of 1 KB.
+"""Where kernels leave what they found for the host: pages of memory on the device, cut into records.
 
 A record is written by the kernel behind a product. The host brings it over when it wants to look, one at a time or a
 page at a time; no kernel waits for the way to the host.
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-WORDS = 128  # of a record
+WORDS = 160  # of a record: 1280 bytes
 _PAGE = 64  # records
+_BOUNDS = 128  # the words from here on are bounds of lines
 
 
 class _Page:
@@ -35,7 +36,7 @@ class Record:
     ----------
     address : int
         Where a kernel writes it.
-    words : (128,) uint64 ndarray
+    words : (160,) uint64 ndarray
         As it was when it was brought; kernels/repair.cu says what they mean.
     call, lines : int
         Number of the call whose verdict it is for, less than 2^56, and how many lines that is on.
@@ -76,6 +77,11 @@ class Record:
     def flags(self) -> int:
         """MISSED, CHANGED of `abft_tsm2.core.check_config`."""
         return int(self.words[7]) & 0xFF
+
+    @property
+    def usual_bound(self) -> float:
+        """The median of the bounds of 32 lines, evenly spread."""
+        return float(np.sort(self.words[_BOUNDS:].view(np.float64))[15])
 
     def number(self, word: int) -> float:
         """A word read as float64."""
