@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from abft_tsm2.report import Check, Fault, Report, Status
 _CLEAN, _REPAIRED, _CLEARED = 0, 1, 3  # what a record says; everything else is for the host
 _FAULTS = 40  # that a record has room for
 _REPAIR = "recomputed in float64 on the device"
+_HALF = 0xFFFFFFFF
+_WORDS, _CLOSEST = struct.Struct("=QQ"), struct.Struct("=Ifd")
 _ELEMENT = {"operand": "C", "kind": "element", "elements": 1, "repair": _REPAIR}
 
 
@@ -41,12 +44,13 @@ class Facts:
 
 def clean(found: list[Record]) -> bool:
     """Whether nothing was found, as nearly always."""
-    return all(record.made for record in found) and _all_say(found, _CLEAN)
+    heads = [record.head for record in found]
+    return all(r.made(head) for r, head in zip(found, heads, strict=True)) and _all_say(heads, _CLEAN)
 
 
-def _all_say(found: list[Record], *any_of: int) -> bool:
+def _all_say(heads: list[list[int]], *any_of: int) -> bool:
     """Whether each verdict says one of these, and no operand has changed."""
-    return all(int(r.words[2]) in any_of and not r.flags & CHANGED for r in found)
+    return all(head[2] in any_of and not head[7] & CHANGED for head in heads)
 
 
 class Verdict:
@@ -54,18 +58,21 @@ class Verdict:
 
     def __init__(self, found: list[Record], facts: Facts) -> None:
         self.facts = facts
-        made = [record.made for record in found]
-        believed = [record for record, is_verdict in zip(found, made, strict=True) if is_verdict]
+        heads = [record.head for record in found]
+        made = [record.made(head) for record, head in zip(found, heads, strict=True)]
+        believed = [head for head, is_verdict in zip(heads, made, strict=True) if is_verdict]
         self.made = all(made)
-        self._settled = self.made and _all_say(found, _CLEAN, _REPAIRED)
+        self._settled = self.made and _all_say(heads, _CLEAN, _REPAIRED)
         # Whether C is right, whatever the check says.
-        self.cleared = self.made and _all_say(found, _CLEAN, _REPAIRED, _CLEARED)
-        self.missed = any(r.flags & MISSED for r in believed)  # whether weights may be far off
+        self.cleared = self.made and _all_say(heads, _CLEAN, _REPAIRED, _CLEARED)
+        self.missed = any(head[7] & MISSED for head in believed)  # whether weights may be far off
         self.held = True  # whether repairs lasted
-        self.replaced = not self.made or any(int(r.words[6]) for r in found)  # whether C is not what the verdict was on
-        self.repaired = any(int(r.words[2]) == _REPAIRED for r in believed)
-        self.flagged = sum(r.flagged if is_verdict else r.lines for r, is_verdict in zip(found, made, strict=True))
-        each = list(zip(found, facts.sides, facts.lines, made, strict=True))
+        self.replaced = not self.made or any(head[6] for head in heads)  # whether C is not what the verdict was on
+        self.repaired = any(head[2] == _REPAIRED for head in believed)
+        self.flagged = sum(head[1] & _HALF for head in believed) + sum(
+            record.lines for record, is_verdict in zip(found, made, strict=True) if not is_verdict
+        )
+        each = list(zip(found, heads, facts.sides, facts.lines, made, strict=True))
         self.checks = tuple(self._check(*one) for one in each)
         self.faults = [fault for one in each for fault in self._faults(*one)]
 
@@ -88,14 +95,12 @@ class Verdict:
         """Whether the host need not look."""
         return self.known and not self.missed
 
-    def _check(self, record: Record, side: str, m: int, is_verdict: bool) -> Check:
+    def _check(self, record: Record, head: list[int], side: str, m: int, is_verdict: bool) -> Check:
         if not is_verdict:
             return Check(side, 1, m, 0, float("nan"), 0.0, -1, float("nan"))
-        closest, line = int(record.words[3]) >> 32, int(record.words[3]) & 0xFFFFFFFF
-        ratio = float(np.array([closest], np.uint32).view(np.float32)[0])
-        bound, least = record.usual_bound, record.number(5)
-        with np.errstate(all="ignore"):
-            limit = float(np.float64((1 + ratio) * bound) / np.float64(least))
+        line, ratio, least = _CLOSEST.unpack(_WORDS.pack(head[3], head[5]))
+        bound = record.usual_bound
+        limit = (1 + ratio) * bound / least if least else float("inf")
         return Check.made_of(
             side=side,
             vectors=1,
@@ -107,9 +112,9 @@ class Verdict:
             detection_limit=limit,
         )
 
-    def _faults(self, record: Record, side: str, m: int, is_verdict: bool) -> list[tuple[int, Fault]]:
+    def _faults(self, record: Record, head: list[int], side: str, m: int, is_verdict: bool) -> list[tuple[int, Fault]]:
         """Product and fault of each wrong element; those that found no room in the record in one."""
-        count = int(record.words[6]) if is_verdict else 0
+        count = head[6] if is_verdict else 0
         if count == 0:
             return []
         told = record.words[8 : 8 + 3 * min(count, _FAULTS)].reshape(-1, 3)

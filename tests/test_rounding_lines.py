@@ -54,7 +54,7 @@ def test_measures_of_a_tiny_product_are_those_by_hand(
 
     # The weights: balanced times powers of two that make the columns alike.
     powers = np.exp2(np.floor(np.log2(abs(v))))
-    assert ((abs(v) / powers * 128) % 1 == 0).all()
+    assert ((abs(v) / powers * 2**23) % 1 == 0).all()
     sizes = abs(v) * np.linalg.norm(b, axis=0)
     assert sizes.max() / sizes.min() <= 1.5 * 2
 

@@ -105,7 +105,7 @@ NO_VERDICTS: dict[str, Callable[[Library], np.ndarray]] = {
 @pytest.mark.parametrize("name", NO_VERDICTS)
 def test_what_is_no_verdict_is_not_believed(library: Library, name: str) -> None:
     record = record_of(NO_VERDICTS[name](library))
-    assert not record.made
+    assert not record.made(record.head)
     assert not clean([record])
     good = record_of(left_behind(library, "clean"))
     for found, sides in (([record], 1), ([good, record], 2), ([record, good], 2)):
@@ -128,7 +128,8 @@ def test_a_state_that_was_not_wiped_counts_too_many_lines(library: Library) -> N
     before = work.state.copy()
     assert int(before[CALL_WORD]) == CALL
     words = left_of(library, work, short=-int(before[JUDGED_WORD]))
-    assert not record_of(words).made
+    record = record_of(words)
+    assert not record.made(record.head)
 
 
 # ---- what is still in a queue --------------------------------------------------------------------------------------

@@ -58,34 +58,24 @@ class Record:
         runtime.memcpyAsync(self._here, self.address, 8 * WORDS, runtime.memcpyDeviceToHost, stream)
 
     @property
-    def made(self) -> bool:
-        """Whether it holds the verdict of its call, on all of its lines.
+    def head(self) -> list[int]:
+        """The first eight words: all but faults and bounds."""
+        head: list[int] = self.words[:8].tolist()
+        return head
+
+    def made(self, head: list[int]) -> bool:
+        """Whether a record with this head holds the verdict of its call, on all of its lines.
 
         The kernel that repairs writes the number that it was launched with, and the number and the count of lines that
         those which judge have left in the state. Zeros, what an earlier call has left, or a kernel that did not run are
         no verdict.
         """
-        word = self.words.item
-        return bool(word(0) == self.call == word(7) >> 8 and word(1) >> 32 == self.lines)
-
-    @property
-    def flagged(self) -> int:
-        """How many lines failed the check."""
-        return int(self.words[1]) & 0xFFFFFFFF
-
-    @property
-    def flags(self) -> int:
-        """MISSED, CHANGED of `abft_tsm2.core.check_config`."""
-        return int(self.words[7]) & 0xFF
+        return head[0] == self.call == head[7] >> 8 and head[1] >> 32 == self.lines
 
     @property
     def usual_bound(self) -> float:
         """The median of the bounds of 32 lines, evenly spread."""
-        return float(np.sort(self.words[_BOUNDS:].view(np.float64))[15])
-
-    def number(self, word: int) -> float:
-        """A word read as float64."""
-        return float(self.words[word : word + 1].view(np.float64)[0])
+        return float(sorted(self.words[_BOUNDS:].view(np.float64).tolist())[15])
 
     def free(self) -> None:
         """Give it back: nobody reads it any more, and what is queued to write it precedes all later work."""
