@@ -107,7 +107,7 @@ def enlarge_of(k: int) -> float:
 
 
 def seen_by_all(task: Scaled) -> np.ndarray:
-    """The elements that every block looks at, (batch, rows, columns): the first row of each run and 32 columns, or where
+    """The elements that every block looks at, (batch, rows, columns): the first row of each run, 32 columns; or where
     columns are contiguous all rows and 4 columns."""
     k = task.R.x.shape[1]
     if k >= 2 * SAMPLE:

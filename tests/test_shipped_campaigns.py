@@ -102,8 +102,9 @@ def test_the_results_that_are_kept_are_those_of_the_files() -> None:
         assert not re.search(r"/(root|home|work|tmp)/", (folder / "report.html").read_text(encoding="utf-8"))
 
 
-def test_the_page_of_peers_shows_what_was_measured() -> None:
-    assert tables.main(["--check", str(PEERS_PAGE)]) == 0
+@pytest.mark.parametrize("page", [PEERS_PAGE, PEERS_PAGE.with_name("swaps.md")], ids=lambda page: page.stem)
+def test_pages_show_what_was_measured(page: Path) -> None:
+    assert tables.main(["--check", str(page)]) == 0
 
 
 def test_an_unknown_campaign_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
