@@ -133,7 +133,7 @@ INLINE void recompute(const Problem& p, int g, int place, int at, What what, dou
 #if !TURNED
 // A column a lane, so that neighbouring ones are read together; the warps share l, 32 of them at a time.
 INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what, double* pool) {
-  constexpr int LOADS = TUNED && sizeof(A_TYPE) == 4 ? 32 : 16;
+  constexpr int LOADS = !TUNED ? 8 : sizeof(A_TYPE) == 4 ? 32 : 16;
   const int last = p.first(g + 1) - 1, candidates = count_of(p, g, what);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index share = pieces(pieces(p.k, 32), WARPS) * 32, end = smaller((warp + 1) * share, p.k);

@@ -170,8 +170,8 @@ INLINE void multiply(const Problem* problem, Index item, int pass, double* pool,
   const Index product = p.product(first), slab = item / p.stripes, stripe = item % p.stripes;
   const Index begin = slab * p.depth, end = smaller(begin + p.depth, p.k), column = stripe * STRIPE + threadIdx.x;
   const A_TYPE* R = p.R + product * p.r_step;
-  constexpr int OF_GROUPS = !TUNED ? (sizeof(A_TYPE) == 2 ? 2 : 4) : sizeof(A_TYPE) > 4 ? 8 : 16;
-  constexpr int AHEAD = TURNED ? (TUNED ? 4 : 2) : COUNT == 1 ? 16 : OF_GROUPS;
+  constexpr int OF_GROUPS = !TUNED ? 2 : sizeof(A_TYPE) > 4 ? 8 : 16;
+  constexpr int AHEAD = TURNED ? (TUNED ? 4 : 2) : COUNT == 1 ? (TUNED ? 16 : 8) : OF_GROUPS;
   A_TYPE r[AHEAD][OWN];
   double sum[OWN][COUNT][2];
   Bits word = 0;
