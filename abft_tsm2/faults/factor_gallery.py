@@ -251,6 +251,8 @@ GALLERY: Mapping[str, Make] = {
     "vander 0.1 1.3 increasing": _vander(0.1, 1.3, increasing=True),
     "vander -1 1": _vander(-1, 1),
     "vander 0.9 1.1": _vander(0.9, 1.1),
+    "vander 0.97 1.03": _vander(0.97, 1.03),
+    "vander 0.99 1.01": _vander(0.99, 1.01),
     "chebvand": _chebvand,
     "chebspec": _chebspec,
     "lehmer": _of(lambda i, j, n: np.minimum(i, j) / np.maximum(i, j)),
