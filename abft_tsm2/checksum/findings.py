@@ -14,7 +14,10 @@ from abft_tsm2.report import Fault, Status
 ROUNDS = 3  # repairs before giving up
 FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
 AGAIN = "computed again from A"
-SUBNORMAL = "LAPACK does not divide by one so small, and its factors are not those of a; multiply a by a power of two"
+SUBNORMAL = (
+    "it is subnormal, or nearly so: LAPACK does not divide by one so small, and its factors are not those of a; "
+    "multiply a by a power of two"
+)
 
 
 def differing(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
