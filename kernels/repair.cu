@@ -92,6 +92,7 @@ INLINE double least_weight(const double* sizes, Index products) {
 INLINE void write_bounds(const double* tau, Index lines, Bits* record) {
   record[BOUNDS + threadIdx.x] = same_bits<Bits>(lines > 0 ? tau[(2 * threadIdx.x + 1) * lines / 64] : 0.0);
 }
+
 // What verdicts have left in the state.
 struct Said {
   Bits flags, closest, call, judged;
