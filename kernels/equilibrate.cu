@@ -34,20 +34,11 @@ INLINE int half_exponent(double x) { return (int(pattern(2 * x) >> 52) - 1023) >
 
 INLINE bool has_size(double square) { return square > 0 && square <= 0x1.fffffffffffffp1023; }  // not 0, NaN, infinity
 
-// Two blocks of a multiprocessor, but where a thread's part of the columns takes too many registers for that, as it does
-// more often on other architectures than the one that this is tuned on.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int BLOCKS_AT_ONCE = 1;
-#else
-constexpr int BLOCKS_AT_ONCE = TURNED && sizeof(A_TYPE) == 8 ? 1 : 2;
-#endif
-
-extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
+extern "C" __global__ void __launch_bounds__(T1, 3)
     ENTRY(Index k, Index n, const A_TYPE* __restrict__ R, Index rs, Index cs, Index step,
           const float* __restrict__ base, ACC* v, Index v_step, double* parts, double enlarge, Bits* state) {
   __shared__ double squares[WARPS * COLUMNS];
-  __shared__ double of_all[WARPS];
-  __shared__ float looked_at[WARPS];
+  __shared__ double of_all[WARPS * COLUMNS];
 #if TURNED
   __shared__ double by_row[WARPS * COLUMNS * RUN];
 #endif
@@ -55,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
   const Index product = blockIdx.y, first = Index(blockIdx.x) * COLUMNS;
   const A_TYPE* at = R + product * step;
   // A warp takes a run of rows, or its share of few.
-  const bool few = k < 2 * RUN * WARPS;
+  const bool few = k < RUN * WARPS;
   const int length = few ? int(k + WARPS - 1) / WARPS : RUN;
   const float own_base = warp == 0 && first + lane < n ? base[first + lane] : 0;  // early: it is far away
   after_previous();
@@ -71,34 +62,25 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
   const unsigned group = unsigned(k / WARPS);
   const Index start = few ? Index(warp) * length : warp * Index(group) + scattered(warp) % (group - RUN + 1);
   // An element a thread of what all blocks look at: the first row of each run, where columns are contiguous all rows of it.
-  const Index row = start + (TURNED ? lane % RUN : 0), column = TURNED ? lane / RUN : lane;
-  const bool looks = row < k && column < n && (!TURNED || lane % RUN < length);
-  const double seen = looks ? double(widened(at[row * rs + column * cs])) : 0;
-#pragma unroll 1
-  for (int l = 0; l < length; l += RUN) {
-    A_TYPE x[RUN];
-    const A_TYPE* from = at + (start + l + (TURNED ? lane % RUN : 0)) * rs + (TURNED ? lane / RUN : lane) * cs;
+  const int below = TURNED ? lane % RUN : 0, column = TURNED ? lane / RUN : lane;
+  const bool looks = below < length && start + below < k && column < n;
+  A_TYPE seen{};
+  if (looks) seen = at[(start + below) * rs + column * cs];
+  A_TYPE x[RUN];
 #pragma unroll
-    for (int i = 0; i < RUN; i++, from += TURNED ? 4 * cs : rs) {
-      const int down = l + (TURNED ? lane % RUN : i), right = TURNED ? lane / RUN + 4 * i : lane;
-      const bool there = down < length && start + down < k;
-      memset(&x[i], 0, sizeof(A_TYPE));
-      if (there && first + right < n) x[i] = from[first * cs];
-    }
+  for (int i = 0; i < RUN; i++) {
+    const int down = TURNED ? lane % RUN : i;
+    const Index j = first + (TURNED ? lane / RUN + 4 * i : lane);
+    memset(&x[i], 0, sizeof(A_TYPE));
+    if (down < length && start + down < k && j < n) x[i] = at[(start + down) * rs + j * cs];
+  }
 #pragma unroll
-    for (int i = 0; i < RUN; i++) {
-      const double e = double(widened(x[i]));
-      sum[TURNED ? i : 0] += e * e;
-    }
+  for (int i = 0; i < RUN; i++) {
+    const double e = double(widened(x[i]));
+    sum[TURNED ? i : 0] += e * e;
   }
-  double common = seen * seen;
-  float looked = looks;
-#pragma unroll 1
-  for (int bit = 16; bit; bit /= 2) {
-    common += __shfl_xor_sync(~0u, common, bit);
-    looked += __shfl_xor_sync(~0u, looked, bit);
-  }
-  if (lane == 0) of_all[warp] = common, looked_at[warp] = looked;
+  const double of_thread = double(widened(seen));
+  of_all[warp * COLUMNS + lane] = of_thread * of_thread;
 #if TURNED
 #pragma unroll
   for (int i = 0; i < RUN; i++) by_row[(warp * COLUMNS + lane / RUN + 4 * i) * RUN + lane % RUN] = sum[i];
@@ -112,12 +94,16 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS_AT_ONCE)
   if (warp > 0) return;
 
   const Index j = first + lane;
-  double square = 0;
-  common = 0, looked = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + lane], common += of_all[w], looked += looked_at[w];
+  double square = 0, common = 0;
+#pragma unroll 4
+  for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + lane], common += of_all[w * COLUMNS + lane];
+#pragma unroll 1
+  for (int bit = 16; bit; bit /= 2) common += __shfl_xor_sync(~0u, common, bit);
+  constexpr int ROWS = TURNED ? RUN : 1, ACROSS = COLUMNS / ROWS;
+  const int runs = few ? (int(k) + length - 1) / length : WARPS;
+  const int looked = (few && TURNED ? int(k) : runs * ROWS) * int(min(n, Index(ACROSS)));
   // Their mean norm^2 = 4^h m, m in [1/2, 2): what is as large has the exponent h, and what is off by less than 2^(1/2).
-  const double mean = common * (float(k) / looked);
+  const double mean = common * (float(k) / float(looked));
   double centre = 1;
   if (has_size(mean)) centre = same_bits<double>(pattern(mean) - (Bits(2 * half_exponent(mean)) << 52));
   const double norm2 = square * (enlarge * (1.0f / float(centre)));

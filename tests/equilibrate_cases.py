@@ -103,18 +103,18 @@ def equilibrated(task: Scaled, launch: Launch) -> Weights:
 
 def enlarge_of(k: int) -> float:
     """k / rows in the sample, as abft_tsm2/checksum/on_device.py gives it."""
-    return k / SAMPLE if k >= 2 * SAMPLE else 1.0
+    return max(1.0, k / SAMPLE)
 
 
 def seen_by_all(task: Scaled) -> np.ndarray:
     """The elements that every block looks at, (batch, rows, columns): the first row of each run, 32 columns; or where
     columns are contiguous all rows and 4 columns."""
     k = task.R.x.shape[1]
-    if k >= 2 * SAMPLE:
+    if k >= SAMPLE:
         runs = np.asarray(task.sample).reshape(-1, 8)
     else:
         length = -(-k // 16)
-        runs = np.arange(16)[:, None] * length + np.arange(min(8, length))
+        runs = np.arange(16)[:, None] * length + np.arange(length)
     rows = runs.ravel() if task.config.turned else runs[:, 0]
     return task.R.x[:, rows[rows < k], : 4 if task.config.turned else COLUMNS]
 
@@ -131,12 +131,13 @@ def exponents_of(task: Scaled) -> tuple[np.ndarray, np.ndarray]:
         size = np.log2(np.where(has, square, 1).astype(np.longdouble) * enlarge_of(k)) / 2
         size = np.clip(size - (centre - np.rint(centre)), -512, 512)  # squares that overflow, or nearly vanish
     exponent = np.where(has, np.clip(-np.rint(size), -far, far), -2 * far).astype(int)
+    tie = (abs(abs(size - np.rint(size)) - 0.5) < 2.0**-20) & has
     for first in range(0, square.shape[1], COLUMNS):
-        block = exponent[:, first : first + COLUMNS]
+        block, ties = exponent[:, first : first + COLUMNS], tie[:, first : first + COLUMNS]
+        ties |= (block == -2 * far) & ties.any(1, keepdims=True)
         top = block.max(1, keepdims=True)
         block[...] = np.where(block > -2 * far, block, np.where(top > -2 * far, top, 0))
-    tie = abs(abs(size - np.rint(size)) - 0.5) < 2.0**-20
-    return exponent, tie & has
+    return exponent, tie
 
 
 def weight_faults(task: Scaled, made: Weights) -> list[str]:
@@ -217,7 +218,7 @@ def matrices(config: Equilibrate) -> Iterator[Columns]:
     yield Columns(config, 33, 100, 3, scales="octaves", special=("zero", "nan", "inf", "zero"))
     yield Columns(config, 9, 31, 2, special=("nan",) * 31)
     yield Columns(config, 8, 65, 2, scales="zero")
-    yield Columns(config, 255, 70, 2, scales="tens", special=("zero", "inf"))
-    yield Columns(config, 190, 230, 1, scales="octaves")
+    yield Columns(config, 127, 70, 2, scales="tens", special=("zero", "inf"))
+    yield Columns(config, 128, 230, 1, scales="octaves")
     yield Columns(config, 16, 64, 1, scales="extreme", special=("zero",))
     yield Columns(config, 7, 40, 2, scales="beyond")

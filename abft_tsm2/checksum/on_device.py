@@ -117,7 +117,7 @@ class Checker:
         config = Equilibrate(case.dtype, turned=not case.R.contiguous)
         values: tuple[Value, ...] = (
             *(case.k, case.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
-            *(case.k / SAMPLE if case.k >= 2 * SAMPLE else 1.0, at("state")),
+            *(max(1.0, case.k / SAMPLE), at("state")),
         )
         return Launch(config, (-(-case.n // COLUMNS), case.right_batch), config.t1, values, base)
 
@@ -146,7 +146,7 @@ class Checker:
         case, state = self.case, self.account.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
         first = name == "R" and not expected  # the first look at R: its weights are from a sample
-        outstanding = _OUTSTANDING * MEAN_SQUARE if first and case.k >= 2 * SAMPLE else np.inf
+        outstanding = _OUTSTANDING * MEAN_SQUARE if first and case.k > SAMPLE else np.inf
         sizes = (self.account.at(memory, "parts"), -(-case.n // COLUMNS), self.account.at(memory, "sizes"))
         guards: tuple[Value, ...] = (into.guards, "encoded" if into.guards else 0)
         results: tuple[Value, ...] = (

@@ -12,7 +12,7 @@ from abft_tsm2.core.config import C_TYPES, SIZES
 
 WARP = 32
 COLUMNS = 32  # of a block of kernels/equilibrate.cu
-SAMPLE = 128  # rows that it looks at, where there are twice as many
+SAMPLE = 128  # rows that it looks at, where there are more
 MISSED, CHANGED = 1, 2
 """Flags of passes: a row stands out that the sample for the weights may have missed; an operand is not what it was."""
 STATE = 32  # words of a product's account
