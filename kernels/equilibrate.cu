@@ -61,29 +61,28 @@ extern "C" __global__ void __launch_bounds__(T1, 3)
   // No period in the data can hide from runs at scattered places.
   const unsigned group = unsigned(k / WARPS);
   const Index start = few ? Index(warp) * length : warp * Index(group) + scattered(warp) % (group - RUN + 1);
+  // What is not there is read elsewhere and counts nothing: a load that waits for no branch is in flight with the others.
+  const auto element = [&](int down, Index j) {
+    return at[smaller(start + down, k - 1) * rs + smaller(j, n - 1) * cs];
+  };
+  const auto squared = [&](A_TYPE x, int down, Index j) {
+    const double e = down < length && start + down < k && j < n ? double(widened(x)) : 0;
+    return e * e;
+  };
   // An element a thread of what all blocks look at: the first row of each run, where columns are contiguous all rows of it.
-  const int below = TURNED ? lane % RUN : 0, column = TURNED ? lane / RUN : lane;
-  const bool looks = below < length && start + below < k && column < n;
-  A_TYPE seen{};
-  if (looks) seen = at[(start + below) * rs + column * cs];
+  const int own_row = TURNED ? lane % RUN : 0, own_column = TURNED ? lane / RUN : lane;
+  const A_TYPE seen = element(own_row, own_column);
   A_TYPE x[RUN];
 #pragma unroll
-  for (int i = 0; i < RUN; i++) {
-    const int down = TURNED ? lane % RUN : i;
-    const Index j = first + (TURNED ? lane / RUN + 4 * i : lane);
-    memset(&x[i], 0, sizeof(A_TYPE));
-    if (down < length && start + down < k && j < n) x[i] = at[(start + down) * rs + j * cs];
-  }
+  for (int i = 0; i < RUN; i++)
+    x[i] = element(TURNED ? own_row : i, first + (TURNED ? own_column + 4 * i : lane));
 #pragma unroll
-  for (int i = 0; i < RUN; i++) {
-    const double e = double(widened(x[i]));
-    sum[TURNED ? i : 0] += e * e;
-  }
-  const double of_thread = double(widened(seen));
-  of_all[warp * COLUMNS + lane] = of_thread * of_thread;
+  for (int i = 0; i < RUN; i++)
+    sum[TURNED ? i : 0] += squared(x[i], TURNED ? own_row : i, first + (TURNED ? own_column + 4 * i : lane));
+  of_all[warp * COLUMNS + lane] = squared(seen, own_row, own_column);
 #if TURNED
 #pragma unroll
-  for (int i = 0; i < RUN; i++) by_row[(warp * COLUMNS + lane / RUN + 4 * i) * RUN + lane % RUN] = sum[i];
+  for (int i = 0; i < RUN; i++) by_row[(warp * COLUMNS + own_column + 4 * i) * RUN + own_row] = sum[i];
   __syncwarp();
   sum[0] = 0;
 #pragma unroll 1

@@ -34,10 +34,10 @@ library = library_of(lambda: texts(EQUILIBRATING))
 SMALL, TURNED, BRAIN = EQUILIBRATING[2], EQUILIBRATING[1], EQUILIBRATING[-1]
 CHECKED = EQUILIBRATING[::3]
 READS = {
-    "columns_beyond": (SMALL, "start + down < k && j < n", 0, "start + down < k"),
-    "turned_columns_beyond": (TURNED, "start + down < k && j < n", 0, "start + down < k"),
-    "rows_beyond": (SMALL, " && start + down < k", 0, ""),
-    "turned_rows_beyond": (TURNED, " && start + down < k", 0, ""),
+    "columns_beyond": (SMALL, "smaller(j, n - 1) * cs", 0, "j * cs"),
+    "turned_columns_beyond": (TURNED, "smaller(j, n - 1) * cs", 0, "j * cs"),
+    "rows_beyond": (SMALL, "smaller(start + down, k - 1) * rs", 0, "(start + down) * rs"),
+    "turned_rows_beyond": (TURNED, "smaller(start + down, k - 1) * rs", 0, "(start + down) * rs"),
 }
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
@@ -192,8 +192,10 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "squares_unfinished_turned": (TURNED, "__syncthreads();", 0, "", RACE),
     "rows_of_a_column_unfinished": (TURNED, "__syncwarp();", 0, "", RACE),
     "few_rows_twice": (SMALL, "down < length && ", 0, "", WRONG),
+    "the_last_row_again": (SMALL, "start + down < k && ", 0, "", WRONG),
+    "the_last_column_again": (SMALL, " && j < n", 0, "", WRONG),
     "few_rows_left_out": (SMALL, "int(k + WARPS - 1) / WARPS", 0, "int(k) / WARPS", f"{WRONG}|division by zero"),
-    "other_stride": (TURNED, "(start + down) * rs", 0, "(start + down) * cs", f"{WRONG}|{OVERRUN}"),
+    "other_stride": (TURNED, "k - 1) * rs", 0, "k - 1) * cs", f"{WRONG}|{OVERRUN}"),
     "the_first_matrix_only": (SMALL, "R + product * step", 0, "R", WRONG),
     "a_part_of_the_squares": (SMALL, "w < WARPS; w++) square", 0, "w < WARPS - 1; w++) square", WRONG),
     "a_part_of_the_rows": (TURNED, "i < RUN; i++) sum[0]", 0, "i < RUN - 1; i++) sum[0]", WRONG),
@@ -206,9 +208,9 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     ),
     "columns_in_another_order": (
         TURNED,
-        "lane / RUN + 4 * i : lane",
+        "own_column + 4 * i : lane",
         0,
-        "RUN * (lane / RUN) + i : lane",
+        "RUN * own_column + i : lane",
         f"{WRONG}|race",
     ),
     "runs_of_few_rows": (SMALL, "k < RUN * WARPS", 0, "false", WRONG),
@@ -237,9 +239,9 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "a_mean_of_infinity": (SMALL, "if (has_size(mean)) centre", 0, "centre", WRONG),
     "the_mean_of_the_block": (
         TURNED,
-        "seen = at[(start + below) * rs + column * cs]",
+        "seen = element(own_row, own_column)",
         0,
-        "seen = at[(start + below) * rs + smaller(first + column, n - 1) * cs]",
+        "seen = element(own_row, first + own_column)",
         WRONG,
     ),
     "the_mean_of_a_warp": (
