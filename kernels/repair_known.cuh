@@ -19,12 +19,22 @@ INLINE Index items_known(const Problem& p) {
   return lines_known(p) + (p.right_words != nullptr ? p.passes() * p.stripes * p.slabs : 0);
 }
 
+// Elements that a thread has on their way from memory. What is beyond the end is read elsewhere and counts nothing: a
+// load that waits for no branch is in flight with the others.
+constexpr int IN_FLIGHT = TUNED ? 32 : 8;
+
 // Whether the bits of `count` elements, `apart` from one to the next, add up to `words`; by a block.
 template <class T>
 INLINE void compare_line(const Problem& p, const T* at, Index count, Index apart, Bits words, Bits* word_sums) {
   Bits sum = 0;
-#pragma unroll 8
-  for (Index l = threadIdx.x; l < count; l += T1) sum += fresh_bits(at + l * apart);
+#pragma unroll 1
+  for (Index l = threadIdx.x; l < count; l += IN_FLIGHT * T1) {
+    Bits bits[IN_FLIGHT];
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; i++) bits[i] = fresh_bits(at + smaller(l + i * T1, count - 1) * apart);
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; i++) sum += l + i * T1 < count ? bits[i] : 0;
+  }
   sum = over_block(sum, word_sums);
   if (threadIdx.x == 0 && sum != words) atomicAdd(p.state + CHANGED_AFTER, 1ull);
 }
@@ -36,17 +46,32 @@ INLINE void compare_right(const Problem& p, Index item, int pass, Bits* word_sum
   const Index begin = slab * p.depth, end = smaller(begin + p.depth, p.k);
   const Index left = stripe * STRIPE, right = smaller(left + STRIPE, p.n);
   const A_TYPE* R = p.R + product * p.r_step;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // A thread's rows and columns at a time, and how far apart they are.
+  constexpr int ACROSS = TURNED || IN_FLIGHT < STRIPE / 32 ? IN_FLIGHT : STRIPE / 32, ROWS = IN_FLIGHT / ACROSS;
+  constexpr int NEXT_ROW = TURNED ? T1 : WARPS, NEXT_COLUMN = TURNED ? 1 : 32;
+  const int row = TURNED ? threadIdx.x : threadIdx.x / 32, column = TURNED ? 0 : threadIdx.x % 32;
   Bits word = 0;
 #pragma unroll 1
-  for (Index l = begin + (TURNED ? int(threadIdx.x) : warp); l < end; l += TURNED ? T1 : WARPS) {
-    Bits bits = 0;
-#pragma unroll 8
-    for (Index j = left + (TURNED ? 0 : lane); j < right; j += TURNED ? 1 : 32)
-      bits += fresh_bits(R + l * p.r_rs + j * p.r_cs);
-    if (stripe == 0 && (TURNED || lane == 0)) bits -= p.right_words[product * p.w_step + l];
-    word += multiplier(l, pass) * bits;
-  }
+  for (Index l = begin + row; l < end; l += ROWS * NEXT_ROW)
+#pragma unroll 1
+    for (Index j = left + column; j < right; j += ACROSS * NEXT_COLUMN) {
+      Bits bits[ROWS][ACROSS];
+#pragma unroll
+      for (int i = 0; i < IN_FLIGHT; i++)
+        bits[i / ACROSS][i % ACROSS] = fresh_bits(R + smaller(l + i / ACROSS * NEXT_ROW, end - 1) * p.r_rs +
+                                                  smaller(j + i % ACROSS * NEXT_COLUMN, right - 1) * p.r_cs);
+#pragma unroll
+      for (int a = 0; a < ROWS; a++) {
+        Bits sum = 0;
+#pragma unroll
+        for (int c = 0; c < ACROSS; c++) sum += j + c * NEXT_COLUMN < right ? bits[a][c] : 0;
+        if (l + a * NEXT_ROW < end) word += multiplier(l + a * NEXT_ROW, pass) * sum;
+      }
+    }
+  const Index told_by = stripe == 0 ? end : begin;  // what rows were is subtracted once
+#pragma unroll 1
+  for (Index l = begin + threadIdx.x; l < told_by; l += T1)
+    word -= multiplier(l, pass) * p.right_words[product * p.w_step + l];
   word = over_block(word, word_sums);
   if (threadIdx.x == 0) atomicAdd(p.state + RIGHT_AFTER, word);
 }
