@@ -62,24 +62,29 @@ extern "C" __global__ void __launch_bounds__(T1, 3)
   const unsigned group = unsigned(k / WARPS);
   const Index start = few ? Index(warp) * length : warp * Index(group) + scattered(warp) % (group - RUN + 1);
   // What is not there is read elsewhere and counts nothing: a load that waits for no branch is in flight with the others.
-  const auto element = [&](int down, Index j) {
-    return at[smaller(start + down, k - 1) * rs + smaller(j, n - 1) * cs];
-  };
-  const auto squared = [&](A_TYPE x, int down, Index j) {
-    const double e = down < length && start + down < k && j < n ? double(widened(x)) : 0;
-    return e * e;
-  };
-  // An element a thread of what all blocks look at: the first row of each run, where columns are contiguous all rows of it.
   const int own_row = TURNED ? lane % RUN : 0, own_column = TURNED ? lane / RUN : lane;
-  const A_TYPE seen = element(own_row, own_column);
+  const Index row = start + own_row, column = first + own_column;
+  const bool row_there = own_row < length && row < k;
+  // An element a thread of what all blocks look at: the first row of each run, where columns are contiguous all rows of it.
+  const bool looks = row_there && own_column < n;
+  const A_TYPE seen = at[looks ? row * rs + own_column * cs : 0];
+  const Index apart = TURNED ? 4 * cs : rs;
+  const int there = !row_there || column >= n ? 0
+                                              : int(smaller(RUN, TURNED ? (n - column + 3) / 4 : smaller(length, k - row)));
+  const A_TYPE* from = at + (there ? row * rs + column * cs : 0);
   A_TYPE x[RUN];
 #pragma unroll
-  for (int i = 0; i < RUN; i++)
-    x[i] = element(TURNED ? own_row : i, first + (TURNED ? own_column + 4 * i : lane));
+  for (int i = 0; i < RUN; i++) {
+    x[i] = *from;
+    if (i + 1 < there) from += apart;
+  }
 #pragma unroll
-  for (int i = 0; i < RUN; i++)
-    sum[TURNED ? i : 0] += squared(x[i], TURNED ? own_row : i, first + (TURNED ? own_column + 4 * i : lane));
-  of_all[warp * COLUMNS + lane] = squared(seen, own_row, own_column);
+  for (int i = 0; i < RUN; i++) {
+    const double e = i < there ? double(widened(x[i])) : 0;
+    sum[TURNED ? i : 0] += e * e;
+  }
+  const double of_thread = looks ? double(widened(seen)) : 0;
+  of_all[warp * COLUMNS + lane] = of_thread * of_thread;
 #if TURNED
 #pragma unroll
   for (int i = 0; i < RUN; i++) by_row[(warp * COLUMNS + own_column + 4 * i) * RUN + own_row] = sum[i];

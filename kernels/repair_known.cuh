@@ -19,24 +19,36 @@ INLINE Index items_known(const Problem& p) {
   return lines_known(p) + (p.right_words != nullptr ? p.passes() * p.stripes * p.slabs : 0);
 }
 
-// Elements that a thread has on their way from memory. What is beyond the end is read elsewhere and counts nothing: a
-// load that waits for no branch is in flight with the others.
+// Elements that a thread has on their way from memory at a time: so many that memory is never idle.
 constexpr int IN_FLIGHT = TUNED ? 32 : 8;
+
+// The bits of ROWS x COLUMNS elements from `at` on, `down` and `across` from one to the next, of which the first so many are
+// there (WHOLE: all). What is beyond is read elsewhere and counts nothing: a load that waits for no branch is in flight
+// with the others.
+template <bool WHOLE, int ROWS, int COLUMNS, class T>
+INLINE void add_bits(Bits (&sums)[ROWS], const T* at, Index down, Index across, Index rows, Index columns) {
+  Bits bits[ROWS][COLUMNS];
+#pragma unroll
+  for (int a = 0; a < ROWS; a++) {
+    const T* row = at + (WHOLE ? Index(a) : smaller(a, rows - 1)) * down;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) bits[a][c] = fresh_bits(row + (WHOLE ? Index(c) : smaller(c, columns - 1)) * across);
+  }
+#pragma unroll
+  for (int a = 0; a < ROWS; a++)
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) sums[a] += WHOLE || (a < rows && c < columns) ? bits[a][c] : 0;
+}
 
 // Whether the bits of `count` elements, `apart` from one to the next, add up to `words`; by a block.
 template <class T>
 INLINE void compare_line(const Problem& p, const T* at, Index count, Index apart, Bits words, Bits* word_sums) {
-  Bits sum = 0;
+  Bits sum[1] = {0};
 #pragma unroll 1
-  for (Index l = threadIdx.x; l < count; l += IN_FLIGHT * T1) {
-    Bits bits[IN_FLIGHT];
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; i++) bits[i] = fresh_bits(at + smaller(l + i * T1, count - 1) * apart);
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; i++) sum += l + i * T1 < count ? bits[i] : 0;
-  }
-  sum = over_block(sum, word_sums);
-  if (threadIdx.x == 0 && sum != words) atomicAdd(p.state + CHANGED_AFTER, 1ull);
+  for (Index l = threadIdx.x; l < count; l += IN_FLIGHT * T1)
+    add_bits<false, 1, IN_FLIGHT>(sum, at + l * apart, 0, T1 * apart, 1, pieces(count - l, T1));
+  const Bits found = over_block(sum[0], word_sums);
+  if (threadIdx.x == 0 && found != words) atomicAdd(p.state + CHANGED_AFTER, 1ull);
 }
 
 // 0 = sum_l multiplier(l) (bits of R(l, :) - what they were) over all items of a product, as in stage 5. Neighbouring
@@ -47,27 +59,26 @@ INLINE void compare_right(const Problem& p, Index item, int pass, Bits* word_sum
   const Index left = stripe * STRIPE, right = smaller(left + STRIPE, p.n);
   const A_TYPE* R = p.R + product * p.r_step;
   // A thread's rows and columns at a time, and how far apart they are.
-  constexpr int ACROSS = TURNED || IN_FLIGHT < STRIPE / 32 ? IN_FLIGHT : STRIPE / 32, ROWS = IN_FLIGHT / ACROSS;
-  constexpr int NEXT_ROW = TURNED ? T1 : WARPS, NEXT_COLUMN = TURNED ? 1 : 32;
+  constexpr int COLUMNS = TURNED || IN_FLIGHT < STRIPE / 32 ? IN_FLIGHT : STRIPE / 32, ROWS = IN_FLIGHT / COLUMNS;
+  constexpr int DOWN = TURNED ? T1 : WARPS, ACROSS = TURNED ? 1 : 32;
   const int row = TURNED ? threadIdx.x : threadIdx.x / 32, column = TURNED ? 0 : threadIdx.x % 32;
   Bits word = 0;
 #pragma unroll 1
-  for (Index l = begin + row; l < end; l += ROWS * NEXT_ROW)
+  for (Index l = begin + row; l < end; l += ROWS * DOWN) {
+    const Index rows = pieces(end - l, DOWN);
+    Bits sums[ROWS] = {};
 #pragma unroll 1
-    for (Index j = left + column; j < right; j += ACROSS * NEXT_COLUMN) {
-      Bits bits[ROWS][ACROSS];
-#pragma unroll
-      for (int i = 0; i < IN_FLIGHT; i++)
-        bits[i / ACROSS][i % ACROSS] = fresh_bits(R + smaller(l + i / ACROSS * NEXT_ROW, end - 1) * p.r_rs +
-                                                  smaller(j + i % ACROSS * NEXT_COLUMN, right - 1) * p.r_cs);
-#pragma unroll
-      for (int a = 0; a < ROWS; a++) {
-        Bits sum = 0;
-#pragma unroll
-        for (int c = 0; c < ACROSS; c++) sum += j + c * NEXT_COLUMN < right ? bits[a][c] : 0;
-        if (l + a * NEXT_ROW < end) word += multiplier(l + a * NEXT_ROW, pass) * sum;
-      }
+    for (Index j = left + column; j < right; j += COLUMNS * ACROSS) {
+      const A_TYPE* at = R + l * p.r_rs + j * p.r_cs;
+      const Index columns = pieces(right - j, ACROSS);
+      if (rows >= ROWS && columns >= COLUMNS)
+        add_bits<true, ROWS, COLUMNS>(sums, at, DOWN * p.r_rs, ACROSS * p.r_cs, ROWS, COLUMNS);
+      else
+        add_bits<false, ROWS, COLUMNS>(sums, at, DOWN * p.r_rs, ACROSS * p.r_cs, rows, columns);
     }
+#pragma unroll
+    for (int a = 0; a < ROWS; a++) word += multiplier(l + a * DOWN, pass) * sums[a];  // 0 of rows that are not there
+  }
   const Index told_by = stripe == 0 ? end : begin;  // what rows were is subtracted once
 #pragma unroll 1
   for (Index l = begin + threadIdx.x; l < told_by; l += T1)

@@ -34,10 +34,10 @@ library = library_of(lambda: texts(EQUILIBRATING))
 SMALL, TURNED, BRAIN = EQUILIBRATING[2], EQUILIBRATING[1], EQUILIBRATING[-1]
 CHECKED = EQUILIBRATING[::3]
 READS = {
-    "columns_beyond": (SMALL, "smaller(j, n - 1) * cs", 0, "j * cs"),
-    "turned_columns_beyond": (TURNED, "smaller(j, n - 1) * cs", 0, "j * cs"),
-    "rows_beyond": (SMALL, "smaller(start + down, k - 1) * rs", 0, "(start + down) * rs"),
-    "turned_rows_beyond": (TURNED, "smaller(start + down, k - 1) * rs", 0, "(start + down) * rs"),
+    "columns_beyond": (SMALL, " || column >= n", 0, ""),
+    "turned_columns_beyond": (TURNED, "(n - column + 3) / 4", 0, "RUN"),
+    "rows_beyond": (SMALL, "smaller(length, k - row)", 0, "length"),
+    "turned_rows_beyond": (TURNED, " && row < k;", 0, ";"),
 }
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
@@ -191,11 +191,11 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "squares_unfinished": (SMALL, "__syncthreads();", 0, "", RACE),
     "squares_unfinished_turned": (TURNED, "__syncthreads();", 0, "", RACE),
     "rows_of_a_column_unfinished": (TURNED, "__syncwarp();", 0, "", RACE),
-    "few_rows_twice": (SMALL, "down < length && ", 0, "", WRONG),
-    "the_last_row_again": (SMALL, "start + down < k && ", 0, "", WRONG),
-    "the_last_column_again": (SMALL, " && j < n", 0, "", WRONG),
+    "few_rows_twice": (SMALL, "smaller(length, k - row)", 0, "RUN", f"{WRONG}|{OVERRUN}"),
+    "the_last_row_again": (SMALL, "smaller(length, k - row)", 0, "length", f"{WRONG}|{OVERRUN}"),
+    "the_last_column_again": (SMALL, " && own_column < n", 0, "", f"{WRONG}|{OVERRUN}"),
     "few_rows_left_out": (SMALL, "int(k + WARPS - 1) / WARPS", 0, "int(k) / WARPS", f"{WRONG}|division by zero"),
-    "other_stride": (TURNED, "k - 1) * rs", 0, "k - 1) * cs", f"{WRONG}|{OVERRUN}"),
+    "other_stride": (TURNED, "row * rs + column", 0, "row * cs + column", f"{WRONG}|{OVERRUN}"),
     "the_first_matrix_only": (SMALL, "R + product * step", 0, "R", WRONG),
     "a_part_of_the_squares": (SMALL, "w < WARPS; w++) square", 0, "w < WARPS - 1; w++) square", WRONG),
     "a_part_of_the_rows": (TURNED, "i < RUN; i++) sum[0]", 0, "i < RUN - 1; i++) sum[0]", WRONG),
@@ -208,9 +208,9 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     ),
     "columns_in_another_order": (
         TURNED,
-        "own_column + 4 * i : lane",
+        "4 * cs : rs",
         0,
-        "RUN * own_column + i : lane",
+        "cs : rs",
         f"{WRONG}|race",
     ),
     "runs_of_few_rows": (SMALL, "k < RUN * WARPS", 0, "false", WRONG),
@@ -239,9 +239,9 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "a_mean_of_infinity": (SMALL, "if (has_size(mean)) centre", 0, "centre", WRONG),
     "the_mean_of_the_block": (
         TURNED,
-        "seen = element(own_row, own_column)",
+        "looks ? row * rs + own_column * cs",
         0,
-        "seen = element(own_row, first + own_column)",
+        "looks ? row * rs + smaller(column, n - 1) * cs",
         WRONG,
     ),
     "the_mean_of_a_warp": (
