@@ -19,9 +19,20 @@ N = 48
 def drawn(x: np.ndarray, limit: float, places: int = N, trials: int = 40_000) -> float:
     """How often weights that are drawn hide changes at the first places."""
     rng = np.random.default_rng(5)
-    order = np.argsort(rng.random((trials, places)), axis=1)[:, : x.size]  # the beginnings of permutations
-    v = (1 + order / (2 * places)) * rng.choice([-1.0, 1.0], order.shape)
+    plus = (places + math.isqrt(places - 1) + 2) // 2
+    odd = 2 * np.argsort(rng.random((trials, plus)), axis=1)[:, : places - plus] + 1
+    all_places = np.hstack([np.broadcast_to(2 * np.arange(plus), (trials, plus)), odd])
+    taken = np.take_along_axis(all_places, np.argsort(rng.random(all_places.shape), axis=1), axis=1)[:, : x.size]
+    v = (1 + taken / (4 * plus)) * np.where(taken % 2, -1.0, 1.0)
     return float((abs(v @ x) <= limit).mean())
+
+
+def test_weights_are_drawn_as_those_of_products_are() -> None:
+    x, hidden = np.array([1.0, -1.0]), 0
+    for seed in range(200):
+        v = weights("balanced", N, seed=seed)[:, 0]
+        hidden += int((abs(np.subtract.outer(v, v)[~np.eye(N, dtype=bool)]) <= 0.05).sum())
+    assert hidden / (200 * N * (N - 1)) == pytest.approx(probability(x, 0.05, N), rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["hiding", "cancelled"])
@@ -46,8 +57,10 @@ def test_two_changes_are_hidden_as_often_as_weights_that_are_drawn_hide_them(x: 
 
 
 def test_large_opposite_changes_are_never_hidden() -> None:
-    assert probability(np.array([1.0, -1.0]), 0.99 / (2 * N), N) == 0
-    assert probability(np.array([1.0, -1.0]), 1.01 / (2 * N), N) > 0
+    slots = 2 * ((N + math.isqrt(N - 1) + 2) // 2)
+    assert probability(np.array([1.0, -1.0]), 0.99 / slots, N) == 0
+    assert probability(np.array([1.0, -1.0]), 1.01 / slots, N) > 0
+    assert probability(np.array([1.0, 1.0]), 1.01 / (2 * slots), N) > 0  # of two signs: half as far apart
     assert probability(np.array([1.0]), 0.5, N) == 0
     assert probability(np.array([1.0, math.nan]), 0.5, N) == 0
     assert probability(np.array([1.0, -math.inf]), 0.5, N) == 0

@@ -82,8 +82,10 @@ def test_nearly_balanced_and_of_nearly_one_modulus(n: int, r: int, seed: int) ->
     for c in range(r):
         excess = int((V[:, c] > 0).sum()) - int((V[:, c] < 0).sum())
         assert min(n, np.sqrt(n)) <= excess <= np.sqrt(n) + 3
-        steps = np.diff(np.sort(size[:, c]))
-        assert (steps > 1 / (2 * n) - 2.0**-23).all()  # as far apart as n can be
+        apart = 1 / (2 * (n + np.sqrt(n) + 2))  # nearly as far as n can be
+        assert (np.diff(np.sort(size[:, c])) >= apart - 2.0**-23).all()
+        for sign in (1, -1):  # two elements that change places: of one sign, or their weights differ by 2 and more
+            assert (np.diff(np.sort(V[sign * V[:, c] > 0, c])) >= 2 * apart - 2.0**-23).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 100, 1000, 10_000, 100_000])

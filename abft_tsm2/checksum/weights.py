@@ -27,11 +27,13 @@ Weights = NDArray[np.float64]
 
 
 def _balanced(n: int, r: int, rng: np.random.Generator) -> Weights:
-    """sign x (1 + g 2^-23), g = floor(pi(j) 2^22 / n) of a permutation pi, with sqrt(n) more signs of one kind.
+    """sign x (1 + g 2^-23), g = floor(p(j) 2^22 / 2P): 2P places on [1, 1.5), even ones for the P positive weights, odd
+    ones for the others, sqrt(n) fewer.
 
-    Up to `MAGNITUDES` elements have pairwise different magnitudes, as far apart as n of them can be in [1, 1.5): two
-    elements that change places change the checksum by at least their difference / 2n. Beyond that a magnitude occurs
-    at most ceil(n / MAGNITUDES) times. All lie on the grid of float32, so that casting a weight to it is exact.
+    Up to `MAGNITUDES` elements have pairwise different magnitudes, and those of one sign are twice as far apart as n of
+    them can be: two elements that change places change the checksum by at least their difference / (n + sqrt(n) + 2).
+    Beyond that a magnitude occurs at most ceil(n / MAGNITUDES) times. All lie on the grid of float32, so that casting a
+    weight to it is exact.
 
     Signs in exact balance would be blind to one change of all elements of a constant line; with this excess such
     a change shows as much as a random one, and the mean of the data weighs no more than their scatter.
@@ -40,9 +42,12 @@ def _balanced(n: int, r: int, rng: np.random.Generator) -> Weights:
     positive = min(n, (n + excess + 1) // 2)
     out = np.empty((n, r))
     for c in range(r):
-        steps = rng.permutation(n) * MAGNITUDES // max(n, 1)
-        sign = np.where(rng.permutation(n) < positive, 1.0, -1.0)
-        out[:, c] = sign * (1 + steps / (2 * MAGNITUDES))
+        odd = 2 * rng.permutation(positive)[: n - positive] + 1
+        places = rng.permutation(np.concatenate([2 * np.arange(positive), odd]))
+        sign, of = np.where(places % 2 == 0, 1.0, -1.0), max(2 * positive, 1)
+        if of > MAGNITUDES:  # no place may be left empty
+            places, of = places.argsort().argsort(), n
+        out[:, c] = sign * (1 + places * MAGNITUDES // of / (2 * MAGNITUDES))
     return out
 
 
@@ -67,8 +72,9 @@ def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED)
     ----------
     kind : {"balanced", "ones", "linear", "signs", "normal", "vandermonde", "chebyshev", "dct"}
         ``balanced`` is what protected products and factorisations use: random signs, nearly in balance, and up to
-        2^22 pairwise different magnitudes of [1, 1.5), exact in float32. ``linear`` has the columns 1, i, i^2, ... of
-        Huang and Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on [-1, 1], ``dct`` the DCT-II basis.
+        2^22 pairwise different magnitudes of [1, 1.5), exact in float32; those of one sign are twice as far apart.
+        ``linear`` has the columns 1, i, i^2, ... of Huang and Abraham, ``vandermonde`` (i/n)^p, ``chebyshev`` T_p on
+        [-1, 1], ``dct`` the DCT-II basis.
     n : int
         Length.
     r : int

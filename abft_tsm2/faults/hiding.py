@@ -1,12 +1,13 @@
 """How often a weighted sum hides what it should show, if the weights are random: what docs/campaigns.rst states.
 
-The weights of a line are c_j v_j, c_j a power of two and v_j = s_j (1 + h_j / 2n): s_j is either sign, and the h_j are
-a permutation of 0, ..., n - 1. A change delta of its elements is hidden where |sum_j c_j v_j delta_j| is within the
-limit of the line. With x_j = c_j delta_j that has the probability
+The weights of a line are c_j v_j, c_j a power of two and v_j = s_j (1 + p_j / 4P), P of the n signs s_j being +1: the
+places p_j of these are 0, 2, ..., 2P - 2 in a random order, those of the others so many of 1, 3, ..., 2P - 1, drawn. A
+change delta of its elements is hidden where |sum_j c_j v_j delta_j| is within the limit of the line. With
+x_j = c_j delta_j that has the probability
 
 - 0 for one element that would have been found,
-- for two, (the number of pairs h != h' for which |(1 + h / 2n) x_1 -+ (1 + h' / 2n) x_2| <= limit) / 2n (n - 1):
-  about 2 limit / |x| where x_1 = -x_2, and 0 where |x| > 2n limit;
+- for two, the share of the pairs of places p != p' for which |s (1 + p / 4P) x_1 + s' (1 + p' / 4P) x_2| <= limit:
+  about 2 limit / |x| where x_1 = -x_2, and 0 where |x| > 2P limit;
 - for more, erf(limit / sqrt(2 * 19/12 * sum_j x_j^2)): the sum of many terms of random sign is nearly normal, and 19/12
   is the mean of v_j^2.
 
@@ -56,21 +57,31 @@ def probability(x: Numbers, limit: float, n: int) -> float:
 
     Examples
     --------
-    >>> probability(np.array([1.0, -1.0]), 0.01, 64), probability(np.array([1.0, -1.0]), 0.001, 64)
-    (0.015625, 0.0)
+    >>> probability(np.array([1.0, -1.0]), 0.02, 64), probability(np.array([1.0, -1.0]), 0.01, 64)
+    (0.027777777777777776, 0.0)
     """
     if x.size < 2 or not np.isfinite(x).all() or not math.isfinite(limit):  # what is not finite is never right
         return 0.0
     if x.size > 2:
         return math.erf(limit / math.sqrt(2 * MEAN_SQUARE * float(x @ x)))
-    h = np.arange(min(n, GRID))
-    pairs, (one, other) = 0, sorted(map(float, abs(x)))
-    for sign in (1.0, -1.0):  # (1 + h' / 2n) other is to be within `limit` of sign (1 + h / 2n) one
-        middle = sign * (1 + h / (2 * h.size)) * one
-        low = np.ceil(((middle - limit) / other - 1) * 2 * h.size).clip(0, h.size)
-        high = np.floor(((middle + limit) / other - 1) * 2 * h.size).clip(-1, h.size - 1)
-        pairs += int((np.maximum(high - low + 1, 0) - ((low <= h) & (h <= high))).sum())
-    return pairs / (2 * h.size * (h.size - 1))
+    n = min(n, GRID)  # beyond that magnitudes occur again and again
+    plus = min(n, (n + math.isqrt(n - 1) + 2) // 2)
+    minus, slots = n - plus, np.arange(2 * plus)
+    one, other = sorted(map(float, x), key=abs)
+    pairs = np.zeros((2, 2))  # of signs: pairs of places of those signs, all being taken
+    for same in (True, False):  # (1 + p' / 4P) other is to be within `limit` of -+(1 + p / 4P) one
+        middle = (1 + slots / (4 * plus)) * one * (-1.0 if same else 1.0)
+        ends = np.sort([((middle + side * limit) / other - 1) * 4 * plus for side in (-1, 1)], axis=0)
+        low, high = np.ceil(ends[0]).clip(0, slots.size), np.floor(ends[1]).clip(-1, slots.size - 1)
+        for sign in (0, 1):
+            odd = (slots + (not same)) % 2  # of p'
+            count = np.maximum((high - odd) // 2 - np.ceil((low - odd) / 2) + 1, 0)
+            itself = same & (low <= slots) & (slots <= high)
+            mine = slots % 2 == sign
+            pairs[sign, sign if same else 1 - sign] = (count - itself)[mine].sum()
+    taken = minus / plus  # a place of a negative weight
+    both = taken * (minus - 1) / max(plus - 1, 1)
+    return float((pairs * [[1, taken], [taken, both]]).sum()) / (n * (n - 1))
 
 
 def chance(lines: Numbers, places: Numbers, x: Numbers, alone: Numbers, limits: Numbers, n: int) -> float | None:
