@@ -33,13 +33,32 @@ _MUCH_LONGER = 4  # lines along memory are checked until they are so many times 
 def serves(problem: Problem) -> bool:
     """Whether these are arrays that the kernels and cuBLAS take as they are."""
     p = problem
-    if p.wide and p.c0 is not None:
+    if p.wide and (p.c0 is not None or order_of(p.c) is None):
         return False
     if not is_cupy(p.c) or 0 in p.c.shape or p.a.shape[-1] == 0 or p.a.dtype != p.b.dtype or len(p.batch) > 1:
         return False
     if any(e is not None and e.device is None for e in (p.encoded_a, p.encoded_b)):
         return False
     return all(vendor.layout(x) != "A" for x in (p.a, p.b, p.c, p.c0) if x is not None)
+
+
+def order_of(C: Array) -> str | None:
+    """The order of a float32 product whose rounding to C kernels write line by line: lines of both are contiguous or
+    those of neither. "C", "F", or None where there is none."""
+    m, n = C.shape[-2:]
+    down, along = C.strides[-2:]
+    if min(m, n) == 1 < max(m, n) and (down if n == 1 else along) != C.itemsize:
+        return None  # a vector whose elements lie apart
+    return {"C": "C", "F": "F"}.get(vendor.layout(C))
+
+
+def _wide(shape: tuple[int, ...], order: str | None) -> Array:
+    """A float32 product, or a stack of them, in that order."""
+    import cupy
+
+    if order == "F":
+        return cupy.empty((*shape[:-2], shape[-1], shape[-2]), cupy.float32).swapaxes(-1, -2)
+    return cupy.empty(shape, cupy.float32)
 
 
 def run(
@@ -77,11 +96,9 @@ def _planned(
     problem: Problem, operation: str, sides: tuple[str, ...], task: Task | None, write: bool, watched: bool
 ) -> tuple[Plan, Operands]:
     """The plan of a product, or of a whole batch where `task` is None, and its arrays."""
-    import cupy
-
     p = problem
     A, B, C, C0 = (p.a, p.b, p.c, p.c0) if task is None else (task.A, task.B, task.C, task.C0)
-    wide = cupy.empty(C.shape, cupy.float32) if p.wide and not p.exists else None
+    wide = _wide(C.shape, order_of(C)) if p.wide and not p.exists else None
     operands = Operands(A, B, C, C0, wide)
     kept = tuple(_kept(p, side) for side in sides)
     way = way_of(operands, p, sides, kept, watched)
@@ -118,7 +135,7 @@ class _Known(NamedTuple):
     plan: Plan
     shape: tuple[int, ...]
     dtype: Any
-    wide: bool
+    wide: str | None
     extents: tuple[int, int, int]
 
 
@@ -154,7 +171,7 @@ def _learn(key: Any, plan: Plan, o: Operands, problem: Problem) -> None:
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     extents = tuple(_extent(x) for x in (o.A, o.B, o.C))
-    _known[key] = _Known(plan, o.C.shape, o.C.dtype, problem.wide, extents)  # type: ignore[arg-type]
+    _known[key] = _Known(plan, o.C.shape, o.C.dtype, order_of(o.C) if problem.wide else None, extents)  # type: ignore[arg-type]
 
 
 def _extent(x: Array) -> int:
@@ -178,7 +195,7 @@ def again(key: Any, a: Any, b: Any, out: Any, on_error: str | None, problem: Cal
         if any(at < x.data.ptr + n and x.data.ptr < at + reach for x, n in zip((A, B), known.extents, strict=False)):
             return None  # they may share memory
     C = cupy.empty(known.shape, known.dtype) if out is None else out
-    wide = cupy.empty(known.shape, cupy.float32) if known.wide else None
+    wide = _wide(known.shape, known.wide) if known.wide else None
     plan, ndim = known.plan, len(known.shape)
     if ndim == 3:
         A, B = (x if x.ndim == 3 else cupy.broadcast_to(x, (known.shape[0], *x.shape)) for x in (A, B))

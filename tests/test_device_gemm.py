@@ -15,6 +15,7 @@ import pytest
 
 import abft_tsm2 as ft
 from abft_tsm2 import Status
+from abft_tsm2.faults.layouts import LAYOUTS
 from benchmarks.gemm_faults import planted
 from tests import families
 from tests.cases import DTYPES
@@ -163,6 +164,38 @@ def test_halves_verified_in_float32_are_rounded_under_a_hook(cp: Any, dtype: str
     assert report.status is (Status.CORRECTED if stages else Status.CLEAN)
     assert not left
     assert bool((out.astype("float32") == expected.astype("float32")).all())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("verify", ["auto", "float32"])
+@pytest.mark.parametrize("shape", [(130, 257, 70), (33, 300, 200), (1, 64, 40), (40, 64, 1)], ids=str)
+@pytest.mark.parametrize("dtype", NAMES)
+def test_products_in_every_order_of_out(
+    cp: Any, shape: tuple[int, int, int], dtype: str, verify: str, layout: str
+) -> None:
+    # No hook looks on: kernels round what is checked in float32, line by line.
+    m, k, n = shape
+    a, b = normal(cp, m, k, dtype=dtype), normal(cp, k, n, dtype=dtype, seed=1)
+    for check in ("auto", "rows", "columns", "both"):
+        for sync in (True, False, False):  # the third call is served as the one before
+            out = LAYOUTS[layout](cp, m, n, a.dtype)
+            with ft.errstate(sync=sync):
+                c, report = ft.protected_gemm(a, b, out=out, check=check, verify=verify, return_report=True)
+            assert report.wait().status is Status.CLEAN
+            assert not wrong(cp, a, b, c), (check, sync)
+
+
+@pytest.mark.parametrize("verify", ["auto", "float32"])
+@pytest.mark.parametrize("layout", ["C", "F", "transposed"])
+def test_products_in_every_order_whose_weights_are_taken_again(cp: Any, layout: str, verify: str) -> None:
+    # Rows of few large elements: a sample misjudges their norms.
+    z = np.exp(3 * np.random.default_rng(0).standard_normal((200, 300)))
+    a = cp.asarray((z / z.sum(1, keepdims=True)).astype(TYPES["bfloat16"]))
+    b = normal(cp, 300, 50, dtype="bfloat16")
+    out = LAYOUTS[layout](cp, 200, 50, a.dtype)
+    c, report = ft.protected_gemm(a, b, out=out, check="columns", verify=verify, return_report=True)
+    assert report.status is Status.CLEAN
+    assert not wrong(cp, a, b, c)
 
 
 @pytest.mark.parametrize("check", ["rows", "columns", "both"])
