@@ -112,6 +112,7 @@ class Difference:
         self.xp, (self.m, self.k, self.n) = namespace(like), shape
         self.scaled = dtype_name(like.dtype) == "float64"
         self.slices = 2
+        self._kept: dict[tuple[int, int, int], _Factor] = {}  # of R, of the columns that were asked for last
         if self.scaled:
             with np.errstate(all="ignore"):
                 self._equilibrate()
@@ -166,30 +167,50 @@ class Difference:
         xp, e, f = self.xp, self.e[rows], self.f[columns]
         high = scaled(X, e, f)
         low, reach = xp.zeros_like(high), xp.zeros_like(high)
-        for at in parts(k):
-            d = self.d[at]
-            left = _cut(scaled(self.left(rows, at), e, -d), CUT)
-            right = _cut(scaled(self.right(at, columns), d, f), CUT)
-            if factor:  # in float32, where what is cut off is less than the error allowed for as well
-                left32, right32 = (xp.astype(_cut(xp.abs(part), CUT32), xp.float32) for part in (left, right))
-                reach += xp.astype(product(left32, right32), xp.float64)
-            L, R = _slices(left, 1, slices), _slices(right, 0, slices)
-            rest = right  # R - R1 - ... - R(s-p)
-            rests = [rest]
-            for part in R[:-1]:
-                rest = rest - part
-                rests.append(rest)
+        for at in parts(self.k):
+            if at.start >= k:
+                break
+            L, R = _factor(scaled(self.left(rows, at), e, -self.d[at]), 1, slices), self._right(at, columns, slices)
+            if factor:
+                reach += xp.astype(product(L.size, R.size), xp.float64)
             for p in range(slices):
                 for q in range(slices - 1 - p):
-                    high, lost = _two_sum(high, -product(L[p], R[q]))
+                    high, lost = _two_sum(high, -product(L.slices[p], R.slices[q]))
                     low += lost
-                low -= product(L[p], rests[slices - 1 - p])
+                low -= product(L.slices[p], R.rests[slices - 1 - p])
         # the inexact products: `slices` of them in each part, of numbers at most 2^-SLICE(slices - 1) and 1
         terms = slices * k * 2.0 ** -(SLICE * (slices - 1))
         error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms + 2 * k * CUT
         bound = factor * reach
         sharp = not factor or bool(xp.all(8 * error <= bound))
         return Measured(scaled(high + low, -e, -f), scaled(bound + error, -e, -f), sharp)
+
+    def _right(self, terms: slice, columns: slice, slices: int) -> _Factor:
+        """A block of R, split: of the same columns it is asked for again and again, for other rows of L."""
+        place = columns.start, terms.start, slices
+        if place not in self._kept:
+            if any(start != columns.start for start, *_ in self._kept):
+                self._kept.clear()
+            block = scaled(self.right(terms, columns), self.d[terms], self.f[columns])
+            self._kept[place] = _factor(block, 0, slices)
+        return self._kept[place]
+
+
+class _Factor(NamedTuple):
+    """A block of L or R, scaled.
+
+    Attributes
+    ----------
+    slices : list of array
+    rests : list of array
+        What is left before each of them.
+    size : array
+        Of elements, float32: what is cut off is less than the error allowed for.
+    """
+
+    slices: list[Array]
+    rests: list[Array]
+    size: Array
 
 
 def scaled(X: Array, rows: Any, columns: Any) -> Array:
@@ -233,20 +254,21 @@ def _exponent(log2_largest: Any) -> Any:
     return np.where(np.isfinite(found), found, 0.0)
 
 
-def _slices(X: Array, axis: int, count: int) -> list[Array]:
+def _factor(X: Array, axis: int, count: int) -> _Factor:
     """X = X1 + ... + Xcount, where all but the last are multiples of one power of two in each line along `axis`, and
     of SLICE bits: (X + sigma) - sigma rounds to them."""
     xp = namespace(X)
-    exponent = np.clip(_exponent(np.log2(to_host(xp.max(xp.abs(X), axis=axis)))), -900, 900)
-    found = []
+    X = _cut(X, CUT)
+    size = xp.abs(X)
+    exponent = np.clip(_exponent(np.log2(to_host(xp.max(size, axis=axis)))), -900, 900)
+    found, rests = [], [X]
     for _ in range(count - 1):
         sigma = from_host(np.ldexp(1.5, (exponent + 52 - SLICE).astype(np.int64)), X)
         sigma = sigma[:, None] if axis == 1 else sigma[None, :]
-        part = (X + sigma) - sigma
-        found.append(part)
-        X = X - part
+        found.append((rests[-1] + sigma) - sigma)
+        rests.append(rests[-1] - found[-1])
         exponent = exponent - SLICE - 1
-    return [*found, X]
+    return _Factor([*found, rests[-1]], rests, xp.astype(_cut(size, CUT32), xp.float32))
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
