@@ -139,10 +139,9 @@ def _beyond_second(lines: Lines, scale: Scale, second: Second, controls: Integer
         """In units of the bounds."""
         return np.asarray((weighted_norms(errors, V) / tau[at]).max(axis=1))
 
+    both, twice = [take_rows(X, sample) for X in (lines.C, second.product)], np.tile(sample, 2)
     with np.errstate(all="ignore"):
-        first, honest = (
-            size(line_errors(lines, scale, sample, take_rows(X, sample)), sample, V) for X in (lines.C, second.product)
-        )
+        first, honest = np.split(size(line_errors(lines, scale, twice, namespace(lines.C).concat(both)), twice, V), 2)
         for p, line in enumerate(sample):
             if not first[p] <= STANDS_OUT * max(honest[p], 1 / OUTLIER):
                 at = sample[p : p + 1]
