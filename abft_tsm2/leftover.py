@@ -165,6 +165,7 @@ class _Look(Product):
         if self.differing:
             self.changed = set(self.differing)
             if intact and (Status.CORRECTED in self.statuses or self.restore_changed()):
+                self.changed.clear()
                 self.product()  # with the restored operands, once
             elif Status.INPUT_CHANGED not in self.statuses:
                 self.statuses.append(Status.INPUT_CHANGED)

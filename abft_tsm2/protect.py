@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from abft_tsm2.checksum.decide import Decision, decide
 from abft_tsm2.checksum.encode import Encoded, storage_faults
 from abft_tsm2.checksum.integers import diagnose, restore
 from abft_tsm2.checksum.lines import Lines
-from abft_tsm2.checksum.verify import Expected, Verdict, expect, judge, observe
+from abft_tsm2.checksum.verify import Expected, Verdict, changed_operands, expect, judge, observe
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.multiply import multiply, same_layout
 from abft_tsm2.operands import Problem, Task
@@ -69,18 +69,27 @@ class Product:
         self.stage("inputs", A=self.A, B=self.B)
         with self.step("encode"):
             intact = self.look_after_encoded()
-        self.product()
+        first = self.product()
         if intact and self.changed and self.restore_changed():
             self.decisions.clear()
-            self.product()  # with the restored operands, once
+            self.changed.clear()
+            self.product(first)  # with the restored operands, once
         return self.summary()
 
     # -- the steps --
 
-    def product(self) -> None:
-        """Encode, multiply, verify; decide where the check failed."""
+    def product(self, before: Sequence[_Encoding] = ()) -> list[_Encoding]:
+        """Encode, multiply, verify; decide where the check failed. `before`: what was encoded for the product that this
+        one repeats, of which what was not restored has to be the same."""
         with self.step("encode"):
             encodings = [self.encode(side) for side in self.task.sides]
+        for e, old in zip(encodings, before, strict=False):
+            if e.expected.carried is old.expected.carried:
+                self.note_changed(e.lines, changed_operands(e.lines, old.expected, e.expected))
+        if self.changed:
+            self.statuses.append(Status.INPUT_CHANGED)
+            self.restore_changed()  # refused: says what to do
+            return encodings
         for e in encodings:
             self.stage("encoded", A=self.A, B=self.B, s=e.expected.carried.sums, t=e.expected.t)
         C = self.task.C
@@ -89,6 +98,12 @@ class Product:
                 self.multiply(self.A, self.B, C, self.task.C0)
             self.stage("multiplied", C=C)
         self.settle(encodings)
+        return encodings
+
+    def note_changed(self, lines: Lines, operands: Sequence[str]) -> None:
+        """Remember which of A, B and c are not what was encoded."""
+        left, right = "AB" if lines.side == "rows" else "BA"
+        self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in operands}
 
     def settle(self, encodings: list[_Encoding]) -> None:
         """Verify C, and repair it, until all sides agree."""
@@ -138,8 +153,7 @@ class Product:
                     earlier=earlier,
                     corrected=lambda: self.stage("corrected", C=self.task.C),
                 )
-            left, right = "AB" if e.lines.side == "rows" else "BA"
-            self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in decision.changed}
+            self.note_changed(e.lines, decision.changed)
             decisions.append(decision)
         return decisions
 

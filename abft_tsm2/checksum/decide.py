@@ -20,7 +20,7 @@ from abft_tsm2.checksum.repairs import Written
 from abft_tsm2.checksum.verify import (
     Expected,
     Verdict,
-    changed_operand,
+    changed_operands,
     differing,
     observe,
     recompute,
@@ -53,9 +53,9 @@ class Decision:
     multiplications: float = 0.0
     repaired: bool = False
 
-    def input_changed(self, operand: str) -> Decision:
-        """The decision where an operand is not what was encoded: nothing can be said of C."""
-        self.changed.append(operand)
+    def input_changed(self, *operands: str) -> Decision:
+        """The decision where operands are not what was encoded: nothing can be said of C."""
+        self.changed += operands
         self.statuses.append(Status.INPUT_CHANGED)
         return self
 
@@ -90,9 +90,9 @@ def decide(
     decision = Decision(verdict.check)
     V = expected.carried.weights
     now = recompute(lines, expected)
+    if changed := changed_operands(lines, expected, now):
+        return decision.input_changed(*changed)
     fault = differing(lines, expected, now, (u, observe(lines, expected.carried)))
-    if fault is not None and (changed := changed_operand(expected, fault)):
-        return decision.input_changed(changed)
     if fault is None and not expected.intact():  # what bounds the residual was hit, not the sums
         fault = Fault("t", "checksum", (), (), 0, float("nan"), "computed again")
     if fault is not None:

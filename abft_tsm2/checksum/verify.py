@@ -211,21 +211,8 @@ def recompute(lines: Lines, expected: Expected) -> Expected:
 def differing(
     lines: Lines, old: Expected, new: Expected, u: tuple[Array | None, Array | None] = (None, None)
 ) -> Fault | None:
-    """The first of the checksums s, t, t0, u that differs between two evaluations, of which one is the older.
-
-    On NumPy the two are the same sums in the same order and agree to the last bit; elsewhere, and where s was
-    carried from a matrix that may lie in another order now, to within their own rounding.
-    """
-    V2 = new.carried.weights * new.carried.weights
-    factor = checksum_noise_factor(lines.terms, V2.shape[0], partial=lines.partial)
-
-    @functools.cache
-    def norm(of_s: bool) -> Floats:
-        if of_s:
-            return np.sqrt(_host(weighted_squares(lines.R, V2)))
-        products = _host(new.products) * lines.terms / max(1, part_of(lines.terms))
-        return np.asarray(np.sqrt(np.maximum(products, _host(weighted_squares(lines.C, V2)))))
-
+    """The first of the checksums s, t, t0, u that differs between two evaluations, of which one is the older."""
+    apart = _Apart(lines, new, old.carried.lasting)
     for name, then, now in (
         ("s", old.carried.sums, new.carried.sums),
         ("t", old.t, new.t),
@@ -234,35 +221,76 @@ def differing(
     ):
         if then is None or now is None:
             continue
+        places, off = apart(name, then, now)
+        if places.any():
+            at = tuple(int(i) for i in np.flatnonzero(places.any(axis=1))[:1000])
+            largest = float(off[places].max())
+            return Fault(name, "checksum", at, (), int(np.count_nonzero(places)), largest, "computed again")
+    return None
+
+
+def changed_operands(lines: Lines, expected: Expected, now: Expected) -> list[str]:
+    """The operands ("R", "L", "C0") that are not what was encoded; `now`: the checksums once more.
+
+    A checksum is a fingerprint of what it was computed from. Where it differs from what the operand gives now, and so
+    does its copy, the operand changed; where one of the two agrees, the other was hit. Of s and V, from which others
+    follow, the copies are tried as well where they have not the same bits.
+    """
+    bases = [now]
+    c = expected.carried
+    if not c.intact():
+        weights, sums, squares = c.guard
+        copied = replace(expected, carried=replace(c, weights=weights, sums=sums, squares=squares))
+        bases.append(recompute(lines, copied))
+    t, _, t0, _ = expected.guard
+    made = (("s", "R", c.sums, c.guard[1]), ("t", "L", expected.t, t), ("t0", "C0", expected.t0, t0))
+    found = []
+    for name, operand, one, other in made:
+        if one is None or other is None:
+            continue
+        agree = False
+        for base in bases:
+            apart = _Apart(lines, base, c.lasting)
+            sums = {"s": base.carried.sums, "t": base.t, "t0": base.t0}[name]
+            agree |= not (apart(name, one, sums)[0] & apart(name, other, sums)[0]).any()
+        if not agree:
+            found.append(operand)
+    return found
+
+
+class _Apart:
+    """Where checksums of two evaluations are not the same, and by how much.
+
+    On NumPy the two are the same sums in the same order and agree to the last bit; elsewhere, and where s was
+    carried from a matrix that may lie in another order now, to within their own rounding.
+    """
+
+    def __init__(self, lines: Lines, new: Expected, lasting: bool) -> None:
+        self._lines, self._new, self._lasting = lines, new, lasting
+        self._V2 = new.carried.weights * new.carried.weights
+        self._factor = checksum_noise_factor(lines.terms, self._V2.shape[0], partial=lines.partial)
+
+    @functools.cached_property
+    def _norm_of_s(self) -> Floats:
+        return np.sqrt(_host(weighted_squares(self._lines.R, self._V2)))
+
+    @functools.cached_property
+    def _norm(self) -> Floats:
+        lines = self._lines
+        products = _host(self._new.products) * lines.terms / max(1, part_of(lines.terms))
+        return np.asarray(np.sqrt(np.maximum(products, _host(weighted_squares(lines.C, self._V2)))))
+
+    def __call__(self, name: str, then: Array, now: Array) -> tuple[Mask, Floats]:
         before, after = to_host(then), to_host(now)
         with np.errstate(all="ignore"):
             off = np.abs(before - after)
             same = before == after
-            if not is_numpy(lines.C) or (old.carried.lasting and name == "s"):
-                size = norm(name == "s")
-                noise = factor * (np.where(np.isfinite(size), size, 0.0) + np.abs(after))
+            if not is_numpy(self._lines.C) or (self._lasting and name == "s"):
+                size = self._norm_of_s if name == "s" else self._norm
+                noise = self._factor * (np.where(np.isfinite(size), size, 0.0) + np.abs(after))
                 same |= (off <= noise) & np.isfinite(noise)
         same |= ~np.isfinite(before) & ~np.isfinite(after)
-        if not same.all():
-            at = tuple(int(i) for i in np.flatnonzero(~same.all(axis=1))[:1000])
-            largest = float(off[~same].max())
-            return Fault(name, "checksum", at, (), int(np.count_nonzero(~same)), largest, "computed again")
-    return None
-
-
-def changed_operand(expected: Expected, fault: Fault) -> str:
-    """The operand ("L", "R", "C0") that a differing checksum tells of, or "" where the checksum itself was hit.
-
-    A checksum is a fingerprint of what it was computed from. Where it differs from what the operand gives now and
-    still has its own bits, the operand changed; where it has lost them, the checksum was hit.
-    """
-    if fault.operand == "s":
-        return "R" if expected.carried.intact() else ""
-    made = {"t": ("L", expected.t, expected.guard[0]), "t0": ("C0", expected.t0, expected.guard[2])}
-    operand, sums, guard = made.get(fault.operand, ("", None, None))
-    if sums is None or guard is None:
-        return ""
-    return operand if same_bits(sums, guard) else ""
+        return np.asarray(~same), off
 
 
 # ---- the careful look ---------------------------------------------------------------------------------------------
