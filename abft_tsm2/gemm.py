@@ -181,8 +181,8 @@ def verify_gemm(
     wrong where one of its elements is beyond the rigorous bound gamma_k |A||B|; or where it is much further from an
     accurate product than lines that did not fail, or an element much further than the rest of its line, and further
     than a sum in order, first to last or last to first, may be (running error bound: Higham 2002, sec. 3.3). What
-    passes is CLEAN; ``report.checks`` says how small a change was certain to be found. Where partial sums may have
-    overflowed, an Inf in C is UNVERIFIABLE. Synchronises with the host.
+    passes is CLEAN; ``report.checks`` says how small a change was certain to be found, counting with the roundings of
+    a sum in order. Where partial sums may have overflowed, an Inf in C is UNVERIFIABLE. Synchronises with the host.
 
     Examples
     --------

@@ -129,6 +129,11 @@ class Check(Record):
     closest_line: int = field(metadata={"least": -1})
     detection_limit: float
 
+    def certain_from(self, bounds: float) -> Check:
+        """The same with a limit of no less than a change of so many bounds of its line."""
+        larger = (bounds + self.closest) / (1.0 + self.closest)
+        return self if larger <= 1.0 else replace(self, detection_limit=larger * self.detection_limit)
+
     def __str__(self) -> str:
         vectors = "1 checksum vector" if self.vectors == 1 else f"{self.vectors} checksum vectors"
         text = f"{self.verified} of {self.lines} {self.side}, {vectors}, bound {self.bound:.2g}"

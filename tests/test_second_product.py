@@ -20,8 +20,8 @@ Patch = pytest.MonkeyPatch
 STRUCTURED = ("const", "rank1const", "cancel_half")
 
 
-def all_of_them(lines: Any, scale: Any, found: Any, *_: Any) -> np.ndarray:
-    return np.ones(found.at.size, np.bool_)
+def all_of_them(lines: Any, scale: Any, found: Any, *_: Any) -> tuple[np.ndarray, float]:
+    return np.ones(found.at.size, np.bool_), 0.0
 
 
 # ---- the same computation again -----------------------------------------------------------------------------
@@ -123,6 +123,27 @@ def test_where_nothing_comes_back_bit_for_bit_errors_are_measured(
         assert status(None) == "CORRECTED"
 
 
+@pytest.mark.parametrize("family", STRUCTURED)
+def test_a_change_above_the_limit_is_found_where_suspects_were_cleared(family: str, monkeypatch: Patch) -> None:
+    A, B = families.operands(family, 40, 8000, 24, np.random.default_rng(1), np.float32)
+
+    def add(size: float) -> Callable[[np.ndarray], None]:
+        def change(C: np.ndarray) -> None:
+            C[5, 7] += size
+
+        return change
+
+    def product(size: float) -> Any:
+        with monkeypatch.context() as patch:
+            everywhere(patch, multiply, first_and_then(chain, multiply))
+            return Product(A, B, add(size))
+
+    clean = product(0.0)
+    assert clean.status == "CLEAN"
+    assert clean.report.suspicions
+    assert product(1.5 * clean.report.checks[0].detection_limit).status == "CORRECTED"
+
+
 @pytest.mark.parametrize("factor", [1.001, 1.0005])
 @pytest.mark.parametrize("where", [slice(None), (slice(None), slice(64, 128)), (slice(9, 73), slice(5, 69)), 200])
 def test_a_scaled_part_of_c_stands_out_also_among_other_roundings(
@@ -156,6 +177,36 @@ def test_a_fault_of_both_products_is_computed_again_in_float64(monkeypatch: Patc
 
 
 # ---- products made elsewhere --------------------------------------------------------------------------------
+
+
+LIBRARIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "matmul": lambda A, B: A @ B,
+    "one by one": lambda A, B: np.stack([np.cumsum(row[:, None] * B, axis=0)[-1] for row in A]),
+    "einsum": lambda A, B: np.einsum("ij,jk->ik", A, B),
+}
+
+
+@pytest.mark.parametrize("check", ["rows", "columns"])
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("data", ["constant", "harmonic", "normal"])
+@pytest.mark.parametrize("k", [400, 20000])
+def test_every_change_above_the_limit_of_the_report_is_found(k: int, data: str, library: str, check: str) -> None:
+    # What is called certain has to count with all that a sum in another order is excused.
+    A, B = pair(12, k, 9, np.float32)
+    if data == "constant":
+        A, B = np.full_like(A, 0.1), np.full_like(B, 0.3)
+    if data == "harmonic":
+        A[:] = 1 / np.arange(1, k + 1)
+        B = abs(B)
+    C = LIBRARIES[library](A, B)
+    clean = verify_gemm(A, B, C, check=check)
+    assert clean.status.name == "CLEAN"
+    limit = clean.checks[0].detection_limit
+    assert limit < 0.05 * abs(C).max() or data == "normal"
+    for factor in (1.5, 3.0, 10.0):  # the limit is a median over the lines
+        wrong = C.copy()
+        wrong[5, 4] += factor * limit
+        assert verify_gemm(A, B, wrong, check=check, on_error="detect").status.name == "UNCORRECTABLE", factor
 
 
 def in_order(A: np.ndarray, B: np.ndarray) -> np.ndarray:
@@ -229,7 +280,7 @@ def test_without_the_measure_of_the_controls_a_scaled_row_passes(monkeypatch: Pa
     C = in_order(A, B)
     C[7] *= np.float32(1.001)
     assert verify_gemm(A, B, C, check="rows", on_error="detect").status.name == "UNCORRECTABLE"
-    monkeypatch.setattr(second, "_beyond_controls", lambda *given: ~all_of_them(*given))
+    monkeypatch.setattr(second, "_beyond_controls", lambda *given: ~all_of_them(*given)[0])
     assert verify_gemm(A, B, C, check="rows", on_error="detect").status.name == "CLEAN"
 
 

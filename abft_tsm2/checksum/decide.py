@@ -104,7 +104,7 @@ def decide(
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
     scrutiny = scrutinise(lines, V)
     found: list[Fault] = []
-    mass, written = False, Written()
+    mass, written, excused = False, Written(), 0.0
     for turn in range(_ROUNDS + 1):
         suspects = np.flatnonzero(~scrutiny.verdict.ok)
         others = suspects[:0]
@@ -127,6 +127,7 @@ def decide(
         )
         mass = mass or suspects.size > few(lines)
         decision.multiplications += outcome.multiplications
+        excused = max(excused, outcome.excused)
         if outcome.overflowed:
             decision.statuses.append(Status.UNVERIFIABLE)
             decision.reasons.append(
@@ -157,7 +158,7 @@ def decide(
         decision.suspicions = 0
         if Status.UNCORRECTABLE not in decision.statuses:
             decision.statuses.append(Status.CORRECTED)
-    decision.check = scrutiny.verdict.check
+    decision.check = scrutiny.verdict.check.certain_from(excused)
     decision.reasons += unverifiable(lines, scrutiny.scale)
     if not (scrutiny.scale.usable_line.all() and scrutiny.scale.usable_column.all()):
         decision.statuses.append(Status.UNVERIFIABLE)

@@ -24,10 +24,14 @@ class Written:
 
 @dataclass
 class Outcome:
-    """What one round of location and correction found; written to by the steps of `abft_tsm2.checksum.correct`."""
+    """What one round of location and correction found; written to by the steps of `abft_tsm2.checksum.correct`.
+
+    `excused`: a change of so many bounds of its line would have been found in those that were cleared.
+    """
 
     faults: list[Fault] = field(default_factory=list)
     cleared: int = 0
+    excused: float = 0.0
     overflowed: int = 0
     multiplications: float = 0.0
     columns: set[int] = field(default_factory=set)

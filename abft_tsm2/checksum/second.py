@@ -8,7 +8,7 @@ is another computation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT
 from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale
 from abft_tsm2.checksum.product_evidence import line_errors, sequential_errors, summed_in_order, weighted_norms
 from abft_tsm2.checksum.repairs import Outcome, Written
+from abft_tsm2.checksum.verify import scrutinise
 from abft_tsm2.core.passes import rows_per_block, take_rows
 
 _MEASURED = 32  # lines, or elements of one, whose own errors are measured
@@ -100,7 +101,10 @@ def compare(
         wrong &= _beyond_controls(lines, scale, second, controls, V, tau)
         _outlying_elements(lines, scale, second, wrong, V, tau, outcome)
     elif not _all_equal(lines, scale, controls, outcome.written, second.product):
-        wrong &= _beyond_second(lines, scale, second, controls, V, tau)
+        beyond, excused = _beyond_second(lines, scale, second, controls, V, tau)
+        wrong &= beyond
+        if not beyond.all():
+            outcome.excused = max(outcome.excused, excused)
     return second, wrong
 
 
@@ -124,8 +128,11 @@ def _all_equal(lines: Lines, scale: Scale, controls: Integers, written: Written,
     return controls.size > 0
 
 
-def _beyond_second(lines: Lines, scale: Scale, second: Second, controls: Integers, V: Floats, tau: Floats) -> Mask:
-    """Which suspects are further from an accurate product than rounding is seen to take lines of this product.
+def _beyond_second(
+    lines: Lines, scale: Scale, second: Second, controls: Integers, V: Floats, tau: Floats
+) -> tuple[Mask, float]:
+    """Which suspects are further from an accurate product than rounding is seen to take lines of this product; and a
+    change in units of a line's bound that would be, whatever the errors beside it.
 
     Of the worst suspects and of some controls the errors of both products are measured, and that of a sum in order,
     which roundings of one direction make worst; those of the other suspects follow from their distances.
@@ -148,9 +155,10 @@ def _beyond_second(lines: Lines, scale: Scale, second: Second, controls: Integer
                 errors = line_errors(lines, scale, at, summed_in_order(lines, int(line), columns), columns)
                 honest[p] = np.fmax(honest[p], share * size(errors, at, V[columns])[0])
     usual = max(float(np.median(honest)), 1 / OUTLIER)
-    beyond = ~(second.change <= (1 + STANDS_OUT) * max(float(np.quantile(honest, 0.9)), usual))
+    apart = (1 + STANDS_OUT) * max(float(np.quantile(honest, 0.9)), usual)
+    beyond = ~(second.change <= apart)
     beyond[worst] = ~(first <= STANDS_OUT * np.maximum(honest, usual))[: worst.size]
-    return np.asarray(beyond & ~(second.change <= 1))
+    return np.asarray(beyond & ~(second.change <= 1)), 2 * max(apart, STANDS_OUT * float(honest.max()))
 
 
 def _beyond_controls(lines: Lines, scale: Scale, second: Second, controls: Integers, V: Floats, tau: Floats) -> Mask:
@@ -174,6 +182,38 @@ def _beyond_controls(lines: Lines, scale: Scale, second: Second, controls: Integ
                 error, most = errors[at == line][0, some], sequential_errors(lines, scale, int(line), some)
                 beyond[p] = ~np.all(weighted_norms(error[None], V[some]) <= weighted_norms(most[None], V[some]))
     return beyond
+
+
+def excusable(lines: Lines, weights: Array) -> float:
+    """How many bounds a change of a line of a product from elsewhere may have before it is taken for rounding no more,
+    as `compare` takes it, from a few elements of a few lines.
+
+    Twice what an error may have: the change may hide behind another one.
+    """
+    m, n = lines.C.shape
+    if 0 in (m, n, lines.R.shape[0]):
+        return 0.0
+    xp, rows, columns = namespace(lines.C), _some(np.arange(m))[::8], _some(np.arange(n))
+    at, along = (from_host(x, lines.C) for x in (rows, columns))
+
+    def part(X: Array) -> Array:
+        return xp.take(xp.take(X, at, axis=0), along, axis=1)
+
+    few = replace(
+        lines,
+        L=xp.take(lines.L, at, axis=0),
+        R=xp.take(lines.R, along, axis=1),
+        C=part(lines.C),
+        C0=None if lines.C0 is None else part(lines.C0),
+    )
+    look = scrutinise(few, xp.take(weights, along, axis=0))
+    every = np.arange(columns.size)
+    with np.errstate(all="ignore"):
+        errors = line_errors(few, look.scale, np.arange(rows.size), few.C)
+        usual = weighted_norms(errors, look.V) / look.tau
+        most = np.stack([sequential_errors(few, look.scale, i, every) for i in range(rows.size)])
+        known = np.maximum(OUTLIER * np.maximum(usual, 1 / OUTLIER), weighted_norms(most, look.V) / look.tau)
+    return 2 * float(np.max(known, where=np.isfinite(known), initial=1.0))
 
 
 def _outlying_elements(
