@@ -33,9 +33,10 @@ def same_sign(n: int) -> float:
 
 
 def hidden(n: int, steps: float) -> float:
-    """The documented probability: two weights of one sign, at most so many steps of 1/2n apart."""
-    t = min(math.floor(steps), n - 1)
-    return (2 * t * n - t * (t + 1)) / (2 * n * (n - 1))
+    """The documented probability: two weights of one sign, at most so many steps of 1/2P apart."""
+    p, q = positive(n), n - positive(n)
+    t = min(math.floor(steps), p - 1)
+    return (1 + q * (q - 1) / (p * (p - 1))) * (2 * t * p - t * (t + 1)) / (n * (n - 1))
 
 
 def closest(v: np.ndarray, sign: float) -> tuple[int, int]:
@@ -53,10 +54,12 @@ def test_weights_a_few_steps_apart_are_as_frequent_as_the_formula_says(n: int, s
     for seed in range(10):
         v = weights("balanced", n, seed=seed)[:, 0]
         apart = abs(v[:, None] - v)[~np.eye(n, dtype=bool)]
-        shares.append((apart <= steps / (2 * n) + 2.0**-22).mean())  # magnitudes are rounded down by 2^-23 at most
+        shares.append(
+            (apart <= steps / (2 * positive(n)) + 2.0**-22).mean()
+        )  # magnitudes are rounded down by 2^-23 at most
     assert np.mean(shares) == pytest.approx(hidden(n, steps), rel=0.1)
     assert hidden(n, 0) == 0
-    assert hidden(n, n) == 0.5
+    assert hidden(n, n) == pytest.approx(same_sign(n))
     if math.isqrt(n) ** 2 == n:
         assert same_sign(n) == 0.5  # exactly: what the excess of sqrt(n) signs is for
 
@@ -66,7 +69,7 @@ def test_the_page_has_the_numbers_of_its_formula() -> None:
     for ratio in (10, 100, 1000, 10000):
         said = re.search(rf"\* - {ratio}\n     - ([0-9.]+) %\n     - ([0-9.]+) %\n     - ([0-9.]+) %\n", text)
         assert said is not None
-        expected = [f"{100 * hidden(n, 2 * n / ratio):.2g}" for n in (256, 1024, 4096)]
+        expected = [f"{100 * hidden(n, 2 * positive(n) / ratio):.2g}" for n in (256, 1024, 4096)]
         assert list(said.groups()) == expected
 
 
