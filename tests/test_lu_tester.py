@@ -136,7 +136,7 @@ def test_what_stands_out_is_computed_again(monkeypatch: Patch) -> None:
     monkeypatch.setattr(factors, "LEAST", 0.0)
 
     def one() -> Result:
-        return factored(normal(60, 60), hit("panel", "W", scale((40, 20), 1 + 5e-13), BLOCK))
+        return factored(normal(60, 60), hit("panel", "W", scale((40, 20), 1 + 7e-13), BLOCK))
 
     found = one().report
     assert found.status is Status.CORRECTED or found.suspicions
