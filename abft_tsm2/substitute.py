@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.findings import Findings, largest
 from abft_tsm2.checksum.triangles import Triangle, check_substitution, substitution_evidence, summing_weights
@@ -85,7 +85,7 @@ def substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, 
             break
     if not bool(xp.all(xp.isfinite(X))) and not _finite_again(triangle, B):
         work.findings.statuses.append(Status.UNVERIFIABLE)
-        work.findings.reasons.append("the solution is not finite: the matrix is singular, or it overflows")
+        work.findings.reasons.append(_why_not_finite(triangle, B))
         return X
     work.findings.statuses.append(Status.UNCORRECTABLE)
     work.findings.faults.append(wrong_rows(name, verdict))
@@ -109,6 +109,19 @@ def _finite_again(triangle: Triangle, B: Array) -> bool:
     with np.errstate(all="ignore"):
         solve_triangle(triangle.T, X, lower=triangle.lower, unit=triangle.unit)
     return bool(namespace(X).all(namespace(X).isfinite(X)))
+
+
+def _why_not_finite(triangle: Triangle, B: Array) -> str:
+    xp, kind = namespace(B), float_type(B)
+    if not bool(xp.all(xp.isfinite(B))):
+        what = "the right-hand sides are not finite"
+    elif not triangle.unit and bool(xp.any(xp.linalg.diagonal(triangle.T) == 0)):
+        what = "the matrix is singular, a pivot is exactly zero"
+    elif not bool(xp.all(xp.isfinite(triangle.T))):
+        what = "the factors are not finite"
+    else:
+        what = f"it overflows, beyond {kind.largest:.3g}, the largest {kind.name}"
+    return f"the solution is not finite: {what}"
 
 
 def _note_repair(findings: Findings, name: str, wrong: Array, right: Array) -> None:

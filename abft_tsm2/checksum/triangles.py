@@ -8,6 +8,7 @@ the order of the substitution (Higham 2002, theorems 8.5 and 9.4).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ from abft_tsm2.core.accurate import Difference, Part, parts
 from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
 BLOCK = 128
-SMALL = 2.0**-600  # what solutions are multiplied with where |L| |U| |X| is beyond the range
+SMALL = 2.0**-600  # what solutions are multiplied with where |T| |X|, or |L| |U| |X|, is beyond the range
+FAINT = 2.0**-600  # squares, the largest of which is smaller, may have lost digits, or all of them
 
 
 class Triangle(NamedTuple):
@@ -84,10 +86,13 @@ def square(X: Array) -> Array:
 
 def check_substitution(triangle: Triangle, X: Array, B: Array, t: Array) -> Verdict:
     """Of ``T X = B``, row by row."""
-    with np.errstate(all="ignore"):
-        residual = triangle.times(product(wide(X), t)) - product(wide(B), t)
-        reach = triangle.times(_sizes(X, t, square), square) + _sizes(B, t, square)
-        return Verdict.of(residual, _bound(X, t, reach))
+
+    def lines(y: Array, sizes: Array, power: int) -> tuple[Array, Array]:
+        of = _of(power)
+        return triangle.times(y, of), triangle.times(sizes, lambda T: square(of(T)))
+
+    # The ones of a unit triangle are not stored, and stay as they are.
+    return _check(X, B, t, lines, lambda: 0 if triangle.unit else _power(_stored(triangle)))
 
 
 def check_solution(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array, t: Array) -> Verdict:
@@ -95,13 +100,65 @@ def check_solution(A: Array, factors: tuple[Triangle, Triangle], order: Array, X
 
     `order`: which row of A each row of L is.
     """
-    xp, of = namespace(A), square
+    xp, (lower, upper) = namespace(A), factors
+
+    def lines(y: Array, sizes: Array, power: int) -> tuple[Array, Array]:
+        of = _of(power)
+        reach = lower.times(upper.times(sizes, lambda U: square(of(U))), square)
+        reach = 3 * xp.take(reach, xp.argsort(order))
+        return _times(A, y, of), reach + _times(A, sizes, lambda part: square(of(part)))
+
+    return _check(X, B, t, lines, lambda: max(_power(A), _power(_stored(upper))))
+
+
+Lines = Callable[[Array, Array, int], tuple[Array, Array]]
+
+
+def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int]) -> Verdict:
+    """Of ``M X = B`` for the matrix M of which ``lines(y, s, p)`` gives ``(2^-p M) y`` and ``(2^-p M)^2 s``, elements
+    squared.
+
+    What fails and has squares beyond the range is checked once more with M and X scaled, by powers of two, to 1.
+    `power`: the exponent of M.
+    """
+    xp, n = namespace(X), X.shape[0]
     with np.errstate(all="ignore"):
-        residual = _times(A, product(wide(X), t)) - product(wide(B), t)
-        sizes = _sizes(X, t, of)
-        reach = factors[0].times(factors[1].times(sizes, of), of)
-        reach = 3 * xp.take(reach, xp.argsort(order)) + _times(A, sizes, of) + _sizes(B, t, of)
-        return Verdict.of(residual, _bound(X, t, reach))
+        weighted = wide(X) * t
+        residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), 0)
+        reach = reach + _sizes(B, t)
+        found = Verdict.of(residual - product(wide(B), t), _bound(X, reach, t))
+        most = float(xp.max(reach)) if n else 1.0
+        if found.clean or FAINT < most < 1 / FAINT:
+            return found
+        # Weights that undo the solution's columns, where t undoes those of B; M's exponent comes off B in two halves,
+        # so that neither B nor its weighted sum leaves the range on the way.
+        down, own = power(), summing_weights(X)
+        half = down // 2
+        weighted = wide(X) * own
+        residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), down)
+        given = (wide(B) * 2.0**-half) * own * 2.0 ** (half - down)
+        residual, reach = residual - xp.sum(given, axis=1), reach + xp.sum(square(given), axis=1)
+        scaled = Verdict.of(residual, _bound(X, reach, own * 2.0**-down))
+        # The report's residuals are in the units of t.
+        unit = float(xp.min(xp.abs(own))), float(xp.min(xp.abs(t)))
+        residual, bound = (x * 2.0**down / unit[0] * unit[1] for x in (scaled.residual, scaled.bound))
+        return Verdict(residual, bound, scaled.ok)
+
+
+def _of(power: int) -> Callable[[Array], Array]:
+    """What multiplies a matrix by 2^-power."""
+    return (lambda T: T * 2.0**-power) if power else lambda T: T
+
+
+def _power(T: Array) -> int:
+    """The exponent of the largest element, so far from the ends of the range that its power of two has an inverse."""
+    largest = float(namespace(T).max(modulus(T)))
+    return max(-1000, min(1000, math.frexp(largest)[1])) if 0.0 < largest < math.inf else 0
+
+
+def _stored(triangle: Triangle) -> Array:
+    xp = namespace(triangle.T)
+    return xp.tril(triangle.T) if triangle.lower else xp.triu(triangle.T)
 
 
 def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> Verdict:
@@ -109,11 +166,11 @@ def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> Verdict:
     xp, n, kind = namespace(X), X.shape[0], float_type(X)
     with np.errstate(all="ignore"):
         residual = _residual(triangle.block, X, B)
-        reach = _moduli(triangle.block, xp.abs(wide(X)))
+        reach, scale = _reached(lambda sizes: _moduli(triangle.block, sizes), X)
         pivots = xp.ones(n, dtype=xp.float64, device=X.device)
         if not triangle.unit:
             pivots = xp.maximum(pivots, xp.abs(wide(xp.linalg.diagonal(triangle.T))))
-        return _all(residual, substituted_rounding(kind, n), reach, underflow(kind, n, pivots))
+        return _all(residual, substituted_rounding(kind, n), reach, underflow(kind, n, pivots), scale)
 
 
 def solution_evidence(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array) -> Verdict:
@@ -122,23 +179,27 @@ def solution_evidence(A: Array, factors: tuple[Triangle, Triangle], order: Array
     lower, upper = factors
     with np.errstate(all="ignore"):
         residual = _residual(lambda rows, columns: A[rows, columns], X, B)
-        sizes, scale = xp.abs(wide(X)), 1.0
-        reach = _moduli(lower.block, _moduli(upper.block, sizes))
-        if not bool(xp.all(xp.isfinite(reach))):
-            scale = SMALL
-            reach = _moduli(lower.block, _moduli(upper.block, scale * sizes))
+        reach, scale = _reached(lambda sizes: _moduli(lower.block, _moduli(upper.block, sizes)), X)
         pivots = xp.maximum(xp.ones(n, dtype=xp.float64, device=X.device), xp.abs(wide(xp.linalg.diagonal(upper.T))))
         lost = lower.times(underflow(kind, n, pivots), modulus) + underflow(kind, n, 1.0)
         back = xp.argsort(order)
-        return _all(scale * residual, solved_rounding(kind, n), xp.take(reach, back, axis=0), xp.take(lost, back))
+        return _all(residual, solved_rounding(kind, n), xp.take(reach, back, axis=0), xp.take(lost, back), scale)
 
 
-def _all(residual: Array, factor: float, reach: Array, lost: Array) -> Verdict:
-    """Rows all of whose elements are within ``factor reach``, and what underflow has `lost` in each row."""
+def _reached(of: Callable[[Array], Array], X: Array) -> tuple[Array, float]:
+    """What `of` makes of |X|, or of a multiple of it where that is beyond the range; and the multiple."""
+    xp = namespace(X)
+    sizes = xp.abs(wide(X))
+    reach = of(sizes)
+    return (reach, 1.0) if bool(xp.all(xp.isfinite(reach))) else (of(SMALL * sizes), SMALL)
+
+
+def _all(residual: Array, factor: float, reach: Array, lost: Array, scale: float) -> Verdict:
+    """Rows all of whose elements are within ``factor reach / scale``, and what underflow has `lost` in each row."""
     xp = namespace(residual)
-    bound = factor * reach + lost[:, None]
-    ok = xp.all((xp.abs(residual) <= bound) & xp.isfinite(bound), axis=1)
-    return Verdict(xp.max(xp.abs(residual), axis=1), xp.max(bound, axis=1), ok)
+    bound = factor * reach + scale * lost[:, None]
+    ok = xp.all((scale * xp.abs(residual) <= bound) & xp.isfinite(bound), axis=1)
+    return Verdict(xp.max(xp.abs(residual), axis=1), xp.max(bound, axis=1) / scale, ok)
 
 
 def _residual(left: Part, X: Array, B: Array) -> Array:
@@ -162,11 +223,12 @@ def _moduli(left: Part, X: Array) -> Array:
     return out
 
 
-def _sizes(X: Array, t: Array, of: Callable[[Array], Array]) -> Array:
-    return product(of(wide(X)), of(t))
+def _sizes(B: Array, t: Array) -> Array:
+    """The squares of B's rows, weighted."""
+    return namespace(B).sum(square(wide(B) * t), axis=1)
 
 
-def _bound(X: Array, t: Array, reach: Array) -> Array:
+def _bound(X: Array, reach: Array, t: Array) -> Array:
     xp, (n, count), kind = namespace(X), X.shape, float_type(X)
     moduli = float(xp.sum(xp.abs(t)))
     return factored_bound(kind, xp.sqrt(operations(kind, n + FLOOR_TERMS, count) * reach), n, moduli)
