@@ -13,9 +13,15 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict
-from abft_tsm2.checksum.factor_encode import wide
 from abft_tsm2.checksum.findings import Findings
-from abft_tsm2.checksum.triangles import Triangle, check_solution, solution_evidence, summing_weights
+from abft_tsm2.checksum.triangles import (
+    Triangle,
+    check_solution,
+    far_power,
+    scaled_down,
+    solution_evidence,
+    summing_weights,
+)
 from abft_tsm2.core.factoring import permutation
 from abft_tsm2.factor import Hook, check_of
 from abft_tsm2.linear import as_array, for_blas, pair_of, pivots_of, report_of, stacked
@@ -72,7 +78,7 @@ def protected_lu_solve(
     Warns
     -----
     UnverifiableWarning
-        The solution is not finite: U has a zero on its diagonal, or it overflows.
+        The solution is not finite: U has a zero on its diagonal, or it overflows, or a number on the way to it does.
 
     Notes
     -----
@@ -288,7 +294,10 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
     """X + A^-1 (B - A X), where its residual is smaller."""
     xp = namespace(X)
     with np.errstate(all="ignore"):
-        residual = wide(B) - wide(A) @ wide(X)
+        # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.
+        of_a, of_x = far_power(A), far_power(X)
+        a, b = scaled_down(A, of_a), scaled_down(B, of_a + of_x)
+        residual = b - a @ scaled_down(X, of_x)
         scale = float(xp.max(xp.abs(residual)))
         if not 0.0 < scale < float("inf"):
             return X, verdict
@@ -299,7 +308,8 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
             return X, verdict
         last, before = X, verdict
         for attempt in range(ATTEMPTS):
-            better = xp.astype(wide(X) + scale * wide(step), X.dtype)
+            better = scaled_down(X, of_x) + scale * scaled_down(step, -of_a)
+            better = xp.astype(scaled_down(better, -of_x), X.dtype)
             work.stage("refined", x=better)
             after = _certificate(A, lu, piv, better, B, work)
             if attempt and same(last, better):  # the matrix is so ill-conditioned that a step leads astray
@@ -308,7 +318,7 @@ def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict
                 work.findings.statuses.append(Status.CORRECTED)
                 work.findings.faults.append(wrong_rows("x", before, "refined again"))
             if after.clean:
-                left = xp.max(xp.abs(wide(B) - wide(A) @ wide(better)))
+                left = xp.max(xp.abs(b - a @ scaled_down(better, of_x)))
                 return (better, after) if bool(left <= scale) else (X, verdict)
             last, before = better, after
     return X, verdict

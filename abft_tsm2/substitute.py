@@ -84,8 +84,9 @@ def substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, 
         if not work.repair:
             break
     if not bool(xp.all(xp.isfinite(X))) and not _finite_again(triangle, B):
+        if Status.UNVERIFIABLE not in work.findings.statuses or bool(xp.all(xp.isfinite(B))):  # else it is known why
+            work.findings.reasons.append(_why_not_finite(triangle, B))
         work.findings.statuses.append(Status.UNVERIFIABLE)
-        work.findings.reasons.append(_why_not_finite(triangle, B))
         return X
     work.findings.statuses.append(Status.UNCORRECTABLE)
     work.findings.faults.append(wrong_rows(name, verdict))
@@ -120,7 +121,7 @@ def _why_not_finite(triangle: Triangle, B: Array) -> str:
     elif not bool(xp.all(xp.isfinite(triangle.T))):
         what = "the factors are not finite"
     else:
-        what = f"it overflows, beyond {kind.largest:.3g}, the largest {kind.name}"
+        what = f"it overflows, or a number on the way to it does ({kind.name} ends at {kind.largest:.3g})"
     return f"the solution is not finite: {what}"
 
 

@@ -25,6 +25,7 @@ from abft_tsm2.core.factoring import add_product, multiply_triangle, product
 
 BLOCK = 128
 SMALL = 2.0**-600  # what solutions are multiplied with where |T| |X|, or |L| |U| |X|, is beyond the range
+FAR = 300  # exponents: sums of products of numbers of 2^300 and 2^-300 are in the range with all their digits
 FAINT = 2.0**-600  # squares, the largest of which is smaller, may have lost digits, or all of them
 
 
@@ -130,8 +131,8 @@ def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int])
         most = float(xp.max(reach)) if n else 1.0
         if found.clean or FAINT < most < 1 / FAINT:
             return found
-        # Weights that undo the solution's columns, where t undoes those of B; M's exponent comes off B in two halves,
-        # so that neither B nor its weighted sum leaves the range on the way.
+        # Weights that undo the solution's columns, where t undoes those of B; half of M's exponent comes off B before
+        # it is weighted and half after, so that it does not leave the range on the way.
         down, own = power(), summing_weights(X)
         half = down // 2
         weighted = wide(X) * own
@@ -154,6 +155,18 @@ def _power(T: Array) -> int:
     """The exponent of the largest element, so far from the ends of the range that its power of two has an inverse."""
     largest = float(namespace(T).max(modulus(T)))
     return max(-1000, min(1000, math.frexp(largest)[1])) if 0.0 < largest < math.inf else 0
+
+
+def far_power(X: Array) -> int:
+    """The same, but 0 where products of two such numbers are far from the ends of the range."""
+    power = _power(X)
+    return power if abs(power) > FAR else 0
+
+
+def scaled_down(X: Array, power: int) -> Array:
+    """2^-power X in float64, by two halves: 2^-power itself may be beyond the range."""
+    half = power // 2
+    return (wide(X) * 2.0**-half) * 2.0 ** (half - power) if power else wide(X)
 
 
 def _stored(triangle: Triangle) -> Array:
