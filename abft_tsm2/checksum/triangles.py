@@ -124,9 +124,9 @@ def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int])
     """
     xp, n = namespace(X), X.shape[0]
     with np.errstate(all="ignore"):
-        weighted = wide(X) * t
-        residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), 0)
-        reach = reach + _sizes(B, t)
+        sizes, given = (product(square(wide(of)), square(t)) for of in (X, B))
+        residual, reach = lines(product(wide(X), t), sizes, 0)
+        reach = reach + given
         found = Verdict.of(residual - product(wide(B), t), _bound(X, reach, t))
         most = float(xp.max(reach)) if n else 1.0
         if found.clean or FAINT < most < 1 / FAINT:
@@ -234,11 +234,6 @@ def _moduli(left: Part, X: Array) -> Array:
         for terms in parts(n):
             out[rows, :] += xp.abs(wide(left(rows, terms))) @ X[terms, :]
     return out
-
-
-def _sizes(B: Array, t: Array) -> Array:
-    """The squares of B's rows, weighted."""
-    return namespace(B).sum(square(wide(B) * t), axis=1)
 
 
 def _bound(X: Array, reach: Array, t: Array) -> Array:
