@@ -169,8 +169,8 @@ _ADVICE = {
 def as_operand(x: Any, name: str) -> Array:
     """Turn `x` into an array this package works on, without copying one that already is.
 
-    Lists and NumPy subclasses become plain ``ndarray``; integers, booleans and complex are refused, because
-    a silent conversion would hide a full-size copy.
+    Lists and NumPy subclasses become plain ``ndarray``, but for `numpy.matrix`; integers, booleans and complex are
+    refused, because a silent conversion would hide a full-size copy.
 
     Raises
     ------
@@ -179,6 +179,8 @@ def as_operand(x: Any, name: str) -> Array:
     """
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array and its mask would be ignored: pass {name}.filled(value)")
+    if isinstance(x, np.matrix):  # of which slices, sums and products have other shapes than those of an array
+        raise TypeError(f"{name} is a numpy.matrix, whose operations are not those of arrays: use np.asarray({name})")
     library = _library(type(x))
     if library == "cupy" or (hasattr(x, "__array_namespace__") and not isinstance(x, np.ndarray)):
         pass
@@ -227,10 +229,11 @@ def real_number(value: Any, name: str) -> float:
     """`value` as a float; TypeError for what is no real number, ValueError for what is beyond all floats."""
     if type(value) is float:
         return value
-    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    dtype = getattr(value, "dtype", None)
+    kind = "b" if dtype is not None and dtype_name(dtype) == "bool" else getattr(dtype, "kind", "f")
     try:
-        # float() reads texts, and drops imaginary parts.
-        if isinstance(value, str | bytes | bytearray) or kind in "cSUmM" or getattr(value, "ndim", 0) != 0:
+        # float() reads texts, takes True for 1, and drops imaginary parts.
+        if isinstance(value, bool | str | bytes | bytearray) or kind in "bcSUmM" or getattr(value, "ndim", 0) != 0:
             raise TypeError("not a real number")
         return float(value)
     except (TypeError, ValueError) as error:

@@ -56,7 +56,7 @@ def protected_cholesky(
         each step "panel" and "updated" (W, Z, g, w, A and ``step = (j, j1)``); "finished" before the last check,
         "repaired" after each repair. Of A and W the lower triangles count: with ``lower=False`` both are transposed.
     block : int, optional
-        Columns of a panel.
+        Columns of a panel; what is larger than n is as n.
 
     Returns
     -------

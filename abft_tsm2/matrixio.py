@@ -151,6 +151,10 @@ def _header(stream: IO[bytes], source: str) -> tuple[tuple[int, ...], np.dtype[A
         raise MatrixFileError(
             f"{source} is not a .npy file or its head is damaged ({short(error)}); write it again with np.save"
         ) from error
+    for size in shape:  # NumPy takes booleans and negative numbers for sizes here, and fails later
+        if isinstance(size, bool) or size < 0:
+            what = "a boolean is no size" if isinstance(size, bool) else "a shape cannot be negative"
+            raise MatrixFileError(f"{source} has the shape {shape} in its head: {what}; write it again with np.save")
     return shape, dtype
 
 
