@@ -46,7 +46,7 @@ def foreign(library: str) -> Any:
 
 
 class Plain(np.ndarray):
-    """A subclass of ndarray that changes what multiplication means, as `numpy.matrix` does."""
+    """A subclass of ndarray that changes what multiplication means."""
 
     def __matmul__(self, other: Any) -> Any:
         raise AssertionError("the subclass was used as it is")
@@ -76,6 +76,7 @@ REFUSED = [
     pytest.param(3, "int64", id="an integer"),
     pytest.param(np.ma.masked_array(np.ones((2, 2)), [[0, 1], [0, 0]]), r"filled\(value\)", id="masked"),
     pytest.param(np.ma.ones((2, 2)), r"filled\(value\)", id="masked, nothing hidden"),
+    pytest.param(np.ones((2, 2)).view(np.matrix), r"numpy\.matrix.*use np\.asarray", id="matrix"),
     pytest.param(scipy.sparse.csr_array(np.eye(2)), r"csr_array.*x\.toarray\(\)", id="sparse array"),
     pytest.param(scipy.sparse.coo_matrix(np.eye(2)), r"coo_matrix.*x\.toarray\(\)", id="sparse matrix"),
     pytest.param(foreign("torch"), r"torch.*x\.numpy\(\)", id="torch"),

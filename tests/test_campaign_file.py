@@ -76,6 +76,9 @@ WRONG = {
     "one shape for many": (suite(shapes="[8, 9, 7]"), "an entry of shapes = 8 is to be a list"),
     "two sizes": (suite(shapes="[[8, 9]]"), r"shapes = \[\[8, 9\]\]: a list of \[m, k, n\], each at least 1"),
     "a size of 0": (suite(shapes="[[8, 0, 7]]"), "each at least 1"),
+    "truth for a size": (suite(shapes="[[true, 9, 7]]"), r"shapes = \[\[True, 9, 7\]\]: a list of \[m, k, n\]"),
+    "a size that no array has": (suite(shapes="[[9223372036854775807, 1, 1]]"), r"no matrix has 2\*\*63 bytes"),
+    "a count that no array has": (suite(fault=f"count = {10**25}"), r"count = 10{25} is to be below 2\*\*63"),
     "no shape": (suite(shapes="[]"), r"shapes = \[\]"),
     "text for a number": (suite(trials='"many"'), "trials = 'many' is to be a whole number"),
     "a number for a count": (suite(fault="count = 1.5"), "count = 1.5 is to be a whole number"),
@@ -99,12 +102,13 @@ WRONG = {
     "no suite": ("seed = 3\n", r"it has no \[\[suite\]\]: nothing to run"),
     "a negative seed": ("seed = -1\n" + suite(), "seed = -1"),
     "truth for a seed": ("seed = true\n" + suite(), "seed = True"),
+    "a number for a name": ("name = 1\n" + suite(), "name = 1 is to be text"),
     "no time": ("timeout = 0\n" + suite(), "timeout = 0"),
     "a table for a list": ("[suite]\nname = 'small'\n", "suite = .* is to be a list"),
     "no TOML": ("seed = = 3\n" + suite(), "line 1"),
 }
 AT_THE_TOP = ("a typo at the top", "two of one name", "no suite", "a negative seed", "truth for a seed", "no time")
-AT_THE_TOP += ("a table for a list", "no TOML")
+AT_THE_TOP += ("a table for a list", "no TOML", "a number for a name")
 
 
 @pytest.mark.parametrize("name", WRONG)

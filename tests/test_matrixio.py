@@ -398,3 +398,24 @@ def test_archives_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         write(x=np.ones(5))
     assert target.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["o.npz"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ("(True, 2)", r"shape \(True, 2\) in its head: a boolean is no size"),
+        ("(2, False)", r"shape \(2, False\) in its head: a boolean is no size"),
+        ("(-20, 30)", r"shape \(-20, 30\) in its head: a shape cannot be negative"),
+        ("(-2, -1)", r"shape \(-2, -1\) in its head: a shape cannot be negative"),  # of which 2 elements are there
+    ],
+)
+def test_a_shape_that_no_array_has(tmp_path: Path, shape: str, told: str) -> None:
+    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    content = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + bytes(16)
+    (tmp_path / "A.npy").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "A.npz", "w") as archive:
+        archive.writestr("x.npy", content)
+    for name, source in (("A.npy", r"A\.npy"), ("A.npz", r"A\.npz:x")):
+        with pytest.raises(MatrixFileError, match=f"{source} has the {told}") as error:
+            read_matrix(tmp_path / name)
+        assert "\n" not in str(error.value)

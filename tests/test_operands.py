@@ -338,7 +338,7 @@ def test_alpha_and_beta_must_be_numbers_of_the_result_type() -> None:
         with pytest.raises(ValueError, match="beta"):
             protected_gemm(A, B, c, beta=wrong)
     no_numbers = (1j, np.complex128(2 + 1j), np.array(2 + 1j), "two", "2", b"2", np.array("2"), np.timedelta64(2))
-    for no_number in (*no_numbers, [1.0, 2.0], np.array([2.0]), None):
+    for no_number in (*no_numbers, True, np.False_, np.array(True), [1.0, 2.0], np.array([2.0]), None):
         with pytest.raises(TypeError, match="alpha"):
             protected_gemm(A, B, alpha=no_number)
         with pytest.raises(TypeError, match="beta"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -9,7 +11,15 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from abft_tsm2 import SilentDataCorruptionError, Status, errstate, protected_lu_solve, protected_solve
+from abft_tsm2 import (
+    SilentDataCorruptionError,
+    Status,
+    errstate,
+    protected_gemm,
+    protected_lu_factor,
+    protected_lu_solve,
+    protected_solve,
+)
 from tests.factor_cases import once, positive
 from tests.planting import normal, put
 
@@ -86,7 +96,6 @@ def test_faults_near_the_ends_of_the_range_are_found(stage: str, name: str, dtyp
     for call in calls(a, b, factors):
         exact, _ = call()
         for change in (off, lambda value: -value, lambda value: value * 0, lambda _: dtype(np.nan)):
-
             x, report = call(on_stage=once(stage, name, partial(at_the_largest, change)))
             assert report.status is Status.CORRECTED, report
             np.testing.assert_array_equal(x, exact)
@@ -146,3 +155,17 @@ def test_refinement_gives_small_solutions_the_digits_that_they_can_have() -> Non
     assert residual.max() < 62 * 2.0**-53
     y = protected_solve(a, b * up, refine=True)
     assert np.max(np.abs(x * up - y)) <= 1e-12 * np.max(np.abs(y))
+
+
+def test_threads_that_solve_the_same_system_at_once_find_the_same() -> None:
+    a, b = normal(60, 60), normal(60, 3)
+    functions: list[Callable[[], Any]] = [
+        lambda: protected_solve(a, b, refine=True),
+        lambda: protected_lu_factor(a, mode="online")[0],
+        lambda: protected_gemm(a, b),
+    ]
+    expected = [function() for function in functions]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: functions[number % 3](), range(60)))
+    for number, x in enumerate(found):
+        np.testing.assert_array_equal(x, expected[number % 3])

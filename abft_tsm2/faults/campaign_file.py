@@ -26,6 +26,7 @@ from abft_tsm2.matrixio import MatrixFileError
 OPERATIONS = ("gemm", "verify", "lu", "solve", "cholesky", "storage")
 FACTORISATIONS = ("lu", "solve", "cholesky")
 ORDERS = ("C", "F")
+BEYOND = 2**63  # what no number of anything reaches
 
 
 @dataclass(frozen=True)
@@ -207,11 +208,13 @@ def parse(text: str, path: str = "the campaign") -> Campaign:
         if not suites:
             raise ValueError("it has no [[suite]]: nothing to run")
         name, seed, timeout = ({**head, **data}[key] for key in head)
+        if not _is("str", name):
+            raise ValueError(f"name = {name!r} is to be text")
         if not _is("int", seed) or seed < 0 or not _is("float", timeout) or not timeout > 0:
             raise ValueError(f"seed = {seed!r} and timeout = {timeout!r}: a number from 0 on, and seconds above 0")
         if len({suite.name for suite in suites}) < len(suites):
             raise ValueError("two suites have the same name")
-        campaign = Campaign(str(name), seed, float(timeout), tuple(suites), text)
+        campaign = Campaign(name, seed, float(timeout), tuple(suites), text)
         for index, suite in enumerate(suites):
             where = f"{path}, suite {suite.name}"
             _require_possible(campaign, index)
@@ -270,8 +273,10 @@ def _suite(entry: Any) -> Suite:
     if any(len(pair) != 2 for pair in suite.files):
         raise ValueError(f"files = {[list(pair) for pair in suite.files]}: a list of [A, B], two names of files each")
     whole = [x for shape in suite.shapes for x in shape]
-    if not whole or not all(isinstance(x, int) and x > 0 for x in whole) or any(len(s) != 3 for s in suite.shapes):
+    if not whole or not all(_is("int", x) and x > 0 for x in whole) or any(len(s) != 3 for s in suite.shapes):
         raise ValueError(f"shapes = {[list(s) for s in suite.shapes]}: a list of [m, k, n], each at least 1")
+    if max(8 * max(m * k, k * n, m * n) for m, k, n in suite.shapes) >= BEYOND:
+        raise ValueError(f"shapes = {[list(s) for s in suite.shapes]}: no matrix has 2**63 bytes")
     if not (0 <= suite.clean <= 1 and suite.trials >= 1 and suite.per_scene >= 1):
         raise ValueError(
             f"clean = {suite.clean}, trials = {suite.trials}, per_scene = {suite.per_scene}: a share from 0 to 1, and "
@@ -308,6 +313,8 @@ def _known(entry: Any, kind: Any, what: str) -> dict[str, Any]:
         require_known(what, name, known)
         if not _is(known[name], value):
             raise ValueError(f"{name} = {value!r} is to be {_KINDS[known[name]][0]}")
+        if known[name] == "int" and value >= BEYOND:
+            raise ValueError(f"{name} = {value!r} is to be below 2**63")
     return given
 
 
