@@ -169,3 +169,19 @@ def test_threads_that_solve_the_same_system_at_once_find_the_same() -> None:
         found = list(pool.map(lambda number: functions[number % 3](), range(60)))
     for number, x in enumerate(found):
         np.testing.assert_array_equal(x, expected[number % 3])
+
+
+@pytest.mark.parametrize("power", [1000, 1016, -990])
+@pytest.mark.parametrize(("stage", "name"), [("forward", "z"), ("backward", "x"), ("refined", "x")])
+def test_what_is_found_does_not_depend_on_the_scale(stage: str, name: str, power: int) -> None:
+    a, b = normal(40, 40) + 20 * np.eye(40), normal(40, 3)
+    found = []
+    for up in (0, power):
+        statuses = []
+        for size in 2.0 ** np.arange(-54, -20, 3):
+            hook = once(stage, name, partial(at_the_largest, lambda value, size=size: value * (1 + size)))
+            report = protected_solve(a, np.ldexp(b, up), refine=True, return_report=True, on_stage=hook)[1]
+            statuses.append(report.status)
+        found.append(statuses)
+    assert found[0] == found[1]
+    assert {*found[0]} == {Status.CLEAN, Status.CORRECTED}
