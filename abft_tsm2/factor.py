@@ -24,10 +24,11 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, namespace
 from abft_tsm2.checksum.factor_encode import Encoding
-from abft_tsm2.checksum.factor_evidence import FactorEvidence, Found
+from abft_tsm2.checksum.factor_evidence import FactorEvidence, Found, evidence_of_lines
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges
 from abft_tsm2.checksum.findings import ROUNDS, Findings, Unrepairable
 from abft_tsm2.checksum.rebuild import Repair
+from abft_tsm2.checksum.sight import blind_lines, sees_all
 from abft_tsm2.checksum.stored import certificate, changed, has_changed, read, whole
 from abft_tsm2.core.factoring import add_product, copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.report import SIDES, Check, Fault, Status
@@ -286,6 +287,7 @@ class Factorisation:
                 lines = changed(self.W, self.carried, *read(self.W, self.carried, K, K))
                 fine = not any(lines) and (whole(self.carried).clean or self._by_lines())
             if fine:
+                self._look_where_blind()
                 return
             if attempt < ROUNDS:
                 seen = len(self.findings.statuses)
@@ -309,11 +311,31 @@ class Factorisation:
             return False
         with self.clock("evidence"):
             found = self._evidence_of_rest()
+        self._borne_out(found)
+        return True
+
+    def _look_where_blind(self) -> None:
+        """Where the checks would not have shown what happened to elements, in any step or afterwards: the certificate
+        line by line, and evidence of what that does not show either."""
+        with self.clock("certify"), np.errstate(all="ignore"):
+            if sees_all(self.carried):
+                return
+            rows, columns = certificate(self.A, self.W, self.carried)
+            clean = rows.clean and columns.clean
+            every = np.ones(self.W.shape[0], bool), np.ones(self.W.shape[1], bool)
+            blind = blind_lines(self.A, self.carried, (rows.bound, columns.bound)) if clean else every
+        if blind is None:
+            return
+        with self.clock("evidence"), np.errstate(all="ignore"):
+            found = evidence_of_lines(self.A, self.W, self.pivots, blind)
+        self._borne_out(found)
+
+    def _borne_out(self, found: Found) -> None:
+        """What evidence says of finished factors that cannot be repaired line by line."""
         if not found.right:
             self.findings.convicted(found, "factored again")
             raise Unrepairable("L U is not P A, element by element")
         self.findings.proved(found)
-        return True
 
     def _by_lines(self) -> bool:
         """The certificate line by line, where that of the whole is in doubt; where most of it has been proved element

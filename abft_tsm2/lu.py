@@ -17,9 +17,10 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict
 from abft_tsm2.checksum.factor_encode import Encoding
-from abft_tsm2.checksum.factor_evidence import Found, factor_evidence
+from abft_tsm2.checksum.factor_evidence import Found, Lines, evidence_of_lines, factor_evidence
 from abft_tsm2.checksum.factors import Carried
 from abft_tsm2.checksum.findings import FACTORS, Findings, Overflowed, Unrepairable, largest
+from abft_tsm2.checksum.sight import blind_lines
 from abft_tsm2.checksum.stored import certificate, differing_sums, read
 from abft_tsm2.core.factoring import copy_by_columns, factor_panel
 from abft_tsm2.factor import Clock, Factorisation, Hook, check_of
@@ -240,11 +241,11 @@ def _offline(A: Array, asked: Asked, clock: Clock, encoding: Encoding) -> tuple[
     asked.stage("factored", W=W, piv=pivots)
     findings = Findings()
     with clock("certify"), np.errstate(all="ignore"):
-        rows, columns, checks = _certified(A, W, pivots, encoding)
-    if rows is not None and not rows and not columns:
+        rows, columns, blind, checks = _certified(A, W, pivots, encoding)
+    if rows is not None and not rows and not columns and blind is None:
         return W, pivots, info, findings, checks
     if rows is not None:
-        found = _evidence(A, W, pivots, encoding, findings, clock)
+        found = _evidence(A, W, pivots, encoding, findings, clock, blind if not rows and not columns else None)
         if found.right:
             return W, pivots, info, findings, checks
         rows, columns = _lines(found, rows, columns)
@@ -264,13 +265,13 @@ def _offline(A: Array, asked: Asked, clock: Clock, encoding: Encoding) -> tuple[
 
 def _certified(
     A: Array, W: Array, pivots: Any, encoding: Encoding
-) -> tuple[tuple[int, ...] | None, tuple[int, ...], tuple[Any, ...]]:
+) -> tuple[tuple[int, ...] | None, tuple[int, ...], Lines | None, tuple[Any, ...]]:
     """Rows and columns in which L U is not P A, of a factorisation of which nothing is known; None where the pivots are
-    none. Also the checks, for the report."""
+    none. Also lines that the checks are blind for, if any, and the checks, for the report."""
     K = min(W.shape)
     carried = Carried(A, encoding, W)
     if not carried.order_by(pivots):
-        return None, (), ()
+        return None, (), None, ()
     carried.g[...], carried.y[...] = read(W, carried, K, K)
     carried.count_operations()
     verdicts = certificate(A, W, carried)
@@ -280,17 +281,27 @@ def _certified(
         check_of(side, verdict.residual, verdict.bound, float(namespace(A).min(abs(weight))))
         for side, verdict, weight in zip(SIDES, verdicts, (carried.v, carried.w), strict=True)
     )
-    return lines[0], tuple(sorted({*lines[1], *small})), checks
+    blind = blind_lines(A, carried, (verdicts[0].bound, verdicts[1].bound))
+    return lines[0], tuple(sorted({*lines[1], *small})), blind, checks
 
 
-def _evidence(A: Array, W: Array, pivots: Any, encoding: Encoding, findings: Findings, clock: Clock) -> Found:
+def _evidence(
+    A: Array,
+    W: Array,
+    pivots: Any,
+    encoding: Encoding,
+    findings: Findings,
+    clock: Clock,
+    blind: Lines | None = None,
+) -> Found:
     """Whether a suspected factorisation is wrong, element by element; one of another matrix than was encoded is. Sums
-    of A that suspected it in vain are tried as well."""
+    of A that suspected it in vain are tried as well. Where nothing is suspected but lines that the checks are `blind`
+    for, it is those that count."""
     with clock("evidence"), np.errstate(all="ignore"):
         sums = differing_sums(A, encoding)
         if all(lines.size for lines, _ in sums):
             return Found(count=1, magnitude=float("nan"))
-        found = factor_evidence(A, W, pivots)
+        found = factor_evidence(A, W, pivots) if blind is None else evidence_of_lines(A, W, pivots, blind)
         if not found.right:
             return found
         kept = zip(("S of A", "Z of A"), (encoding.S, encoding.Z), sums, strict=True)
@@ -324,9 +335,10 @@ def _online(
         return _given_up(A, run, clock, reason)
     if not asked.repair:
         with clock("certify"), np.errstate(all="ignore"):
-            rows, columns, checks = _certified(A, run.W, run.pivots, run.encoding)
-        if rows or columns:
-            found = _evidence(A, run.W, run.pivots, run.encoding, findings, clock)
+            rows, columns, blind, checks = _certified(A, run.W, run.pivots, run.encoding)
+        if rows is not None and (rows or columns or blind is not None):
+            which = None if rows or columns else blind
+            found = _evidence(A, run.W, run.pivots, run.encoding, findings, clock, which)
             rows, columns = ((), ()) if found.right else _lines(found, rows or (), columns)
         if rows is None or rows or columns:
             size = max(1, len(rows or ()) + len(columns))
@@ -360,11 +372,12 @@ def _given_up(A: Array, run: Factorisation, clock: Clock, reason: Exception) -> 
 
 
 def _overflows(W: Array, A: Array) -> bool:
-    """Whether factors are too large for their type, or their squares for the checks."""
+    """Whether factors are too large for their type, or their squares for the checks. The limit may be Inf itself, where
+    A is near the end of the range, and then bounds nothing."""
     xp = namespace(W)
     double = W.dtype == xp.float64
     limit = float(xp.max(xp.abs(A))) * SQUARED if double else FLOATS["float32"].largest
-    return not bool(xp.all(xp.abs(W) <= limit))
+    return not bool(xp.all((xp.abs(W) <= limit) & xp.isfinite(W)))
 
 
 def _unverifiable(findings: Findings, reason: str) -> None:

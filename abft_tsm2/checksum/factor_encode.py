@@ -49,6 +49,8 @@ class Encoding:
         ``A v`` and ``w'A``.
     row_norms, column_norms : (m,), (n,) arrays
         ``||A_i o v||`` and ``||A_c o w||``, from a sample.
+    row_sizes, column_sizes : (m,), (n,) arrays on the host
+        Logarithms to base 2 of the norms of A's lines without weights, of the sample alone: sizes of their elements.
     """
 
     w: Array
@@ -57,6 +59,8 @@ class Encoding:
     Z: Array
     row_norms: Array
     column_norms: Array
+    row_sizes: Any
+    column_sizes: Any
 
     @classmethod
     def of(cls, A: Array) -> Encoding:
@@ -67,8 +71,9 @@ class Encoding:
             rows = _squares(A, axis=1)  # of every row, from some columns
             columns = _squares(A, axis=0)
             diagonal = xp.abs(wide(xp.linalg.diagonal(A)))  # which is large so often that no sample may miss it
-            plain = rows.log2_norms()
-            plain[: diagonal.shape[0]] = np.maximum(plain[: diagonal.shape[0]], np.log2(to_host(diagonal)))
+            plain, across = rows.log2_norms(), columns.log2_norms()
+            for sizes in (plain, across):
+                sizes[: diagonal.shape[0]] = np.maximum(sizes[: diagonal.shape[0]], np.log2(to_host(diagonal)))
             w = _weights(m, plain, A, seed=0)
             column_norms = _at_least(columns.norms(w), diagonal, w)
             # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
@@ -76,7 +81,8 @@ class Encoding:
             v = _weights(n, np.log2(to_host(column_norms)), A, seed=1, shift=usual)
             row_norms = _at_least(rows.norms(v), diagonal, v)
             S, Z = sums(A, v), sums(A.T, w)
-            return cls(w, v, S, Z, xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z)))
+            floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
+            return cls(w, v, S, Z, *floors, plain, across)
 
     def is_of_finite(self, A: Array) -> bool:
         """Whether A holds neither NaN nor Inf: no weight is zero, so that either would show in S; A is read only where

@@ -30,6 +30,8 @@ from abft_tsm2.checksum.rigorous import (
 from abft_tsm2.core.accurate import Difference, Measured, parts
 from abft_tsm2.core.factoring import permutation
 
+Lines = tuple[Any, Any]  # masks of rows, in the order of P A, and of columns; on the host
+APART = 32  # lines between two that are looked at with them: each call splits all of the other factor
 
 @dataclass
 class Found:
@@ -171,6 +173,29 @@ def factor_evidence(A: Array, W: Array, pivots: Any) -> Found:
     evidence = FactorEvidence(A, W, pivots)
     evidence.look(slice(0, W.shape[0]), slice(0, W.shape[1]), min(W.shape))
     return evidence.verdict()
+
+
+def evidence_of_lines(A: Array, W: Array, pivots: Any, lines: Lines) -> Found:
+    """Of a whole factorisation, where no sums show what happens to elements in these rows and columns (masks): of the
+    rows or of the columns, whichever are fewer."""
+    evidence = FactorEvidence(A, W, pivots)
+    across = int(np.count_nonzero(lines[1]) * lines[0].size <= np.count_nonzero(lines[0]) * lines[1].size)
+    for run in _runs(lines[across]):
+        every = slice(0, W.shape[1 - across])
+        here = (every, run) if across else (run, every)
+        evidence.look(*here, min(W.shape))
+    return evidence.verdict()
+
+
+def _runs(mask: Any) -> list[slice]:
+    """Runs of True, those that are near each other as one."""
+    found: list[slice] = []
+    for line in np.flatnonzero(mask).tolist():
+        if found and line - found[-1].stop < APART:
+            found[-1] = slice(found[-1].start, line + 1)
+        else:
+            found.append(slice(line, line + 1))
+    return found
 
 
 def definite_evidence(A: Array, W: Array, columns: slice) -> Found:
