@@ -24,7 +24,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, namespace
 from abft_tsm2.checksum.factor_encode import Encoding
-from abft_tsm2.checksum.factor_evidence import FactorEvidence, Found, evidence_of_lines
+from abft_tsm2.checksum.factor_evidence import FactorEvidence, Found, Lines, evidence_of_lines
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges
 from abft_tsm2.checksum.findings import ROUNDS, Findings, Unrepairable
 from abft_tsm2.checksum.rebuild import Repair
@@ -316,14 +316,15 @@ class Factorisation:
 
     def _look_where_blind(self) -> None:
         """Where the checks would not have shown what happened to elements, in any step or afterwards: the certificate
-        line by line, and evidence of what that does not show either."""
+        line by line, and evidence of what that does not show either, or of all after a repair that needs it."""
+        blind: Lines | None = (np.ones(self.W.shape[0], bool), np.ones(self.W.shape[1], bool))
         with self.clock("certify"), np.errstate(all="ignore"):
-            if sees_all(self.carried):
-                return
-            rows, columns = certificate(self.A, self.W, self.carried)
-            clean = rows.clean and columns.clean
-            every = np.ones(self.W.shape[0], bool), np.ones(self.W.shape[1], bool)
-            blind = blind_lines(self.A, self.carried, (rows.bound, columns.bound)) if clean else every
+            if not self.mender.doubted:
+                if sees_all(self.carried):
+                    return
+                rows, columns = certificate(self.A, self.W, self.carried)
+                if rows.clean and columns.clean:
+                    blind = blind_lines(self.A, self.carried, (rows.bound, columns.bound))
         if blind is None:
             return
         with self.clock("evidence"), np.errstate(all="ignore"):

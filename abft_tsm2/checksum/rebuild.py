@@ -21,8 +21,9 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_column_major, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict, column_norms
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, rigorous_factored
 from abft_tsm2.checksum.factor_encode import counts, wide
+from abft_tsm2.checksum.factor_evidence import FactorEvidence
 from abft_tsm2.checksum.factors import ROWS, Carried, are_exchanges, places, unit_lower
 from abft_tsm2.checksum.findings import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
 from abft_tsm2.checksum.stored import changed, differing_sums, read
@@ -42,6 +43,8 @@ class Repair:
     pivots : int32 array on the host
     carried : Carried
     findings : Findings
+    doubted : bool
+        Whether finished lines were left, or put, in a state that only evidence of the whole can vouch for.
     """
 
     A: Array
@@ -49,6 +52,7 @@ class Repair:
     pivots: Any
     carried: Carried
     findings: Findings
+    doubted: bool = False
 
     # -- the whole repair of a step --
 
@@ -96,7 +100,8 @@ class Repair:
         """Pivots, and what is finished: the first `left` columns of L and `top` rows of U, and their g and y.
 
         A line whose sum is not what it was is computed again from A, and so is the sum. Where the old elements were
-        the same but for rounding, it was the sum that was wrong; unless U and w'A still bear it out.
+        the same but for rounding, it was the sum that was wrong; unless U and w'A still bear it out. What is right is
+        left as it is, bit for bit: a row of U with another pivot would no longer be that of its column of L.
         """
         self.order(places)
         self.look_at_A()
@@ -263,6 +268,7 @@ class Repair:
         return new, sizes + _reach(unit_lower(corner), new, j)
 
     def _row(self, r: int) -> None:
+        """U(r, r:) or y(r) is not what it was. Where S bears out y it is U; where it does not, evidence tells."""
         new = self._permuted(slice(r, r + 1), slice(r, None))[0, :]
         xp = namespace(new)
         sizes = math.sqrt(FLOOR_TERMS) * xp.abs(new)
@@ -271,7 +277,13 @@ class Repair:
             new, sizes = new - product(left, top)[0, :], sizes + _reach(left, top)[0, :]
         old = wide(self.W[r, r:])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, r + 1))
-        self.W[r, r:] = xp.astype(new, self.W.dtype)
+        if differ.any() and not self._row_borne_out(r):
+            differ = self._convicted(differ, self._far(slice(r, r + 1), slice(r, self.W.shape[1]), r + 1)[0, :])
+        if differ.any():
+            self.W[r, r:] = xp.astype(xp.where(from_host(differ, new), new, old), self.W.dtype)
+            # L(:, r) was divided by the pivot that was there first, which rounded in its own way
+            below = slice(r + 1, self.W.shape[0] if differ[0] else r + 1)
+            self.doubted |= bool(self._far(below, slice(r, r + 1), r + 1).any())
         before = float(self.carried.y[r])
         self.carried.y[r] = xp.sum(wide(self.W[r, r:]) * self.carried.v[r:])
         if not differ.any():
@@ -280,6 +292,7 @@ class Repair:
         self.findings.wrong_elements(differ[None, :], distance[None, :], (r, r))
 
     def _column(self, c: int) -> None:
+        """L(c+1:, c) or g(c) is not what it was: as `_row`, with w'A in place of S."""
         new = self._permuted(slice(c + 1, None), slice(c, c + 1))[:, 0]
         xp = namespace(new)
         sizes = math.sqrt(FLOOR_TERMS) * xp.abs(new)
@@ -293,16 +306,52 @@ class Repair:
         old = wide(self.W[c + 1 :, c])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, c + 1))
         borne_out = self._borne_out(c)
-        self.W[c + 1 :, c] = xp.astype(new, self.W.dtype)
+        if differ.any() and not borne_out:
+            differ = self._convicted(differ, self._far(slice(c + 1, self.W.shape[0]), slice(c, c + 1), c + 1)[:, 0])
+        if not differ.any() and borne_out and not largest(distance) <= rigorous_factored(self.carried.type, c + 1):
+            # the pivot is so small that any multipliers will do in this column: those of now are no better
+            borne_out, self.doubted = False, True
+        if differ.any():
+            self.W[c + 1 :, c] = xp.astype(xp.where(from_host(differ, new), new, old), self.W.dtype)
+        elif borne_out:
+            self.W[c + 1 :, c] = xp.astype(new, self.W.dtype)
         before = float(self.carried.g[c])
         self.carried.g[c] = self.carried.w[c] + xp.sum(wide(self.W[c + 1 :, c]) * self.carried.w[c + 1 :])
-        if not differ.any() and borne_out:  # the pivot is so small that any multipliers will do
-            largest = int(np.argmax(np.where(np.isfinite(distance), distance, 0.0))) if distance.size else 0
-            differ[largest : largest + 1] = True
+        if not differ.any() and borne_out:  # an element is off by less than two ways to compute it may be
+            most = int(np.argmax(distance)) if distance.size else 0
+            differ[most : most + 1] = True
         elif not differ.any():
             self.findings.wrong_sums("g", [c], abs(before - float(self.carried.g[c])))
         self.findings.multiplications += 2.0 * c * new.shape[0]
         self.findings.wrong_elements(differ[:, None], distance[:, None], (c + 1, c))
+
+    def _convicted(self, differ: Any, far: Any) -> Any:
+        """Elements that differ, and that evidence convicts. The others are kept; their own line bears them out, but not
+        what was computed from them, so that evidence of the whole is due in the end."""
+        self.doubted |= bool((differ & ~far).any())
+        return differ & far
+
+    def _far(self, rows: slice, columns: slice, depth: int) -> Any:
+        """Which of these elements of P A - L U, or multipliers, are beyond what rounding may do; on the host."""
+        far = np.zeros((rows.stop - rows.start, columns.stop - columns.start), bool)
+        if far.size:
+            evidence = FactorEvidence(self.A, self.W, self.pivots[:0])
+            evidence.place = self.carried.place
+            evidence.look(rows, columns, depth)
+            found = evidence.verdict()
+            lines = [i - rows.start for i in found.rows], [c - columns.start for c in found.columns]
+            far[np.ix_(*lines)] = True
+        return far
+
+    def _row_borne_out(self, r: int) -> bool:
+        """Whether the y(r) that is kept gives A v in row r: ``L(r, :r+1) y(:r+1) = S(r)``."""
+        carried, place = self.carried, int(self.carried.place[r])
+        parts = np.append(to_host(wide(self.W[r, :r]) * carried.y[:r]), float(carried.y[r]))
+        residual = float(np.sum(parts)) - float(carried.encoding.S[place])
+        last = from_host(parts[-1:], carried.floor)
+        reach = carried.reach(0, carried.rows[r : r + 1, ROWS.floor], 0.0, r, last)
+        bound = float(factored_bound(carried.type, reach, r, 0.0)[0])
+        return bool(abs(residual) <= bound) and math.isfinite(bound)
 
     def _borne_out(self, c: int) -> bool:
         """Whether the g(c) that is kept gives w'A in column c: ``g(:c+1) U(:c+1, c) = Z(c)``."""
