@@ -341,6 +341,9 @@ def _online(
             found = _evidence(A, run.W, run.pivots, run.encoding, findings, clock, which)
             rows, columns = ((), ()) if found.right else _lines(found, rows or (), columns)
         if rows is None or rows or columns:
+            if _overflows(_plain(A, clock)[0], A):
+                _unverifiable(findings, GROWN)
+                return run.W, run.pivots, run.info, findings, ()
             size = max(1, len(rows or ()) + len(columns))
             findings.statuses.append(Status.UNCORRECTABLE)
             findings.faults.append(Fault(FACTORS, "block", rows or (), columns, size, float("nan")))

@@ -16,6 +16,7 @@ from abft_tsm2.checksum.bounds import factored_bound
 from abft_tsm2.checksum.factors import Carried
 from abft_tsm2.checksum.findings import Unrepairable
 from abft_tsm2.checksum.rebuild import Repair
+from abft_tsm2.checksum.sight import sees_all
 from abft_tsm2.checksum.stored import differing_sums
 from tests.factor_cases import backward_error, lu_outside
 from tests.planting import both, everywhere, normal, put, scale
@@ -113,6 +114,10 @@ def test_without_a_bound_everything_passes(monkeypatch: Patch) -> None:
         return 0.0 * factored_bound(*arguments) + 1e300
 
     everywhere(monkeypatch, factored_bound, unbounded)
+    found = factored(normal(60, 60), of_panel())  # such bounds are blind, and evidence is asked
+    assert found.report.status is Status.CORRECTED
+    assert not found.wrong
+    everywhere(monkeypatch, sees_all, fine)
     missed = factored(normal(60, 60), of_panel())
     assert missed.report.status is Status.CLEAN
     assert missed.wrong
@@ -125,6 +130,7 @@ def test_an_infinite_bound_is_no_bound(monkeypatch: Patch) -> None:
     everywhere(monkeypatch, factored_bound, infinite)
     assert factored(normal(60, 60)).report.status is not Status.CLEAN
     monkeypatch.setattr(Verdict, "clean", property(lambda self: bool((np.abs(self.residual) <= self.bound).all())))
+    everywhere(monkeypatch, sees_all, fine)
     missed = factored(normal(60, 60), of_panel())
     assert missed.report.status is Status.CLEAN
     assert missed.wrong
@@ -226,7 +232,7 @@ def test_the_offline_certificate(monkeypatch: Patch) -> None:
     found = factored(normal(60, 60), hit("factored", "W", put((40, 20), 7.0)), "offline")
     assert found.report.status is Status.CORRECTED
     assert not found.wrong
-    monkeypatch.setattr(lu, "_certified", lambda *_: ((), (), ()))
+    monkeypatch.setattr(lu, "_certified", lambda *_: ((), (), None, ()))
     missed = factored(normal(60, 60), hit("factored", "W", put((40, 20), 7.0)), "offline")
     assert missed.report.status is Status.CLEAN
     assert missed.wrong

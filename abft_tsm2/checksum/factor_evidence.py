@@ -33,6 +33,7 @@ from abft_tsm2.core.factoring import permutation
 Lines = tuple[Any, Any]  # masks of rows, in the order of P A, and of columns; on the host
 APART = 32  # lines between two that are looked at with them: each call splits all of the other factor
 
+
 @dataclass
 class Found:
     """What the evidence says of a part of a factorisation.
@@ -181,9 +182,8 @@ def evidence_of_lines(A: Array, W: Array, pivots: Any, lines: Lines) -> Found:
     evidence = FactorEvidence(A, W, pivots)
     across = int(np.count_nonzero(lines[1]) * lines[0].size <= np.count_nonzero(lines[0]) * lines[1].size)
     for run in _runs(lines[across]):
-        every = slice(0, W.shape[1 - across])
-        here = (every, run) if across else (run, every)
-        evidence.look(*here, min(W.shape))
+        rows, columns = (slice(0, W.shape[0]), run) if across else (run, slice(0, W.shape[1]))
+        evidence.look(rows, columns, min(W.shape))
     return evidence.verdict()
 
 
