@@ -175,3 +175,13 @@ def test_a_finished_element_that_is_wrong_is_repaired(name: str, at: tuple[int, 
     (lu, piv), report = protected_lu_factor(a, mode="online", on_stage=wrong, return_report=True)
     assert report.status is Status.CORRECTED
     assert not lu_outside(lu, piv, a).any()
+
+
+@MODES
+@pytest.mark.parametrize("shape", [(51, 40), (40, 51), (45, 45)])
+def test_subnormal_matrices_are_unverifiable_whatever_their_shape(shape: tuple[int, int], mode: str) -> None:
+    """LAPACK does not divide by such pivots: P A is 1e310 times as large as L U in the rows of a tall one."""
+    a = np.random.default_rng(0).standard_normal(shape) * 1e-310
+    with pytest.warns(UnverifiableWarning):
+        _, report = protected_lu_factor(a, mode=mode, return_report=True)
+    assert report.status is Status.UNVERIFIABLE

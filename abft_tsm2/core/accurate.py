@@ -166,6 +166,8 @@ class Difference:
     def _split(self, X: Array, rows: slice, columns: slice, k: int, factor: float, slices: int) -> Measured:
         xp, e, f = self.xp, self.e[rows], self.f[columns]
         high = scaled(X, e, f)
+        alone = xp.isinf(high) & xp.isfinite(X)  # 2^1000 times as large as L R can be: the residual itself
+        high = xp.where(alone, xp.zeros_like(high), high)
         low, reach = xp.zeros_like(high), xp.zeros_like(high)
         for at in parts(self.k):
             if at.start >= k:
@@ -183,7 +185,9 @@ class Difference:
         error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms + 2 * k * CUT
         bound = factor * reach
         sharp = not factor or bool(xp.all(8 * error <= bound))
-        return Measured(scaled(high + low, -e, -f), scaled(bound + error, -e, -f), sharp)
+        alone &= xp.isfinite(high + low)
+        residual = xp.where(alone, xp.astype(X, high.dtype, copy=False), scaled(high + low, -e, -f))
+        return Measured(residual, scaled(bound + error, -e, -f), sharp)
 
     def _right(self, terms: slice, columns: slice, slices: int) -> _Factor:
         """A block of R, split: of the same columns it is asked for again and again, for other rows of L."""
