@@ -88,7 +88,8 @@ class FactorEvidence:
     def look(self, rows: slice, columns: slice, depth: int) -> None:
         """Whether ``(PA)(rows, columns) = L(rows, :depth) U(:depth, columns)``, of which L and U have no more terms."""
         W, (first, across) = self.W, (rows.start, columns.start)
-        shape = rows.stop - first, depth, columns.stop - across
+        # L and U have zeros beyond; elements of theirs that only meet those must not set the scale of a line
+        shape = rows.stop - first, min(depth, rows.stop, columns.stop), columns.stop - across
         if 0 in shape:
             return
         self._skipped(depth)

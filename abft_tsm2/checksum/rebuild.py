@@ -277,7 +277,7 @@ class Repair:
             new, sizes = new - product(left, top)[0, :], sizes + _reach(left, top)[0, :]
         old = wide(self.W[r, r:])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, r + 1))
-        if differ.any() and not self._row_borne_out(r):
+        if not self._row_borne_out(r):
             differ = self._convicted(differ, self._far(slice(r, r + 1), slice(r, self.W.shape[1]), r + 1)[0, :])
         if differ.any():
             self.W[r, r:] = xp.astype(xp.where(from_host(differ, new), new, old), self.W.dtype)
@@ -306,7 +306,7 @@ class Repair:
         old = wide(self.W[c + 1 :, c])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, c + 1))
         borne_out = self._borne_out(c)
-        if differ.any() and not borne_out:
+        if not borne_out:
             differ = self._convicted(differ, self._far(slice(c + 1, self.W.shape[0]), slice(c, c + 1), c + 1)[:, 0])
         if not differ.any() and borne_out and not largest(distance) <= rigorous_factored(self.carried.type, c + 1):
             # the pivot is so small that any multipliers will do in this column: those of now are no better
@@ -326,10 +326,10 @@ class Repair:
         self.findings.wrong_elements(differ[:, None], distance[:, None], (c + 1, c))
 
     def _convicted(self, differ: Any, far: Any) -> Any:
-        """Elements that differ, and that evidence convicts. The others are kept; their own line bears them out, but not
-        what was computed from them, so that evidence of the whole is due in the end."""
+        """Elements that evidence convicts. Others that differ are kept: their own line bears them out, but not what was
+        computed from them, so that evidence of the whole is due in the end."""
         self.doubted |= bool((differ & ~far).any())
-        return differ & far
+        return far
 
     def _far(self, rows: slice, columns: slice, depth: int) -> Any:
         """Which of these elements of P A - L U, or multipliers, are beyond what rounding may do; on the host."""
