@@ -69,6 +69,7 @@ LAYERS = [
         "checksum.factor_evidence",
         "checksum.alike",
         "checksum.factors",
+        "checksum.sight",
         "checksum.findings",
         "checksum.stored",
         "checksum.rebuild",

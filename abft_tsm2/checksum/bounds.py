@@ -275,20 +275,6 @@ def rigorous_factored(stored: FloatType, terms: int) -> float:
     return (terms + FLOOR_TERMS) * (stored.unit_roundoff + 2 * CHECKSUM_UNIT)
 
 
-# Measured, with 150 to 4200 columns: bounds of lines of generic data are up to 60 times what `blind_factor` counts for
-# one, and those of nearly all families of the campaigns up to 350 times.
-BLIND = 512.0
-
-
-def blind_factor(stored: FloatType, terms: int, length: int) -> float:
-    """How large a change of an element may be that no sum shows, in units of the largest element of its row, or column.
-
-    BLIND times the bound above of a line all `length` elements of which are as large as the largest, and weighted alike
-    (Higham 2002, theorem 9.3; Hoeffding 1963): ``BLIND u sqrt(terms length)``.
-    """
-    return BLIND * stored.unit_roundoff * math.sqrt((operations(stored, terms, length) + FLOOR_TERMS) * length)
-
-
 DEFINITE = {"float64": 3.5, "float32": 1.7}  # f of Cholesky's factors, above
 DEFINITE_SHARE = 1 / 4  # what a term of one of their checksums counts, in operations
 DEFINITE_USUAL, DEFINITE_LEAST = 7.0, 0.1  # as USUAL and LEAST; one or two of 100 clean panels exceed 7 medians
