@@ -11,6 +11,7 @@ import pytest
 
 from abft_tsm2 import Status, protected_lu_factor
 from abft_tsm2.checksum import sight
+from abft_tsm2.checksum.factor_evidence import FactorEvidence, factor_evidence
 from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.lu import GROWN
 from tests.factor_cases import lu_outside
@@ -175,6 +176,19 @@ def test_a_finished_element_that_is_wrong_is_repaired(name: str, at: tuple[int, 
     (lu, piv), report = protected_lu_factor(a, mode="online", on_stage=wrong, return_report=True)
     assert report.status is Status.CORRECTED
     assert not lu_outside(lu, piv, a).any()
+
+
+def test_evidence_of_a_part_is_as_sharp_as_that_of_the_whole() -> None:
+    """Ones on the diagonal of L that meet nothing in the part must not set the scale of its rows."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((35, 35)) * 10.0 ** rng.integers(-150, 150, (35, 1))
+    lu, piv = protected_lu_factor(a)
+    sizes = abs(lu[20:, :6])
+    i, c = (int(x) for x in np.unravel_index(sizes.argmin(), sizes.shape))
+    lu[20 + i, c] *= -1
+    evidence = FactorEvidence(a, lu, piv)
+    evidence.look(slice(0, 35), slice(0, 16), 35)
+    assert evidence.verdict().rows == factor_evidence(a, lu, piv).rows == {20 + i}
 
 
 @MODES
