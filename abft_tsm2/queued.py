@@ -49,7 +49,8 @@ def order_of(C: Array) -> str | None:
     down, along = C.strides[-2:]
     if min(m, n) == 1 < max(m, n) and (down if n == 1 else along) != C.itemsize:
         return None  # a vector whose elements lie apart
-    return {"C": "C", "F": "F"}.get(vendor.layout(C))
+    order = vendor.layout(C)
+    return None if order == "A" else order
 
 
 def _wide(shape: tuple[int, ...], order: str | None) -> Array:

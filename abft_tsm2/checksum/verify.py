@@ -242,6 +242,7 @@ def changed_operands(lines: Lines, expected: Expected, now: Expected) -> list[st
         weights, sums, squares = c.guard
         copied = replace(expected, carried=replace(c, weights=weights, sums=sums, squares=squares))
         bases.append(recompute(lines, copied))
+    measures = [(base, _Apart(lines, base, c.lasting)) for base in bases]
     t, _, t0, _ = expected.guard
     made = (("s", "R", c.sums, c.guard[1]), ("t", "L", expected.t, t), ("t0", "C0", expected.t0, t0))
     found = []
@@ -249,8 +250,7 @@ def changed_operands(lines: Lines, expected: Expected, now: Expected) -> list[st
         if one is None or other is None:
             continue
         agree = False
-        for base in bases:
-            apart = _Apart(lines, base, c.lasting)
+        for base, apart in measures:
             sums = {"s": base.carried.sums, "t": base.t, "t0": base.t0}[name]
             agree |= not (apart(name, one, sums)[0] & apart(name, other, sums)[0]).any()
         if not agree:
