@@ -178,6 +178,26 @@ def test_a_finished_element_that_is_wrong_is_repaired(name: str, at: tuple[int, 
     assert not lu_outside(lu, piv, a).any()
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_small_elements_of_a_finished_line_are_repaired_with_the_large_ones(dtype: Any) -> None:
+    """Two ways to compute an element may be as far apart as rounding of its column's largest: small ones that are wrong
+    by less are told by evidence."""
+    distance = np.abs(np.subtract.outer(np.arange(96), np.arange(96)))
+    a = (0.9**distance).astype(dtype)
+    clean = protected_lu_factor(a, mode="online", block=16)
+    done: list[int] = []
+
+    def wrong(stage: str, arrays: Arrays) -> None:
+        if stage == "finished" and not done:
+            done.append(1)
+            arrays["W"][27:91, :22] *= 1 + dtype(2e4) * np.finfo(dtype).eps
+
+    (lu, piv), report = protected_lu_factor(a, mode="online", block=16, on_stage=wrong, return_report=True)
+    assert report.status is Status.CORRECTED
+    np.testing.assert_array_equal(piv, clean[1])
+    assert not lu_outside(lu, piv, a).any()
+
+
 def test_evidence_of_a_part_is_as_sharp_as_that_of_the_whole() -> None:
     """Ones on the diagonal of L that meet nothing in the part must not set the scale of its rows."""
     rng = np.random.default_rng(0)

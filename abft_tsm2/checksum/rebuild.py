@@ -7,8 +7,9 @@ Rows of A are in the order of W's rows (PA). With L(:, :j) and U(:j, :) right, e
     finished L, l:  ((PA)(l+1:, l) - L(l+1:, :l) U(:l, l)) / u_ll
     finished U, l:  (PA)(l, l:) - L(l, :l) U(:l, l:)
 
-A line with elements that differ by more than rounding is replaced as a whole; one that agrees shows that a checksum was
-wrong, or nothing was. So the finished factors come first (`Repair.finished`), and of those the pivots.
+Elements that differ by more than rounding are replaced, in a line with such elements those as well that only evidence
+convicts; a line that agrees shows that a checksum was wrong, or nothing was. So the finished factors come first
+(`Repair.finished`), and of those the pivots.
 """
 
 from __future__ import annotations
@@ -277,8 +278,7 @@ class Repair:
             new, sizes = new - product(left, top)[0, :], sizes + _reach(left, top)[0, :]
         old = wide(self.W[r, r:])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, r + 1))
-        if not self._row_borne_out(r):
-            differ = self._convicted(differ, self._far(slice(r, r + 1), slice(r, self.W.shape[1]), r + 1)[0, :])
+        differ = self._wrong(differ, self._row_borne_out(r), (slice(r, r + 1), slice(r, self.W.shape[1]), r + 1))
         if differ.any():
             self.W[r, r:] = xp.astype(xp.where(from_host(differ, new), new, old), self.W.dtype)
             # L(:, r) was divided by the pivot that was there first, which rounded in its own way
@@ -306,8 +306,7 @@ class Repair:
         old = wide(self.W[c + 1 :, c])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, c + 1))
         borne_out = self._borne_out(c)
-        if not borne_out:
-            differ = self._convicted(differ, self._far(slice(c + 1, self.W.shape[0]), slice(c, c + 1), c + 1)[:, 0])
+        differ = self._wrong(differ, borne_out, (slice(c + 1, self.W.shape[0]), slice(c, c + 1), c + 1))
         if not differ.any() and borne_out and not largest(distance) <= rigorous_factored(self.carried.type, c + 1):
             # the pivot is so small that any multipliers will do in this column: those of now are no better
             borne_out, self.doubted = False, True
@@ -325,10 +324,16 @@ class Repair:
         self.findings.multiplications += 2.0 * c * new.shape[0]
         self.findings.wrong_elements(differ[:, None], distance[:, None], (c + 1, c))
 
-    def _convicted(self, differ: Any, far: Any) -> Any:
-        """Elements that evidence convicts. Others that differ are kept: their own line bears them out, but not what was
-        computed from them, so that evidence of the whole is due in the end."""
-        self.doubted |= bool((differ & ~far).any())
+    def _wrong(self, differ: Any, borne_out: bool, line: tuple[slice, slice, int]) -> Any:
+        """Elements of a line to be replaced, of which so many `differ` from what was computed again: those, and what
+        evidence convicts. Where its sum is not borne out and evidence convicts none, it was the sum: the line is kept,
+        but not what was computed from it borne out, so that evidence of the whole is due."""
+        if borne_out and not differ.any():
+            return differ
+        far = self._far(*line).reshape(-1)
+        if borne_out or far.any():
+            return differ | far
+        self.doubted |= bool(differ.any())
         return far
 
     def _far(self, rows: slice, columns: slice, depth: int) -> Any:

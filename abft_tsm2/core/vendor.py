@@ -137,7 +137,8 @@ def _leading(x: Array) -> tuple[int, int]:
     """cuBLAS's operation (0 as it is, 1 transposed) of a matrix with contiguous columns or rows, and its leading
     dimension."""
     (rows, columns), (down, along), size = x.shape[-2:], x.strides[-2:], x.itemsize
-    if down == size and (along >= rows * size or columns == 1):
+    apart = rows == 1 and along != size  # a column-major row: its elements lie a leading dimension apart
+    if (down == size or apart) and (along >= rows * size or columns == 1):
         return 0, max(along // size if columns > 1 else 1, rows)
     return 1, max(down // size if rows > 1 else 1, columns)
 

@@ -18,7 +18,7 @@ from abft_tsm2 import definite, factor
 from abft_tsm2.faults.factor_calls import Answer, Problem, Watch, at_visit, rms, same
 from abft_tsm2.faults.factor_effect import Effect, Lines, Moment, Residuals, of_cholesky, of_lu, rounding_of
 from abft_tsm2.faults.factor_families import FAMILIES
-from abft_tsm2.faults.factor_oracle import ESCAPED, order, ratio, unpack
+from abft_tsm2.faults.factor_oracle import ESCAPED, order, ratio, unpack, valid_pivots
 from abft_tsm2.faults.factor_sites import FACTOR_SITES, STAGES, sites_of
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.trial import Finding, Trial, Workload
@@ -237,7 +237,25 @@ class _Way:
             found.outcome = "masked" if found_nothing else "corrected"
             return
         found.outcome = _of_wrong(effects, len(moments))
+        if found.outcome == "sdc" and (rest := self._rest(answer)) is not None:
+            found.outcome = _of_wrong([rest], 1)
         found.note = f"error x {times:.3g}"
+
+    def _rest(self, answer: Answer) -> Effect | None:
+        """What is left of faults in factors that came back: how far off L U is, of which all that is sure to be found
+        should be gone; None where that is not known."""
+        p, W = self.problem, answer.result
+        if isinstance(self.lines, Residuals):
+            return None
+        rows = np.arange(len(p.a))
+        if p.operation == "lu":
+            W, piv = W
+            if not valid_pivots(piv, len(p.a), min(p.a.shape)):
+                return None
+            rows = order(piv, len(p.a))
+        with np.errstate(all="ignore"):
+            L, U = unpack(W.astype(np.float64)) if p.operation == "lu" else (wide := np.tril(W.astype(np.float64)), wide.T)
+            return self.lines.effect(p.a.astype(np.float64)[rows] - L @ U, rows)
 
     def _effect(self, moment: Moment) -> Effect | None:
         if isinstance(self.lines, Residuals):
