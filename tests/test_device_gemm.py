@@ -183,6 +183,24 @@ def test_products_in_every_order_of_out(
                 c, report = ft.protected_gemm(a, b, out=out, check=check, verify=verify, return_report=True)
             assert report.wait().status is Status.CLEAN
             assert not wrong(cp, a, b, c), (check, sync)
+            if out is not None and out.base is not None:  # nothing is written between its elements
+                assert int((out.base.astype("float32") != 0).sum()) == int((out.astype("float32") != 0).sum())
+
+
+@pytest.mark.parametrize("layout", ["strided", "part", "transposed", "negative"])
+@pytest.mark.parametrize("shape", [(1, 64, 40), (40, 64, 1), (40, 1, 33), (1, 64, 1)], ids=str)
+@pytest.mark.parametrize("dtype", NAMES)
+def test_operands_whose_elements_lie_apart(cp: Any, shape: tuple[int, int, int], dtype: str, layout: str) -> None:
+    m, k, n = shape
+    a, b = normal(cp, m, k, dtype=dtype), normal(cp, k, n, dtype=dtype, seed=1)
+    apart = [LAYOUTS[layout](cp, *x.shape, x.dtype) for x in (a, b)]
+    for view, x in zip(apart, (a, b), strict=True):
+        view.base[...] = 3
+        view[...] = x
+    for check in ("rows", "columns", "both"):
+        c, report = ft.protected_gemm(*apart, check=check, return_report=True)
+        assert report.status is Status.CLEAN
+        assert not wrong(cp, a, b, c), check
 
 
 @pytest.mark.parametrize("verify", [None, "float32"])

@@ -67,6 +67,28 @@ def test_operation_and_leading_dimension_lead_to_every_element(shape: tuple[int,
 
 
 @pytest.mark.parametrize(
+    ("strides", "shape"),
+    [
+        ((4, 400), (7, 5)),
+        ((400, 4), (7, 5)),
+        ((999, 4), (1, 5)),
+        ((999, 8), (1, 5)),
+        ((8, 999), (7, 1)),
+        ((9, 9), (1, 1)),
+    ],
+)
+def test_vectors_whose_elements_lie_apart_are_read_where_they_are(
+    strides: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    x = np.lib.stride_tricks.as_strided(np.zeros(4000, np.float32), shape, strides)
+    transposed, leading = vendor._leading(x)
+    assert leading >= shape[1 if transposed else 0]
+    for i, j in product(*map(range, shape)):
+        along, across = (j, i) if transposed else (i, j)
+        assert 4 * (along + across * leading) == i * strides[0] + j * strides[1]
+
+
+@pytest.mark.parametrize(
     ("types", "expected"),
     [
         *((("float32",) * 3, True), (("float64",) * 3, True), (("float16",) * 3, True), (("bfloat16",) * 3, True)),

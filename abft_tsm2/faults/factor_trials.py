@@ -254,7 +254,9 @@ class _Way:
                 return None
             rows = order(piv, len(p.a))
         with np.errstate(all="ignore"):
-            L, U = unpack(W.astype(np.float64)) if p.operation == "lu" else (wide := np.tril(W.astype(np.float64)), wide.T)
+            L, U = (
+                unpack(W.astype(np.float64)) if p.operation == "lu" else (wide := np.tril(W.astype(np.float64)), wide.T)
+            )
             return self.lines.effect(p.a.astype(np.float64)[rows] - L @ U, rows)
 
     def _effect(self, moment: Moment) -> Effect | None:
