@@ -12,8 +12,10 @@ import scipy.linalg
 
 from abft_tsm2 import Status, protected_cholesky, protected_lu_factor, protected_solve
 from abft_tsm2.checksum import factor_evidence as evidence
+from abft_tsm2.checksum import stored
 from abft_tsm2.checksum.alike import Verdict
-from abft_tsm2.checksum.definite import Definite
+from abft_tsm2.checksum.definite import Definite, Kept
+from abft_tsm2.checksum.factor_encode import Encoding
 from abft_tsm2.checksum.factor_evidence import definite_evidence, factor_evidence
 from abft_tsm2.checksum.factors import Carried
 from abft_tsm2.errors import SilentDataCorruptionError, UnverifiableWarning
@@ -326,3 +328,33 @@ def test_a_refinement_that_leads_astray_is_no_fault() -> None:
         expected = protected_solve(a, a @ np.ones(166))
     assert (report.status, report.faults) == (Status.CLEAN, ())
     assert np.array_equal(x, expected)
+
+
+# ---- lines that a certificate suspects -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_an_element_beyond_all_that_rounding_may_do_is_not_explained(dtype: Any, axis: int) -> None:
+    """It may be within what rounding of its line usually is, which counts every element of it for the largest."""
+    a = np.random.default_rng(3).random((160, 160)).astype(dtype)
+    lu, piv = scipy.linalg.lu_factor(a)
+    W, at = np.array(lu, order="F"), (92, 155)
+    carried = Carried(a, Encoding.of(a), W)
+    assert carried.order_by(piv)
+    L, U = np.tril(abs(W), -1) + np.eye(160), np.triu(abs(W))
+    assert stored._explained(a, W, carried, at[axis], axis)
+    W[at] += 2.5 * 93 * np.finfo(dtype).eps / 2 * (L @ U)[at]
+    assert lu_outside(W, piv, a)[at]
+    assert not stored._explained(a, W, carried, at[axis], axis)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_nor_is_one_of_a_triangle(dtype: Any) -> None:
+    a = lehmer(160).astype(dtype)
+    W, at = np.asfortranarray(np.linalg.cholesky(a)), (155, 12)
+    state = Definite(a, W, Kept.of(a))
+    line = np.array([at[1]])
+    assert bool(state._explained(line)[0])
+    W[at] += 2 * 16 * np.finfo(dtype).eps / 2 * (abs(W) @ abs(W).T)[at] / W[12, 12]
+    assert not bool(state._explained(line)[0])

@@ -31,6 +31,7 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.factor_encode import add_sums, wide
+from abft_tsm2.checksum.rigorous import definite_rounding
 from abft_tsm2.checksum.triangles import Triangle, modulus
 from abft_tsm2.checksum.weights import exponents, middle, weights
 from abft_tsm2.core.factoring import add_product, like_columns, multiply_triangle, product, symmetric_product
@@ -260,13 +261,14 @@ class Definite:
         return verdict
 
     def _explained(self, lines: Any) -> Array:
-        """Whether all elements of some columns of A - L L' are within rounding."""
+        """Whether all elements of some columns of A - L L' are what rounding usually is, and no more than it may be:
+        evidence does not look at them again."""
         xp, W, n = self.xp, self.W, self.W.shape[0]
         roots = xp.where(self.kept.roots > 0, self.kept.roots, xp.ones_like(self.kept.roots))
         exact = symmetric_columns(self.A, lines)
         scale = roots[:, None] * xp.take(roots, from_host(lines, W))[None, :]
         rows = xp.take(W, from_host(lines, W), axis=0)
-        value, squares = xp.zeros_like(exact), xp.zeros_like(exact)
+        value, sizes, squares = (xp.zeros_like(exact) for _ in range(3))
         places = np.arange(n)
         for at in range(0, n, BLOCK):
             stop = min(at + BLOCK, n)
@@ -275,10 +277,12 @@ class Definite:
             below = from_host(places[at:, None] >= places[None, at:stop], W)
             left = xp.where(below, wide(W[at:, at:stop]), xp.asarray(0.0, dtype=exact.dtype))
             value[at:, :] += product(left, right)
+            sizes[at:, :] += product(xp.abs(left), xp.abs(right))
             left, right = left / roots[at:, None], right / xp.take(roots, from_host(lines, W))[None, :]
             squares[at:, :] += product(left * left, right * right)
-        size = xp.abs(exact) + scale * xp.sqrt(squares)
-        return xp.all(Verdict.of(exact - value, definite_element(self.type, size, n)).ok, axis=0)
+        usual = definite_element(self.type, xp.abs(exact) + scale * xp.sqrt(squares), n)
+        most = definite_rounding(self.type, np.minimum(places[:, None], np.asarray(lines)[None, :]) + 1)
+        return xp.all(Verdict.of(exact - value, xp.minimum(usual, from_host(most, W) * sizes)).ok, axis=0)
 
 
 def symmetric_columns(A: Array, columns: Any, first: int = 0) -> Array:

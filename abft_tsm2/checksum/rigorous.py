@@ -13,19 +13,19 @@ from abft_tsm2.arrays import FloatType
 from abft_tsm2.checksum.bounds import Arithmetic
 
 
-def gamma(stored: FloatType, terms: int) -> float:
+def gamma(stored: FloatType, terms: Any) -> Any:
     """n u / (1 - n u) of n operations (Higham 2002, lemma 3.1)."""
     n = terms * stored.unit_roundoff
     return n / (1 - n)
 
 
-def factored_rounding(stored: FloatType, terms: int) -> float:
+def factored_rounding(stored: FloatType, terms: Any) -> Any:
     """What ``|L| |U|`` is multiplied with: ``|PA - LU| <= gamma_k |L| |U|`` for an element with k terms (Higham 2002,
     theorem 9.3), and two operations for libraries that multiply by the reciprocal of a pivot."""
     return gamma(stored, terms + 2)
 
 
-def definite_rounding(stored: FloatType, terms: int) -> float:
+def definite_rounding(stored: FloatType, terms: Any) -> Any:
     """The same of ``|A - L L'| <= gamma_k+1 |L||L|'`` (Higham 2002, theorem 10.3)."""
     return gamma(stored, terms + 3)
 

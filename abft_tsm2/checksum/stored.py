@@ -15,22 +15,15 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.alike import Verdict, column_norms, norm
-from abft_tsm2.checksum.bounds import (
-    FLOOR_TERMS,
-    changed_bound,
-    factored_bound,
-    factored_element,
-    operations,
-    rigorous_factored,
-)
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, operations
 from abft_tsm2.checksum.factor_encode import Encoding, add_sums, counts, sums, wide
 from abft_tsm2.checksum.factors import ROWS, Carried, unit_lower
+from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.factoring import multiply_triangle, product
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
 LOOKED_AT = 64  # lines whose norms are computed one by one
 EXPLAINED = 8  # lines whose elements are computed; evidence of the whole is as soon where there are more
-PATTERN = 8.0  # times its usual size rounding may have, where parts were computed again in another order
 
 
 def read(W: Array, carried: Carried, left: int, top: int) -> tuple[Array, Array]:
@@ -156,12 +149,11 @@ def whole(carried: Carried) -> Verdict:
     return Verdict.of(residual, xp.asarray(bound))
 
 
-def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) -> tuple[Verdict, Verdict]:
+def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]:
     """``L y = P A v`` by rows and ``g U = w'A`` by columns, of all of A; rows first.
 
     Where a line is beyond the bound with estimated norms, they are computed. What is still beyond it has its elements
-    of PA - LU computed and compared, unless it is A that has changed. Where parts have been computed `again`, rounding
-    may form a pattern over many lines, too many to be looked at one by one: up to the rigorous bound.
+    of PA - LU computed and compared, unless there are many, or it is A that has changed.
     """
     xp, K = carried.xp, carried.g.shape[0]
     encoding, place = carried.encoding, from_host(carried.place, W)
@@ -184,10 +176,6 @@ def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) ->
             reach = reach + _norms_through(W, weight, left=bool(side))
             bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
             verdict = Verdict.of(residuals[side], bound)
-            if again and int(np.count_nonzero(~to_host(verdict.ok))) > LOOKED_AT:
-                sizes = _norms_through(W, weight, left=bool(side), moduli=True)
-                bound = PATTERN * bound + rigorous_factored(carried.type, K) * sizes
-                verdict = Verdict.of(residuals[side], bound)
         verdicts.append(verdict)
     rows, columns = verdicts
     # L U may be the A that it was made of, and not the A that was asked for.
@@ -197,7 +185,7 @@ def certificate(A: Array, W: Array, carried: Carried, *, again: bool = False) ->
         if not verdict.clean:
             flagged = np.flatnonzero(~to_host(verdict.ok))
             for line in flagged.tolist() if flagged.size <= EXPLAINED else ():
-                verdict.ok[line] = _explained(A, W, carried, line, axis, PATTERN if again else 1.0)
+                verdict.ok[line] = _explained(A, W, carried, line, axis)
     return rows, columns
 
 
@@ -217,9 +205,9 @@ def _norms_of(W: Array, carried: Carried, lines: Any, axis: int) -> Array:
     return column_norms((part * (sums * xp.sqrt(counts(K, xp, W.device)))[None, :]).T)
 
 
-def _norms_through(W: Array, weight: Array, *, left: bool = False, moduli: bool = False) -> Array:
+def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
     """The root of ``(L o L) D (U o U)(v o v)``, or of ``(w o w)'(L o L) D (U o U)``; D counts operations: see
-    `bounds.factored_element`. With `moduli` ``|L| |U| |v|``, or ``|w|' |L| |U|``."""
+    `bounds.factored_element`."""
     xp, (m, n), K = namespace(W), W.shape, min(W.shape)
     x = xp.abs(weight)
     for half in ("L", "U") if left else ("U", "L"):
@@ -235,18 +223,19 @@ def _norms_through(W: Array, weight: Array, *, left: bool = False, moduli: bool 
                 block = xp.triu(wide(W[:last, at:end]), k=-at)
             if left:  # elements times weights first: their squares are in the middle of the range
                 parts = block * x[first:last, None]
-                out[at:end] += xp.sum(xp.abs(parts) if moduli else parts * parts, axis=0)
+                out[at:end] += xp.sum(parts * parts, axis=0)
             else:
                 parts = block * x[None, at:end]
-                out[first:last] += xp.sum(xp.abs(parts) if moduli else parts * parts, axis=1)
-        x = out if moduli else xp.sqrt(out)
-        if half == ("L" if left else "U") and not moduli:
+                out[first:last] += xp.sum(parts * parts, axis=1)
+        x = xp.sqrt(out)
+        if half == ("L" if left else "U"):
             x *= xp.sqrt(counts(K, xp, W.device))
     return x
 
 
-def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int, margin: float) -> bool:
-    """Whether every element of one row (axis 0) or column (1) of PA - LU is within `margin` times rounding."""
+def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bool:
+    """Whether every element of one row (axis 0) or column (1) of PA - LU is what rounding usually is, and no more than
+    it may be: evidence does not look at it again."""
     xp, K, place = carried.xp, min(W.shape), from_host(carried.place, W)
     if axis == 0:
         one = xp.zeros(K, dtype=xp.float64, device=W.device)
@@ -263,7 +252,12 @@ def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int, margi
         exact = xp.take(wide(A[:, line]), place)
         parts = [(unit_lower(wide(W[:, :top])), one)]
     value = xp.concat([product(block, x) for block, x in parts])
-    done = xp.sqrt(counts(K, xp, W.device))
-    reach = xp.concat([product(xp.abs(block), done[: x.shape[0]] * xp.abs(x)) for block, x in parts])
-    reach += math.sqrt(FLOOR_TERMS) * xp.abs(exact)
-    return Verdict.of(exact - value, margin * factored_element(carried.type, reach, K)).clean
+    done = counts(K, xp, W.device)
+    usual, most = (
+        xp.concat([product(xp.abs(block), terms[: x.shape[0]] * xp.abs(x)) for block, x in parts])
+        for terms in (xp.sqrt(done), xp.ones_like(done))
+    )
+    usual = factored_element(carried.type, usual + math.sqrt(FLOOR_TERMS) * xp.abs(exact), K)
+    terms = np.minimum(np.arange(value.shape[0]), min(line, K - 1)) + 1
+    most = from_host(factored_rounding(carried.type, np.minimum(terms, K)), W) * most
+    return Verdict.of(exact - value, xp.minimum(usual, most)).clean
