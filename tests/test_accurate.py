@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2.core import accurate
-from abft_tsm2.core.accurate import Difference, parts, residual, scaled
+from abft_tsm2.core.accurate import Difference, residual, scaled
 
 rng = np.random.default_rng
 
@@ -99,12 +99,33 @@ def test_the_bound_holds_the_error_of_the_residual_itself(slices: int, monkeypat
     X = L @ R
     right, reach = exact(X, L, R)
     found = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (40, 50, 30), L)
-    for rows in parts(40):
-        for columns in parts(30):
-            block = found.block(X[rows, columns], rows, columns, factor=2.0**-60, slices=slices)
-            distance = abs(np.vectorize(Fraction, otypes=[object])(block.residual) - right[rows, columns])
-            allowed = block.bound - 2.0**-60 * reach[rows, columns].astype(float) * (1 - 2.0**-20)
-            assert np.all(distance.astype(float) <= allowed)
+    for rows, columns in found.blocks():
+        with np.errstate(all="ignore"):
+            block = found._split(X[rows, columns], rows, columns, 50, 2.0**-60, slices)
+        distance = abs(np.vectorize(Fraction, otypes=[object])(block.residual) - right[rows, columns])
+        allowed = block.bound - 2.0**-60 * reach[rows, columns].astype(float) * (1 - 2.0**-20)
+        assert np.all(distance.astype(float) <= allowed)
+
+
+def test_elements_are_split_into_three_numbers_where_two_do_not_decide() -> None:
+    L, R = rng(13).standard_normal((40, 50)), rng(14).standard_normal((50, 30))
+    X, whole = L @ R, (slice(0, 40), slice(0, 30))
+    found = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (40, 50, 30), L)
+    assert list(found.blocks()) == [whole]
+    for factor, slices in ((2.0**-48, 2), (2.0**-72, 3), (2.0**-48, 2)):
+        block = found.block(X, *whole, factor=factor)
+        with np.errstate(all="ignore"):
+            decided = found._split(X, *whole, 50, factor, 3)
+        assert block.sharp
+        assert found.slices == slices
+        assert np.array_equal(abs(block.residual) <= block.bound, abs(decided.residual) <= decided.bound)
+
+
+def test_blocks_are_all_of_them_once() -> None:
+    L, R = np.ones((1300, 3)), np.ones((3, 2900))
+    found = list(Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (1300, 3, 2900), L).blocks())
+    assert len(found) == len({(i.start, j.start) for i, j in found}) == 3 * 6
+    assert sum((i.stop - i.start) * (j.stop - j.start) for i, j in found) == 1300 * 2900
 
 
 def test_scaling_by_powers_of_two_beyond_the_range_of_one() -> None:

@@ -102,16 +102,13 @@ class FactorEvidence:
             return block if p.stop - 1 <= across + j.start else namespace(W).triu(block, k=above)
 
         difference = Difference(left, right, shape, W)
-        for j in parts(shape[2]):
-            here = slice(across + j.start, across + j.stop)
-            divisors = self._divisors(here, depth)
-            for i in parts(shape[0]):
-                terms = min(depth, first + i.stop, here.stop)
-                X = wide(_take_rows(self.A[:, here], self.place[first + i.start : first + i.stop]))
-                factor = factored_rounding(self.type, terms)
-                measured = measure(difference, X, i, j, terms, factor)
-                at = (first + i.start, here.start)
-                self._judge(measured, underflow(self.type, terms, divisors), at)
+        for i, j in difference.blocks():
+            at, here = slice(first + i.start, first + i.stop), slice(across + j.start, across + j.stop)
+            terms = min(depth, at.stop, here.stop)
+            X = wide(_take_rows(self.A[:, here], self.place[at]))
+            measured = difference.block(X, i, j, terms=terms, factor=factored_rounding(self.type, terms))
+            lost = underflow(self.type, terms, self._divisors(here, depth))
+            self._judge(measured, lost, (at.start, here.start))
         self._multipliers(rows, slice(across, min(columns.stop, depth)))
 
     def _divisors(self, columns: slice, depth: int) -> Any:
@@ -158,7 +155,8 @@ class FactorEvidence:
         limit, xp = largest_multiplier(self.type), namespace(self.W)
         for i in parts(rows.stop - rows.start):
             here = slice(rows.start + i.start, rows.start + i.stop)
-            block = xp.abs(xp.tril(self.W[here, columns], k=here.start - columns.start - 1))
+            left = slice(columns.start, max(columns.start, min(columns.stop, here.stop)))
+            block = xp.abs(xp.tril(self.W[here, left], k=here.start - columns.start - 1))
             if not bool(xp.all(block <= limit)):
                 sizes = to_host(block)
                 self.found.add(~(sizes <= limit), sizes, (here.start, columns.start))
@@ -212,30 +210,21 @@ def definite_evidence(A: Array, W: Array, columns: slice) -> Found:
 
     difference = Difference(left, right, (n - first, depth, depth - first), W)
     diagonal = np.abs(to_host(xp.linalg.diagonal(W)[:depth]).astype(np.float64))
-    for j in parts(depth - first):
-        here = slice(first + j.start, first + j.stop)
-        for i in parts(n - first):
-            rows, terms = slice(first + i.start, first + i.stop), min(here.stop, first + i.stop)
-            if rows.stop <= here.start:
-                continue
-            below = from_host(np.arange(rows.start, rows.stop)[:, None] >= np.arange(here.start, here.stop)[None, :], W)
-            X, zero = wide(A[rows, here]), xp.asarray(0.0, dtype=xp.float64)
-            measured = measure(difference, xp.where(below, X, zero), i, j, terms, definite_rounding(kind, terms))
-            measured = measured._replace(residual=xp.where(below, measured.residual, zero))
-            wrong, distance = beyond(measured, underflow(kind, terms, np.maximum(1.0, diagonal[here])), W)
-            found.add(wrong & to_host(below), distance, (rows.start, here.start))
+    zero = xp.asarray(0.0, dtype=xp.float64)
+    for i, j in difference.blocks():
+        rows, here = slice(first + i.start, first + i.stop), slice(first + j.start, first + j.stop)
+        if rows.stop <= here.start:
+            continue
+        terms = min(here.stop, rows.stop)
+        below = from_host(np.arange(rows.start, rows.stop)[:, None] >= np.arange(here.start, here.stop)[None, :], W)
+        X = xp.where(below, wide(A[rows, here]), zero)
+        measured = difference.block(X, i, j, terms=terms, factor=definite_rounding(kind, terms))
+        measured = measured._replace(residual=xp.where(below, measured.residual, zero))
+        wrong, distance = beyond(measured, underflow(kind, terms, np.maximum(1.0, diagonal[here])), W)
+        found.add(wrong & to_host(below), distance, (rows.start, here.start))
     signs = ~(to_host(xp.linalg.diagonal(W)[first:depth]) > 0)  # L L' does not tell a column's sign
     found.add(np.diag(signs), np.diag(diagonal[first:]), (first, first))
     return found
-
-
-def measure(difference: Difference, X: Array, i: slice, j: slice, terms: int, factor: float) -> Measured:
-    """A block of the difference, its own error small beside the bound where that can be had."""
-    found = difference.block(X, i, j, terms=terms, factor=factor, slices=difference.slices)
-    if found.sharp or difference.slices > 2:
-        return found
-    difference.slices = 3  # for the other blocks as well, which will need it too
-    return difference.block(X, i, j, terms=terms, factor=factor, slices=3)
 
 
 def beyond(measured: Measured, lost: Any, like: Array) -> tuple[Any, Any]:
@@ -263,6 +252,7 @@ def _triangle(W: Array, rows: slice, columns: slice) -> Array:
 
 
 def _take_rows(X: Array, lines: Any) -> Array:
-    """Some rows of X, in X's order; NumPy's `take` would copy all of a column-major X first."""
-    xp, which = namespace(X), from_host(lines, X)
-    return xp.take(X.T, which, axis=1).T if is_column_major(X) else xp.take(X, which, axis=0)
+    """Some rows of X, in X's order; NumPy's `take` would copy all of X first where it is a part or column-major."""
+    if isinstance(X, np.ndarray):
+        return X.T[:, lines].T if is_column_major(X) else X[lines]
+    return namespace(X).take(X, from_host(lines, X), axis=0)

@@ -220,9 +220,8 @@ def _residual(left: Part, X: Array, B: Array) -> Array:
     xp, (n, count) = namespace(X), X.shape
     difference = Difference(left, lambda rows, columns: X[rows, columns], (n, n, count), X)
     out = xp.empty((n, count), dtype=xp.float64, device=X.device)
-    for rows in parts(n):
-        for columns in parts(count):
-            out[rows, columns] = difference.block(B[rows, columns], rows, columns, slices=3).residual
+    for rows, columns in difference.blocks():
+        out[rows, columns] = difference.block(B[rows, columns], rows, columns).residual
     return out
 
 

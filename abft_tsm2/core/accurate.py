@@ -14,18 +14,19 @@ two first, ``2^-e_i l_ip 2^d_p`` and ``2^-d_p r_pj 2^-f_j``: then all are at mos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
-from abft_tsm2.core.factoring import product
+from abft_tsm2.core.factoring import add_product
 
 BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
-SLICE = 22  # bits of a slice: 2 * 22 + log2(BLOCK) = 53
-UNIT = 2.0**-53
+STRIPS = 3  # of columns, in each of which L is split anew; what is kept of R is as large as a strip of it
+SLICE = {2: 21, 3: 22}  # bits of a slice, where there are so many: 2^(53 - 2 bits) of their products have an exact sum
+UNIT, UNIT32 = 2.0**-53, 2.0**-24
 CUT, CUT32 = 2.0**-150, 2.0**-60  # less than that beside 1 is dropped: products of subnormal numbers are slow
 FAR = 900  # exponents beyond which a power of two is applied together with the others
 
@@ -41,7 +42,7 @@ class Measured(NamedTuple):
     bound : array
         ``factor (|L| |R|)_ij``, and what the residual may be off by.
     sharp : bool
-        Whether the residual's own error is everywhere small beside ``factor |L| |R|``.
+        Whether the residual is known well enough to say everywhere on which side of ``factor |L| |R|`` it is.
     """
 
     residual: Array
@@ -76,10 +77,9 @@ def residual(X: Array, L: Array, R: Array) -> Array:
     (m, n), k = X.shape, L.shape[1]
     difference = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (m, k, n), L)
     out = xp.empty((m, n), dtype=xp.float64, device=X.device)
-    for rows in parts(m):
-        for columns in parts(n):
-            found = difference.block(X[rows, columns], rows, columns, slices=3).residual
-            out[rows, columns] = xp.where(xp.isfinite(found), found, xp.asarray(xp.nan, dtype=xp.float64))
+    for rows, columns in difference.blocks():
+        found = difference.block(X[rows, columns], rows, columns).residual
+        out[rows, columns] = xp.where(xp.isfinite(found), found, xp.asarray(xp.nan, dtype=xp.float64))
     return out
 
 
@@ -104,7 +104,7 @@ class Difference:
     Attributes
     ----------
     slices : int
-        How many the next block is to be split into, as its caller remembers it.
+        How many the next block of float64 is split into: as many as the last one needed.
     """
 
     def __init__(self, left: Part, right: Part, shape: tuple[int, int, int], like: Array) -> None:
@@ -112,10 +112,22 @@ class Difference:
         self.xp, (self.m, self.k, self.n) = namespace(like), shape
         self.scaled = dtype_name(like.dtype) == "float64"
         self.slices = 2
-        self._kept: dict[tuple[int, int, int], _Factor] = {}  # of R, of the columns that were asked for last
+        self._left: dict[tuple[int, int], _Factor] = {}  # of the rows that were asked for last, split
+        self._right: dict[tuple[int, int, int], _Factor] = {}  # of a strip of columns
         if self.scaled:
             with np.errstate(all="ignore"):
                 self._equilibrate()
+
+    def blocks(self) -> Iterator[tuple[slice, slice]]:
+        """Rows and columns of all blocks of X, in an order in which few blocks of L are split again."""
+        columns = parts(self.n)
+        wide = -(-len(columns) // STRIPS)
+        for at in range(0, len(columns), max(wide, 1)):
+            self._right.clear()
+            for rows in parts(self.m):
+                self._left.clear()
+                for one in columns[at : at + wide]:
+                    yield rows, one
 
     def _equilibrate(self) -> None:
         """The exponents d, e and f: float64, on the host."""
@@ -138,18 +150,26 @@ class Difference:
         self.e, self.f = _exponent(self.e), _exponent(self.f)
 
     def block(
-        self, X: Array, rows: slice, columns: slice, *, terms: int | None = None, factor: float = 0.0, slices: int = 2
+        self, X: Array, rows: slice, columns: slice, *, terms: int | None = None, factor: float = 0.0
     ) -> Measured:
-        """The block X of the given rows and columns, and a bound ``factor |L| |R|`` if `factor` is not 0.
+        """The block X of the given rows and columns, and a bound ``factor |L| |R|``.
 
-        `terms`: the sum has no more of them that are not 0. `slices`: how many numbers each element is split into:
-        two leave an error of at most ``2^-65 k``, three of ``2^-86 k``, in units of the largest elements of the lines.
+        `terms`: the sum has no more of them that are not 0. Elements are split into two numbers where these tell which
+        of the residuals are within the bound, else into three, and without a `factor`: two leave an error of at most
+        ``2^-64 k``, three of ``2^-86 k``, in units of the largest elements of the lines.
         """
         with np.errstate(all="ignore"):
             k = self.k if terms is None else terms
-            if self.scaled:
-                return self._split(X, rows, columns, k, factor, slices)
-            return self._widened(X, rows, columns, k, factor)
+            if not self.scaled:
+                return self._widened(X, rows, columns, k, factor)
+            if not factor:
+                return self._split(X, rows, columns, k, factor, 3)
+            found = self._split(X, rows, columns, k, factor, self.slices)
+            if self.slices == 2 and not found.sharp:
+                self.slices = 3
+                return self._split(X, rows, columns, k, factor, 3)
+            self.slices = 2 if found.sharp else 3
+            return found
 
     def _widened(self, X: Array, rows: slice, columns: slice, k: int, factor: float) -> Measured:
         xp = self.xp
@@ -158,9 +178,9 @@ class Difference:
         for at in parts(k):
             left = xp.astype(self.left(rows, at), xp.float64)
             right = xp.astype(self.right(at, columns), xp.float64)
-            out -= product(left, right)
+            add_product(out, left, right)
             if factor:
-                reach += product(xp.abs(left), xp.abs(right))
+                add_product(reach, xp.abs(left), xp.abs(right), alpha=1.0)
         return Measured(out, (factor + k * UNIT) * reach, True)
 
     def _split(self, X: Array, rows: slice, columns: slice, k: int, factor: float, slices: int) -> Measured:
@@ -168,36 +188,42 @@ class Difference:
         high = scaled(X, e, f)
         alone = xp.isinf(high) & xp.isfinite(X)  # 2^1000 times as large as L R can be: the residual itself
         high = xp.where(alone, xp.zeros_like(high), high)
-        low, reach = xp.zeros_like(high), xp.zeros_like(high)
-        for at in parts(self.k):
-            if at.start >= k:
-                break
-            L, R = _factor(scaled(self.left(rows, at), e, -self.d[at]), 1, slices), self._right(at, columns, slices)
-            if factor:
-                reach += xp.astype(product(L.size, R.size), xp.float64)
-            for p in range(slices):
-                for q in range(slices - 1 - p):
-                    high, lost = _two_sum(high, -product(L.slices[p], R.slices[q]))
-                    low += lost
-                low -= product(L.slices[p], R.rests[slices - 1 - p])
-        # the inexact products: `slices` of them in each part, of numbers at most 2^-SLICE(slices - 1) and 1
-        terms = slices * k * 2.0 ** -(SLICE * (slices - 1))
+        low, reach = xp.zeros_like(high), xp.zeros_like(high, dtype=xp.float32)
+        runs = [at for at in parts(self.k) if at.start < k]
+        pairs = [(p, q) for p in range(slices) for q in range(slices - 1 - p)]
+        bits = SLICE[slices]
+        exactly = max(1, 2 ** (53 - 2 * bits) // BLOCK)  # parts
+        for first in range(0, len(runs), exactly):
+            exact = [xp.zeros_like(high) for _ in pairs]
+            for at in runs[first : first + exactly]:
+                L, R = self._factors(rows, at, columns, slices)
+                if factor:
+                    add_product(reach, L.size, R.size, alpha=1.0)
+                for total, (p, q) in zip(exact, pairs, strict=True):
+                    add_product(total, L.slices[p], R.slices[q])
+                for p in range(slices):
+                    add_product(low, L.slices[p], R.rests[slices - 1 - p])
+            for total in exact:
+                high, lost = _two_sum(high, total)
+                low += lost
+        # the inexact products: `slices` of them in each part, of numbers at most 2^-bits(slices - 1) and 1
+        terms = slices * k * 2.0 ** -(bits * (slices - 1))
         error = (min(k, BLOCK) + len(parts(k)) + 2) * UNIT * terms + 2 * k * CUT
-        bound = factor * reach
-        sharp = not factor or bool(xp.all(8 * error <= bound))
-        alone &= xp.isfinite(high + low)
-        residual = xp.where(alone, xp.astype(X, high.dtype, copy=False), scaled(high + low, -e, -f))
+        found = high + low
+        bound = factor * (1 + k * UNIT32) * xp.astype(reach, xp.float64)
+        sharp = not factor or bool(xp.all(xp.abs(xp.abs(found) - bound) > error))
+        alone &= xp.isfinite(found)
+        residual = xp.where(alone, xp.astype(X, high.dtype, copy=False), scaled(found, -e, -f))
         return Measured(residual, scaled(bound + error, -e, -f), sharp)
 
-    def _right(self, terms: slice, columns: slice, slices: int) -> _Factor:
-        """A block of R, split: of the same columns it is asked for again and again, for other rows of L."""
-        place = columns.start, terms.start, slices
-        if place not in self._kept:
-            if any(start != columns.start for start, *_ in self._kept):
-                self._kept.clear()
-            block = scaled(self.right(terms, columns), self.d[terms], self.f[columns])
-            self._kept[place] = _factor(block, 0, slices)
-        return self._kept[place]
+    def _factors(self, rows: slice, terms: slice, columns: slice, slices: int) -> tuple[_Factor, _Factor]:
+        """Blocks of L and R, split: each is asked for again and again with others."""
+        left, right = (terms.start, slices), (columns.start, terms.start, slices)
+        if left not in self._left:
+            self._left[left] = _factor(scaled(self.left(rows, terms), self.e[rows], -self.d[terms]), 1, slices)
+        if right not in self._right:
+            self._right[right] = _factor(scaled(self.right(terms, columns), self.d[terms], self.f[columns]), 0, slices)
+        return self._left[left], self._right[right]
 
 
 class _Factor(NamedTuple):
@@ -225,9 +251,9 @@ def scaled(X: Array, rows: Any, columns: Any) -> Array:
         return X
     for across, along, axis in ((columns, rows, 1), (rows, columns, 0)):
         if np.abs(across).max() <= FAR:  # the result is no more than 1, and 2^FAR times that fits as well
-            half = np.trunc(along / 2)
+            half = np.trunc(along / 2) * (np.abs(along).max() > FAR)
             for power in (half, along - half):
-                X = X * _powers(power, axis, X)
+                X = X * _powers(power, axis, X) if power.any() else X
             return X * _powers(across, 1 - axis, X)
     total = np.clip(rows[:, None] + columns[None, :], -2200, 2200).astype(np.int64)
     for part in (total // 3, total // 3, total - 2 * (total // 3)):
@@ -235,10 +261,11 @@ def scaled(X: Array, rows: Any, columns: Any) -> Array:
     return X
 
 
-def _cut(X: Array, least: float) -> Array:
-    """X without elements that are smaller."""
+def _cut(X: Array, size: Array, least: float) -> Array:
+    """X without elements whose size is less."""
     xp = namespace(X)
-    return xp.where(xp.abs(X) < least, xp.zeros_like(X), X)
+    small = size < least
+    return xp.where(small, xp.zeros_like(X), X) if bool(xp.any(small)) else X
 
 
 def _powers(exponents: Any, axis: int, like: Array) -> Array:
@@ -260,19 +287,19 @@ def _exponent(log2_largest: Any) -> Any:
 
 def _factor(X: Array, axis: int, count: int) -> _Factor:
     """X = X1 + ... + Xcount, where all but the last are multiples of one power of two in each line along `axis`, and
-    of SLICE bits: (X + sigma) - sigma rounds to them."""
+    of so many bits: (X + sigma) - sigma rounds to them."""
     xp = namespace(X)
-    X = _cut(X, CUT)
     size = xp.abs(X)
+    X = _cut(X, size, CUT)
     exponent = np.clip(_exponent(np.log2(to_host(xp.max(size, axis=axis)))), -900, 900)
-    found, rests = [], [X]
+    found, rests, bits = [], [X], SLICE[count]
     for _ in range(count - 1):
-        sigma = from_host(np.ldexp(1.5, (exponent + 52 - SLICE).astype(np.int64)), X)
+        sigma = from_host(np.ldexp(1.5, (exponent + 52 - bits).astype(np.int64)), X)
         sigma = sigma[:, None] if axis == 1 else sigma[None, :]
         found.append((rests[-1] + sigma) - sigma)
         rests.append(rests[-1] - found[-1])
-        exponent = exponent - SLICE - 1
-    return _Factor([*found, rests[-1]], rests, xp.astype(_cut(size, CUT32), xp.float32))
+        exponent = exponent - bits - 1
+    return _Factor([*found, rests[-1]], rests, xp.astype(_cut(size, size, CUT32), xp.float32))
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
