@@ -30,13 +30,13 @@ def definite_rounding(stored: FloatType, terms: Any) -> Any:
     return gamma(stored, terms + 3)
 
 
-def substituted_rounding(stored: FloatType, terms: int) -> float:
+def substituted_rounding(stored: FloatType, terms: Any) -> Any:
     """``|b - T x| <= gamma_n |T| |x|`` of substitution in any order (Higham 2002, theorem 8.5); two operations as in
     `factored_rounding`."""
     return gamma(stored, terms + 2)
 
 
-def solved_rounding(stored: FloatType, terms: int) -> float:
+def solved_rounding(stored: FloatType, terms: Any) -> Any:
     """``|b - A x| <= gamma_3n |L| |U| |x|`` (Higham 2002, theorem 9.4)."""
     return gamma(stored, 3 * (terms + 2))
 
