@@ -24,7 +24,7 @@ from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
 from abft_tsm2.core.factoring import add_product
 
 BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
-STRIPS = 3  # of columns, in each of which L is split anew; what is kept of R is as large as a strip of it
+KEPT = 400 << 20  # bytes of a strip of R that are kept split, at 44 an element, but for one block of columns
 SLICE = {2: 21, 3: 22}  # bits of a slice, where there are so many: 2^(53 - 2 bits) of their products have an exact sum
 UNIT, UNIT32 = 2.0**-53, 2.0**-24
 CUT, CUT32 = 2.0**-150, 2.0**-60  # less than that beside 1 is dropped: products of subnormal numbers are slow
@@ -119,10 +119,11 @@ class Difference:
                 self._equilibrate()
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Rows and columns of all blocks of X, in an order in which few blocks of L are split again."""
+        """Rows and columns of all blocks of X, in an order in which few blocks of L are split again: once in each strip
+        of columns."""
         columns = parts(self.n)
-        wide = -(-len(columns) // STRIPS)
-        for at in range(0, len(columns), max(wide, 1)):
+        wide = max(1, KEPT // (44 * BLOCK * max(self.k, 1)))
+        for at in range(0, len(columns), wide):
             self._right.clear()
             for rows in parts(self.m):
                 self._left.clear()
