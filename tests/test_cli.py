@@ -30,7 +30,15 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
 def start(folder: Path, *words: str, code: Sequence[str] = ("-m", "abft_tsm2")) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     command = [sys.executable, *code, *words]
-    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, preexec_fn=signals_of_a_terminal
+    )
+
+
+def signals_of_a_terminal() -> None:
+    """What tests that run under nohup, or behind a shell's `&`, would hand on is to ignore them."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(folder: Path, *words: str, code: Sequence[str] = ("-m", "abft_tsm2")) -> subprocess.CompletedProcess[str]:

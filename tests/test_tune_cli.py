@@ -246,6 +246,15 @@ def test_cases_that_do_not_fit_are_skipped_and_named(
 # ---- how it ends ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _heard() -> Iterator[None]:
+    """Ctrl-C is heard, also where these tests run behind a shell's `&`, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heard")
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
 def test_interrupted_it_keeps_what_it_has(
     race: Race, capsys: pytest.CaptureFixture[str], sent: signal.Signals, code: int
@@ -260,6 +269,7 @@ def test_interrupted_it_keeps_what_it_has(
     assert measured.found(CARD.name).measurements is not None
 
 
+@pytest.mark.usefixtures("_heard")
 def test_interrupted_at_once_it_leaves_what_was_there(race: Race, capsys: pytest.CaptureFixture[str]) -> None:
     race.at = {0: lambda: os.kill(os.getpid(), signal.SIGINT)}
     assert in_process(capsys, "tune", "--quick")[0] == 130
