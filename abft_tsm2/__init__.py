@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from abft_tsm2.checksum.bounds import detection_limit
-    from abft_tsm2.checksum.encode import Encoded, encode
+    from abft_tsm2.checksum.encoded import Encoded, encode
     from abft_tsm2.checksum.weights import weights
-    from abft_tsm2.cholesky import protected_cho_factor, protected_cholesky
     from abft_tsm2.core.encode_both import encode_both
     from abft_tsm2.core.tsm2 import tall_skinny_matmul, tsm2l, tsm2r
     from abft_tsm2.errors import AbftError, KernelCompileError, NotSuitable, SilentDataCorruptionError
     from abft_tsm2.gemm import protected_gemm, verify_gemm
-    from abft_tsm2.lu import protected_lu_factor
+    from abft_tsm2.linalg.cholesky import protected_cho_factor, protected_cholesky
+    from abft_tsm2.linalg.lu import protected_lu_factor
+    from abft_tsm2.linalg.solve import protected_lu_solve, protected_solve
     from abft_tsm2.policy import errstate, geterr, monitor
     from abft_tsm2.report import Fault, Report, Status
-    from abft_tsm2.solve import protected_lu_solve, protected_solve
 
 __version__ = "0.1.0"
 
@@ -68,15 +68,15 @@ __all__ = [
 
 _NAMES = {
     "abft_tsm2.checksum.bounds": ("detection_limit",),
-    "abft_tsm2.checksum.encode": ("Encoded", "encode"),
+    "abft_tsm2.checksum.encoded": ("Encoded", "encode"),
     "abft_tsm2.checksum.weights": ("weights",),
-    "abft_tsm2.cholesky": ("protected_cho_factor", "protected_cholesky"),
+    "abft_tsm2.linalg.cholesky": ("protected_cho_factor", "protected_cholesky"),
     "abft_tsm2.core.encode_both": ("encode_both",),
     "abft_tsm2.core.tsm2": ("tall_skinny_matmul", "tsm2l", "tsm2r"),
     "abft_tsm2.errors": ("AbftError", "KernelCompileError", "NotSuitable", "SilentDataCorruptionError"),
     "abft_tsm2.gemm": ("protected_gemm", "verify_gemm"),
-    "abft_tsm2.lu": ("protected_lu_factor",),
-    "abft_tsm2.solve": ("protected_lu_solve", "protected_solve"),
+    "abft_tsm2.linalg.lu": ("protected_lu_factor",),
+    "abft_tsm2.linalg.solve": ("protected_lu_solve", "protected_solve"),
     "abft_tsm2.policy": ("errstate", "geterr", "monitor"),
     "abft_tsm2.report": ("Fault", "Report", "Status"),
 }

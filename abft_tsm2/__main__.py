@@ -12,10 +12,10 @@ from typing import NoReturn
 
 import click
 
-from abft_tsm2.atomic import reason
-from abft_tsm2.cli import cli
+from abft_tsm2.cli.main import cli
+from abft_tsm2.cli.output import CORRUPTED, discard_output, say
 from abft_tsm2.errors import AbftError, SilentDataCorruptionError
-from abft_tsm2.messages import CORRUPTED, discard_output, say
+from abft_tsm2.io.atomic import reason
 
 ERROR, BROKEN_PIPE = 2, 141
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]

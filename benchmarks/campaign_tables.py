@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from abft_tsm2.faults.stats import rate_text
+from abft_tsm2.faults.analysis.stats import rate_text
 from benchmarks.tables import RESULTS, markdown
 
 ORDER = (

@@ -21,10 +21,10 @@ import numpy as np
 
 from abft_tsm2 import Report, Status, errstate, protected_gemm
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.faults.oracle import Array, widened
+from abft_tsm2.faults.judge.oracle import Array, widened
 from benchmarks import tables
-from tests import families
-from tests.cases import REGIMES, Case, Regime, arrange, draw
+from tests.support import families
+from tests.support.cases import REGIMES, Case, Regime, arrange, draw
 
 ALARMS = {Status.CORRECTED, Status.CHECKSUM_FAULT, Status.INPUT_CHANGED, Status.UNCORRECTABLE}
 EXACT_SCALARS = (1.0, -0.5, 2.0, -1.0)  # numbers that every type holds exactly

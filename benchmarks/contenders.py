@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from abft_tsm2.core.choose import choose
 from abft_tsm2.core.compiler import kernel as compiled
-from abft_tsm2.core.config import Config
 from abft_tsm2.core.device import Device
-from abft_tsm2.core.launch import run
-from abft_tsm2.core.plan import problem_of
-from abft_tsm2.core.stream import Stream
+from abft_tsm2.core.kernels import Stream
+from abft_tsm2.core.paper.config import Config
+from abft_tsm2.core.paper.launch import run
+from abft_tsm2.core.split_k import problem_of
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
-from abft_tsm2.core.tune import choose
 from benchmarks.gpu_products import Operands
 from benchmarks.gpu_timing import Call, graph, torch_graph
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from abft_tsm2 import Report, Status, protected_gemm
 from abft_tsm2.arrays import bit_pattern
-from abft_tsm2.faults.oracle import Array
+from abft_tsm2.faults.judge.oracle import Array
 from benchmarks.clean_products import ALARMS, EXACT_SCALARS, normal_range
 from benchmarks.device_operands import Base, Mode, Shape, numbers
 from benchmarks.device_runs import Run, quiet
-from tests import families
+from tests.support import families
 
 FEW = 2  # products of a group's first call
 LONGEST_QUEUE = 64

@@ -16,8 +16,8 @@ import numpy as np
 
 from abft_tsm2 import Status
 from abft_tsm2.arrays import bit_pattern
-from abft_tsm2.faults.oracle import widened
-from tests.cases import finfo
+from abft_tsm2.faults.judge.oracle import widened
+from tests.support.cases import finfo
 
 SURE = 2.0
 SEVERAL = ("3 to 10 elements", "16 elements")

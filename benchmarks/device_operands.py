@@ -1,4 +1,5 @@
-"""Operands of the campaigns on a GPU: a pair of `tests.families`, drawn on the host, and many made of it on the card.
+"""Operands of the campaigns on a GPU: a pair of `tests.support.families`, drawn on the host, and many made of it on the
+card.
 
 A pair A, B gives others by permutations, drawn anew for each product: of the rows of A, of the columns of B, and, in
 half of the products, of the inner index of both, which is left alone in the other half because the order along it is
@@ -18,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import bit_pattern
-from abft_tsm2.core.check_config import Equilibrate, Repair
-from abft_tsm2.faults.oracle import Array
+from abft_tsm2.checksum.device.kernels import Equilibrate, Repair
+from abft_tsm2.faults.judge.oracle import Array
 from benchmarks import gemm_device
 from benchmarks.gemm_device import HALVES, ONE, OPTIONS, TF32, WIDE, Cell
-from tests import families
-from tests.cases import DTYPES
+from tests.support import families
+from tests.support.cases import DTYPES
 
 TYPES = {dtype.name: dtype for dtype in DTYPES}
 SCALED, LEAST_POWER = 0.25, -3

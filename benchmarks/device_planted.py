@@ -17,7 +17,7 @@ import numpy as np
 
 from abft_tsm2 import Report, Status, protected_gemm
 from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, to_host
-from abft_tsm2.faults.oracle import Arithmetic, Array, arithmetic, reference, rounded_to_bfloat16, widened
+from abft_tsm2.faults.judge.oracle import Arithmetic, Array, arithmetic, reference, rounded_to_bfloat16, widened
 from benchmarks.device_faults import MASS, OUTCOMES, SEVERAL, TILES, Faults, Seen, outcomes, several, singles
 from benchmarks.device_operands import TYPES, Base, Mode, Shape, numbers
 from benchmarks.device_runs import Run, quiet

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from abft_tsm2.core.config import BYTES, VARIANTS, Config, published
+from abft_tsm2.core.paper.config import BYTES, VARIANTS, Config, published
 from benchmarks import tables
 from benchmarks.load_efficiency import problem
 

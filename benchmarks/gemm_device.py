@@ -16,11 +16,11 @@ from typing import Any
 
 from abft_tsm2 import encode, protected_gemm
 from abft_tsm2.arrays import FLOATS, bit_pattern
-from abft_tsm2.core.check_config import Equilibrate, Repair, line_sums, sums_of
-from abft_tsm2.core.config import Problem
-from abft_tsm2.core.vendor import Gemm
+from abft_tsm2.checksum.device.kernels import Equilibrate, Repair, line_sums, sums_of
+from abft_tsm2.core.cublas import Gemm
+from abft_tsm2.core.problem import Problem
 from abft_tsm2.errors import SilentDataCorruptionError
-from abft_tsm2.faults.oracle import BLOCK_BYTES, Array
+from abft_tsm2.faults.judge.oracle import BLOCK_BYTES, Array
 from abft_tsm2.report import Report, Status
 from benchmarks.gemm_judge import SAMPLED, WHOLE
 from benchmarks.gpu_products import CHUNK

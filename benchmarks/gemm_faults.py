@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import bit_pattern, dtype_name
-from abft_tsm2.core import vendor
-from abft_tsm2.faults.oracle import Array, widened
+from abft_tsm2.core import cublas
+from abft_tsm2.faults.judge.oracle import Array, widened
 from benchmarks.gemm_device import CLEAN, FAULTS
 
 TILE = 128
@@ -55,17 +55,17 @@ Plant = Callable[[Array], None]
 @contextmanager
 def planted(plant: Plant) -> Iterator[None]:
     """Let `plant` follow each product of cuBLAS that is queued in the block, in front of its check."""
-    multiply = vendor.Gemm.__call__
+    multiply = cublas.Gemm.__call__
 
-    def and_plant(gemm: vendor.Gemm, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
+    def and_plant(gemm: cublas.Gemm, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
         multiply(gemm, A, B, C, alpha, beta)
         plant(C)
 
-    vendor.Gemm.__call__ = and_plant  # type: ignore[method-assign]
+    cublas.Gemm.__call__ = and_plant  # type: ignore[method-assign]
     try:
         yield
     finally:
-        vendor.Gemm.__call__ = multiply  # type: ignore[method-assign]
+        cublas.Gemm.__call__ = multiply  # type: ignore[method-assign]
 
 
 def source(dtype: str) -> str:

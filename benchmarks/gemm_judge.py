@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from abft_tsm2.faults.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, widened
+from abft_tsm2.faults.judge.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, widened
 from benchmarks.gpu_products import errors
 
 WHOLE = 2**33  # multiplications up to which every element is compared

@@ -17,7 +17,7 @@ from typing import Any
 
 from abft_tsm2 import errstate, protected_gemm
 from abft_tsm2.core.device import Device
-from abft_tsm2.faults.oracle import arithmetic
+from abft_tsm2.faults.judge.oracle import arithmetic
 from abft_tsm2.report import Status
 from benchmarks import gemm_bars, gemm_device, gemm_rows
 from benchmarks.campaign import Campaign, Row

@@ -1,6 +1,6 @@
 """The operands of the GPU benchmarks, and the judge of what comes out: every element of every timed product.
 
-The reference is that of `abft_tsm2.faults.oracle`. Everything but the random numbers is written against the array
+The reference is that of `abft_tsm2.faults.judge.oracle`. Everything but the random numbers is written against the array
 module `xp`, NumPy or CuPy.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import dtype_name
-from abft_tsm2.faults.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, widened
+from abft_tsm2.faults.judge.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, widened
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The judge of a planted fault, which does not believe the report.
 
-It compares what was returned with the exact product (`tests.oracles`), and C before any repair with C of the
+It compares what was returned with the exact product (`tests.support.oracles`), and C before any repair with C of the
 same call without a fault. A fault is above the limit where |sum_j v_j d_ij|, by which it moves the residual
 of line i, exceeds the line's bound and its clean residual together. The weights v are those of `encode`, the
 bound is the formula of `abft_tsm2.checksum.bounds`; what goes into it is computed here, in the widest type.
@@ -17,7 +17,7 @@ import numpy as np
 from abft_tsm2 import Report, Status, encode
 from abft_tsm2.checksum import bounds
 from benchmarks.clean_products import Product
-from tests.oracles import WIDE, Exact
+from tests.support.oracles import WIDE, Exact
 
 Change = Callable[[np.ndarray, np.random.Generator], None]
 OUTCOMES = (

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from abft_tsm2.core.config import TSM2L, VARIANTS, Problem, published
+from abft_tsm2.core.paper.config import TSM2L, VARIANTS, published
+from abft_tsm2.core.problem import Problem
 from benchmarks import tables
 
 METRICS = {

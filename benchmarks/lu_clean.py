@@ -24,11 +24,11 @@ import numpy as np
 
 import abft_tsm2
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, errstate
-from abft_tsm2.faults.factor_oracle import MULTIPLIER, Matrix, backward_error, largest_multiplier, unit
+from abft_tsm2.faults.judge.factor_oracle import MULTIPLIER, Matrix, backward_error, largest_multiplier, unit
 from benchmarks import tables
 from benchmarks.lu_judge import same_pivots
 from benchmarks.lu_runs import Lost, Progress, common_options, spread
-from tests.lu_matrices import MATRICES, NEAR_TIES, rectangular
+from tests.support.lu_matrices import MATRICES, NEAR_TIES, rectangular
 
 Factors = tuple[Matrix, Matrix]
 WORSE = 4.0

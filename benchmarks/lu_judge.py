@@ -1,4 +1,4 @@
-"""Whether pivots are as good as others; `abft_tsm2.faults.factor_oracle` judges the factors."""
+"""Whether pivots are as good as others; `abft_tsm2.faults.judge.factor_oracle` judges the factors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.faults.factor_oracle import Matrix, order, unit, unpack
+from abft_tsm2.faults.judge.factor_oracle import Matrix, order, unit, unpack
 
 
 def same_pivots(lu: Matrix, piv: Any, other: Any) -> bool:

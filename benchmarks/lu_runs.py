@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from abft_tsm2.facts import cores
-from abft_tsm2.faults.workers import end_of, started
+from abft_tsm2.faults.campaign.workers import end_of, started
+from abft_tsm2.io.versions import cores
 
 T = TypeVar("T")
 Judge = Callable[[int], T]

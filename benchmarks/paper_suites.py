@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from abft_tsm2.core.config import Config
-from abft_tsm2.faults.oracle import Reference
+from abft_tsm2.core.paper.config import Config
+from abft_tsm2.faults.judge.oracle import Reference
 from benchmarks import contenders, tsm2_grid
 from benchmarks.campaign import Campaign, Judge, Row, troubles
 from benchmarks.contenders import Contender

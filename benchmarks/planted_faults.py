@@ -5,7 +5,7 @@
     python -m benchmarks.planted_faults bits --size 4096       share of single flips found, bit by bit
 
 Faults are planted through on_stage: in C after the product, in the checksums, in A and B after encoding. The
-judge does not believe the report: it compares with the exact product (`tests.oracles`) and with the same call
+judge does not believe the report: it compares with the exact product (`tests.support.oracles`) and with the same call
 without a fault. A fault is above the limit where it moves the checksum of a line by more than the bound and
 the clean residual; each of those must be found, and no element of such a line may leave the rounding bound in
 what is returned. A fault in a checksum must leave C as it is, bit for bit. Writes results/planted_faults.csv,
@@ -26,8 +26,8 @@ from abft_tsm2 import Report, SilentDataCorruptionError, encode, protected_gemm
 from benchmarks import tables
 from benchmarks.clean_products import Product, alarm
 from benchmarks.judge import OUTCOMES, Change, Judge, Plan, Watch
-from tests.cases import REGIMES, finfo
-from tests.oracles import Exact
+from tests.support.cases import REGIMES, finfo
+from tests.support.oracles import Exact
 
 PLANTED_REGIMES = tuple(regime for regime in REGIMES if regime.name not in ("tiny", "longest k"))
 

@@ -11,7 +11,7 @@ import io
 import re
 
 from abft_tsm2.core.compiler import source
-from abft_tsm2.core.config import Config
+from abft_tsm2.core.paper.config import Config
 from benchmarks import tables
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")

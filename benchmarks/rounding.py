@@ -27,7 +27,7 @@ from typing import Any
 
 from abft_tsm2.arrays import Array, bit_pattern
 from abft_tsm2.checksum.bounds import DETECT, arithmetic
-from abft_tsm2.faults.oracle import reference
+from abft_tsm2.faults.judge.oracle import reference
 from benchmarks import gpu_timing, tables
 from benchmarks.rounding_engines import ENGINES, Cublas, Engine, Multiply, declined, reduction
 from benchmarks.rounding_lines import MEASURES, Encoded, measure

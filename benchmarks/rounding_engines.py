@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, to_host
 from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
-from abft_tsm2.core.vendor import CUDA_TYPES
+from abft_tsm2.core.cublas import CUDA_TYPES
 from benchmarks import gpu_timing
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from abft_tsm2.arrays import Array, to_host
 from abft_tsm2.checksum.bounds import statistical_bound
 from abft_tsm2.checksum.weights import equilibrated, exponents, weights
-from abft_tsm2.faults.oracle import BLOCK_BYTES
+from abft_tsm2.faults.judge.oracle import BLOCK_BYTES
 from benchmarks.rounding_engines import Engine
 from benchmarks.rounding_operands import widened
 

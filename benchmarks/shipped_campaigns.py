@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from abft_tsm2.__main__ import main as abft_tsm2
-from abft_tsm2.faults import report
+from abft_tsm2.faults.analysis import report
 from benchmarks.tables import RESULTS
 
 CAMPAIGNS = Path(__file__).parent / "campaigns"

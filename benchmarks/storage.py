@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.checksum.integers import IntegerChecksums, diagnose, integer_checksums, restore
-from abft_tsm2.core.passes import fingerprint
+from abft_tsm2.checksum.storage import IntegerChecksums, diagnose, integer_checksums, restore
+from abft_tsm2.core.row_sums import fingerprint
 from benchmarks import tables, timing
 
 DTYPES = ("float16", "float32", "float64")

@@ -14,15 +14,15 @@ import numpy as np
 
 from abft_tsm2.arrays import FLOATS, dtype_name
 from abft_tsm2.core import config as paper
-from abft_tsm2.core import vendor
-from abft_tsm2.core.config import TSM2L, Config
+from abft_tsm2.core import cublas as vendor
+from abft_tsm2.core.choose import choose
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.encode_both import encode_both
-from abft_tsm2.core.launch import run
-from abft_tsm2.core.plan import problem_of
-from abft_tsm2.core.stream import Stream
+from abft_tsm2.core.kernels import Stream
+from abft_tsm2.core.paper.config import TSM2L, Config
+from abft_tsm2.core.paper.launch import run
+from abft_tsm2.core.split_k import problem_of
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
-from abft_tsm2.core.tune import choose
 from abft_tsm2.errors import NotSuitable
 from benchmarks.contenders import CUPY, GEMV, TORCH
 from benchmarks.gpu_timing import Call, Stopwatch, graph, torch_graph

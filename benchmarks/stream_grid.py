@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.core.config import Problem
-from abft_tsm2.core.plan import problem_of
+from abft_tsm2.core.problem import Problem
+from abft_tsm2.core.split_k import problem_of
 
 ORDERS = ("rows", "columns", "transposed")
 """Of A. With "rows", B and C are row-major too; with "columns", column-major; "transposed" is the A.T of a row-major A

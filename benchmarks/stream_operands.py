@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, dtype_name
-from abft_tsm2.faults.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, rounded_to_bfloat16
+from abft_tsm2.faults.judge.oracle import (
+    BLOCK_BYTES,
+    Arithmetic,
+    Array,
+    Reference,
+    reference,
+    require,
+    rounded_to_bfloat16,
+)
 from benchmarks.gpu_products import CHUNK, DISTRIBUTIONS, Errors, errors, worse
 from benchmarks.stream_grid import Cell
 

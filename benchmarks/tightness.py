@@ -19,7 +19,7 @@ import numpy as np
 
 from abft_tsm2 import protected_gemm
 from benchmarks import tables
-from tests import families
+from tests.support import families
 
 SIZES = (256, 512, 1024, 2048)
 BARS = {"float32": 8.0, "float64": 6.0}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.facts import cores, processor
+from abft_tsm2.io.versions import cores, processor
 
 Call = Callable[[], Any]
 

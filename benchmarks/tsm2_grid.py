@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.core.config import TCF, TSM2L, TSM2R, Config, Problem, choices, published
 from abft_tsm2.core.device import Device
+from abft_tsm2.core.paper.config import TCF, TSM2L, TSM2R, Config, choices, published
+from abft_tsm2.core.problem import Problem
 from benchmarks import tables
 from benchmarks.contenders import CUPY
 from benchmarks.rows import ERRORS, TIMES, short

@@ -27,12 +27,14 @@ settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--on-gpu", action="store_true", help="run tests of products on a GPU: see tests/on_gpu.py")
+    parser.addoption(
+        "--on-gpu", action="store_true", help="run tests of products on a GPU: see tests/support/on_gpu.py"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--on-gpu"):
-        from tests.on_gpu import CPU_ALONE
+        from tests.support.on_gpu import CPU_ALONE
 
         for item in items:
             why = CPU_ALONE.get(item.name.partition("[")[0])
@@ -43,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.config.getoption("--on-gpu"):
-        from tests import on_gpu, planting
+        from tests.support import on_gpu, planting
 
         for module in (request.module, planting):
             on_gpu.put_in(module, monkeypatch)
@@ -51,7 +53,7 @@ def _on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def build_cache(request: pytest.FixtureRequest) -> Path:
-    """Where tests/cuda_on_cpu keeps what it compiled, from one run to the next."""
+    """Where tests/support/cuda_on_cpu keeps what it compiled, from one run to the next."""
     return Path(request.config.cache.mkdir("cuda_on_cpu"))
 
 

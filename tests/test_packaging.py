@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = copy_of_the_tree(tmp_path_factory.mktemp("source"))
     # Device code of its own, so that the mapping is tried whatever the tree holds.
     for name in ("probe.cu", "probe.cuh"):
-        (source / "kernels" / name).write_text(PROBE)
+        (source / "kernels" / "paper" / name).write_text(PROBE)
     return build(source, tmp_path_factory.mktemp("built"))
 
 
@@ -66,7 +66,7 @@ def test_the_wheel_holds_every_source(wheel):
     files = set(zipfile.ZipFile(wheel).namelist())
     assert expected_files(ROOT) <= files
     assert {"abft_tsm2/py.typed", "abft_tsm2/report.schema.json", "abft_tsm2/kernels/__init__.py"} <= files
-    assert {"abft_tsm2/kernels/probe.cu", "abft_tsm2/kernels/probe.cuh"} <= files
+    assert {"abft_tsm2/kernels/paper/probe.cu", "abft_tsm2/kernels/paper/probe.cuh"} <= files
     assert {name.partition("/")[0] for name in files if ".dist-info" not in name} == {"abft_tsm2"}
 
 
@@ -101,7 +101,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_is_importable_by_itself(installed):
     code = (
         "import abft_tsm2; from importlib import resources; print(abft_tsm2.__file__);"
-        "print((resources.files('abft_tsm2.kernels') / 'probe.cu').read_text());"
+        "print((resources.files('abft_tsm2.kernels') / 'paper' / 'probe.cu').read_text());"
         "print(abft_tsm2.Report.schema()['title'])"
     )
     where, kernel, schema = run_in(installed, code)

@@ -6,8 +6,8 @@ compared with the whole product, multiplied again the way it was the first time.
 controls: where they come back bit for bit, a suspect that comes back so is a pattern of rounding (long chains of equal
 terms make them), and any other is wrong. Where the controls differ, or there are none, the second product may be
 another computation, and only a line is wrong whose own error stands out among what both products leave
-(`abft_tsm2.checksum.second`). What is wrong is replaced by recomputed values; a residual is never added, because it
-would carry the whole checksum's rounding into one element, and nothing at all out of an Inf.
+(`abft_tsm2.checksum.second_product`). What is wrong is replaced by recomputed values; a residual is never added,
+because it would carry the whole checksum's rounding into one element, and nothing at all out of an Inf.
 
 A wrong element of an operand, gone before the check, leaves a whole column wrong, some of it below what a line's
 check sees. So columns that hold a wrong element are recomputed along their whole length.
@@ -23,10 +23,10 @@ import numpy as np
 from abft_tsm2.arrays import from_host, namespace, to_host
 from abft_tsm2.checksum import repairs
 from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
-from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scaled
 from abft_tsm2.checksum.repairs import AGAIN, Outcome, Written
-from abft_tsm2.checksum.second import compare
-from abft_tsm2.core.passes import rows_per_block, take_rows, widened
+from abft_tsm2.checksum.second_product import compare
+from abft_tsm2.checksum.sides import Floats, Integers, Lines, Mask, Scale, scaled
+from abft_tsm2.core.row_sums import rows_per_block, take_rows, widened
 from abft_tsm2.report import Fault
 
 _FEW_LINES = 16  # and a sixteenth of all: more suspects than these are looked at together

@@ -1,339 +1,171 @@
-"""Encoding: a matrix with the checksums it carries into products, and those that guard it in memory."""
+"""What a right operand carries into a check: ``s = R v``, with weights that suit R's columns.
+
+A left operand carries ``w^T L``, which is the same thing said of its transpose. Weights are equilibrated: each is
+divided by the power of two nearest to its column's norm. The norms are taken from a sample of R's rows, and from all
+of R where the sample says nothing or an outstanding row shows that it erred.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+import functools
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, to_host
-from abft_tsm2.checksum.account import Kept
-from abft_tsm2.checksum.carry import Carried, carry, log2_column_norms
-from abft_tsm2.checksum.integers import (
-    Diagnosis,
-    IntegerChecksums,
-    diagnose,
-    integer_checksums,
-    restore,
-)
-from abft_tsm2.checksum.on_device import carried_on_device
-from abft_tsm2.checksum.weights import Weights, weights
-from abft_tsm2.core.passes import fingerprint
-from abft_tsm2.core.vendor import layout
-from abft_tsm2.report import Fault, Report, Status
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
+from abft_tsm2.checksum.weights import SEED, Weights, equilibrated, exponents, middle
+from abft_tsm2.core.row_sums import column_squares, encoding_pass, rows_per_block, weighted_squares, widened
 
-
-class Sided(NamedTuple):
-    """One value for each side of a matrix; None where a side was not encoded."""
-
-    rows: Any
-    columns: Any
+_SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
+_SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
+_SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
+OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
 
 @dataclass(frozen=True, eq=False)
-class OnDevice:
-    """What a CuPy matrix carries for the kernels: as right operand (rows) and as left one (columns).
+class Carried:
+    """What a right operand R (k x n) carries into a row check.
 
     Attributes
     ----------
-    sides : Sided
-        Where that is.
-    weights : Sided
-        The weights, of which the kernels take norms from a sample of their own: a few may differ from those of
-        `Encoded.weights` by a factor of two. They last as long as `memory`.
-    memory : tuple of arrays
+    weights : (n, r) array of float64
+        V.
+    sums : (k, r) array of float64
+        ``R V``.
+    squares : (h, r) array
+        ``(R o R)(:h, :) (V o V)`` for the h = `part_of` (k) first rows.
+    guard : tuple of arrays
+        Copies of `weights`, `sums` and `squares`: a checksum that equals its own may be out of date, but was not hit.
+    partial : bool
+        How the sums were taken, see `encoding_pass`.
+    lasting : bool
+        Of a matrix that is kept encoded, and may lie in another order when it is used (restored in a copy, say).
     """
 
-    sides: Sided
-    weights: Sided
-    memory: tuple[Array, ...]
-
-    @classmethod
-    def of(cls, A: Array, right: bool, left: bool) -> OnDevice:
-        made = [carried_on_device(A, side) if wanted else None for side, wanted in (("rows", right), ("columns", left))]
-        sides, weights = Sided(*(one and one.right for one in made)), Sided(*(one and one.weights for one in made))
-        return cls(sides, weights, tuple(one.memory for one in made if one))
-
-    def kept(self, side: str, recheck: bool) -> Kept | None:
-        """What it carries into a check of that side."""
-        right = getattr(self.sides, side)
-        return None if right is None else Kept(right, recheck)
-
-
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """A matrix with its checksums. Made by `encode`.
-
-    Attributes
-    ----------
-    array : (p, q) array
-        The matrix itself: a reference, not a copy.
-    repair : bool
-        Whether `array` may be written to repair it.
-    recheck : bool
-        Whether each use in a product first checks that `array` is still what was encoded.
-    norms : Sided
-        2-norms of the rows (p,) and columns (q,), of their finite elements, in float64.
-    integers : IntegerChecksums
-        Bit-exact checksums that find and restore corrupted elements.
-    fingerprint : array of uint64
-        Sums of the bits of each line along the storage order, for a quick look at each use.
-    dtype : dtype
-        Of `array`, when it was encoded.
-    """
-
-    array: Array
-    repair: bool
-    recheck: bool
-    norms: Sided
-    integers: IntegerChecksums
-    fingerprint: Array
-    right: Carried | None
-    left: Carried | None
-    device: OnDevice | None = None
-    dtype: Any = None
-
-    @property
-    def row_checksums(self) -> Array | None:
-        """(p, r) array of float64, ``A V``: what a right operand carries; None if that side was not asked for."""
-        return None if self.right is None else self.right.sums
-
-    @property
-    def column_checksums(self) -> Array | None:
-        """(r, q) array of float64, ``W^T A``: what a left operand carries; None if that side was not asked for."""
-        return None if self.left is None else self.left.sums.T
-
-    @property
-    def weights(self) -> Sided:
-        """V (q, r) behind `row_checksums`, W (p, r) behind `column_checksums`.
-
-        Products of CuPy arrays are checked by kernels that make their own, from a sample of their own: a few may differ
-        by a factor of two.
-        """
-        return Sided(*(None if side is None else side.weights for side in (self.right, self.left)))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.array.shape[0], self.array.shape[1]
-
-    def as_encoded(self) -> Array:
-        """`array`, in the shape and type in which it was encoded.
-
-        Raises
-        ------
-        ValueError
-            If it was given others in place (``A.dtype = ...``, ``A.shape = ...``): its bits are other numbers then.
-        """
-        found, then = (tuple(self.array.shape), self.array.dtype), (self.integers.shape, self.dtype)
-        if found != then:
-            raise ValueError(
-                f"the array was encoded as {then[0]} of {_shown(then[1])} and is {found[0]} of {_shown(found[1])} now: "
-                "set its dtype and shape back, or encode it anew"
-            )
-        return self.array
-
-    def changed(self) -> bool:
-        """Whether the array's bits differ from those that were encoded: one read, 64-bit sums of each line.
-
-        Finds every single wrong element; changes that cancel within a line only `verify` finds.
-        """
-        return not np.array_equal(to_host(self.fingerprint), to_host(fingerprint(self.as_encoded())))
+    weights: Array
+    sums: Array
+    squares: Array
+    guard: tuple[Array, Array, Array]
+    partial: bool
+    lasting: bool = False
 
     def intact(self) -> bool:
-        """Whether what the array carries into products still has the bits it was made with: O(p + q)."""
-        return all(side.intact() for side in (self.right, self.left) if side is not None)
-
-    def verify(self) -> Report:
-        """Find every corrupted element of the stored matrix, down to the last bit.
-
-        Returns
-        -------
-        report : Report
-            CLEAN; INPUT_CHANGED with the faults (one for each element that was located, or one for the lines that
-            disagree where it was not); CHECKSUM_FAULT where only the stored checksums disagree.
-
-        Notes
-        -----
-        Integer arithmetic only: no tolerance. Synchronises with the host. Reads the matrix once. Never raises on
-        what it finds: see `correct`.
-        """
-        found = diagnose(self.as_encoded(), self.integers)
-        report = self._report(found, repaired="")
-        policy.deliver(report, "detect")
-        return report
-
-    def correct(self) -> Report:
-        """Restore every corrupted element bit for bit, or refuse and leave the matrix as it is.
-
-        Returns
-        -------
-        report : Report
-            CLEAN, CORRECTED, or CHECKSUM_FAULT.
-
-        Raises
-        ------
-        SilentDataCorruptionError
-            If the pattern of faults does not determine the original (two wrong elements in one row and in one
-            column, say). Nothing has been changed then.
-        ValueError
-            If the array is read-only.
-
-        Notes
-        -----
-        This call is itself the permission to write into the array, whatever `repair` says.
-        """
-        found = diagnose(self.as_encoded(), self.integers)
-        if found.corruptions and not found.refused:
-            restore(self.array, found.corruptions)
-        report = self._report(found, repaired="restored bit for bit from integer checksums")
-        policy.deliver(report, "correct")
-        return report
-
-    def _report(self, found: Diagnosis, repaired: str) -> Report:
-        reasons: tuple[str, ...] = ()
-        faults = storage_faults(found, self.array, "A", repaired)
-        if found.clean:
-            status = Status.CLEAN
-        elif found.refused:
-            status = Status.UNCORRECTABLE if repaired else Status.INPUT_CHANGED
-            reasons = (found.refused,)
-        elif found.corruptions:
-            status = Status.CORRECTED if repaired else Status.INPUT_CHANGED
-        else:
-            status = Status.CHECKSUM_FAULT
-        p, q = self.shape
-        return Report(
-            status=status,
-            operation="encoded",
-            m=p,
-            k=0,
-            n=q,
-            dtype=float_type(self.array).name,
-            faults=faults,
-            reasons=reasons,
-        )
+        """Whether the weights, sums and squares still have the bits they were made with."""
+        return all(map(same_bits, (self.weights, self.sums, self.squares), self.guard))
 
 
-def _shown(dtype: Any) -> str:
-    """A dtype with its byte order, where that is not this machine's."""
-    return dtype_name(dtype) if getattr(dtype, "isnative", True) else str(dtype.str)
+def carried(R: Array, V: Array, *, partial: bool = False) -> Carried:
+    """What R carries with weights V: one read of R."""
+    squares = weighted_squares(R[: part_of(R.shape[0]), :], V * V)
+    sums = encoding_pass(R, V, partial=partial)
+    return Carried(V, sums, squares, (kept(V), kept(sums), kept(squares)), partial)
 
 
-def storage_faults(found: Diagnosis, array: Array, operand: str, repaired: str) -> tuple[Fault, ...]:
-    """The report's entries for what the integer checksums found in a stored matrix."""
-    if found.refused:
-        return (Fault(operand, "block", found.rows, found.columns, 0, float("nan")),)
-    kind = np.dtype(f"u{float_type(array).bits // 8}")
-
-    def value(bits: int) -> float:
-        return float(np.array([bits], kind).view(to_host(array[:0, :0]).dtype)[0])
-
-    faults = []
-    for c in found.corruptions:
-        with np.errstate(all="ignore"):
-            magnitude = abs(value(c.found) - value(c.original))
-        faults.append(Fault(operand, "element", (c.row,), (c.column,), 1, magnitude, repaired))
-    return tuple(faults)
+def kept(x: Array) -> Array:
+    """A copy of a checksum, to tell later whether it was hit."""
+    return namespace(x).asarray(x, copy=True)
 
 
-def _chosen_weights(given: Any, n: int, name: str) -> tuple[Weights, bool]:
-    """Weights for n elements, and whether to equilibrate them: explicit ones are used as they are."""
-    if given is None or isinstance(given, str):
-        kind = given or "balanced"
-        return weights(kind, n), kind == "balanced"
-    V = np.asarray(given)
-    if V.dtype.kind not in "iuf":
-        raise TypeError(f"{name} weights have dtype {V.dtype}: real numbers are expected")
-    V = V.astype(np.float64)
-    V = V[:, None] if V.ndim == 1 else V
-    if V.ndim != 2 or V.shape[0] != n or V.shape[1] < 1:
-        raise ValueError(f"{name} weights have shape {np.shape(given)}: expected ({n},) or ({n}, r)")
-    if not np.all(np.isfinite(V)):
-        raise ValueError(f"{name} weights hold NaN or Inf")
-    blind = np.flatnonzero(~V.any(axis=1))
-    if blind.size:
-        raise ValueError(
-            f"{name} weights are 0 for {blind.size} elements (first: {int(blind[0])}), which nothing would check: "
-            "give each a weight"
-        )
-    return V, False
+def same_bits(now: Array, then: Array) -> bool:
+    """Whether two arrays agree bit for bit, NaN included. Synchronises with the host."""
+    return to_host(now).tobytes() == to_host(then).tobytes()
 
 
-def _usual(given: Any) -> bool:
-    """Whether these weights are what the kernels make."""
-    return given is None or (isinstance(given, str) and given == "balanced")
+def part_of(terms: int) -> int:
+    """How many terms of a 2-norm are taken at first: nearly every line passes with the lower bound that they give."""
+    return terms if terms <= 64 else max(64, terms // 64)
 
 
-def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False, *, recheck: bool = True) -> Encoded:
-    """Encode a matrix once, to check its storage and to reuse it over many protected products.
+def log2_column_norms(R: Array) -> NDArray[np.float64]:
+    """log2 of the 2-norm of each column of R (k x n), over its finite elements; -inf for a zero column.
+
+    Exact in range: nothing overflows or underflows, whatever the data. Two reads of R.
+    """
+    xp = namespace(R)
+    k, n = R.shape
+    rows = rows_per_block(n)
+
+    def finite_block(at: int) -> Array:
+        block = widened(R, at, min(k, at + rows))
+        return xp.where(xp.isfinite(block), xp.abs(block), xp.zeros_like(block))
+
+    peak = np.zeros(n)
+    for at in range(0, k, rows):
+        peak = np.maximum(peak, to_host(xp.max(finite_block(at), axis=0)))
+    shift = np.frexp(peak)[1].astype(np.int64)
+    halves = [from_host(np.ldexp(np.ones(n), -part), R) for part in (shift // 2, shift - shift // 2)]
+    squares = np.zeros(n)
+    for at in range(0, k, rows):
+        block = finite_block(at) * halves[0] * halves[1]
+        squares += to_host(xp.sum(block * block, axis=0))
+    with np.errstate(divide="ignore"):
+        return np.asarray(shift + 0.5 * np.log2(squares))
+
+
+@functools.lru_cache(maxsize=64)
+def _sample(k: int) -> list[slice]:
+    """The first rows, which are read anyhow, and a run at a random place in each eighth of k rows; all of a few."""
+    group = k // _SAMPLE_RUNS
+    if group < 8 * _SAMPLE_RUN:  # little is saved
+        return [slice(0, k)]
+    places = np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, _SAMPLE_RUNS)
+    starts = np.maximum(np.arange(_SAMPLE_RUNS) * group + places, part_of(k))
+    return [slice(0, part_of(k)), *(slice(int(at), int(at) + _SAMPLE_RUN) for at in starts)]
+
+
+def _sampled_exponents(R: Array) -> NDArray[np.int64]:
+    """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
+    squares = np.zeros(R.shape[1])
+    for rows in _sample(R.shape[0]):
+        squares += to_host(column_squares(R[rows, :]))
+    reliable = float_type(R).smallest_normal ** (1 / 2) if float_type(R).bits >= 32 else 0.0
+    if np.all((squares > reliable) & np.isfinite(squares)):
+        return exponents(0.5 * np.log2(squares))
+    return exponents(log2_column_norms(R))
+
+
+def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Better exponents if a row with an outstanding checksum shows that a column was misjudged, else None.
+
+    A row can change a column's norm by ``2**4`` only if it is so much larger than the others that its checksum,
+    a signed sum of its elements, stands out (except where they cancel to one part in a thousand).
+    """
+    size = np.max(np.abs(to_host(sums)), axis=1, initial=0.0)
+    if not np.all(np.isfinite(size)):
+        return None
+    large = np.flatnonzero(size > _SUSPICIOUS * middle(size)) if size.size else size
+    if large.size == 0:
+        return None
+    if large.size > 16 + R.shape[0] // 16:
+        exact = exponents(log2_column_norms(R))
+    else:
+        xp = namespace(R)
+        share = sum(rows.stop - rows.start for rows in _sample(R.shape[0])) / R.shape[0]
+        total = np.full(R.shape[1], 1 / share)  # the sample's own norm, in units of 2^e, squared
+        for row in large:
+            total += np.ldexp(to_host(xp.astype(R[int(row), :], xp.float64)), -exponent) ** 2
+        exact = exponents(exponent + 0.5 * np.log2(total))
+    moved = exact - exponent
+    return exact if moved.size and moved.max() - moved.min() > OFF_BY else None
+
+
+@np.errstate(all="ignore")
+def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = False) -> Carried:
+    """Encode a right operand: one read of R (two where the sample of its rows misjudged it).
 
     Parameters
     ----------
-    A : (p, q) array, float64, float32, float16 or bfloat16
-        Any order and strides. Kept by reference.
-    side : {"both", "rows", "columns"}
-        "rows": ``A V``, for use as a right operand. "columns": ``W^T A``, for use as a left operand.
-    weights : None, str, array, or pair of those
-        None: balanced random signs, equilibrated. A name of `abft_tsm2.weights`, or arrays (q, r) for the rows and
-        (p, r) for the columns, used as they are; a pair (for rows, for columns) with ``side="both"``.
-    repair : bool
-        Let a protected product that finds this array corrupted write the repaired elements into it. Otherwise it
-        computes with a repaired copy.
-    recheck : bool
-        Check at each use in a product that the array is still what was encoded (one read). If False, a product looks
-        only where that makes it faster: on a GPU, at some megabytes of float32.
-
-    Returns
-    -------
-    E : Encoded
-
-    Raises
-    ------
-    TypeError
-        For integers, booleans or complex, or anything that is not an array.
-    ValueError
-        If A is not a matrix, `side` is unknown, or weights have another length, are not finite or leave an element out.
-
-    Notes
-    -----
-    Huang and Abraham 1984 for the checksums; they are taken in float64. The integer checksums need ``32 (p + q)``
-    bytes for each 32-bit word of an element. NaN and Inf in A are encoded as they are: the product says
-    UNVERIFIABLE where they matter, the integer checksums guard them like any value. Synchronises with the host.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import abft_tsm2 as ft
-    >>> A = np.random.default_rng(0).standard_normal((40, 30))
-    >>> E = ft.encode(A)
-    >>> A[3, 4] = 0.0
-    >>> E.verify().faults[0].rows, E.correct().status.name
-    ((3,), 'CORRECTED')
+    R : (k, n) array
+    base : (n, r) ndarray of float64
+        Weights before equilibration.
+    equilibrate : bool
+    partial : bool
+        As in `encoding_pass`.
     """
-    if isinstance(A, Encoded):
-        raise TypeError("A is encoded already: pass A.array to encode it anew")
-    if side not in ("both", "rows", "columns"):
-        raise ValueError(f"side is {side!r}: choose 'both', 'rows' or 'columns'")
-    A = as_operand(A, "A")
-    if A.ndim != 2:
-        raise ValueError(f"A has shape {tuple(A.shape)}: encode takes one matrix (encode each of a batch by itself)")
-    for name, value in (("repair", repair), ("recheck", recheck)):
-        if not isinstance(value, bool | np.bool_):  # "no" would be a permission to write
-            raise TypeError(f"{name} is {value!r}: True or False")
-    if isinstance(weights, tuple) and len(weights) != 2:
-        raise ValueError(f"weights is a tuple of {len(weights)}: a pair is expected, (for rows, for columns)")
-    pair = weights if isinstance(weights, tuple) and side == "both" else (weights, weights)
-    right = left = None
-    if side != "columns":
-        V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")
-        right = replace(carry(A, V, equilibrate=equilibrate), lasting=True)
-    if side != "rows":
-        W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
-        left = replace(carry(A.T, W, equilibrate=equilibrate), lasting=True)
-    norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
-    device = None
-    if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
-        device = OnDevice.of(A, right is not None, left is not None)
-    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, device, A.dtype)
+    if not equilibrate:
+        return carried(R, from_host(base, R), partial=partial)
+    exponent = _sampled_exponents(R)
+    first = carried(R, from_host(equilibrated(base, exponent), R), partial=partial)
+    better = _missed_by_sample(R, first.sums, exponent)
+    return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import from_host, namespace
-from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask
+from abft_tsm2.checksum.sides import Floats, Integers, Lines, Mask
 from abft_tsm2.report import Fault
 
 RECOMPUTED, AGAIN = "recomputed in float64", "multiplied again"

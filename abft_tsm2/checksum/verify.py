@@ -20,10 +20,10 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_numpy, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
-from abft_tsm2.checksum.carry import Carried, carried, kept, part_of, same_bits
-from abft_tsm2.checksum.lines import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
+from abft_tsm2.checksum.encode import Carried, carried, kept, part_of, same_bits
+from abft_tsm2.checksum.sides import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
 from abft_tsm2.checksum.weights import middle
-from abft_tsm2.core.passes import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
+from abft_tsm2.core.row_sums import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
 from abft_tsm2.report import Check, Fault
 
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
-from abft_tsm2.core.factoring import add_product
+from abft_tsm2.core.blas import add_product
 
 BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
 KEPT = 400 << 20  # bytes of a strip of R that are kept split, at 44 an element, but for one block of columns

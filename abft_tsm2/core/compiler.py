@@ -15,12 +15,13 @@ import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any, Protocol
 
 from abft_tsm2.errors import KernelCompileError
 
 OPTIONS = ("-std=c++17",)
-_INCLUDE = re.compile(r'#include "(?P<name>[\w.]+)"\n')
+_INCLUDE = re.compile(r'#include "(?P<name>[\w./]+)"\n')
 _ONCE = "#pragma once\n"
 
 
@@ -53,13 +54,21 @@ def source(config: Kernel) -> str:
 
 
 @functools.cache
+def _folder() -> Traversable:
+    """kernels/: inside the installed package, and beside it in a source tree."""
+    package = resources.files("abft_tsm2")
+    installed = package.joinpath("kernels")
+    return installed if installed.is_dir() else package.joinpath("..", "kernels")
+
+
+@functools.cache
 def _inlined(name: str) -> str:
     """A file of kernels/ with what it includes in place of the ``#include``s, each file once."""
     seen: set[str] = set()
 
     def expand(name: str) -> str:
         seen.add(name)
-        text = resources.files("abft_tsm2.kernels").joinpath(name).read_text(encoding="utf-8")
+        text = _folder().joinpath(name).read_text(encoding="utf-8")
         text = text.replace(_ONCE, "\n", 1)  # the line stays, so that messages count right
 
         def included(match: re.Match[str]) -> str:

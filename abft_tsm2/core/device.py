@@ -8,6 +8,7 @@ measured on demand by `measure`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import statistics
 from collections.abc import Mapping
@@ -255,6 +256,12 @@ def query(index: int | None = None) -> Device:
         l2_bytes=int(properties["l2CacheSize"]),
     )
     return found if published else _with_computed_peaks(found, card.attributes, int(properties["memoryBusWidth"]))
+
+
+@functools.cache  # asking the driver takes longer than a small product
+def device_of(index: int) -> Device:
+    """The GPU of that number."""
+    return query(index)
 
 
 def _with_computed_peaks(device: Device, attributes: Mapping[str, int], bus_bits: int) -> Device:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from abft_tsm2.core.config import SIZES, Problem
 from abft_tsm2.core.device import Device
-from abft_tsm2.core.stream import Stream
+from abft_tsm2.core.kernels import Stream
+from abft_tsm2.core.problem import SIZES, Problem
 
 _PARTS = 64  # of k at most: the block that comes last adds them
 # Of the cost of a division of k, in steps: what a block takes to begin and to end; the share of the slots that

@@ -1,10 +1,9 @@
 """`encode_both`: the checksums of both sides of a matrix, and its statistics, in one read of it.
 
 On CuPy a kernel walks down stripes of columns and keeps the sums of columns in registers, while those of rows are
-added across each warp (kernels/encode_both.cu); a second, small one adds what the blocks of the first have left behind,
-always in the same order. On other array libraries, and for what no kernel reads, blocks of rows that stay in the cache
-are multiplied from both sides.
-"""
+added across each warp (kernels/tsm2/encode_both.cu); a second, small one adds what the blocks of the first have left
+behind, always in the same order. On other array libraries, and for what no kernel reads, blocks of rows that stay in
+the cache are multiplied from both sides."""
 
 from __future__ import annotations
 
@@ -24,21 +23,13 @@ from abft_tsm2.arrays import (
     is_numpy,
     namespace,
 )
-from abft_tsm2.core.both_config import (
-    MOST_COLUMNS,
-    AddConfig,
-    BothConfig,
-    Plan,
-    adder_of,
-    choose,
-    sums_of,
-)
 from abft_tsm2.core.compiler import kernel
-from abft_tsm2.core.config import SIZES
+from abft_tsm2.core.device import device_of
+from abft_tsm2.core.encode_config import MOST_COLUMNS, AddConfig, BothConfig, Plan, adder_of, choose, sums_of
 from abft_tsm2.core.generated import Generated
-from abft_tsm2.core.launch import device_of
+from abft_tsm2.core.memory import scratch
+from abft_tsm2.core.problem import SIZES
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
-from abft_tsm2.core.workspace import scratch
 
 _BLOCK_BYTES = 1 << 20  # of a block of rows: half of a common level-2 cache
 _DEVICE_BLOCK_BYTES = 64 << 20
@@ -351,7 +342,7 @@ def run(config: BothConfig, plan: Plan, task: Task, workspace: Array, launch: An
 
 
 def _weight_arguments(V: Array | Generated, given: Array | None, nothing: Array) -> list[Any]:
-    """An array or a seed, and the weights of the squares: what `Weights` of kernels/generated.cuh is made of."""
+    """An array or a seed, and the weights of the squares: what `Weights` of kernels/tsm2/generated.cuh is made of."""
     squares = [nothing if given is None else given, _stride(given, 0), _long(given is not None)]
     if isinstance(V, Generated):
         return [nothing, _long(0), _long(0), _long(V.r), np.uint64(V.seed), *squares]

@@ -1,4 +1,5 @@
-"""Weights that kernels make where they use them: ones, a ramp, random signs. kernels/generated.cuh is the other half.
+"""Weights that kernels make where they use them: ones, a ramp, random signs. kernels/tsm2/generated.cuh is the other
+half.
 
 Each weight is a function of its index and column, in integers or in float64 alone, so that host and device agree in
 every bit.
@@ -88,7 +89,7 @@ class Generated:
 
 
 def splitmix64(seed: int, i: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Numbers i of those that begin with `seed`, as kernels/splitmix64.cuh has them."""
+    """Numbers i of those that begin with `seed`, as kernels/tsm2/splitmix64.cuh has them."""
     z: NDArray[np.uint64] = np.uint64(seed) + i * np.uint64(_GOLDEN)
     z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST)
     z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND)

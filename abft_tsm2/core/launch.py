@@ -1,78 +1,116 @@
-"""Arrays in, kernel arguments out, for the paper's kernels: what a CuPy array must be, and the launch itself.
+"""Launches of one kernel with little work for the host: its arguments lie ready, but for the addresses that change.
 
-Everything here runs on the device that is current and on its current stream, and allocates nothing.
+CuPy packs arguments one by one, which for the dozens of a check's kernels takes longer than a small product.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from typing import Any
+import os
+import struct
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from abft_tsm2.arrays import Array, dtype_name
-from abft_tsm2.core.compiler import kernel
-from abft_tsm2.core.config import Config, Launch, Problem, launch, why_not
-from abft_tsm2.core.device import Device, query
-from abft_tsm2.core.plan import problem_of
-from abft_tsm2.errors import NotSuitable
+from abft_tsm2.core.compiler import Kernel, kernel
 
-
-@functools.cache  # asking the driver takes longer than a small product
-def device_of(index: int) -> Device:
-    """The GPU of that number."""
-    return query(index)
+Where = Mapping[str, int]
+"""Names of operands, and their addresses."""
+Value = int | float | str
+"""An argument of a launch: a number, or the name of an address."""
 
 
-def run(
-    config: Config,
-    device: Device,
-    A: Array,
-    B: Array,
-    C: Array,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    *,
-    problem: Problem | None = None,
-) -> None:
-    """``C = alpha A B + beta C`` by one kernel.
+class Step(Protocol):
+    """Something that can be queued on a stream, given by its handle, again and again; not by two threads at a time."""
+
+    def __call__(self, stream: int, where: Where, /) -> None:
+        """Queue it for operands at these addresses."""
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: may begin before the kernel before has ended
+
+
+@functools.cache
+def _driver() -> Any:
+    name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+    launch = ctypes.CDLL(name).cuLaunchKernelEx
+    launch.argtypes = (ctypes.c_void_p,) * 4
+    return launch
+
+
+class Launch:
+    """A launch of a compiled kernel on the current device.
 
     Parameters
     ----------
-    config : Config
-    device : Device
-        Of the GPU that is current.
-    A : (m, k) CuPy array, column-major
-    B : (k, n) CuPy array, any strides
-    C : (m, n) CuPy array, any strides
-        Written; shares no memory with A and B.
-    problem : Problem, optional
-        `problem_of` A, B and C, where the caller has it already.
-
-    Raises
-    ------
-    NotSuitable
-        With the reason why the configuration cannot serve these operands.
-    KernelCompileError
+    config : Kernel
+    grid : tuple of int
+        Blocks along x and y, and z.
+    threads : int
+        Of a block.
+    values : sequence of int, float or str
+        The arguments, all of eight bytes; a name stands for an address that is known when the kernel is queued.
+    keeps : object
+        Whatever has to live as long as the addresses among the values are used.
+    chained : bool
+        The kernel is one of a chain (kernels/check/chain.cuh).
     """
-    shape = _launch(problem or problem_of(A, B, C), config, device)
-    if C.size == 0:
-        return
-    kernel(config)((shape.grid,), (shape.block,), arguments(A, B, C, alpha, beta))
 
+    def __init__(
+        self,
+        config: Kernel,
+        grid: tuple[int, ...],
+        threads: int,
+        values: tuple[Value, ...],
+        keeps: Any = None,
+        *,
+        chained: bool = True,
+    ) -> None:
+        import cupy
 
-@functools.lru_cache(4096)  # the predicate takes as long as the launch
-def _launch(problem: Problem, config: Config, device: Device) -> Launch:
-    reason = why_not(problem, config, device)
-    if reason is not None:
-        raise NotSuitable(reason)
-    return launch(problem, config)
+        function = kernel(config)
+        self._keeps = keeps, function
+        self._function = getattr(function, "kernel", function).ptr
+        letters = "".join("d" if isinstance(value, float) else "q" for value in values)
+        self._slots = tuple((i, value) for i, value in enumerate(values) if isinstance(value, str))
+        self._values = (ctypes.c_longlong * len(values))()
+        struct.pack_into(f"={letters}", self._values, 0, *(0 if isinstance(value, str) else value for value in values))
+        start = ctypes.addressof(self._values)
+        self._pointers = (ctypes.c_void_p * len(values))(*range(start, start + 8 * len(values), 8))
+        self._attribute = _Attribute(_PROGRAMMATIC, 0, (1,))
+        able = chained and int(cupy.cuda.Device().compute_capability) >= 90
+        shape = (*grid, 1, 1)[:3]
+        self._config = _Config(shape, (threads, 1, 1), 0, 0, ctypes.addressof(self._attribute), int(able))
+        self._launch = _driver()
+        self._where = ctypes.addressof(self._config), self._function, ctypes.addressof(self._pointers), None
 
+    def __call__(self, stream: int, where: Where) -> None:
+        """Queue the kernel. The driver has copied the arguments when this returns."""
+        values = self._values
+        for i, name in self._slots:
+            values[i] = where[name]
+        self._config.stream = stream
+        status = self._launch(*self._where)
+        if status:
+            from cupy_backends.cuda.api import driver
 
-def arguments(A: Array, B: Array, C: Array, alpha: float, beta: float) -> tuple[Any, ...]:
-    """What the kernels take: sizes, factors, and each matrix with its strides in elements (kernels/tile.cuh)."""
-    import numpy as np
-
-    (m, k), n, size = A.shape, B.shape[1], A.itemsize
-    real = np.dtype(dtype_name(A.dtype)).type
-    strides = [stride // size for x in (A, B, C) for stride in x.strides]
-    _, lda, rsb, csb, rsc, csc = (np.int64(stride) for stride in strides)
-    return (np.int64(m), np.int64(k), np.int64(n), real(alpha), A, lda, B, rsb, csb, real(beta), C, rsc, csc)
+            raise driver.CUDADriverError(status)

@@ -24,12 +24,13 @@ from abft_tsm2.arrays import (
     real_number,
     type_name,
 )
-from abft_tsm2.core.config import TSM2L, TSM2R, Config, published
-from abft_tsm2.core.launch import device_of, run
-from abft_tsm2.core.multiply import multiply
-from abft_tsm2.core.plan import Plan, by_vendor, launched, problem_of
-from abft_tsm2.core.stream import Stream, candidates
-from abft_tsm2.core.tune import choose
+from abft_tsm2.core.choose import choose
+from abft_tsm2.core.device import device_of
+from abft_tsm2.core.kernels import Stream, candidates
+from abft_tsm2.core.matmul import multiply
+from abft_tsm2.core.paper.config import TSM2L, TSM2R, Config, published
+from abft_tsm2.core.paper.launch import run
+from abft_tsm2.core.split_k import Plan, by_vendor, launched, problem_of
 from abft_tsm2.errors import NotSuitable
 
 AUTO = "auto"
@@ -76,7 +77,7 @@ def tall_skinny_matmul(
 
     Notes
     -----
-    On NumPy this is the array library's product. On CuPy what `abft_tsm2.core.tune.choose` names multiplies, in one
+    On NumPy this is the array library's product. On CuPy what `abft_tsm2.core.choose.choose` names multiplies, in one
     launch on the caller's current stream of the operands' device: a kernel that reads A once, in any order, and adds
     in a fixed order, so that results are equal bit for bit from run to run, or the vendor library. Sums are float32 at
     least, float64 where an operand or the result is. 2 m k n flops, one reading of A. No host synchronisation; the

@@ -12,8 +12,7 @@ from typing import Any
 from abft_tsm2.arrays import is_writable, overlap
 from abft_tsm2.faults.models import plant
 from abft_tsm2.faults.plan import Plan, require_known
-from abft_tsm2.faults.site import Site
-from abft_tsm2.faults.sites import FUNCTION_SITES, SITES
+from abft_tsm2.faults.sites import FUNCTION_SITES, SITES, Site
 
 Array = Any
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, FloatType, bit_pattern, dtype_name, from_host, namespace
-from abft_tsm2.faults.oracle import narrowed, widened
+from abft_tsm2.faults.judge.oracle import narrowed, widened
 from abft_tsm2.faults.plan import PRODUCTION, Plan, bits_of
 
 Array = Any

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from abft_tsm2.core.config import BYTES, Problem
 from abft_tsm2.core.device import KNOWN, known
-from abft_tsm2.core.model import (
+from abft_tsm2.core.paper.config import BYTES
+from abft_tsm2.core.paper.model import (
     AS_PRINTED,
     REGISTER_BYTES,
     WELL_POSED,
@@ -24,6 +24,7 @@ from abft_tsm2.core.model import (
     optimise,
     t2_threshold,
 )
+from abft_tsm2.core.problem import Problem
 from benchmarks.tables import write
 
 N = 16  # the paper's parameters "depend on n (n = 16)"

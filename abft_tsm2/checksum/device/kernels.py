@@ -1,0 +1,393 @@
+"""The kernels that check a product on a GPU, as frozen configurations: `LineSums`, `Equilibrate`, `Judge`.
+
+kernels/check/line_sums.cu, kernels/check/equilibrate.cu and kernels/check/judge.cu say what each of them does.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from abft_tsm2.core.problem import C_TYPES, SIZES
+
+WARP = 32
+COLUMNS = 32  # of a block of kernels/check/equilibrate.cu
+SAMPLE = 128  # rows that it looks at, where there are more
+MISSED, CHANGED = 1, 2
+"""Flags of passes: a row stands out that the sample for the weights may have missed; an operand is not what it was."""
+STATE = 32  # words of a product's account
+_MANY_ROWS = 64  # of a multiprocessor: enough for warps that take several each
+_FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
+_MOST_ROWS = 48  # of a multiprocessor, so that three blocks are there whose warps take two each
+
+
+def sums_of(dtype: str) -> str:
+    """The type in which elements of `dtype` are multiplied by weights."""
+    return "float32" if SIZES[dtype] == 2 else "float64"
+
+
+def _types(dtype: str, width: int = 16, acc: str = "") -> dict[str, str | int]:
+    acc = C_TYPES[acc or sums_of(dtype)]
+    return {"A_TYPE": C_TYPES[dtype], "B_TYPE": acc, "ACC": acc, "C_TYPE": acc, "T2": 1, "WIDTH": 16, "ALIGNED": width}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a pass over the lines of X takes, however they lie: constants of line_sums.cu and of across_sums.cu.
+
+    Attributes
+    ----------
+    dtype, acc : str
+        Types of X, and of its products with weights: float64 unless operands have 16 bits.
+    given : bool
+        Whether the squares have weights of their own.
+    words : bool
+        Whether the lines' bits are added.
+    verdict : bool
+        Whether each line is judged.
+    out : str
+        Type of the sums; where `verdict`, of the copy that is stored, or "".
+    width : int
+        Bytes of a load.
+    """
+
+    dtype: str
+    acc: str
+    given: bool = False
+    words: bool = False
+    verdict: bool = False
+    out: str = "float64"
+    width: int = 16
+
+    @property
+    def kind(self) -> str:
+        """The part of a kernel's name that says what it takes."""
+        kind = ("verdict" if self.verdict else "sums") + "_given" * self.given + "_words" * self.words
+        return f"{kind}_{self.dtype}_{self.acc}_{self.out}_{self.width}"
+
+    @property
+    def flags(self) -> dict[str, str | int]:
+        """The constants that say what it takes."""
+        flags = {"GIVEN": self.given, "WORDS": self.words, "VERDICT": self.verdict}
+        flags |= {"CAST": self.verdict and bool(self.out), "LEAVES_FIRST": False}  # the product needs X, too
+        out = C_TYPES[self.out or self.dtype]
+        return {"OUT": out, "D_TYPE": out} | {name: int(value) for name, value in flags.items()}
+
+
+@dataclass(frozen=True)
+class LineSums(Sums):
+    """Compile-time constants of kernels/check/line_sums.cu.
+
+    Attributes
+    ----------
+    t1, team, rows, ahead, blocks : int
+        Threads of a block, warps of a row, rows of a team at a time, vectors loaded at a time, blocks of a
+        multiprocessor.
+    """
+
+    t1: int = 256
+    team: int = 1
+    rows: int = 4
+    ahead: int = 2
+    blocks: int = 2
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"line_{self.kind}_{self.t1}_{self.team}_{self.rows}_{self.ahead}_{self.blocks}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "check/line_sums.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        sizes = {"T1": self.t1, "TEAM": self.team, "ROWS": self.rows, "AHEAD": self.ahead, "BLOCKS": self.blocks}
+        return {**_types(self.dtype, self.width, self.acc), **self.flags, **sizes}
+
+    @property
+    def lines(self) -> int:
+        """Rows of a block."""
+        return self.rows * self.t1 // (WARP * self.team)
+
+
+@dataclass(frozen=True)
+class Equilibrate:
+    """Compile-time constants of kernels/check/equilibrate.cu: the type of R, and whether its columns are contiguous."""
+
+    dtype: str
+    turned: bool = False
+    t1: int = 512
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"equilibrate_{self.dtype}{'_turned' * self.turned}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "check/equilibrate.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        return {**_types(self.dtype), "T1": self.t1, "TURNED": int(self.turned)}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Compile-time constants of kernels/check/judge.cu."""
+
+    t1: int = 256
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"judge_{self.t1}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "check/judge.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        return {**_types("float64"), "T1": self.t1}
+
+
+FIXED = 73888
+"""Bytes of `Fixed` in kernels/repair/repair_problem.cuh."""
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Constants of kernels/repair/repair.cu: types of the operands, of C and of its copy; the order of R."""
+
+    dtype: str
+    out: str
+    cast: str = ""
+    turned: bool = False
+    t1: int = 128
+    blocks: int = 2
+
+    @property
+    def stripe(self) -> int:
+        """Columns of R that a block reads at a time."""
+        return 2 * self.t1
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"repair_{self.dtype}_{self.out}_{self.cast}{'_turned' * self.turned}_{self.t1}_{self.blocks}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "repair/repair.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        types = {"A_TYPE": C_TYPES[self.dtype], "ACC": C_TYPES[sums_of(self.dtype)], "C_TYPE": C_TYPES[self.out]}
+        sizes = {"WIDTH": SIZES[self.dtype], "T1": self.t1, "BLOCKS": self.blocks, "TURNED": int(self.turned)}
+        return {**types, "D_TYPE": C_TYPES[self.cast or self.out], **sizes, "FIXED": FIXED}
+
+
+@functools.cache
+def line_sums(
+    dtype: str,
+    p: int,
+    q: int,
+    multiprocessors: int,
+    *,
+    acc: str,
+    given: bool = False,
+    words: bool = False,
+    verdict: bool = False,
+    out: str = "float64",
+    width: int = 16,
+    products: int = 1,
+) -> LineSums:
+    """The configuration for p rows of q elements, of each of so many products; shapes from a sweep on an H200."""
+    size, vectors = SIZES[dtype], -(-q * SIZES[dtype] // 16)
+    t1, blocks = 128, 4
+    if p * products >= _MANY_ROWS * multiprocessors and vectors <= 256 and size < 8:
+        team, rows, ahead = (1, 8, 1) if vectors <= 32 else (1, 4, 1) if vectors <= 64 else (1, 4, 2)
+        blocks = 4 if ahead == 1 or (verdict and size == 4) else 3
+    elif vectors <= 64:
+        team, rows, ahead = (2 if vectors > WARP else 1), 2, 1
+    elif p <= _FEW_ROWS * multiprocessors and vectors >= 512:
+        team, rows, ahead, t1, blocks = (16, 1, 2, 512, 1) if given else (8, 1, 4, 256, 2)
+    elif size == 8 and vectors <= 512:
+        team, rows, ahead = (4, 1, 2) if verdict else (1, 2, 4)
+        t1, blocks = (128, 4) if verdict else (64, 8)  # beside a product, in as few places of the card as serve
+    elif size == 8 and verdict and vectors <= 1024:
+        team, rows, ahead = 4, 2, 2
+    elif size == 8:
+        team, rows, ahead = 2, 2, 4
+    elif size == 2 and vectors <= 256:
+        team, rows, ahead = 4, 2, 1
+        t1, blocks = (256, 3) if verdict else (128, 6)
+    elif vectors <= (512 if size == 2 else 256):
+        team, rows, ahead = 4, 2, 1
+        blocks = 8 if given and size == 2 else 4
+    elif verdict and out:  # what is stored takes turns with what is loaded
+        team = next(team for team in (1, 2, 4) if team == 4 or p * products * team >= _MOST_ROWS * multiprocessors)
+        rows, ahead, t1, blocks = 2, 2, 256, 4
+    elif vectors <= 512:
+        team, rows, ahead = 2, 2, 4
+    else:
+        team, rows, ahead = 1, 2, 4
+        blocks = 3 if given and size == 2 else 4  # one register too many for four
+    return LineSums(dtype, acc, given, words, verdict, out, width, t1, team, rows, ahead, blocks)
+
+
+MOST_GROUPS = 32  # of blocks that share a stripe: the last of them adds what all have found
+_LEAST_ROWS = 16  # of memory that a warp takes
+_FIXED_ROWS = 64  # of memory, that a block could read while it begins and ends
+_MOST_NARROW = 1 << 16  # rows of a warp whose bits, of elements of 16, are added in 32 bits
+
+# By bytes of a load: rows of memory ahead in sums and in verdicts, blocks of a multiprocessor. As much on its way as
+# there are registers for on every architecture.
+_AHEAD = {16: (6, 8, 2), 8: (10, 10, 2), 4: (16, 12, 2), 2: (16, 16, 3)}
+
+
+@dataclass(frozen=True)
+class AcrossSums(Sums):
+    """Compile-time constants of kernels/check/across_sums.cu.
+
+    Attributes
+    ----------
+    width : int
+        As of all `Sums`, in bytes; of these many lines a thread takes all.
+    t1, ahead, blocks : int
+        Threads of a block, rows of memory that a warp loads at a time, blocks of a multiprocessor.
+    """
+
+    t1: int = 256
+    ahead: int = 6
+    blocks: int = 2
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"across_{self.kind}_{self.t1}_{self.ahead}_{self.blocks}"
+
+    @property
+    def file(self) -> str:
+        """The file of kernels/ that holds it."""
+        return "check/across_sums.cu"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        acc = C_TYPES[self.acc]
+        types = {"A_TYPE": C_TYPES[self.dtype], "B_TYPE": acc, "ACC": acc, "C_TYPE": acc}
+        sizes = {"T2": 1, "WIDTH": self.width, "T1": self.t1, "AHEAD": self.ahead, "BLOCKS": self.blocks}
+        return {**types, **self.flags, **sizes}
+
+    @property
+    def warps(self) -> int:
+        """Of a block: rows of memory that it reads at the same time."""
+        return self.t1 // WARP
+
+    @property
+    def lines(self) -> int:
+        """Of a block."""
+        return WARP * self.width // SIZES[self.dtype]
+
+
+@dataclass(frozen=True)
+class AcrossPlan:
+    """Which block of kernels/check/across_sums.cu takes what.
+
+    Attributes
+    ----------
+    grid : (int, int, int)
+        Stripes of lines, groups of positions, products.
+    slice : int
+        Positions of a group.
+    nbytes : int
+        Of memory for what groups have found; 0 where there is one group.
+    tickets : int
+        Zeros that say which group comes last.
+    """
+
+    grid: tuple[int, int, int]
+    slice: int
+    nbytes: int
+    tickets: int
+
+    @classmethod
+    def of(cls, config: AcrossSums, p: int, q: int, multiprocessors: int, products: int = 1) -> AcrossPlan:
+        """For `products` matrices of p lines of q positions each.
+
+        All blocks take turns on the card, and as many groups share a stripe as let them end soonest; but a warp keeps
+        some rows of memory, and there are at most `MOST_GROUPS`.
+
+        Raises
+        ------
+        ValueError
+            If a load would take lines beyond the last one.
+
+        Examples
+        --------
+        >>> config = across_sums("float16", 4096, 4096, 132, acc="float32")
+        >>> AcrossPlan.of(config, 4096, 4096, 132)
+        AcrossPlan(grid=(16, 15, 1), slice=288, nbytes=983040, tickets=16)
+        >>> AcrossPlan.of(config, 4096, 100, 132)
+        AcrossPlan(grid=(16, 1, 1), slice=144, nbytes=0, tickets=16)
+        """
+        if p * SIZES[config.dtype] % config.width:
+            raise ValueError(f"{p} lines of {config.dtype} are no multiple of {config.width} bytes, which a load takes")
+        stripes, places = -(-p // config.lines), config.blocks * multiprocessors
+        turn = config.warps * config.ahead  # positions of a block at a time
+        least = -(-_LEAST_ROWS * config.warps // turn) * turn
+        most = _MOST_NARROW * config.warps // turn * turn
+
+        def time(slice: int) -> int:
+            return -(-stripes * products * -(-q // slice) // places) * (slice + _FIXED_ROWS)
+
+        even = (-(-q // (groups * turn)) * turn for groups in range(1, MOST_GROUPS + 1))
+        slice = min((max(least, min(most, x)) for x in even), key=time)
+        groups = -(-q // slice)
+        blocks = stripes * groups * products
+        nbytes = blocks * (2 + config.words) * config.lines * 8 if groups > 1 else 0
+        return cls((stripes, groups, products), slice, nbytes, stripes * products)
+
+
+@functools.cache
+def across_sums(
+    dtype: str,
+    p: int,
+    q: int,
+    multiprocessors: int,
+    *,
+    acc: str,
+    given: bool = False,
+    words: bool = False,
+    verdict: bool = False,
+    out: str = "float64",
+    width: int = 16,
+    products: int = 1,
+) -> AcrossSums:
+    """The configuration for p lines of q positions, at addresses that are multiples of `width` bytes.
+
+    A load takes lines that are there, and so fewer bytes where p is odd; and where stripes are too few to keep the card
+    busy, narrower ones make more of them.
+    """
+    common = p * SIZES[dtype] | width
+    width = common & -common
+    while True:
+        sums, verdicts, blocks = _AHEAD[width]
+        ahead = verdicts if verdict else sums - (given and words and width == 16)
+        config = AcrossSums(dtype, acc, given, words, verdict, out, width, 256, ahead, blocks)
+        grid = AcrossPlan.of(config, p, q, multiprocessors, products).grid
+        if width == SIZES[dtype] or 2 * math.prod(grid) >= blocks * multiprocessors:
+            return config
+        width //= 2

@@ -1,0 +1,183 @@
+"""The decision procedure: from a failed check to a verdict, with as many repairs as it takes.
+
+In order: Did an operand change since it was encoded? Was it the checksum that was wrong? Computed anew with care,
+which lines still disagree? Which elements of those are wrong? After each repair the whole of C is verified again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abft_tsm2.arrays import Array
+from abft_tsm2.checksum.correct import few, locate_and_correct
+from abft_tsm2.checksum.encode import carry
+from abft_tsm2.checksum.repairs import Written
+from abft_tsm2.checksum.sides import Lines, Scale
+from abft_tsm2.checksum.verify import (
+    Expected,
+    Verdict,
+    changed_operands,
+    differing,
+    observe,
+    recompute,
+    scrutinise,
+)
+from abft_tsm2.checksum.weights import weights
+from abft_tsm2.report import Check, Fault, Status
+
+_ROUNDS = 3  # repairs before giving up: each starts from what the last one left
+
+
+@dataclass
+class Decision:
+    """What one side's check came to.
+
+    Attributes
+    ----------
+    statuses : list of Status
+        Every status that holds; empty when all is well.
+    changed : list of str
+        Which of "L", "R", "C0" changed after they were encoded; nothing else was looked at then.
+    """
+
+    check: Check
+    statuses: list[Status] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    suspicions: int = 0
+    multiplications: float = 0.0
+    repaired: bool = False
+
+    def input_changed(self, *operands: str) -> Decision:
+        """The decision where operands are not what was encoded: nothing can be said of C."""
+        self.changed += operands
+        self.statuses.append(Status.INPUT_CHANGED)
+        return self
+
+
+def decide(
+    lines: Lines,
+    expected: Expected,
+    u: Array,
+    verdict: Verdict,
+    *,
+    write: bool,
+    foreign: bool = False,
+    earlier: NDArray[np.int64] | None = None,
+    corrected: Callable[[], None] = lambda: None,
+) -> Decision:
+    """Find out what a verdict that is not all ok means, and repair C where `write`.
+
+    Parameters
+    ----------
+    lines : Lines
+    expected, u, verdict
+        What the fast check computed and found.
+    write : bool
+        Repair C; otherwise locate only.
+    foreign : bool
+        C was not computed by this call.
+    earlier : integer array, optional
+        Lines that failed before the other side repaired C: what is left of their faults may hide in rounding.
+    corrected : callable
+        Called after each repair, before C is verified again.
+    """
+    decision = Decision(verdict.check)
+    V = expected.carried.weights
+    now = recompute(lines, expected)
+    if changed := changed_operands(lines, expected, now):
+        return decision.input_changed(*changed)
+    fault = differing(lines, expected, now, (u, observe(lines, expected.carried)))
+    if fault is None and not expected.intact():  # what bounds the residual was hit, not the sums
+        fault = Fault("t", "checksum", (), (), 0, float("nan"), "computed again")
+    if fault is not None:
+        decision.statuses.append(Status.CHECKSUM_FAULT)
+        decision.faults.append(fault)
+    else:
+        decision.suspicions = int(np.count_nonzero(~verdict.ok))
+    if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
+        V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
+    scrutiny = scrutinise(lines, V)
+    found: list[Fault] = []
+    mass, written, excused = False, Written(), 0.0
+    for turn in range(_ROUNDS + 1):
+        suspects = np.flatnonzero(~scrutiny.verdict.ok)
+        others = suspects[:0]
+        if turn == 0 and earlier is not None:
+            others = np.setdiff1d(earlier, suspects)
+        if suspects.size + others.size == 0:
+            break
+        worst_first = suspects[np.argsort(-scrutiny.verdict.residual[suspects], kind="stable")]
+        outcome = locate_and_correct(
+            lines,
+            scrutiny.scale,
+            worst_first,
+            others[scrutiny.scale.usable_line[others]],
+            scrutiny.V,
+            scrutiny.tau,
+            write=write and turn < _ROUNDS,
+            foreign=foreign,
+            mass=mass,
+            written=written,
+        )
+        mass = mass or suspects.size > few(lines)
+        decision.multiplications += outcome.multiplications
+        excused = max(excused, outcome.excused)
+        if outcome.overflowed:
+            decision.statuses.append(Status.UNVERIFIABLE)
+            decision.reasons.append(
+                f"{outcome.overflowed} {lines.side} of C hold Inf or NaN where partial sums may have overflowed: "
+                "whether they did depends on the order of summation; scale the operands"
+            )
+        if not outcome.faults:
+            break
+        if not write or turn == _ROUNDS:
+            decision.statuses.append(Status.UNCORRECTABLE)
+            found += outcome.faults
+            if write:
+                decision.reasons.append(
+                    f"{_ROUNDS} repairs did not hold: {suspects.size} {lines.side} of C still disagree; "
+                    "the machine is damaging data faster than it can be recomputed"
+                )
+            break
+        found += outcome.faults
+        decision.repaired = True
+        corrected()
+        # What the repair has read, and what follows reads, has to be what was encoded: else C is made wrong.
+        since = differing(lines, now, recompute(lines, expected))
+        if since is not None:
+            return decision.input_changed({"s": "R", "t": "L", "t0": "C0"}[since.operand])
+        scrutiny = scrutinise(lines, V, scrutiny.scale)
+    if found:
+        decision.faults += found
+        decision.suspicions = 0
+        if Status.UNCORRECTABLE not in decision.statuses:
+            decision.statuses.append(Status.CORRECTED)
+    decision.check = scrutiny.verdict.check.certain_from(excused)
+    decision.reasons += unverifiable(lines, scrutiny.scale)
+    if not (scrutiny.scale.usable_line.all() and scrutiny.scale.usable_column.all()):
+        decision.statuses.append(Status.UNVERIFIABLE)
+        decision.suspicions = 0
+    return decision
+
+
+def unverifiable(lines: Lines, scale: Scale) -> list[str]:
+    """Which parts of C nothing can be said about, in the user's terms."""
+    reasons = []
+    rows_first = lines.side == "rows"
+    for usable, line in ((scale.usable_line, rows_first), (scale.usable_column, not rows_first)):
+        bad = np.flatnonzero(~usable)
+        if bad.size:
+            operand, kind = ("A", "row") if line else ("B", "column")
+            if lines.C0 is not None and (usable is scale.usable_line):
+                operand += " or c"
+            reasons.append(
+                f"{bad.size} of {usable.size} {kind}s of C follow from NaN or Inf in {operand} "
+                f"(first: {kind} {int(bad[0])}) and could not be checked; the rest was"
+            )
+    return reasons

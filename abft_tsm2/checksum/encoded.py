@@ -1,0 +1,333 @@
+"""Encoding: a matrix with the checksums it carries into products, and those that guard it in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from abft_tsm2 import policy
+from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, to_host
+from abft_tsm2.checksum.device.check import carried_on_device
+from abft_tsm2.checksum.device.layout import Kept
+from abft_tsm2.checksum.encode import Carried, carry, log2_column_norms
+from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose, integer_checksums, restore
+from abft_tsm2.checksum.weights import Weights, weights
+from abft_tsm2.core.cublas import layout
+from abft_tsm2.core.row_sums import fingerprint
+from abft_tsm2.report import Fault, Report, Status
+
+
+class Sided(NamedTuple):
+    """One value for each side of a matrix; None where a side was not encoded."""
+
+    rows: Any
+    columns: Any
+
+
+@dataclass(frozen=True, eq=False)
+class OnDevice:
+    """What a CuPy matrix carries for the kernels: as right operand (rows) and as left one (columns).
+
+    Attributes
+    ----------
+    sides : Sided
+        Where that is.
+    weights : Sided
+        The weights, of which the kernels take norms from a sample of their own: a few may differ from those of
+        `Encoded.weights` by a factor of two. They last as long as `memory`.
+    memory : tuple of arrays
+    """
+
+    sides: Sided
+    weights: Sided
+    memory: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, A: Array, right: bool, left: bool) -> OnDevice:
+        made = [carried_on_device(A, side) if wanted else None for side, wanted in (("rows", right), ("columns", left))]
+        sides, weights = Sided(*(one and one.right for one in made)), Sided(*(one and one.weights for one in made))
+        return cls(sides, weights, tuple(one.memory for one in made if one))
+
+    def kept(self, side: str, recheck: bool) -> Kept | None:
+        """What it carries into a check of that side."""
+        right = getattr(self.sides, side)
+        return None if right is None else Kept(right, recheck)
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A matrix with its checksums. Made by `encode`.
+
+    Attributes
+    ----------
+    array : (p, q) array
+        The matrix itself: a reference, not a copy.
+    repair : bool
+        Whether `array` may be written to repair it.
+    recheck : bool
+        Whether each use in a product first checks that `array` is still what was encoded.
+    norms : Sided
+        2-norms of the rows (p,) and columns (q,), of their finite elements, in float64.
+    integers : IntegerChecksums
+        Bit-exact checksums that find and restore corrupted elements.
+    fingerprint : array of uint64
+        Sums of the bits of each line along the storage order, for a quick look at each use.
+    dtype : dtype
+        Of `array`, when it was encoded.
+    """
+
+    array: Array
+    repair: bool
+    recheck: bool
+    norms: Sided
+    integers: IntegerChecksums
+    fingerprint: Array
+    right: Carried | None
+    left: Carried | None
+    device: OnDevice | None = None
+    dtype: Any = None
+
+    @property
+    def row_checksums(self) -> Array | None:
+        """(p, r) array of float64, ``A V``: what a right operand carries; None if that side was not asked for."""
+        return None if self.right is None else self.right.sums
+
+    @property
+    def column_checksums(self) -> Array | None:
+        """(r, q) array of float64, ``W^T A``: what a left operand carries; None if that side was not asked for."""
+        return None if self.left is None else self.left.sums.T
+
+    @property
+    def weights(self) -> Sided:
+        """V (q, r) behind `row_checksums`, W (p, r) behind `column_checksums`.
+
+        Products of CuPy arrays are checked by kernels that make their own, from a sample of their own: a few may differ
+        by a factor of two.
+        """
+        return Sided(*(None if side is None else side.weights for side in (self.right, self.left)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.array.shape[0], self.array.shape[1]
+
+    def as_encoded(self) -> Array:
+        """`array`, in the shape and type in which it was encoded.
+
+        Raises
+        ------
+        ValueError
+            If it was given others in place (``A.dtype = ...``, ``A.shape = ...``): its bits are other numbers then.
+        """
+        found, then = (tuple(self.array.shape), self.array.dtype), (self.integers.shape, self.dtype)
+        if found != then:
+            raise ValueError(
+                f"the array was encoded as {then[0]} of {_shown(then[1])} and is {found[0]} of {_shown(found[1])} now: "
+                "set its dtype and shape back, or encode it anew"
+            )
+        return self.array
+
+    def changed(self) -> bool:
+        """Whether the array's bits differ from those that were encoded: one read, 64-bit sums of each line.
+
+        Finds every single wrong element; changes that cancel within a line only `verify` finds.
+        """
+        return not np.array_equal(to_host(self.fingerprint), to_host(fingerprint(self.as_encoded())))
+
+    def intact(self) -> bool:
+        """Whether what the array carries into products still has the bits it was made with: O(p + q)."""
+        return all(side.intact() for side in (self.right, self.left) if side is not None)
+
+    def verify(self) -> Report:
+        """Find every corrupted element of the stored matrix, down to the last bit.
+
+        Returns
+        -------
+        report : Report
+            CLEAN; INPUT_CHANGED with the faults (one for each element that was located, or one for the lines that
+            disagree where it was not); CHECKSUM_FAULT where only the stored checksums disagree.
+
+        Notes
+        -----
+        Integer arithmetic only: no tolerance. Synchronises with the host. Reads the matrix once. Never raises on
+        what it finds: see `correct`.
+        """
+        found = diagnose(self.as_encoded(), self.integers)
+        report = self._report(found, repaired="")
+        policy.deliver(report, "detect")
+        return report
+
+    def correct(self) -> Report:
+        """Restore every corrupted element bit for bit, or refuse and leave the matrix as it is.
+
+        Returns
+        -------
+        report : Report
+            CLEAN, CORRECTED, or CHECKSUM_FAULT.
+
+        Raises
+        ------
+        SilentDataCorruptionError
+            If the pattern of faults does not determine the original (two wrong elements in one row and in one
+            column, say). Nothing has been changed then.
+        ValueError
+            If the array is read-only.
+
+        Notes
+        -----
+        This call is itself the permission to write into the array, whatever `repair` says.
+        """
+        found = diagnose(self.as_encoded(), self.integers)
+        if found.corruptions and not found.refused:
+            restore(self.array, found.corruptions)
+        report = self._report(found, repaired="restored bit for bit from integer checksums")
+        policy.deliver(report, "correct")
+        return report
+
+    def _report(self, found: Diagnosis, repaired: str) -> Report:
+        reasons: tuple[str, ...] = ()
+        faults = storage_faults(found, self.array, "A", repaired)
+        if found.clean:
+            status = Status.CLEAN
+        elif found.refused:
+            status = Status.UNCORRECTABLE if repaired else Status.INPUT_CHANGED
+            reasons = (found.refused,)
+        elif found.corruptions:
+            status = Status.CORRECTED if repaired else Status.INPUT_CHANGED
+        else:
+            status = Status.CHECKSUM_FAULT
+        p, q = self.shape
+        return Report(
+            status=status,
+            operation="encoded",
+            m=p,
+            k=0,
+            n=q,
+            dtype=float_type(self.array).name,
+            faults=faults,
+            reasons=reasons,
+        )
+
+
+def _shown(dtype: Any) -> str:
+    """A dtype with its byte order, where that is not this machine's."""
+    return dtype_name(dtype) if getattr(dtype, "isnative", True) else str(dtype.str)
+
+
+def storage_faults(found: Diagnosis, array: Array, operand: str, repaired: str) -> tuple[Fault, ...]:
+    """The report's entries for what the integer checksums found in a stored matrix."""
+    if found.refused:
+        return (Fault(operand, "block", found.rows, found.columns, 0, float("nan")),)
+    kind = np.dtype(f"u{float_type(array).bits // 8}")
+
+    def value(bits: int) -> float:
+        return float(np.array([bits], kind).view(to_host(array[:0, :0]).dtype)[0])
+
+    faults = []
+    for c in found.corruptions:
+        with np.errstate(all="ignore"):
+            magnitude = abs(value(c.found) - value(c.original))
+        faults.append(Fault(operand, "element", (c.row,), (c.column,), 1, magnitude, repaired))
+    return tuple(faults)
+
+
+def _chosen_weights(given: Any, n: int, name: str) -> tuple[Weights, bool]:
+    """Weights for n elements, and whether to equilibrate them: explicit ones are used as they are."""
+    if given is None or isinstance(given, str):
+        kind = given or "balanced"
+        return weights(kind, n), kind == "balanced"
+    V = np.asarray(given)
+    if V.dtype.kind not in "iuf":
+        raise TypeError(f"{name} weights have dtype {V.dtype}: real numbers are expected")
+    V = V.astype(np.float64)
+    V = V[:, None] if V.ndim == 1 else V
+    if V.ndim != 2 or V.shape[0] != n or V.shape[1] < 1:
+        raise ValueError(f"{name} weights have shape {np.shape(given)}: expected ({n},) or ({n}, r)")
+    if not np.all(np.isfinite(V)):
+        raise ValueError(f"{name} weights hold NaN or Inf")
+    blind = np.flatnonzero(~V.any(axis=1))
+    if blind.size:
+        raise ValueError(
+            f"{name} weights are 0 for {blind.size} elements (first: {int(blind[0])}), which nothing would check: "
+            "give each a weight"
+        )
+    return V, False
+
+
+def _usual(given: Any) -> bool:
+    """Whether these weights are what the kernels make."""
+    return given is None or (isinstance(given, str) and given == "balanced")
+
+
+def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False, *, recheck: bool = True) -> Encoded:
+    """Encode a matrix once, to check its storage and to reuse it over many protected products.
+
+    Parameters
+    ----------
+    A : (p, q) array, float64, float32, float16 or bfloat16
+        Any order and strides. Kept by reference.
+    side : {"both", "rows", "columns"}
+        "rows": ``A V``, for use as a right operand. "columns": ``W^T A``, for use as a left operand.
+    weights : None, str, array, or pair of those
+        None: balanced random signs, equilibrated. A name of `abft_tsm2.weights`, or arrays (q, r) for the rows and
+        (p, r) for the columns, used as they are; a pair (for rows, for columns) with ``side="both"``.
+    repair : bool
+        Let a protected product that finds this array corrupted write the repaired elements into it. Otherwise it
+        computes with a repaired copy.
+    recheck : bool
+        Check at each use in a product that the array is still what was encoded (one read). If False, a product looks
+        only where that makes it faster: on a GPU, at some megabytes of float32.
+
+    Returns
+    -------
+    E : Encoded
+
+    Raises
+    ------
+    TypeError
+        For integers, booleans or complex, or anything that is not an array.
+    ValueError
+        If A is not a matrix, `side` is unknown, or weights have another length, are not finite or leave an element out.
+
+    Notes
+    -----
+    Huang and Abraham 1984 for the checksums; they are taken in float64. The integer checksums need ``32 (p + q)``
+    bytes for each 32-bit word of an element. NaN and Inf in A are encoded as they are: the product says
+    UNVERIFIABLE where they matter, the integer checksums guard them like any value. Synchronises with the host.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> A = np.random.default_rng(0).standard_normal((40, 30))
+    >>> E = ft.encode(A)
+    >>> A[3, 4] = 0.0
+    >>> E.verify().faults[0].rows, E.correct().status.name
+    ((3,), 'CORRECTED')
+    """
+    if isinstance(A, Encoded):
+        raise TypeError("A is encoded already: pass A.array to encode it anew")
+    if side not in ("both", "rows", "columns"):
+        raise ValueError(f"side is {side!r}: choose 'both', 'rows' or 'columns'")
+    A = as_operand(A, "A")
+    if A.ndim != 2:
+        raise ValueError(f"A has shape {tuple(A.shape)}: encode takes one matrix (encode each of a batch by itself)")
+    for name, value in (("repair", repair), ("recheck", recheck)):
+        if not isinstance(value, bool | np.bool_):  # "no" would be a permission to write
+            raise TypeError(f"{name} is {value!r}: True or False")
+    if isinstance(weights, tuple) and len(weights) != 2:
+        raise ValueError(f"weights is a tuple of {len(weights)}: a pair is expected, (for rows, for columns)")
+    pair = weights if isinstance(weights, tuple) and side == "both" else (weights, weights)
+    right = left = None
+    if side != "columns":
+        V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")
+        right = replace(carry(A, V, equilibrate=equilibrate), lasting=True)
+    if side != "rows":
+        W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
+        left = replace(carry(A.T, W, equilibrate=equilibrate), lasting=True)
+    norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
+    device = None
+    if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
+        device = OnDevice.of(A, right is not None, left is not None)
+    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, device, A.dtype)

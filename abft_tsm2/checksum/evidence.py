@@ -1,0 +1,113 @@
+"""Evidence on single lines and elements: how far they are from an accurate product, and how far rounding may be.
+
+The bounds that raise suspicions are statistical; a line that exceeds one may be right, where its roundings have one
+direction (long sums of equal terms). What decides then is the line's own error, against what honest arithmetic was
+measured to leave, or, for the products of other libraries, against what a sum from the first term to the last, or from
+the last to the first, may leave at most.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.checksum.rigorous import sequential_bound
+from abft_tsm2.checksum.sides import Floats, Integers, Lines, Scale, scaled
+from abft_tsm2.core.accurate import residual
+from abft_tsm2.core.row_sums import take_rows, widened
+
+_TERMS = 1 << 22  # products of elements held at a time
+
+
+def line_errors(lines: Lines, scale: Scale, at: Integers, X: Array, columns: Integers | None = None) -> Floats:
+    """How far lines of a product are from ``alpha L R + beta C0``, in the scaled domain, on the host.
+
+    Parameters
+    ----------
+    at : integer array
+        Which lines these are.
+    X : (lines, n) or (lines, columns) array
+        Those lines of the product, or some columns of them. What cannot be checked is 0 in the result.
+    columns : integer array, optional
+        By default all.
+    """
+    xp = namespace(X)
+    columns = np.arange(lines.R.shape[1]) if columns is None else columns
+    with np.errstate(all="ignore"):
+        left, right = take_rows(lines.L, at), _columns(lines.R, columns)
+        if lines.alpha != 1.0:  # rounds once for each term: less than the product itself
+            left, right = lines.alpha * xp.astype(left, xp.float64), xp.astype(right, xp.float64, copy=False)
+        off = residual(X, left, right)
+        if lines.C0 is not None:
+            off = off - lines.beta * xp.astype(_columns(take_rows(lines.C0, at), columns), xp.float64)
+        off_ = np.ldexp(to_host(off), -(scale.line[at][:, None] + scale.column[columns][None, :]))
+    return np.where(scale.usable_column[columns][None, :], off_, 0.0)
+
+
+def _columns(X: Array, columns: Integers) -> Array:
+    return X if columns.size == X.shape[1] else namespace(X).take(X, from_host(columns, X), axis=1)
+
+
+def summed_in_order(lines: Lines, line: int, columns: Integers) -> Array:
+    """Elements of a line, their terms summed from the first to the last: (1, columns), on the device of C.
+
+    No honest order of summation rounds much worse where all roundings have one direction.
+    """
+    kind = np.dtype(lines.arithmetic.accumulator.name)
+    at = np.asarray([line])
+
+    def host(X: Array) -> Any:
+        return to_host(namespace(X).astype(X, getattr(namespace(X), kind.name)))
+
+    with np.errstate(all="ignore"):
+        terms = host(take_rows(lines.L, at))[0][:, None] * host(_columns(lines.R, columns))
+        total = np.add.accumulate(terms, axis=0)[-1:] if len(terms) else np.zeros((1, columns.size), kind)
+        total = kind.type(lines.alpha) * total
+        if lines.C0 is not None:
+            total = total + kind.type(lines.beta) * host(_columns(take_rows(lines.C0, at), columns))
+    return from_host(total, lines.C)
+
+
+def sequential_errors(lines: Lines, scale: Scale, line: int, columns: Integers) -> Floats:
+    """The most that these elements of a line may be off by when they were summed in order, from either end; scaled.
+
+    The partial sums ``S_l = sum_{p <= l} l_ip r_pj`` are what a running error bound is made of.
+    """
+    xp = namespace(lines.L)
+    k = lines.R.shape[0]
+    zero, at = np.zeros(k, np.int64), np.asarray([line])
+    out = np.empty(columns.size)
+    step = max(1, _TERMS // max(k, 1))
+    with np.errstate(all="ignore"):
+        left = scaled(xp.astype(take_rows(lines.L, at), xp.float64), scale.left[at], zero)
+        left_ = to_host(left)[0] * float(scale.gain(lines.alpha, at, slice(0, 1))[0, 0])
+        added = np.zeros(columns.size)
+        if lines.C0 is not None:
+            base = to_host(xp.astype(take_rows(lines.C0, at), xp.float64))[0, columns]
+            added = np.abs(lines.beta * np.ldexp(base, -(scale.line[line] + scale.column[columns])))
+        underflow = np.ldexp(lines.arithmetic.underflow(lines.terms, lines.alpha), -scale.line[line])
+        for lo in range(0, columns.size, step):
+            part = columns[lo : lo + step]
+            right = widened(_columns(lines.R, part), 0, k)
+            terms = left_[:, None] * to_host(scaled(right, zero, scale.right[part]))
+            sums = np.cumsum(terms, axis=0)
+            total = sums[-1] if k else np.zeros(part.size)
+            forward = np.abs(sums).sum(axis=0)
+            backward = np.abs(total[None, :] - sums + terms).sum(axis=0)
+            out[lo : lo + step] = sequential_bound(
+                lines.arithmetic,
+                partial_sums=np.maximum(forward, backward),
+                products=np.abs(terms).sum(axis=0),
+                result=np.abs(total),
+                added=added[lo : lo + step],
+                underflow=np.ldexp(underflow, -scale.column[part]),
+            )
+    return out
+
+
+def weighted_norms(X: Any, V: Floats) -> Floats:
+    """``||X_i o v||_2`` for each line and weight column: (lines, r)."""
+    with np.errstate(all="ignore"):
+        return np.asarray(np.sqrt((X * X) @ (V * V)))

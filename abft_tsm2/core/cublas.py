@@ -1,0 +1,158 @@
+"""Products by cuBLAS, called directly: CuPy's own `matmul` chooses the layout by itself, and has no float32 result of
+16-bit operands.
+
+float32 is float32 (never TF32), 16-bit operands are multiplied by the tensor cores and added in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array
+from abft_tsm2.core.problem import Problem
+
+CUDA_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType_t
+_COMPUTE_32F, _COMPUTE_TF32, _DEFAULT = 68, 77, -1  # cublasComputeType_t, cublasGemmAlgo_t
+_SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+SERVED = {
+    ("float32", "float32", "float32"),
+    ("float64", "float64", "float64"),
+    *((half, half, out) for half in ("float16", "bfloat16") for out in (half, "float32")),
+}
+"""Types of A, B and C."""
+
+
+def serves(problem: Problem) -> bool:
+    """Whether cuBLAS multiplies these types in this layout in one call."""
+    types = problem.dtype, problem.weights, problem.out
+    return (
+        types in SERVED and "A" not in (problem.order, problem.out_order) and min(problem.m, problem.k, problem.n) > 0
+    )
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A plan: one call of cuBLAS.
+
+    Attributes
+    ----------
+    function, handle : callable
+        Of cuBLAS; and what gives its handle of the current device.
+    swapped : bool
+        Whether B is the first operand: to cuBLAS a row-major matrix is the transpose of a column-major one, and a
+        row-major C is C^T = B^T A^T.
+    real : type of alpha and beta
+    head, first, second, result, tail : tuple of int
+        What the function is given beside the handle, the factors and the addresses: operations and sizes; after each
+        address its type, where there is a choice, leading dimension, and step in a stack; then what is left.
+    unit : array
+        alpha = 1 and beta = 0, at `unit_at`.
+    modes : pair of callables or None
+        What reads and what sets cuBLAS's mode, where the result has 16 bits: it may then add up parts of a product in
+        16 bits, unless it is told not to.
+    """
+
+    function: Callable[..., None]
+    handle: Callable[[], int]
+    swapped: bool
+    real: Any
+    head: tuple[int, ...]
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    result: tuple[int, ...]
+    tail: tuple[int, ...]
+    unit: Any
+    unit_at: int
+    modes: tuple[Callable[[int], int], Callable[[int, int], None]] | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, A: Array, B: Array, C: Array, *, tf32: bool = False) -> Gemm:
+        """The plan for a problem that cuBLAS `serves`, and arrays of such strides.
+
+        Parameters
+        ----------
+        problem : Problem
+        A, B, C : (m, k), (k, n), (m, n) CuPy arrays, or stacks of `problem.batch` of them
+            Rows or columns contiguous, in each of them; A or B may be one matrix for all products.
+        tf32 : bool
+            Let tensor cores round float32 operands to 11 significant bits.
+        """
+        import cupy
+        from cupy_backends.cuda.libs import cublas
+
+        m, k, n = problem.m, problem.k, problem.n
+        (a_op, lda), (b_op, ldb), (c_op, ldc) = (_leading(x) for x in (A, B, C))
+        head = (1 - b_op, 1 - a_op, n, m, k) if c_op else (a_op, b_op, m, n, k)
+        operands = ((B, ldb), (A, lda), (C, ldc)) if c_op else ((A, lda), (B, ldb), (C, ldc))
+        mixed, stacked = A.itemsize < 4 or tf32, problem.batch > 1
+        types = problem.dtype, problem.dtype, problem.out
+        first, second, result = (
+            ((CUDA_TYPES[dtype],) if mixed else ()) + (leading,) + ((step(x) // x.itemsize,) if stacked else ())
+            for dtype, (x, leading) in zip(types, operands, strict=True)
+        )
+        name = "gemm" if mixed else {"float32": "sgemm", "float64": "dgemm"}[problem.dtype]
+        name += "StridedBatched" * stacked + "Ex" * mixed
+        real = np.float64 if problem.sums == "float64" else np.float32
+        unit = np.array((1, 0), real)
+        return cls(
+            getattr(cublas, name),
+            cupy.cuda.device.get_cublas_handle,
+            bool(c_op),
+            real,
+            head,
+            first,
+            second,
+            result,
+            (problem.batch,) * stacked + (_COMPUTE_TF32 if tf32 else _COMPUTE_32F, _DEFAULT) * mixed,
+            unit,
+            unit.ctypes.data,
+            (cublas.getMathMode, cublas.setMathMode) if C.itemsize == 2 else None,
+        )
+
+    def __call__(self, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
+        """Queue ``C = alpha A B + beta C`` on the current device and stream."""
+        x, y = (B, A) if self.swapped else (A, B)
+        factors, at = self.unit, self.unit_at
+        if alpha != 1 or beta != 0:
+            factors = np.array((alpha, beta), self.real)
+            at = factors.ctypes.data
+        handle = self.handle()
+        if self.modes is not None:
+            read, write = self.modes
+            mode = read(handle)
+            write(handle, mode | _SUMS_IN_FLOAT32)
+        self.function(
+            *(handle, *self.head, at, x.data.ptr, *self.first, y.data.ptr, *self.second),
+            *(at + factors.itemsize, C.data.ptr, *self.result, *self.tail),
+        )
+        if self.modes is not None:
+            write(handle, mode)
+
+
+def _leading(x: Array) -> tuple[int, int]:
+    """cuBLAS's operation (0 as it is, 1 transposed) of a matrix with contiguous columns or rows, and its leading
+    dimension."""
+    (rows, columns), (down, along), size = x.shape[-2:], x.strides[-2:], x.itemsize
+    apart = rows == 1 and along != size  # a column-major row: its elements lie a leading dimension apart
+    if (down == size or apart) and (along >= rows * size or columns == 1):
+        return 0, max(along // size if columns > 1 else 1, rows)
+    return 1, max(down // size if rows > 1 else 1, columns)
+
+
+def step(x: Any) -> int:
+    """Bytes from one matrix of a stack to the next; 0 where there is one for all."""
+    return x.strides[0] if x.ndim == 3 and x.shape[0] > 1 else 0
+
+
+def layout(x: Any) -> str:
+    """``"F"``, ``"C"`` or, where neither columns nor rows are contiguous, ``"A"``."""
+    (rows, columns), (down, along), size = x.shape[-2:], x.strides[-2:], x.itemsize
+    if (down == size or rows <= 1) and (along >= rows * size or columns <= 1):
+        return "F"
+    if (along == size or columns <= 1) and (down >= columns * size or rows <= 1):
+        return "C"
+    return "A"

@@ -1,0 +1,304 @@
+"""Passes that read a large matrix once: weighted sums, sums of squares, fingerprints.
+
+Encoding and checking are both products of a large matrix with a few weight columns; what they cost is the reading
+of the large matrix. So each pass walks it once, in blocks that fit the cache and follow the storage order, whichever
+axis is summed; statistics are taken of a part. Sums are always taken in float64.
+
+With `abft_tsm2.core.tsm2` and `multiply` this is where it is asked which array library is served. On NumPy a pass runs
+on every core (`workers`); in each core it is a fused cast-multiply-sum (``numpy.einsum``), which needs no temporary;
+the order of summation is fixed, so that the same array gives the same bits again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import (
+    Array,
+    bit_pattern,
+    float_type,
+    from_host,
+    is_column_major,
+    is_cupy,
+    is_numpy,
+    namespace,
+)
+from abft_tsm2.core.tsm2 import tall_skinny_matmul
+
+BLOCK_BYTES = 1 << 20  # half of a common level-2 cache
+_SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
+PANEL = 256  # columns whose weighted sum may be taken in float32
+_LARGEST_SINGLE = 2.0**60  # weights up to here keep float32 sums clear of both ends of its range
+_PARTS = 16  # of a pass, taken by whichever core is free
+
+
+# ---- one pass -----------------------------------------------------------------------------------------------------
+
+
+def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
+    """``X W`` in float64, in one read of X.
+
+    Parameters
+    ----------
+    X : (p, q) array of any supported type, order and strides
+    W : (q, r) array of float64
+    partial : bool
+        Allow sums of `PANEL` float32 terms to be taken in float32 (by BLAS) before they are added in float64. They
+        round by 2 to 5 units of float32 roundoff, as BLAS adds on a processor: for checks of a product whose own
+        rounding is larger.
+
+    Returns
+    -------
+    Y : (p, r) array of float64
+    """
+    if float_type(X).bits == 64 or is_cupy(X):  # kernels widen as they read
+        with np.errstate(all="ignore"):  # overflow shows in the verdict
+            return tall_skinny_matmul(X, W)
+    if not is_numpy(X):
+        xp = namespace(X)
+        return _by_blocks(X, W, lambda block: xp.astype(block, xp.float64))
+    # BLAS reads at the speed of the memory; other types need einsum's fused cast.
+    with np.errstate(all="ignore"):
+        if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
+            return sums
+    transposed = is_column_major(X)
+    lines = X.T if transposed else X  # its rows are contiguous in memory
+    parts = _on_all_cores(lines, lambda lo, hi: _numpy_sums(lines, W, transposed, lo, hi))
+    return sum(parts[1:], parts[0]) if transposed else np.concatenate(parts)
+
+
+def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
+    """``(X o X)(:, :h) W2``: what is behind the 2-norms of rows. Without overflow h columns never exceed them all.
+
+    Parameters
+    ----------
+    X : (p, q) array of any supported type, order and strides
+    W2 : (h, r) array of float64, h <= q
+        Non-negative: the squares of weights.
+    wide : bool
+        Compute in float64 also where X is narrower: slower, and safe from overflow.
+
+    Returns
+    -------
+    Y : (p, r) array of float64 or, for narrower X, float32
+        Statistics need two digits. Where it overflows the caller looks again.
+    """
+    xp = namespace(X)
+    kind = xp.float64 if wide or not is_numpy(X) or X.dtype.itemsize == 8 else xp.float32
+    scratch = np.empty((0, 0))
+
+    def squared(block: Array) -> Array:
+        nonlocal scratch
+        if not is_numpy(X):
+            return xp.astype(block, kind) ** 2
+        if not scratch.size:  # one temporary for all blocks: fresh memory costs more than the squares
+            scratch = np.empty(block.shape, kind)
+        squares = scratch[: block.shape[0]]
+        squares[...] = block
+        squares *= squares
+        return squares
+
+    with np.errstate(all="ignore"):
+        return _by_blocks(X[:, : W2.shape[0]], xp.astype(W2, kind, copy=False), squared, share=4)
+
+
+def _by_blocks(X: Array, W: Array, prepared: Callable[[Array], Array], share: int = 1) -> Array:
+    """``f(X) W`` in the type of W, in blocks of whole lines; f works on elements, and `prepared` is f of a block."""
+    transposed = is_column_major(X)
+    lines = X.T if transposed else X
+    xp = namespace(X)
+    product = np.matmul if is_numpy(X) else tall_skinny_matmul  # blocks are small: no checks of what is known to fit
+    rows, total = [], xp.zeros((X.shape[0] if transposed else 0, W.shape[1]), dtype=W.dtype, device=X.device)
+    for at, block in _blocks(lines, 0, lines.shape[0], share):
+        if transposed:  # Y += f(X)(:, at:end) W(at:end, :)
+            total += product(prepared(block).T, W[at : at + block.shape[0], :])
+        else:  # Y(at:end, :) = f(X)(at:end, :) W
+            rows.append(product(prepared(block), W))
+    if transposed:
+        return total
+    return rows[0] if len(rows) == 1 else xp.concat(rows)
+
+
+def column_squares(X: Array) -> Array:
+    """Sum of squares of each column of X (p x q), in X's own precision (float32 for 16-bit types): two digits serve.
+
+    A result that is 0, subnormal or not finite says nothing; the caller looks at that.
+    """
+    half = float_type(X).bits < 32
+    with np.errstate(all="ignore"):  # overflow shows in the result
+        if is_numpy(X) and not half:
+            return np.einsum("ij,ij->j", X, X)
+        xp = namespace(X)
+        rows = rows_per_block(X.shape[1])
+        total = xp.zeros(X.shape[1], dtype=xp.float32 if half else X.dtype, device=X.device)
+        for at in range(0, X.shape[0], rows):
+            block = X[at : min(X.shape[0], at + rows), :]
+            block = xp.astype(block, xp.float32) if half else block
+            total += xp.sum(block * block, axis=0)
+        return total
+
+
+def fingerprint(X: Array) -> Array:
+    """Wrap-around uint64 sum of the bit patterns of every line of X along its storage order.
+
+    A change of any one bit, and of any number of bits in one word, changes it. It serves to tell whether a matrix
+    is the one that was encoded; `abft_tsm2.checksum.storage` says what changed.
+    """
+    lines = X.T if is_column_major(X) else X
+    if not is_numpy(X):
+        return _word_sums(lines)
+
+    def part(lo: int, hi: int) -> Array:
+        if lines.flags.c_contiguous:  # no copies: no need of blocks
+            return _word_sums(lines[lo:hi])
+        return np.concatenate([_word_sums(block) for _, block in _blocks(lines, lo, hi)])
+
+    # Reading is all there is to it. Of two cores the second is held by BLAS, whose threads keep spinning after a
+    # product, and a helper that shares the caller's core makes it slower.
+    return np.concatenate(_on_all_cores(lines, part)) if workers() > 2 else part(0, lines.shape[0])
+
+
+def _panel_sums(X: Array, W: Array) -> Array | None:
+    """``X W`` for float32 X: float32 within panels of columns, float64 across; None if W does not suit float32."""
+    single = W.astype(np.float32)
+    size = np.abs(W)
+    if not np.all((size <= _LARGEST_SINGLE) & ((size >= 1 / _LARGEST_SINGLE) | (size == 0))):
+        return None
+    width = PANEL // 4 if is_column_major(X) else PANEL  # column by column, BLAS adds to one sum and not to sixteen
+    sums = np.zeros((X.shape[0], W.shape[1]))
+    for at in range(0, X.shape[1], width):  # Y += X(:, p:q) W(p:q, :)
+        sums += np.matmul(X[:, at : at + width], single[at : at + width])
+    return sums
+
+
+# ---- NumPy --------------------------------------------------------------------------------------------------------
+
+
+def _numpy_sums(lines: Array, W: Array, transposed: bool, lo: int, hi: int) -> Array:
+    """The part of ``X W`` that ``lines[lo:hi]`` give, block by block."""
+    sums = np.zeros((W.shape[1], lines.shape[1] if transposed else hi - lo))
+    for at, block in _blocks(lines, lo, hi):
+        end = at + block.shape[0]
+        # einsum is slow in float16 and knows no bfloat16
+        values = block.astype(np.float32) if block.dtype.itemsize == 2 else block
+        for c, y in enumerate(sums):
+            if transposed:  # y += X(:, at:end) w(at:end)
+                y += np.einsum("ji,j->i", values, W[at:end, c])
+            else:  # y(at:end) = X(at:end, :) w
+                np.einsum("ij,j->i", values, W[:, c], out=y[at - lo : end - lo])
+    return sums.T
+
+
+def _blocks(lines: Array, lo: int, hi: int, share: int = 1) -> Iterator[tuple[int, Array]]:
+    """Blocks of whole lines that fit a share of the cache, with the index of their first line; larger ones on a GPU."""
+    if is_numpy(lines):
+        rows = max(1, BLOCK_BYTES // share // max(1, lines.shape[1] * lines.dtype.itemsize))
+    else:
+        rows = rows_per_block(lines.shape[1])
+    for at in range(lo, hi, rows):
+        yield at, lines[at : min(hi, at + rows), :]
+    if lo == hi:
+        yield lo, lines[lo:hi, :]
+
+
+def _word_sums(lines: Array) -> Array:
+    """uint64 sum of each line's bits: eight bytes at a time where a line is a multiple of that, else by element."""
+    if is_numpy(lines):
+        wide = (lines.shape[1] * lines.itemsize) % 8 == 0 and lines.shape[1] > 0  # whatever the strides
+        if lines.shape[1] > 1 and (lines.strides[1] != lines.itemsize or (wide and lines.strides[0] % 8)):
+            lines = np.ascontiguousarray(lines)
+        return np.add.reduce(lines.view(np.uint64 if wide else bit_pattern_type(lines)), axis=1, dtype=np.uint64)
+    xp = namespace(lines)
+    bits = bit_pattern(xp.asarray(lines, copy=True))
+    return namespace(bits).sum(bits, axis=1, dtype=namespace(bits).uint64)
+
+
+def bit_pattern_type(x: Array) -> Any:
+    """The unsigned type as wide as the elements of `x`."""
+    return np.dtype(f"u{x.dtype.itemsize}")
+
+
+# ---- any other library --------------------------------------------------------------------------------------------
+
+
+def widened(X: Array, lo: int, hi: int) -> Array:
+    """Rows lo to hi of X in float64: a copy."""
+    xp = namespace(X)
+    return xp.astype(X[lo:hi, :], xp.float64)
+
+
+def take_rows(X: Array, rows: np.ndarray[Any, Any]) -> Array:
+    """The rows X(rows, :): a copy of these and of nothing else."""
+    if is_numpy(X):
+        return X[rows, :]  # numpy.take would first copy all of a transposed X
+    xp = namespace(X)
+    return xp.take(X, from_host(rows, X), axis=0)
+
+
+def rows_per_block(columns: int, budget: int = 8 << 20) -> int:
+    """How many float64 rows of that many columns fit a temporary of `budget` bytes."""
+    return max(1, budget // (8 * max(1, columns)))
+
+
+# ---- cores --------------------------------------------------------------------------------------------------------
+
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def workers() -> int:
+    """How many cores a pass on NumPy uses: those of this process, at most 8, at most ``OMP_NUM_THREADS``."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return max(1, min(8, cores, int(asked) if asked.isdecimal() else cores))
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(8, thread_name_prefix="abft_tsm2")
+        return _pool
+
+
+def _forget_threads() -> None:
+    """After a fork the child has the pool but not its threads."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
+
+
+def _on_all_cores(lines: Array, task: Callable[[int, int], Any]) -> list[Any]:
+    """``[task(lo, hi), ...]`` over equal parts of the lines, in order.
+
+    There are more parts than cores, and each core takes the next one that is left: a core on which something else
+    runs (BLAS keeps its threads spinning for a while after a product) does fewer of them and holds nobody up. The
+    parts depend on the size alone, so that sums over them come out the same whoever did them.
+    """
+    count = lines.shape[0]
+    parts = min(_PARTS, count) if lines.size >= _SERIAL_ELEMENTS else 1
+    cuts = [count * i // max(1, parts) for i in range(parts + 1)] if parts else [0, 0]
+    done: list[Any] = [None] * (len(cuts) - 1)
+    ticket = itertools.count()
+
+    def work() -> None:
+        with np.errstate(all="ignore"):  # overflow shows in the verdict
+            while (i := next(ticket)) < len(done):
+                done[i] = task(cuts[i], cuts[i + 1])
+
+    helpers = [_threads().submit(work) for _ in range(min(workers(), len(done)) - 1)]
+    work()
+    for helper in helpers:
+        if not helper.cancel():  # one that has not begun finds nothing left to do
+            helper.result()
+    return done

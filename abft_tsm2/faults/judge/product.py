@@ -1,0 +1,321 @@
+"""The judge of products with planted faults: it knows the right product, and believes no report.
+
+Three sizes matter for a change of C, and all are worked out here from the operands alone:
+
+rounding
+    |C - A B| is at most gamma_k |A||B| for any order of summation (N. J. Higham, Accuracy and Stability of Numerical
+    Algorithms, 2002, section 3.5). No product comes near it: what counts as rounding is sqrt(k) u |A||B| (N. J. Higham,
+    T. Mary, SIAM J. Sci. Comput. 41, 2019, A2815), or twice the largest error of the same product without a fault
+    where that is more, and the rounding of what is stored.
+the promise
+    A change is found if it moves the checksum of a line, ``|sum_j v_j delta_ij|``, by more than the bound and the clean
+    residual together: `detection_limit`, and docs/report.rst. The weights v are those of `encode`, or of the kernels on
+    a GPU; the bound is the formula of `abft_tsm2.checksum.bounds`, of norms that are computed here.
+what a line hides
+    Changes of several elements that would be found one by one, and cancel in the sum.
+
+All of it stays on the device of the arrays, for a whole batch of products at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, from_host, to_host
+from abft_tsm2.checksum import bounds
+from abft_tsm2.checksum.encoded import encode
+from abft_tsm2.faults.judge.hiding import chance, require_weights
+from abft_tsm2.faults.judge.oracle import Arithmetic, Reference, arithmetic, narrowed, reference, require, widened
+
+Array = Any
+MARGIN = 2.0  # times the largest error without a fault
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Of a batch of b products, on the host.
+
+    Attributes
+    ----------
+    wrong : (b,) bool
+        Whether what was returned holds more than rounding.
+    unexplained : (b,) bool
+        Whether more of it is wrong than elements that were hit, on lines that it moves by no more than the promise.
+    hidden : (b,) bool
+        Whether elements are wrong that would have been found alone.
+    above : (b,) bool
+        Whether the fault moved the checksum of a line by more than is promised to be found.
+    effect : (b,) bool
+        Whether the fault changed the product by more than rounding.
+    size, relative : (b,) float
+        By how much it moved a line, in units of the promise; its largest change over the root mean square of C.
+    places : list of (2, c) int arrays
+        Rows and columns of the elements that were changed by more than is promised to be found, each by itself.
+    touched : list of (2, c) int arrays
+        Those of all elements that were changed at all.
+    chance : (b,) float
+        The probability that random weights hide changes that would have been found one by one; see `faults.hiding`.
+    reasons : list of str
+        Why what is hidden was hidden; empty where nothing is.
+    """
+
+    wrong: Any
+    unexplained: Any
+    hidden: Any
+    above: Any
+    effect: Any
+    size: Any
+    relative: Any
+    places: list[Any]
+    touched: list[Any]
+    chance: Any
+    reasons: list[str]
+
+
+class Promise:
+    """What one side of the check promises for a product: how far each line must move to be found.
+
+    Parameters
+    ----------
+    A, B : arrays
+    clean : (m, n) array
+        The product without a fault, in the type that is checked.
+    side : {"rows", "columns"}
+    xp : module
+    how : Arithmetic of `abft_tsm2.checksum.bounds`
+    """
+
+    def __init__(self, A: Array, B: Array, clean: Array, side: str, xp: Any, how: bounds.Arithmetic) -> None:
+        self.side, self._xp, self._how = side, xp, how
+        left, right = widened(A, xp), widened(B, xp)
+        if side == "columns":
+            left, right = right.T, left.T
+        self.v = weights_of(B if side == "rows" else A, side, xp)
+        self._magnitudes = abs(to_host(self.v))
+        self._powers = require_weights(self._magnitudes)
+        self.axis = 1 if side == "rows" else 0
+        self._terms = A.shape[1]
+        with np.errstate(all="ignore"):
+            self._products = self._norm(left, self._norm(right, self.v))
+            expected = left @ (right @ self.v)
+            self._residual = abs(self._across(widened(clean, xp)) @ self.v - expected)
+
+    def limit(self, C: Array) -> Array:
+        """bound + |clean residual| of each line of a batch of products, (b, lines), and what the checksums' own
+        rounding may add."""
+        n, xp = int(self.v.size), self._xp
+        stored = self._norm(self._across(C), self.v)
+        bound = bounds.statistical_bound(
+            xp,
+            self._how,
+            self._terms,
+            n,
+            products=self._products,
+            stored=stored,
+            added=None,
+            underflow=self._how.underflow(self._terms) * abs(self.v).sum(),
+        )
+        of_sums = bounds.CHECKSUM_UNIT * (math.sqrt(self._terms) + math.sqrt(2 * n))
+        if self._how.accumulator.name == "float32" and self._terms >= bounds.PARTIAL:  # s, t and u partly in float32
+            of_sums += 3 * bounds.PARTIAL_SUMS * FLOATS["float32"].unit_roundoff
+        return bound + self._residual + of_sums * xp.maximum(self._products, stored)
+
+    def moved(self, change: Array) -> Array:
+        """By how much a change of the products moves each line, (b, lines)."""
+        return abs(self._across(change) @ self.v)
+
+    def over_lines(self, x: Array) -> Array:
+        """(b, lines) as (b, m, n), to be compared with elements."""
+        return x[:, :, None] if self.axis else x[:, None, :]
+
+    def weighed(self, change: Array) -> Array:
+        """|v_j delta_ij| of each element."""
+        return abs(change) * (abs(self.v)[None, :] if self.axis else abs(self.v)[:, None])
+
+    def chance(self, delta: Any, places: Any, limit: Any) -> float | None:
+        """The probability that random weights hide changes of one product, on the host, of which `places` are the rows
+        and columns, where `limit` is that of each line; None where none of them would have been found alone."""
+        lines, along = places if self.axis else places[::-1]
+        order = np.argsort(lines, kind="stable")
+        lines, along, delta = lines[order], along[order], delta[order]
+        weighed = abs(delta) * self._magnitudes[along]
+        return chance(lines, along, delta * self._powers[along], weighed, limit[lines], self._powers.size)
+
+    def _across(self, x: Array) -> Array:
+        return x if self.axis else x.swapaxes(-1, -2)
+
+    @staticmethod
+    def _norm(x: Array, v: Array) -> Array:
+        return ((x * x) @ (v * v)) ** 0.5
+
+
+def weights_of(X: Array, side: str, xp: Any) -> Array:
+    """What a check of that side weighs the elements of a line by, in float64: on a GPU, the weights of its kernels."""
+    E = encode(X, side=side)
+    if E.device is not None:
+        return getattr(E.device.weights, side).astype(xp.float64)
+    return xp.asarray(getattr(E.weights, side)[:, 0])
+
+
+class Judge:
+    """Judges products of two matrices.
+
+    Parameters
+    ----------
+    A : (m, k) array
+    B : (k, n) array
+        As they were before any fault.
+    clean, returned : (m, n) arrays
+        The product without a fault, as it is checked and as it is returned; the same, where it is not rounded last.
+    xp : module
+        NumPy or CuPy.
+    tf32 : bool
+        Whether float32 operands are rounded to 11 bits.
+    expected : Reference, optional
+        Of A and B, where it is known already.
+
+    Raises
+    ------
+    ArithmeticError
+        If the product without a fault is wrong.
+    """
+
+    def __init__(
+        self,
+        A: Array,
+        B: Array,
+        clean: Array,
+        returned: Array,
+        xp: Any,
+        *,
+        tf32: bool = False,
+        expected: Reference | None = None,
+    ) -> None:
+        self.A, self.B, self.clean, self._xp = A, B, clean, xp
+        gpu, dtype, out = xp is not np, dtype_name(A.dtype), dtype_name(clean.dtype)
+        self.how = bounds.arithmetic(dtype, out, library="cupy" if gpu else "numpy", tf32=tf32)
+        how = arithmetic(dtype, tf32, truncating=gpu)
+        if expected is None:
+            expected = reference(A, B, xp, sums=how.sums)
+            require(expected, A, B, xp, sums=how.sums)
+        self._expected = expected
+        checked = how if out == how.out else Arithmetic(how.sums, how.sums, truncating=how.truncating)
+        self._level = self._rounding(clean, checked)
+        self._level_returned = self._level if returned is clean else self._rounding(returned, how)
+        self._wide = widened(clean, xp)
+        self._wide_returned = self._wide if returned is clean else widened(returned, xp)
+        self.rms = float((self._wide * self._wide).mean() ** 0.5)
+
+    @property
+    def expected(self) -> Reference:
+        """The product in more precision, which is the same for all judges of these operands."""
+        return self._expected
+
+    def promise(self, sides: Sequence[str]) -> list[Promise]:
+        """What is promised where these sides are checked."""
+        return [Promise(self.A, self.B, self.clean, side, self._xp, self.how) for side in sides]
+
+    def _rounding(self, C: Array, how: Arithmetic) -> Array:
+        """How far each element may be off by rounding: see the top of the module."""
+        k = self.A.shape[1]
+        # Two roundings more for what is computed again, and those of float64, in which that is done.
+        allowed = how.bound(self._expected, k + 2)
+        allowed = allowed + (k + 2) * FLOATS["float64"].unit_roundoff * self._expected.magnitude
+        share = float((self._off(widened(C, self._xp), self._expected) / allowed).max())
+        if not share <= 1:
+            raise ArithmeticError(f"the product without a fault is off by {share:.3g} of what rounding explains")
+        usual = math.sqrt(k) * FLOATS[how.sums].unit_roundoff * self._expected.magnitude
+        if how.rounds:
+            usual = usual + FLOATS[how.out].unit_roundoff * abs(self._expected.high)
+        return self._xp.minimum(allowed, self._xp.maximum(usual, MARGIN * share * allowed))
+
+    @staticmethod
+    def _off(C: Array, expected: Reference) -> Array:
+        return abs((C - expected.high) - expected.low)
+
+    def __call__(self, seen: Array, returned: Array, promises: Sequence[Promise]) -> Assessment:
+        """Assess a batch: `seen` (b, m, n) before the check, `returned` what came back."""
+        xp, e = self._xp, self._expected
+        with np.errstate(all="ignore"):
+            s, r = widened(seen, xp), widened(returned, xp)
+            wrong = ~(self._off(r, e) <= self._level_returned)
+            touched = bit_pattern(seen) != bit_pattern(self.clean)
+            effect = ~(self._off(s, e) <= self._level) & touched
+            change = xp.where(touched, s - self._wide, 0.0)
+            rest = xp.where(touched, r - self._wide_returned, 0.0)
+            if self._wide_returned is not self._wide:  # of what was only rounded, the change that the check has seen
+                rest = xp.where(touched & (bit_pattern(returned) == narrowed(s, returned)), change, rest)
+            above, alone, seen_rest, seen_alone = (xp.zeros(touched.shape, bool) for _ in range(4))
+            size = xp.zeros(touched.shape[0])
+            seen_limits, hidden_lines = [], []
+            for promise in promises:
+                moved, limit = promise.moved(change), promise.limit(s)
+                seen_limits.append(limit)
+                above |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
+                limits = promise.over_lines(limit)
+                alone |= ~((promise.weighed(change) <= limits) & xp.isfinite(limits))
+                ratio = moved / limit
+                known = xp.isfinite(ratio) & xp.isfinite(limit)  # a number over an infinity is no size
+                size = xp.maximum(size, xp.where(known, ratio, xp.inf).max(axis=1))
+                moved, limit = promise.moved(rest), promise.limit(r)
+                hidden_lines.append((moved, limit))
+                seen_rest |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
+                seen_alone |= ~(promise.weighed(rest) <= promise.over_lines(limit))
+            staying = wrong & touched & ~seen_rest
+            masks = (wrong, wrong & ~staying, staying & seen_alone, above & touched, effect)
+            flags = to_host(xp.stack([mask.any(axis=(1, 2)) for mask in masks]))
+            largest = abs(change).max(axis=(1, 2)) / (self.rms or 1.0)
+            sizes = to_host(xp.stack([size, xp.where(xp.isfinite(largest), largest, xp.inf)]))
+            count = len(seen)
+            places, all_places = _places(effect & above & alone, count, xp), _places(touched, count, xp)
+            chances = self._chances(change, all_places, promises, seen_limits)
+            hides = staying & seen_alone
+            reasons = [
+                self._reason(hides[slot], rest[slot], promises, [(m[slot], at[slot]) for m, at in hidden_lines])
+                if flags[2][slot]
+                else ""
+                for slot in range(count)
+            ]
+        return Assessment(
+            flags[0], flags[1], flags[2], flags[3], flags[4], sizes[0], sizes[1], places, all_places, chances, reasons
+        )
+
+    def _chances(self, change: Array, touched: Sequence[Any], promises: Sequence[Promise], limits: Any) -> Any:
+        """The probability that each of a batch of changes is hidden, on all sides that are checked."""
+        found = np.zeros(len(touched))
+        several = [slot for slot, places in enumerate(touched) if places.shape[1] > 1 and promises]
+        if not several:
+            return found
+        on_host = [to_host(limit) for limit in limits]
+        for slot in several:
+            rows, columns = touched[slot]
+            i, j = (from_host(x, change) for x in (rows, columns))
+            delta = to_host(change[slot][i, j])
+            sides = [p.chance(delta, touched[slot], at[slot]) for p, at in zip(promises, on_host, strict=True)]
+            if any(side is not None for side in sides):
+                found[slot] = math.prod(1.0 if side is None else side for side in sides)
+        return found
+
+    def _reason(self, hides: Array, rest: Array, promises: Sequence[Promise], lines: Any) -> str:
+        """What is hidden and why, of one product: the line in which an element alone would have shown most."""
+        texts = []
+        for promise, (moved, limit) in zip(promises, lines, strict=True):
+            alone = self._xp.where(hides, promise.weighed(rest), 0.0).max(axis=promise.axis)
+            line = int((alone / limit).argmax())
+            texts.append(
+                f"{promise.side.removesuffix('s')} {line}: |sum v d| = {float(moved[line]):.3g} is within the bound "
+                f"{float(limit[line]):.3g}, one element alone moves {float(alone[line]):.3g}"
+            )
+        return "; ".join(texts)
+
+
+def _places(mask: Array, count: int, xp: Any) -> list[Any]:
+    """Rows and columns of the true elements of each matrix of a batch."""
+    found = to_host(xp.stack([one.astype(np.int32) for one in xp.nonzero(mask)]))
+    ends = np.searchsorted(found[0], np.arange(count + 1))
+    return [found[1:, ends[i] : ends[i + 1]] for i in range(count)]

@@ -1,0 +1,290 @@
+"""Trials of factorisations and solutions: one matrix, an oracle, and many faults.
+
+The judge does not believe the report: it takes the backward error of what was returned, relative to that of the same
+call without a fault. More than `factor_oracle.ESCAPED` times that is wrong. A wrong result is excused where the fault
+is one that the check does not promise to find: see `abft_tsm2.faults.judge.factor_effect`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.linalg import LinAlgError
+
+from abft_tsm2.faults.judge.factor_effect import Effect, Lines, Moment, Residuals, of_cholesky, of_lu, rounding_of
+from abft_tsm2.faults.judge.factor_oracle import ESCAPED, order, ratio, unpack, valid_pivots
+from abft_tsm2.faults.operands.matrices import FAMILIES
+from abft_tsm2.faults.plan import Plan, require_known
+from abft_tsm2.faults.sites import FACTOR_SITES, STAGES, sites_of
+from abft_tsm2.faults.trials.factor_calls import Answer, Problem, Watch, at_visit, rms, same
+from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
+from abft_tsm2.linalg import blocked_cholesky, blocked_lu
+from abft_tsm2.report import Report, Status
+
+BLOCK = {"block": "columns of a panel, or a list of such numbers of which each matrix has one"}
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "lu": BLOCK,
+    "solve": {"refine": "whether to refine the solution, true or false"},
+    "cholesky": BLOCK,
+}
+STEPS = {("lu", "online"): blocked_lu.block_size, ("cholesky", "protected"): blocked_cholesky.block_size}
+"""By operation and scheme, where a matrix is factored panel by panel: the columns of one by default."""
+PROMISING = {"lu": "offline", "solve": "protected", "cholesky": "protected"}
+"""The scheme whose promise counts where "none" makes none, so that all are judged alike."""
+
+
+def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
+    """ValueError for a scheme that the operation does not have."""
+    require_known(f"scheme of {operation}", scheme, [name for of, name in STAGES if of == operation])
+
+
+def require_possible(operation: str, scheme: str, plan: Plan) -> None:
+    """ValueError where an operation that is protected so has no such site, or a model makes no sense there."""
+    require_scheme(operation, scheme, {})
+    require_known("site", plan.site, FACTOR_SITES)
+    if plan.site not in sites_of(operation, scheme):
+        there = ", ".join(sorted(sites_of(operation, scheme)))
+        raise ValueError(f"{operation} under scheme {scheme!r} has no site {plan.site!r}; it has {there}")
+    models = FACTOR_SITES[plan.site].models
+    if plan.model not in models:
+        raise ValueError(
+            f"{plan.model} cannot be planted at {plan.site!r}; there it may be {', '.join(sorted(models))}"
+        )
+
+
+def require_fits(workload: Workload, scheme: str, plan: Plan) -> None:
+    """ValueError where a matrix of that shape is factored in too few steps for a site."""
+    w, site = workload, FACTOR_SITES[plan.site]
+    if (w.operation, scheme) not in STEPS or site.stage not in ("panel", "swapped", "solved", "updated"):
+        return
+    order, size = min(w.m, w.n), STEPS[w.operation, scheme]
+    given = dict(w.options).get("block", size(order))
+    for block in given if isinstance(given, list) else [given]:
+        steps = -(-order // block)
+        if not site.among(steps) or plan.visit >= steps:
+            raise ValueError(
+                f"{plan.site} is not there in visit {plan.visit} of a {w.m} x {w.n} matrix, factored in {steps} "
+                f"steps of {block} columns: choose a larger shape, or a smaller block in options"
+            )
+
+
+def require_workload(workload: Workload) -> None:
+    """ValueError for a matrix that there is not, or that cannot be factored."""
+    w = workload
+    require_known("family of matrices", w.family, FAMILIES)
+    if w.dtype not in ("float64", "float32"):
+        raise ValueError(f"dtype {w.dtype}: factorisations have float64 and float32")
+    if w.k != w.n or (w.operation != "lu" and w.m != w.n):
+        square = "of LU also [m, n, n]" if w.operation == "lu" else "all three the same"
+        raise ValueError(f"shape [{w.m}, {w.k}, {w.n}]: the order of a matrix three times, {square}")
+    for name, given in w.options:
+        require_known(f"option of {w.operation}", name, OPTIONS[w.operation])
+        for one in given if isinstance(given, list) and given else [given]:
+            if not isinstance(one, int) or one < (name == "block"):
+                raise ValueError(f"{name} = {given!r}: {OPTIONS[w.operation][name]}")
+
+
+class Scene:
+    """A matrix, what becomes of it without a fault, and the judge of what faults make of it.
+
+    Parameters
+    ----------
+    workload : Workload
+    xp : module
+        NumPy: factorisations are tested on the host.
+    """
+
+    def __init__(self, workload: Workload, xp: Any) -> None:
+        if xp is not np:
+            raise ValueError("faults are planted in factorisations on the CPU only: leave out the device")
+        require_workload(workload)
+        self.workload = workload
+        self.problem = Problem.of(workload)
+        self._ways: dict[str, _Way] = {}
+
+    def run(self, trials: Sequence[Trial], batch: int = 1) -> Iterator[Finding]:
+        """Carry out trials and judge them, one after the other."""
+        for trial in trials:
+            for plan in trial.plans:
+                require_possible(self.workload.operation, trial.scheme, plan)
+            if trial.plans:
+                yield self._way(trial.scheme).faulty(trial)
+            else:
+                yield _clean(Problem.of(self.workload, trial.number), trial.scheme)
+
+    def _way(self, scheme: str) -> _Way:
+        if scheme not in self._ways:
+            default = self._way(PROMISING[self.workload.operation]) if scheme == "none" else None
+            self._ways[scheme] = _Way(self.problem, scheme, default)
+        return self._ways[scheme]
+
+
+def _clean(problem: Problem, scheme: str) -> Finding:
+    """A trial without a fault. It has a matrix of its own, of the same kind: one matrix would always give the same.
+
+    What SciPy refuses as singular, or as not positive definite, may be refused, and so may what is so but for rounding;
+    of a solution that is not finite in SciPy either, nothing more is said than that.
+    """
+    try:
+        without = problem.error(problem.call("none", Watch()))
+    except LinAlgError:
+        without = np.inf
+    try:
+        answer = problem.call(scheme, Watch())
+    except LinAlgError as error:
+        right = without == np.inf or problem.nearly_singular()
+        return Finding("clean" if right else "crash", type(error).__name__, note="" if right else _described(error))
+    except Exception as error:
+        return Finding("crash", note=_described(error))
+    found = _finding("clean", answer)
+    if answer.report is not None:
+        found.closest = answer.report.closest
+        if answer.report.status is not Status.CLEAN and not _excused(answer.report, without):
+            found.outcome = "false_alarm"
+    if answer.result is not None and np.isfinite(without):
+        times = ratio(problem.error(answer), without, problem.a.dtype)
+        if times > ESCAPED:
+            found.outcome, found.note = "sdc", f"no fault, and an error of {times:.3g} times SciPy's"
+    return found
+
+
+def _excused(report: Report, without: float) -> bool:
+    """Whether nothing can be verified: numbers are subnormal, says the report, or SciPy's result is not finite."""
+    subnormal = any("subnormal" in reason for reason in report.reasons)
+    return report.status is Status.UNVERIFIABLE and (subnormal or not np.isfinite(without))
+
+
+def _finding(outcome: str, answer: Answer) -> Finding:
+    status = "" if answer.report is None else answer.report.status.name
+    return Finding(outcome, status, seconds=answer.seconds, report=answer.report)
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class _Way:
+    """One scheme at work on the matrix of a scene, and what it promises."""
+
+    def __init__(self, problem: Problem, scheme: str, default: _Way | None) -> None:
+        self.problem, self.scheme = problem, scheme
+        watch = Watch()
+        self.clean = problem.call(scheme, watch)
+        if self.clean.result is None:
+            raise ArithmeticError(f"scheme {scheme!r} refuses the matrix without a fault: {self.clean.report}")
+        self.error = problem.error(self.clean)
+        self.visits: Counter[str] = watch.injector.visits
+        self.lines: Lines | Residuals
+        self.scale, self.limit = 1.0, 0.0
+        if default is not None:
+            self.lines, self.scale, self.limit = default.lines, default.scale, default.limit
+        elif self.clean.report is not None:
+            self._promise(self.clean.report, watch)
+
+    def _promise(self, report: Report, watch: Watch) -> None:
+        p, result = self.problem, self.clean.result
+        self.scale = rms(p.b if p.operation == "solve" else p.a)
+        self.limit = min(check.detection_limit for check in report.checks) / self.scale
+        if p.operation == "cholesky":
+            L = np.tril(result)
+            self.lines = Lines(p.a, None, watch.seen["w"], rounding_of(L, L.T, L.dtype), report)
+            return
+        W, piv = result if p.operation == "lu" else (watch.seen["W"], watch.seen["piv"])
+        rounding = np.empty(W.shape)
+        rounding[order(piv, len(W))] = rounding_of(*unpack(W), W.dtype)
+        if p.operation == "lu":
+            self.lines = Lines(p.a, watch.seen["v"], watch.seen["w"], rounding, report)
+        else:
+            self.lines = Residuals(p.a, result, p.b, rounding, report)
+
+    def faulty(self, trial: Trial) -> Finding:
+        """Carry out a trial, and judge it."""
+        plans = [at_visit(plan, self.visits[FACTOR_SITES[plan.site].stage]) for plan in trial.plans]
+        watch = Watch(*plans)
+        try:
+            answer = self.problem.call(self.scheme, watch)
+        except Exception as error:
+            found = Finding("crash", note=_described(error))
+        else:
+            found = _finding("crash", answer)
+            if not watch.injector.planted:
+                found.note = f"nothing was planted at {', '.join(plan.site for plan in plans)}"
+                return found
+            self._judge(found, answer, watch.moments)
+        bits = {one.bit for one in watch.injector.planted}
+        found.bit = bits.pop() if len(bits) == 1 else -1
+        return found
+
+    def _judge(self, found: Finding, answer: Answer, moments: Sequence[Moment]) -> None:
+        effects = [effect for moment in moments if (effect := self._effect(moment)) is not None]
+        if effects:
+            found.size = max(effect.size for effect in effects)
+            found.relative = max(effect.largest for effect in effects) / self.scale
+            found.limit = self.limit
+        if answer.report is not None and len(moments) == len(effects) == 1:
+            found.located = located(answer.report, effects[0])
+        if answer.result is None or not (answer.report is None or answer.report.ok):
+            found.outcome = "detected"
+            return
+        times = 1.0
+        if not same(answer.result, self.clean.result):
+            times = ratio(self.problem.error(answer), self.error, self.problem.a.dtype)
+        if times <= ESCAPED:
+            found_nothing = answer.report is None or answer.report.status is Status.CLEAN
+            found.outcome = "masked" if found_nothing else "corrected"
+            return
+        found.outcome = _of_wrong(effects, len(moments))
+        if found.outcome == "sdc" and (rest := self._rest(answer)) is not None:
+            found.outcome = _of_wrong([rest], 1)
+        found.note = f"error x {times:.3g}"
+
+    def _rest(self, answer: Answer) -> Effect | None:
+        """What is left of faults in factors that came back: how far off L U is, of which all that is sure to be found
+        should be gone; None where that is not known."""
+        p, W = self.problem, answer.result
+        if isinstance(self.lines, Residuals):
+            return None
+        rows = np.arange(len(p.a))
+        if p.operation == "lu":
+            W, piv = W
+            if not valid_pivots(piv, len(p.a), min(p.a.shape)):
+                return None
+            rows = order(piv, len(p.a))
+        with np.errstate(all="ignore"):
+            L, U = (
+                unpack(W.astype(np.float64)) if p.operation == "lu" else (wide := np.tril(W.astype(np.float64)), wide.T)
+            )
+            return self.lines.effect(p.a.astype(np.float64)[rows] - L @ U, rows)
+
+    def _effect(self, moment: Moment) -> Effect | None:
+        if isinstance(self.lines, Residuals):
+            return self.lines.effect(moment)
+        return (of_cholesky if self.problem.operation == "cholesky" else of_lu)(moment, self.lines)
+
+
+def _of_wrong(effects: Sequence[Effect], faults: int) -> str:
+    """What became of faults that left a wrong result: nothing excuses those whose effect is not known."""
+    if len(effects) < faults or any(effect.size > 1 for effect in effects):
+        return "sdc"
+    return "cancelled" if any(effect.alone > 1 for effect in effects) else "below_bound"
+
+
+# ---- where it is said to be ----------------------------------------------------------------------------------------
+
+
+def located(report: Report, effect: Effect) -> str:
+    """Whether a report names what a fault has changed of L and U, or of a solution: "exact", "covered" or "wrong".
+
+    Empty where it names none of these, or the fault was elsewhere; and where all was begun again, since then it names
+    what had been found until then. Rows of factors under way are exchanged later, and only the columns are compared. Of
+    factors that are checked when they are finished either side may tell: errors of a column of U are spread over rows.
+    """
+    named = [fault for fault in report.faults if fault.operand in ("LU", "L", "x", "z")]
+    if any(reason.startswith("begun again") for reason in report.reasons):
+        return ""
+    sides = ((effect.rows, [fault.rows for fault in named]), (effect.columns, [fault.columns for fault in named]))
+    found = {places.compared(lines) for places, lines in sides if places is not None and named}
+    return next((word for word in ("exact", "covered", "wrong") if word in found), "")

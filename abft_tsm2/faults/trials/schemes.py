@@ -1,0 +1,232 @@
+"""Ways to protect a product, the common ones among them: what a campaign compares.
+
+A scheme is given a product that may go wrong and says what it makes of it. Those of this package go through
+``on_stage``; the others call ``multiply``, into which the same faults are planted.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import bit_pattern, dtype_name
+from abft_tsm2.checksum.encoded import encode
+from abft_tsm2.checksum.weights import weights
+from abft_tsm2.errors import SilentDataCorruptionError
+from abft_tsm2.faults.injection import Injector
+from abft_tsm2.faults.judge.oracle import widened
+from abft_tsm2.faults.plan import require_known
+from abft_tsm2.gemm import protected_gemm, verify_gemm
+from abft_tsm2.report import Report, Status
+
+Array = Any
+Hook = Callable[[str, Mapping[str, Array]], None]
+FAULT = {Status.CORRECTED, Status.CHECKSUM_FAULT, Status.INPUT_CHANGED, Status.UNCORRECTABLE}
+
+CLOSE = {"float64": (1e-7, 1e-7), "float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}
+"""rtol and atol of each type: the defaults of torch.testing.assert_close."""
+
+FIXED = {"float64": 1e-10, "float32": 0.1, "float16": 0.1, "bfloat16": 0.1}
+"""Absolute tolerances of checksums, as published programs have them."""
+
+
+@dataclass
+class Call:
+    """One product to be protected.
+
+    Attributes
+    ----------
+    A, B : arrays
+    xp : module
+    hook : callable
+        For ``on_stage``.
+    multiply : callable
+        ``multiply(A, B)``, with the faults in it.
+    keep : dict
+        What a scheme keeps from one product to the next of the same operands.
+    out : array, optional
+        Where the product goes; for schemes of this package.
+    """
+
+    A: Array
+    B: Array
+    xp: Any
+    hook: Hook
+    multiply: Callable[[Array, Array], Array]
+    keep: dict[str, Any] = field(default_factory=dict)
+    out: Array | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a scheme says: the product, None where it refuses; whether it found something, and its report."""
+
+    C: Array | None
+    status: str = ""
+    found: bool = False
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to protect a product.
+
+    Attributes
+    ----------
+    text : str
+    run : callable
+    hooked : bool
+        Whether it is one of this package's, with all sites; the others have those of a function (`faults.inject`).
+    seeds : int
+        By how many independent weights each line is checked.
+    """
+
+    text: str
+    run: Callable[[Call], Answer]
+    hooked: bool = False
+    seeds: int = 1
+
+
+def _answer(C: Array, report: Report) -> Answer:
+    found = bool({report.status, *report.also} & FAULT)
+    return Answer(C if report.ok else None, report.status.name, found or not report.ok, report)
+
+
+def _raised(error: SilentDataCorruptionError) -> Answer:
+    return Answer(None, error.report.status.name, True, error.report)
+
+
+def _protected(**options: Any) -> Callable[[Call], Answer]:
+    def run(call: Call) -> Answer:
+        try:
+            return _answer(
+                *protected_gemm(call.A, call.B, out=call.out, on_stage=call.hook, return_report=True, **options)
+            )
+        except SilentDataCorruptionError as error:
+            return _raised(error)
+
+    return run
+
+
+def _encoded(call: Call) -> Answer:
+    """Both operands are encoded beforehand, and right again for the next product."""
+    if not call.keep:
+        call.keep.update({name: encode(x.copy(order="K")) for name, x in (("A", call.A), ("B", call.B))})
+    EA, EB = call.keep["A"], call.keep["B"]
+    try:
+        return _answer(*protected_gemm(EA, EB, out=call.out, on_stage=call.hook, return_report=True))
+    except SilentDataCorruptionError as error:
+        return _raised(error)
+    finally:
+        for E, x in ((EA, call.A), (EB, call.B)):
+            bit_pattern(E.array)[...] = bit_pattern(x)
+
+
+def _second_seed(call: Call) -> Answer:
+    """The usual check, and another one with other weights, no two of which are alike."""
+    answer = _protected()(call)
+    if answer.C is None or answer.report is None:
+        return answer
+    left, right = call.A, call.B
+    if answer.report.checks[0].side == "rows":
+        right = encode(right, side="rows", weights=weights("balanced", right.shape[1], seed=2))
+    else:
+        left = encode(left, side="columns", weights=weights("balanced", left.shape[0], seed=2))
+    again = verify_gemm(left, right, answer.C, on_error="detect")
+    return answer if again.ok else Answer(None, again.status.name, True, again)
+
+
+def _double(call: Call) -> Answer:
+    first, second = call.multiply(call.A, call.B), call.multiply(call.A, call.B)
+    same = bool((bit_pattern(first) == bit_pattern(second)).all())
+    return Answer(first, "SAME") if same else Answer(None, "DIFFERENT", True)
+
+
+def _rtol(call: Call) -> Answer:
+    C, other = call.multiply(call.A, call.B), call.multiply(call.A, call.B)
+    rtol, atol = CLOSE[dtype_name(C.dtype)]
+    first, second = widened(C, call.xp), widened(other, call.xp)
+    with np.errstate(all="ignore"):
+        close = bool((abs(first - second) <= atol + rtol * abs(second)).all())
+    return Answer(C, "CLOSE") if close else Answer(None, "NOT CLOSE", True)
+
+
+def _fixed(call: Call) -> Answer:
+    """K.-H. Huang, J. A. Abraham 1984: sums of rows and columns with ones, in float64 or float32 as the data are, and
+    an absolute tolerance."""
+    C, xp = call.multiply(call.A, call.B), call.xp
+    kind = np.float64 if dtype_name(call.A.dtype) == "float64" else np.float32
+    a, b, c = (widened(x, xp).astype(kind) for x in (call.A, call.B, C))
+    allowed = FIXED[dtype_name(call.A.dtype)]
+    with np.errstate(all="ignore"):
+        rows = abs(c.sum(1) - a @ b.sum(1)) <= allowed
+        columns = abs(c.sum(0) - a.sum(0) @ b) <= allowed
+    return Answer(C, "PASSED") if bool(rows.all() & columns.all()) else Answer(None, "FAILED", True)
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    "none": Scheme("the vendor's product as it is", lambda call: Answer(call.multiply(call.A, call.B), "")),
+    "protected": Scheme("protected_gemm: one check for each line of the longer side", _protected(), True),
+    "rows": Scheme('protected_gemm(check="rows")', _protected(check="rows"), True),
+    "columns": Scheme('protected_gemm(check="columns")', _protected(check="columns"), True),
+    "both": Scheme('protected_gemm(check="both")', _protected(check="both"), True),
+    "detect": Scheme('protected_gemm(on_error="detect"): no repair', _protected(on_error="detect"), True),
+    "float32": Scheme('protected_gemm(verify="float32"), of 16-bit operands', _protected(verify="float32"), True),
+    "tf32": Scheme('protected_gemm(precision="tf32"), on a GPU', _protected(precision="tf32"), True),
+    "encoded": Scheme("protected_gemm of operands from encode(), rechecked at each use", _encoded, True),
+    "second seed": Scheme("protected_gemm, then verify_gemm with other weights", _second_seed, True, 2),
+    "double": Scheme("the product twice, and every bit compared", _double),
+    "rtol": Scheme("the product twice, compared within the tolerances of torch.testing.assert_close", _rtol),
+    "fixed": Scheme("sums of rows and columns with ones, compared within a fixed tolerance", _fixed),
+}
+"""Schemes by name; ``module:function`` names one of a user's own, called as ``function(A, B, multiply)``."""
+
+
+def scheme_of(name: str) -> Scheme:
+    """The scheme of that name.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or its function cannot be imported.
+    """
+    if ":" not in name:
+        require_known("scheme", name, SCHEMES)
+        return SCHEMES[name]
+    try:
+        own = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"scheme {name!r}: {error}; it is to be module:function, importable from here") from error
+
+    def run(call: Call) -> Answer:
+        C = own(call.A, call.B, call.multiply)
+        return Answer(C, "" if C is not None else "REFUSED", C is None)
+
+    return Scheme(f"{name}(A, B, multiply), which returns the product or None", run)
+
+
+def refused(A: Array, B: Array) -> Array:
+    """The product of schemes that are given faults through ``on_stage``."""
+    raise TypeError("this scheme multiplies by itself: its faults come through on_stage")
+
+
+def faulty(injector: Injector, xp: Any, watch: Callable[[Array], None]) -> Callable[[Array, Array], Array]:
+    """The vendor's product with faults in it; `watch` sees each result."""
+
+    def plain(A: Array, B: Array) -> Array:
+        if dtype_name(A.dtype) in ("float16", "bfloat16") and xp is np:  # NumPy's own would be rounded at each step
+            return (A.astype(np.float32) @ B.astype(np.float32)).astype(A.dtype)
+        return A @ B
+
+    multiply = injector.around(plain)
+
+    def watched(A: Array, B: Array) -> Array:
+        C = multiply(A, B)
+        watch(C)
+        return C
+
+    return watched

@@ -1,0 +1,234 @@
+"""Protected matrix multiplication: encode, multiply, verify, locate, correct, report.
+
+These are the public functions; `abft_tsm2.gemm.operands` checks their arguments, `abft_tsm2.gemm.host` puts the steps
+in order, and `abft_tsm2.checksum` and `abft_tsm2.core` are the steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2 import policy
+from abft_tsm2.arrays import namespace
+from abft_tsm2.gemm import queued
+from abft_tsm2.gemm.host import Hook, Product
+from abft_tsm2.gemm.operands import Problem, factor, problem_of
+from abft_tsm2.report import Report, Status
+
+
+def protected_gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    check: str = "auto",
+    on_error: str | None = None,
+    return_report: bool = False,
+    on_stage: Hook | None = None,
+    verify: str | None = None,
+    precision: str | None = None,
+) -> Any:
+    """Matrix product ``alpha a @ b + beta c`` that finds, locates and repairs silent data corruption.
+
+    Parameters
+    ----------
+    a : (..., m, k) array or Encoded
+        float64, float32, float16 or bfloat16, NumPy or CuPy, any order and strides; 1-D and batches as in
+        `numpy.matmul`. Never written, except an `Encoded` with ``repair=True`` that was found corrupted.
+    b : (..., k, n) array or Encoded
+    c : (..., m, n) array, optional
+        Read only where ``beta != 0``; same dtype as the result.
+    alpha, beta : float
+        As in BLAS.
+    out : array, optional
+        Where to put the result; may be `c` (a copy of it is then kept for repairs) but not overlap a, b or itself. In
+        this machine's byte order.
+    out_dtype : dtype, optional
+        float32 for 16-bit operands, whose product is then not rounded to 16 bits.
+    check : {"auto", "rows", "columns", "both"}
+        Which lines of the result carry a checksum. "auto" sums over the shorter side, which is sharper, or uses
+        what an `Encoded` operand carries.
+    on_error : {None, "correct", "detect", "raise"}
+        "correct": repair; raise what cannot be repaired. "detect": repair nothing and raise nothing, only report.
+        "raise": raise at any corruption. None: as `errstate` says (by default the same as "correct").
+    return_report : bool
+        Return ``(result, report)``.
+    on_stage : callable, optional
+        ``on_stage(stage, arrays)`` is called at "inputs" (A, B), "encoded" (A, B, s, t), "multiplied" (C),
+        "verified" (C, u) and "corrected" (C) with the live arrays, which it may write to: for tracing and for
+        fault injection. Once per product of a batch.
+    verify : {None, "float32"}
+        "float32": a product with a 16-bit result is computed and checked in float32, and rounded then: finer by a
+        factor of 25 to 200 than checking what is stored, for twice the memory traffic of the check.
+    precision : {None, "tf32"}
+        "tf32": float32 CuPy arrays are multiplied by tensor cores, which round them to 11 significant bits first; the
+        bound of the check is as much wider.
+
+    Returns
+    -------
+    C : array
+        Of the library and shape that ``a @ b`` has, in the promoted dtype (or `out_dtype`).
+    report : Report
+        With ``return_report=True``. For a batch, ``report.products`` holds one report for each product.
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        The result is wrong and could not be repaired, or an operand changed after it was encoded.
+    TypeError, ValueError
+        Operands that cannot be multiplied or protected; the message says what to do.
+
+    Warns
+    -----
+    UnverifiableWarning
+        A part of the result follows from NaN or Inf in the operands and could not be checked.
+
+    Notes
+    -----
+    Huang and Abraham, IEEE Trans. Computers C-33 (1984) 518, with one checksum for each row (or column) in float64
+    and repair by recomputation. Detection costs one read of each matrix. A change of C is found when
+    ``|sum_j v_j delta_ij|`` exceeds the bound plus the clean residual; see `detection_limit`. Extra memory: at most
+    64 MB and O(m + k + n), and as much as C where lines failed in which no element is wrong beyond doubt: then the
+    whole product is computed a second time, into the same layout. After a repair, and before the verdict, each operand
+    is read once more and compared with what was encoded. Thread-safe.
+
+    CuPy arrays are multiplied by cuBLAS and checked by kernels on the caller's current stream, repairs included; the
+    host waits once, at the end, and not at all under ``errstate(sync=False)``, where the report is PENDING and
+    ``report.wait()`` gives the final one. It waits more often where something was found that the kernels leave to it,
+    and with `c` where ``verify="float32"``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> rng = np.random.default_rng(0)
+    >>> A, B = rng.standard_normal((64, 48)), rng.standard_normal((48, 32))
+    >>> def cosmic_ray(stage, arrays):
+    ...     if stage == "multiplied":
+    ...         arrays["C"][5, 7] *= -1
+    >>> C, report = ft.protected_gemm(A, B, return_report=True, on_stage=cosmic_ray)
+    >>> report.status.name, report.faults[0].rows, report.faults[0].columns
+    ('CORRECTED', (5,), (7,))
+    >>> bool(np.allclose(C, A @ B, rtol=1e-12))
+    True
+    """
+    policy.check_on_error(on_error)
+    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
+
+    def problem(out: Any) -> Problem:
+        given: Any = {"out": out, "out_dtype": out_dtype, "check": check, "verify": verify, "precision": precision}
+        return problem_of(a, b, c, alpha=alpha, beta=beta, **given)
+
+    key = None
+    if c is None and on_stage is None:
+        options = (alpha, beta, out_dtype, check, on_error, verify, precision)
+        key = queued.key_of(a, b, out, options)
+        if key is not None and (found := queued.again(key, a, b, out, on_error, problem)) is not None:
+            result, report = found
+            policy.deliver(report, on_error)
+            return found if return_report else result
+    asked = problem(out)
+    write = on_error is None or on_error == "correct"
+    report = _run(asked, "gemm", on_stage, on_error, write=write, key=key)
+    policy.deliver(report, on_error)
+    result = asked.result()
+    return (result, report) if return_report else result
+
+
+def verify_gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    check: str = "auto",
+    on_error: str | None = None,
+) -> Report:
+    """Was this existing product right? Checks ``C = alpha A @ B + beta c``; C is not changed.
+
+    Parameters
+    ----------
+    A, B : arrays or Encoded
+        As in `protected_gemm`.
+    C : (..., m, n) array
+        The product to check, in the dtype of ``A @ B`` (or float32 for 16-bit operands).
+    c, alpha, beta, check
+        As in `protected_gemm`.
+    on_error : {None, "detect", "raise"}
+        "detect": only report. None: as `errstate` says (by default a wrong C raises). "raise": raise.
+
+    Returns
+    -------
+    report : Report
+        CLEAN, UNCORRECTABLE with the located faults, UNVERIFIABLE, ...
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        C is wrong, unless ``on_error="detect"``.
+
+    Notes
+    -----
+    C may come from another library or machine, and may have been summed in any order. A line that fails its check is
+    wrong where one of its elements is beyond the rigorous bound ``gamma_k |A||B|``; or where it is much further from an
+    accurate product than lines that did not fail, or an element much further than the rest of its line, and further
+    than a sum in order, first to last or last to first, may be (running error bound: Higham 2002, sec. 3.3). What
+    passes is CLEAN; ``report.checks`` says how small a change was certain to be found, counting with the roundings of
+    a sum in order. Where partial sums may have overflowed, an Inf in C is UNVERIFIABLE. Synchronises with the host.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> A, B = np.ones((3, 4)), np.ones((4, 5))
+    >>> ft.verify_gemm(A, B, A @ B).status.name
+    'CLEAN'
+    """
+    policy.check_on_error(on_error)
+    if C is None:
+        raise TypeError("C is None: verify_gemm checks a product that exists; does what computed it return nothing?")
+    if on_error == "correct":
+        raise ValueError("verify_gemm changes nothing: use on_error=None, 'detect' or 'raise'")
+    problem = problem_of(A, B, c, alpha=alpha, beta=beta, existing=C, check=check)
+    report = _run(problem, "verify_gemm", None, on_error, write=False)
+    policy.deliver(report, on_error)
+    return report
+
+
+def _run(
+    problem: Problem, operation: str, on_stage: Hook | None, on_error: str | None, *, write: bool, key: Any = None
+) -> Report:
+    """Every product of the problem, and one report of them all."""
+    if queued.serves(problem):
+        return queued.run(problem, operation, on_stage, write, on_error, key)
+    if problem.wide:
+        return _rounded_last(problem, operation, on_stage, write=write)
+    caller = np.geterr()  # holds for the product itself, as it would for a @ b
+    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        reports = [Product(task, problem, operation, on_stage, write, caller).report() for task in problem.tasks()]
+    if not problem.batch:
+        return reports[0]
+    if not reports:  # a batch of no products
+        (m, k), n = problem.a.shape[-2:], problem.b.shape[-1]
+        return Report(status=Status.CLEAN, operation=operation, m=m, k=k, n=n, dtype=problem.dtype)
+    return Report.merge(reports, operation=operation)
+
+
+def _rounded_last(problem: Problem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
+    """The products in float32, and rounded to the result's 16 bits when they have been checked: nobody has the float32
+    ones later, so the verdict is waited for."""
+    xp = namespace(problem.c)
+    c = xp.empty(problem.c.shape, dtype=xp.float32, device=problem.c.device)
+    c0 = None if problem.c0 is None else xp.astype(problem.c0, xp.float32)
+    with policy.errstate(sync=True):
+        report = _run(replace(problem, c=c, c0=c0, wide=False), operation, on_stage, None, write=write)
+    problem.c[...] = xp.astype(c, problem.c.dtype)
+    return report

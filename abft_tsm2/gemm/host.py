@@ -1,0 +1,274 @@
+"""One protected product of two matrices, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, is_writable, namespace
+from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.diagnose import Decision, decide
+from abft_tsm2.checksum.encode import Carried, carry
+from abft_tsm2.checksum.encoded import Encoded, storage_faults
+from abft_tsm2.checksum.second_product import excusable
+from abft_tsm2.checksum.sides import Lines
+from abft_tsm2.checksum.storage import diagnose, restore
+from abft_tsm2.checksum.verify import Expected, Verdict, changed_operands, expect, judge, observe
+from abft_tsm2.checksum.weights import weights
+from abft_tsm2.core.matmul import multiply, same_layout
+from abft_tsm2.gemm.operands import Problem, Task
+from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
+
+Hook = Callable[[str, Mapping[str, Array]], None]
+_PASSES = 3  # over both sides of one product
+
+
+@dataclass
+class _Encoding:
+    """One side's part in a product."""
+
+    lines: Lines
+    expected: Expected
+
+
+class Product:
+    """One protected product of two matrices."""
+
+    def __init__(
+        self, task: Task, problem: Problem, operation: str, on_stage: Hook | None, write: bool, caller: Any
+    ) -> None:
+        self.task, self.problem, self.operation = task, problem, operation
+        self.on_stage, self.write, self.caller = on_stage, write, caller
+        self.A, self.B = task.A, task.B
+        self.seconds: dict[str, float] = {}
+        self.statuses: list[Status] = []
+        self.faults: list[Fault] = []
+        self.reasons: list[str] = []
+        self.decisions: list[Decision] = []
+        self.checks: list[Check] = []
+        self.distrusted: list[Encoded] = []
+        self.changed: set[str] = set()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def stage(self, name: str, **arrays: Array) -> None:
+        if self.on_stage is not None:
+            self.on_stage(name, arrays)
+
+    def report(self) -> Report:
+        """Do it, and say how it went."""
+        self.stage("inputs", A=self.A, B=self.B)
+        with self.step("encode"):
+            intact = self.look_after_encoded()
+        first = self.product()
+        if intact and self.changed and self.restore_changed():
+            self.decisions.clear()
+            self.changed.clear()
+            self.product(first)  # with the restored operands, once
+        return self.summary()
+
+    # -- the steps --
+
+    def product(self, before: Sequence[_Encoding] = ()) -> list[_Encoding]:
+        """Encode, multiply, verify; decide where the check failed. `before`: what was encoded for the product that this
+        one repeats, of which what was not restored has to be the same."""
+        with self.step("encode"):
+            encodings = [self.encode(side) for side in self.task.sides]
+        for e, old in zip(encodings, before, strict=False):
+            if e.expected.carried is old.expected.carried:
+                self.note_changed(e.lines, changed_operands(e.lines, old.expected, e.expected))
+        if self.changed:
+            self.statuses.append(Status.INPUT_CHANGED)
+            self.restore_changed()  # refused: says what to do
+            return encodings
+        for e in encodings:
+            self.stage("encoded", A=self.A, B=self.B, s=e.expected.carried.sums, t=e.expected.t)
+        C = self.task.C
+        if not self.problem.exists:
+            with self.step("multiply"), np.errstate(**self.caller):
+                self.multiply(self.A, self.B, C, self.task.C0)
+            self.stage("multiplied", C=C)
+        self.settle(encodings)
+        return encodings
+
+    def note_changed(self, lines: Lines, operands: Sequence[str]) -> None:
+        """Remember which of A, B and c are not what was encoded."""
+        left, right = "AB" if lines.side == "rows" else "BA"
+        self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in operands}
+
+    def settle(self, encodings: list[_Encoding]) -> None:
+        """Verify C, and repair it, until all sides agree."""
+        for _ in range(_PASSES):
+            decisions = self.verify(encodings)
+            self.decisions += decisions
+            self.checks = [d.check for d in decisions]
+            if len(encodings) == 1 or self.changed or not any(d.repaired for d in decisions):
+                return
+        # a repair that satisfies one side has to satisfy the other
+        self.statuses.append(Status.UNCORRECTABLE)
+        self.reasons.append(f"rows and columns of C still disagree after {_PASSES} repairs: damage is being added")
+
+    def encode(self, side: str) -> _Encoding:
+        lines = self.lines(side)
+        return _Encoding(lines, expect(lines, self.carried(side, lines)))
+
+    def carried(self, side: str, lines: Lines) -> Carried:
+        """What the right operand of that side carries: of before, or encoded now."""
+        owner = self.task.encoded_b if side == "rows" else self.task.encoded_a
+        if owner is not None and owner not in self.distrusted:
+            before = owner.right if side == "rows" else owner.left
+            if before is not None:
+                return before
+        return carry(lines.R, weights("balanced", lines.R.shape[1]), partial=lines.partial)
+
+    def verify(self, encodings: list[_Encoding]) -> list[Decision]:
+        """Check every side of C as it is; then decide, side by side, where a check failed."""
+        looks = [self.look(e) for e in encodings]
+        decisions: list[Decision] = []
+        for e, (u, verdict) in zip(encodings, looks, strict=True):
+            earlier = None
+            if any(d.repaired for d in decisions):  # C is no longer what was looked at
+                earlier = np.flatnonzero(~verdict.ok)
+                u, verdict = self.look(e)
+            if verdict.ok.all() and (earlier is None or earlier.size == 0) and e.expected.intact():
+                decisions.append(Decision(self.certain(e, verdict.check)))
+                continue
+            with self.step("correct"):
+                decision = decide(
+                    e.lines,
+                    e.expected,
+                    u,
+                    verdict,
+                    write=self.write,
+                    foreign=self.problem.exists,
+                    earlier=earlier,
+                    corrected=lambda: self.stage("corrected", C=self.task.C),
+                )
+            self.note_changed(e.lines, decision.changed)
+            decision.check = self.certain(e, decision.check)
+            decisions.append(decision)
+        return decisions
+
+    def certain(self, e: _Encoding, check: Check) -> Check:
+        """The check, with a limit that holds for products from elsewhere, too: how these were added up is not known."""
+        if not self.problem.exists:
+            return check
+        with self.step("verify"):
+            return check.certain_from(excusable(e.lines, e.expected.carried.weights))
+
+    def look(self, e: _Encoding) -> tuple[Array, Verdict]:
+        with self.step("verify"):
+            u = observe(e.lines, e.expected.carried)
+        self.stage("verified", C=self.task.C, u=u)
+        with self.step("verify"):
+            return u, judge(e.lines, e.expected, u)
+
+    def encoded(self) -> list[tuple[str, Encoded]]:
+        pairs = (("A", self.task.encoded_a), ("B", self.task.encoded_b))
+        return [(name, encoded) for name, encoded in pairs if encoded is not None]
+
+    def multiply(self, A: Array, B: Array, C: Array, C0: Array | None) -> None:
+        multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
+
+    def lines(self, side: str) -> Lines:
+        """The product along one side, and how to do it again the same way."""
+        A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
+        p, again = self.problem, partial(self.again, side)
+        arithmetic: Arithmetic = p.arithmetic
+        if side == "rows":
+            return Lines(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again)
+        C0T = None if C0 is None else C0.T
+        return Lines(side, B.T, A.T, C.T, C0T, p.alpha, p.beta, arithmetic, again)
+
+    def again(self, side: str) -> Array:
+        """The product once more, the same way: of a part of it, or in another layout, roundings may be others."""
+        C = same_layout(self.task.C)
+        self.multiply(self.A, self.B, C, self.task.C0)
+        return C if side == "rows" else C.T
+
+    # -- operands that are encoded --
+
+    def look_after_encoded(self) -> bool:
+        """Recheck encoded operands and what they carry; restore a corrupted one. False if that was refused."""
+        fine = True
+        for name, encoded in self.encoded():
+            if not encoded.intact() or (encoded.recheck and encoded.changed()):
+                fine = self.restore(name, encoded) and fine
+        if not fine:
+            self.statuses.append(Status.INPUT_CHANGED)
+        return fine
+
+    def restore_changed(self) -> bool:
+        """Restore the operands that changed during the product, if all of them are encoded."""
+        owners = dict(self.encoded())
+        names = sorted(self.changed)
+        encoded = [(name, owners.get(name)) for name in names]
+        if not self.write or any(e is None for _, e in encoded):
+            located = {fault.operand for fault in self.faults}
+            self.faults += [Fault(name, "operand", (), (), 0, float("nan")) for name in names if name not in located]
+            self.reasons.append(
+                f"{', '.join(names)} changed between its encoding and the end of the product; "
+                "load it again and repeat the product (an operand from encode() is restored by itself)"
+            )
+            return False
+        done = [self.restore(name, e) for name, e in encoded if e is not None]  # every one, also after a refusal
+        return all(done)
+
+    def restore(self, name: str, encoded: Encoded) -> bool:
+        found = diagnose(encoded.array, encoded.integers)
+        if not (found.refused or found.corruptions):  # what the operand carries was hit, the operand was not
+            self.distrusted.append(encoded)
+            self.statuses.append(Status.CHECKSUM_FAULT)
+            self.reasons.append(f"the checksums carried by {name} are damaged, the matrix is not: encode it again")
+            return True
+        if found.refused:
+            self.faults += storage_faults(found, encoded.array, name, "")
+            self.reasons.append(f"{name}: {found.refused}")
+            return False
+        if found.corruptions:
+            array = encoded.array
+            where = "restored bit for bit in your array"
+            if not encoded.repair or not is_writable(array):
+                array = namespace(array).asarray(array, copy=True)
+                where = "restored bit for bit in a copy; your array still holds the fault: call E.correct()"
+            if self.write:
+                restore(array, found.corruptions)
+                if name == "A":
+                    self.A = array
+                else:
+                    self.B = array
+            self.faults += storage_faults(found, encoded.array, name, where if self.write else "")
+            self.statuses.append(Status.CORRECTED if self.write else Status.INPUT_CHANGED)
+        return True
+
+    def summary(self) -> Report:
+        t, d = self.task, self.decisions
+        statuses = self.statuses + [s for one in d for s in one.statuses]
+        status, also = by_precedence(statuses)
+        (m, k), n = self.A.shape, self.B.shape[1]
+        return Report(
+            status=status,
+            operation=self.operation,
+            m=m,
+            k=k,
+            n=n,
+            dtype=self.problem.dtype,
+            checks=tuple(self.checks),
+            faults=tuple(self.faults + [f for one in d for f in one.faults]),
+            suspicions=sum(one.suspicions for one in d),
+            recomputed=sum(one.multiplications for one in d) / max(1, m * k * n),
+            also=also,
+            reasons=tuple(dict.fromkeys(self.reasons + [r for one in d for r in one.reasons])),
+            seconds=self.seconds,
+            index=t.index,
+        )

@@ -1,0 +1,275 @@
+"""The operands of a protected product: `numpy.matmul`'s rules and BLAS's, checked once, before any work."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import (
+    FLOATS,
+    Array,
+    as_operand,
+    as_output,
+    dtype_name,
+    in_native_order,
+    is_numpy,
+    namespace,
+    overlap,
+    real_number,
+    type_name,
+)
+from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
+from abft_tsm2.checksum.encoded import Encoded
+
+CHECKS = ("auto", "rows", "columns", "both")
+VERIFY = (None, "float32")
+PRECISIONS = (None, "tf32")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One product of two matrices: 2-D views of the operands."""
+
+    A: Array
+    B: Array
+    C: Array
+    C0: Array | None
+    encoded_a: Encoded | None
+    encoded_b: Encoded | None
+    sides: tuple[str, ...]
+    index: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """All products of one call.
+
+    Attributes
+    ----------
+    a, b, c0, c : arrays with at least two dimensions, or None
+    batch : tuple of int
+        The broadcast batch shape; () for a single product.
+    squeeze : tuple of int
+        The axes of the result that 1-D operands do not have.
+    exists : bool
+        C was given, to be checked and not computed.
+    wide : bool
+        The product is computed and checked in float32, and rounded to c's 16 bits then.
+    """
+
+    a: Array
+    b: Array
+    c: Array
+    c0: Array | None
+    encoded_a: Encoded | None
+    encoded_b: Encoded | None
+    alpha: float
+    beta: float
+    check: str
+    batch: tuple[int, ...]
+    squeeze: tuple[int, ...]
+    given: Array | None
+    exists: bool
+    arithmetic: Arithmetic
+    dtype: str
+    wide: bool = False
+
+    def tasks(self) -> Iterator[Task]:
+        for index in itertools.product(*(range(size) for size in self.batch)):
+            yield Task(
+                _at(self.a, index),
+                _at(self.b, index),
+                _at(self.c, index),
+                None if self.c0 is None else _at(self.c0, index),
+                self.encoded_a,
+                self.encoded_b,
+                self.sides(self._carried(), "rows" if self.b.shape[-1] <= self.a.shape[-2] else "columns"),
+                index,
+            )
+
+    def sides(self, carried: list[str], usual: str) -> tuple[str, ...]:
+        """Which lines are checked; "auto": the one side that an encoded operand pays for, else the `usual` one."""
+        if self.check == "both":
+            return ("rows", "columns")
+        if self.check != "auto":
+            return (self.check,)
+        return tuple(carried) if len(carried) == 1 else (usual,)
+
+    def _carried(self) -> list[str]:
+        operands = (("rows", self.encoded_b, "right"), ("columns", self.encoded_a, "left"))
+        return [side for side, e, name in operands if e is not None and getattr(e, name) is not None]
+
+    def result(self) -> Array:
+        if self.given is not None:
+            return self.given
+        C = self.c
+        for axis in sorted(self.squeeze, reverse=True):
+            C = namespace(C).squeeze(C, axis=axis) if C.ndim > 1 else C[0]
+        if is_numpy(C) and C.ndim == 0:
+            return C[()]  # numpy.matmul of two vectors gives a scalar
+        return C
+
+
+def problem_of(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    alpha: float,
+    beta: float,
+    check: str,
+    out: Any = None,
+    out_dtype: Any = None,
+    existing: Any = None,
+    verify: str | None = None,
+    precision: str | None = None,
+) -> Problem:
+    """Check the arguments of a protected product and bring them into one form. Allocates the result."""
+    if check not in CHECKS:
+        raise ValueError(f"check is {check!r}: choose one of {', '.join(map(repr, CHECKS))}")
+    if verify not in VERIFY:
+        raise ValueError(f"verify is {verify!r}: choose one of {', '.join(map(repr, VERIFY))}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: choose one of {', '.join(map(repr, PRECISIONS))}")
+    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
+    encoded_a, a = (a, a.as_encoded()) if isinstance(a, Encoded) else (None, as_operand(a, "a"))
+    encoded_b, b = (b, b.as_encoded()) if isinstance(b, Encoded) else (None, as_operand(b, "b"))
+    if a.ndim == 0 or b.ndim == 0:
+        raise ValueError("a and b must have at least one dimension: multiply by a scalar with *")
+    xp = namespace(a, b)
+    squeeze = tuple(axis for axis, x in ((-2, a), (-1, b)) if x.ndim == 1)
+    shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
+    a = a[None, :] if a.ndim == 1 else a
+    b = b[:, None] if b.ndim == 1 else b
+    (m, k), (k_b, n) = a.shape[-2:], b.shape[-2:]
+    if k != k_b:
+        raise ValueError(f"{shapes} cannot be multiplied: the inner dimensions {k} and {k_b} differ")
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ValueError(f"{shapes} cannot be multiplied: their batch axes do not broadcast") from None
+    promoted = _promoted(xp, a, b)
+    dtype = _result_dtype(xp, promoted, out_dtype, existing)
+    full = (*batch, m, n)
+    shown = tuple(size for axis, size in zip(range(-len(full), 0), full, strict=True) if axis not in squeeze)
+
+    def fits(x: Any, name: str) -> Array:
+        x = in_native_order(as_operand(x, name))
+        namespace(a, x)
+        if tuple(x.shape) != shown or x.dtype != dtype:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)} and dtype {dtype_name(x.dtype)}: "
+                f"the product of {shapes} has {shown} and {dtype_name(dtype)}"
+            )
+        return xp.reshape(x, full) if squeeze else x
+
+    alpha, beta = _representable(alpha, "alpha", promoted), _representable(beta, "beta", promoted)
+    c0 = None
+    if beta != 0.0:
+        if c is None:
+            raise ValueError(f"beta = {beta:g} needs c, the array it multiplies")
+        c0 = fits(c, "c")
+    given = None
+    if existing is not None:
+        C = fits(existing, "C")
+    elif out is not None:
+        C = fits(as_output(out), "out")
+        given = out
+        if not getattr(out.dtype, "isnative", True):
+            raise ValueError(
+                f"out is stored as {out.dtype.str}, in the other byte order than this machine's: pass one of "
+                f"{dtype_name(out.dtype)}, or none and assign the result, out[...] = C"
+            )
+        for x, name in ((a, "a"), (b, "b")):
+            if overlap(out, x):
+                raise ValueError(f"out shares memory with {name}: the product would overwrite its own operand")
+        if c0 is not None and overlap(out, c0):
+            c0 = xp.asarray(c0, copy=True)  # kept aside: a repair needs what out held before
+    else:
+        C = xp.empty(full, dtype=dtype, device=a.device)
+    library = type(a).__module__.partition(".")[0]
+    name, out_name = dtype_name(promoted), dtype_name(dtype)
+    tf32 = precision == "tf32"
+    if tf32 and not (library == "cupy" and name == "float32"):
+        raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
+    wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
+    return Problem(
+        a=_broadcast(xp, a, batch),
+        b=_broadcast(xp, b, batch),
+        c=C,
+        c0=c0,
+        encoded_a=encoded_a,
+        encoded_b=encoded_b,
+        alpha=alpha,
+        beta=beta,
+        check=check,
+        batch=tuple(batch),
+        squeeze=squeeze,
+        given=given,
+        exists=existing is not None,
+        arithmetic=arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32),
+        dtype=out_name,
+        wide=wide,
+    )
+
+
+def _at(x: Array, index: tuple[int, ...]) -> Array:
+    return x[(*index, slice(None), slice(None))] if index else x
+
+
+def _broadcast(xp: Any, x: Array, batch: tuple[int, ...]) -> Array:
+    return x if not batch or tuple(x.shape[:-2]) == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
+
+
+def factor(value: Any, name: str) -> float:
+    """alpha or beta; an error where it is no finite real number."""
+    number = real_number(value, name)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}: nothing could be checked; it must be finite")
+    return number
+
+
+def _representable(value: float, name: str, promoted: Any) -> float:
+    """`value` rounded to the type the product is summed in, as BLAS takes it."""
+    accumulator = FLOATS[dtype_name(promoted)]
+    accumulator = FLOATS["float32"] if accumulator.bits < 32 else accumulator
+    if value != 0.0 and not accumulator.smallest_normal <= abs(value) <= accumulator.largest:
+        raise ValueError(
+            f"{name} = {value:g} is outside the normal range of {accumulator.name} "
+            f"({accumulator.smallest_normal:.3g} to {accumulator.largest:.3g}): scale an operand instead"
+        )
+    return float(np.float32(value)) if accumulator.bits == 32 else value
+
+
+def _promoted(xp: Any, a: Array, b: Array) -> Any:
+    try:
+        dtype = xp.result_type(a.dtype, b.dtype)
+    except TypeError as error:
+        names = dtype_name(a.dtype), dtype_name(b.dtype)
+        raise TypeError(f"{names[0]} and {names[1]} have no common type: convert one, or both to float32") from error
+    if dtype_name(dtype) not in FLOATS:
+        raise TypeError(f"{dtype_name(a.dtype)} and {dtype_name(b.dtype)} promote to {dtype_name(dtype)}: convert one")
+    return dtype
+
+
+def _result_dtype(xp: Any, promoted: Any, out_dtype: Any, existing: Any) -> Any:
+    """The promoted type, or float32 for 16-bit operands where that is asked for or given."""
+    half = FLOATS[dtype_name(promoted)].bits < 32
+    if out_dtype is None and existing is not None and half and hasattr(existing, "dtype"):
+        out_dtype = existing.dtype
+    if out_dtype is None:
+        return promoted
+    asked = type_name(out_dtype)
+    if asked == dtype_name(promoted):
+        return promoted
+    if half and asked == "float32":
+        return np.dtype(np.float32) if str(xp.__name__).endswith(("numpy", "cupy")) else xp.float32
+    raise ValueError(
+        f"out_dtype {asked} for operands of {dtype_name(promoted)}: only that type, "
+        "or float32 for 16-bit operands; convert the operands or the result instead"
+    )

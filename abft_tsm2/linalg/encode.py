@@ -1,0 +1,179 @@
+"""What is kept of a matrix before it is factored: weights, its weighted sums by rows and by columns, and norms.
+
+Each row's weight undoes the row's norm, each column's that of the column so scaled (as powers of two), so that no large
+line hides what happens in the others. Any weights are valid; so the norms they are made from, and those that
+bounds start from, are taken of a sample of the columns and rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, Namespace, from_host, is_column_major, is_numpy, namespace, to_host
+from abft_tsm2.checksum.bounds import FLOOR_TERMS
+from abft_tsm2.checksum.weights import exponents, weights
+from abft_tsm2.core.blas import add_product, like_columns, product
+
+GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
+LARGEST_POWER = 1000  # of two, of a weight
+TINY = 1e-280  # squares below have lost digits
+SMALL = 1e-120  # elements whose squares are far from the ends of the range, those much smaller too
+
+
+def wide(X: Array) -> Array:
+    """X in float64; X itself where it is."""
+    if is_numpy(X) and X.dtype.char == "d":
+        return X
+    xp = namespace(X)
+    return xp.astype(X, xp.float64, copy=False)
+
+
+def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:
+    """Operations on an element up to each of K columns, the first of which is column `first`."""
+    return xp.arange(first + FLOOR_TERMS, first + FLOOR_TERMS + K, dtype=xp.float64, device=device)
+
+
+@dataclass(eq=False)
+class Encoding:
+    """What is kept of A (m x n) before it is factored, in A's order of rows; all float64.
+
+    Attributes
+    ----------
+    w, v : (m,), (n,) arrays
+        Weights, each line's scaled by a power of two that undoes its norm.
+    S, Z : (m,), (n,) arrays
+        ``A v`` and ``w'A``.
+    row_norms, column_norms : (m,), (n,) arrays
+        ``||A_i o v||`` and ``||A_c o w||``, from a sample.
+    row_sizes, column_sizes : (m,), (n,) arrays on the host
+        Logarithms to base 2 of the norms of A's lines without weights, of the sample alone: sizes of their elements.
+    """
+
+    w: Array
+    v: Array
+    S: Array
+    Z: Array
+    row_norms: Array
+    column_norms: Array
+    row_sizes: Any
+    column_sizes: Any
+
+    @classmethod
+    def of(cls, A: Array) -> Encoding:
+        """Encode A, whose rows or columns are contiguous: reads A twice, and a few of its rows and columns again."""
+        xp = namespace(A)
+        m, n = A.shape
+        with np.errstate(all="ignore"):
+            rows = _squares(A, axis=1)  # of every row, from some columns
+            columns = _squares(A, axis=0)
+            diagonal = xp.abs(wide(xp.linalg.diagonal(A)))  # which is large so often that no sample may miss it
+            plain, across = rows.log2_norms(), columns.log2_norms()
+            for sizes in (plain, across):
+                sizes[: diagonal.shape[0]] = np.maximum(sizes[: diagonal.shape[0]], np.log2(to_host(diagonal)))
+            w = _weights(m, plain, A, seed=0)
+            column_norms = _at_least(columns.norms(w), diagonal, w)
+            # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
+            usual = int(np.sort(exponents(plain))[m // 2]) if m else 0
+            v = _weights(n, np.log2(to_host(column_norms)), A, seed=1, shift=usual)
+            row_norms = _at_least(rows.norms(v), diagonal, v)
+            S, Z = sums(A, v), sums(A.T, w)
+            floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
+            return cls(w, v, S, Z, *floors, plain, across)
+
+    def is_of_finite(self, A: Array) -> bool:
+        """Whether A holds neither NaN nor Inf: no weight is zero, so that either would show in S; A is read only where
+        S has overflowed."""
+        xp = namespace(A)
+        return bool(xp.all(xp.isfinite(self.S))) or bool(xp.all(xp.isfinite(A)))
+
+
+def _at_least(norms: Array, diagonal: Array, weight: Array) -> Array:
+    K = diagonal.shape[0]
+    norms[:K] = namespace(norms).maximum(norms[:K], diagonal * namespace(weight).abs(weight[:K]))
+    return norms
+
+
+def sums(A: Array, weight: Array) -> Array:
+    """``A weight`` in float64, for A of either type."""
+    if is_numpy(A) and A.dtype.char != "d":
+        return np.einsum("ij,j->i", A, weight)  # widens as it reads
+    return product(wide(A), weight)
+
+
+def add_sums(out: Array, A: Array, weight: Array, *, alpha: float = 1.0) -> None:
+    """``out += alpha A weight`` in float64, for A of either type."""
+    if is_numpy(A) and A.dtype.char != "d":
+        out += alpha * sums(A, weight)
+    else:
+        add_product(out, wide(A), weight, alpha=alpha)
+
+
+class _Sampled(NamedTuple):
+    """Squares of some lines of a matrix, and which lines they are."""
+
+    of: Array  # (lines of the result) x (sampled lines)
+    lines: Array
+    share: float
+    scale: float  # a power of two by which elements were multiplied first
+    plain: Any  # their sums, on the host
+
+    def norms(self, weight: Array) -> Array:
+        """Estimated 2-norms over all lines of (weight x element)."""
+        xp = namespace(self.of)
+        chosen = xp.take(weight, self.lines) / self.scale
+        largest = float(xp.max(xp.abs(chosen))) if chosen.shape[0] else 1.0
+        return largest * xp.sqrt(sums(self.of, (chosen / largest) ** 2) * self.share)
+
+    def log2_norms(self) -> Any:
+        with np.errstate(divide="ignore"):
+            return 0.5 * np.log2(self.plain) - math.log2(self.scale)
+
+
+def _squares(A: Array, axis: int) -> _Sampled:
+    """Squares of a sample of columns (axis 1) or rows (axis 0); of all where a line of the sample has nothing in it."""
+    X = A if axis == 1 else A.T
+    count = X.shape[1]
+    every = range(0, count, GROUP)
+    groups = range(0, count, count // GROUPS) if count >= 2 * GROUP * GROUPS else every
+    found = _squared(X, groups)
+    if len(groups) < len(every) and not np.all(found.plain > 0):
+        groups = every
+        found = _squared(X, groups)
+    norms = found.plain
+    if norms.size and not np.all((norms > TINY) & np.isfinite(norms)):  # a line of zeros, or squares beyond the range
+        moduli = np.abs(to_host(X))
+        largest = float(np.max(moduli, initial=0.0, where=np.isfinite(moduli)))
+        if not SMALL < largest < 1 / SMALL and largest > 0.0:
+            power = min(1000, -int(np.frexp(largest)[1]))  # a subnormal number has no reciprocal
+            found = _squared(X, groups, 2.0**power)
+    return found
+
+
+def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
+    xp, count = namespace(X), X.shape[1]
+    parts = [(at, min(count, at + GROUP)) for at in groups]
+    lines = np.concatenate([np.arange(lo, hi) for lo, hi in parts]) if parts else np.arange(0)
+    by_columns = is_column_major(X)
+    shape = (X.shape[0], lines.size)
+    chosen = like_columns(X, shape if by_columns else shape[::-1], xp.float64)
+    chosen = chosen if by_columns else chosen.T
+    at = 0
+    for lo, hi in parts:
+        part, block = chosen[:, at : at + hi - lo], wide(X[:, lo:hi])
+        if scale == 1.0 and is_numpy(X):
+            np.multiply(block, block, out=part)
+        else:
+            part[...] = (block * scale) ** 2
+        at += hi - lo
+    ones = from_host(np.ones(lines.size), X)
+    return _Sampled(chosen, from_host(lines, X), count / max(1, lines.size), scale, to_host(sums(chosen, ones)))
+
+
+def _weights(n: int, log2_norms: Any, like: Array, seed: int, shift: int = 0) -> Array:
+    """n weights that undo norms, and 2^shift beside."""
+    power = np.clip(exponents(log2_norms) + shift, -LARGEST_POWER, LARGEST_POWER)
+    return from_host(np.ldexp(weights("balanced", n, seed=seed)[:, 0], -power), like)

@@ -1,0 +1,141 @@
+"""What linear systems and factorisations have in common: the arrays that SciPy's functions take, and their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, as_operand, dtype_name, is_numpy, namespace, to_host
+from abft_tsm2.linalg.outcome import Findings
+from abft_tsm2.report import Report, by_precedence
+
+NATIVE = ("float32", "float64")
+
+
+def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
+    """`x` in float32 or float64, as SciPy would compute with it; x itself where it is that.
+
+    Raises
+    ------
+    TypeError
+        For complex numbers, objects, masked arrays and other libraries' containers.
+    ValueError
+        If `check_finite` and there are NaN or Inf: SciPy's message.
+    """
+    if isinstance(x, np.ndarray | np.generic | list | tuple | int | float) and not isinstance(x, np.ma.MaskedArray):
+        x = np.asarray(x)
+        if x.dtype.kind in "iub" or dtype_name(x.dtype) == "float16" or (x.dtype.kind == "f" and x.dtype.itemsize > 8):
+            with np.errstate(over="ignore"):  # then it is not finite, which is judged below
+                x = x.astype(np.float64)
+        elif not x.dtype.isnative:
+            x = x.astype(x.dtype.newbyteorder("="))
+        if x.dtype.kind == "c":
+            raise TypeError(f"{name} has dtype {x.dtype}: complex systems are not protected; use scipy.linalg")
+    x = as_operand(x, name)
+    xp = namespace(x)
+    if dtype_name(x.dtype) not in NATIVE:
+        x = xp.astype(x, xp.float64)
+    if check_finite and not _is_finite(x):
+        raise not_finite()
+    return x
+
+
+def pair_of(lu_and_piv: Any) -> tuple[Any, Any]:
+    """lu and piv; TypeError for what is no pair."""
+    try:
+        lu, piv = lu_and_piv
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"lu_and_piv is a {type(lu_and_piv).__name__}: the pair (lu, piv) is expected") from error
+    return lu, piv
+
+
+def pivots_of(piv: Any, shape: tuple[int, ...]) -> Any:
+    """Pivots, as LAPACK takes them, of an lu of that shape; ValueError where one of them is no row."""
+    *batch, n, _ = shape
+    if isinstance(piv, np.ma.MaskedArray):
+        raise TypeError("piv is a masked array and its mask would be ignored: pass piv.filled(value)")
+    given = np.asarray(to_host(piv) if hasattr(piv, "dtype") and not isinstance(piv, np.generic) else piv)
+    if given.size and given.dtype.kind not in "iuf":
+        raise TypeError(f"piv holds {given.dtype}: the numbers of rows are expected, as lu_factor returns them")
+    if given.ndim == 0 or given.shape[-1] != n or not _broadcasts(given.shape[:-1], tuple(batch)):
+        raise ValueError(f"piv has shape {given.shape}: for an lu of {shape} it is {shape[:-1]}")
+    with np.errstate(invalid="ignore"):
+        wrong = ~((given >= 0) & (given < n) & (given == np.floor(given)))
+    if wrong.any():
+        raise ValueError(f"piv holds {given[wrong][0]}: the numbers of rows are whole, 0 to {n - 1}")
+    return given.astype(np.int32)
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
+
+
+def _is_finite(x: Array) -> bool:
+    """Whether x holds neither NaN nor Inf: mostly its sum tells, which is not finite where one of its terms is not."""
+    xp = namespace(x)
+    with np.errstate(all="ignore"):
+        return bool(xp.isfinite(xp.sum(x))) or bool(xp.all(xp.isfinite(x)))
+
+
+def not_finite() -> ValueError:
+    """SciPy's error."""
+    return ValueError("array must not contain infs or NaNs")
+
+
+def for_blas(A: Array) -> Array:
+    """A, or a copy of it where neither its rows nor its columns are contiguous and aligned."""
+    if not is_numpy(A):
+        return A
+    m, n = A.shape
+    item = A.itemsize
+    down, right = A.strides
+    taken = (down == item and right >= item * m) or (right == item and down >= item * n)
+    return A if taken and A.flags.aligned else np.array(A, order="F")
+
+
+def over_batch(one: Callable[[Array], tuple[Any, ...]], stack: Array, core: int = 2) -> list[tuple[Any, ...]]:
+    """`one` of every matrix of a stack, in order."""
+    return [one(stack[index]) for index in np.ndindex(tuple(stack.shape[: stack.ndim - core]))]
+
+
+def stacked(items: list[Any], batch: tuple[int, ...]) -> Any:
+    """Results of a stack in one array."""
+    xp = namespace(items[0])
+    return xp.reshape(xp.stack(items), (*batch, *items[0].shape))
+
+
+def report_of(
+    findings: Findings, operation: str, sizes: tuple[int, int, int], dtype: str, seconds: dict[str, float], **more: Any
+) -> Report:
+    """The report of one factorisation or solution.
+
+    `sizes`: L is m x k and U is k x n, or A m x k and the solution k x n. `more`: checks, mode.
+    """
+    m, k, n = sizes
+    status, also = by_precedence(findings.statuses)
+    return Report(
+        status=status,
+        operation=operation,
+        m=m,
+        k=k,
+        n=n,
+        dtype=dtype,
+        faults=tuple(findings.faults),
+        suspicions=findings.suspicions,
+        recomputed=findings.multiplications / max(1.0, factor_flops(m, n)),
+        also=also,
+        reasons=tuple(dict.fromkeys(findings.reasons)),
+        seconds=seconds,
+        **more,
+    )
+
+
+def factor_flops(m: int, n: int) -> float:
+    """Floating-point operations of an LU of an m x n matrix."""
+    k = min(m, n)
+    return 2.0 * m * n * k - (m + n) * k * k + 2.0 * k**3 / 3

@@ -1,0 +1,397 @@
+"""Linear systems: SciPy's `lu_solve` and `solve`, with both substitutions checked and the solution certified."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2 import policy
+from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
+from abft_tsm2.core.blas import permutation
+from abft_tsm2.linalg.blocked_lu import Hook, check_of
+from abft_tsm2.linalg.inputs import as_array, for_blas, pair_of, pivots_of, report_of, stacked
+from abft_tsm2.linalg.line_check import Verdict
+from abft_tsm2.linalg.lu import Asked, check_options, factored
+from abft_tsm2.linalg.outcome import Findings
+from abft_tsm2.linalg.substitution import ATTEMPTS, Work, same, smallest, substituted, wrong_rows
+from abft_tsm2.linalg.triangular import (
+    Triangle,
+    check_solution,
+    far_power,
+    scaled_down,
+    solution_evidence,
+    summing_weights,
+)
+from abft_tsm2.report import Report, Status
+
+GENERAL = (None, "gen", "general")
+
+
+def protected_lu_solve(
+    lu_and_piv: Any,
+    b: Any,
+    trans: int = 0,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+    *,
+    on_error: str | None = None,
+    return_report: bool = False,
+    on_stage: Hook | None = None,
+) -> Any:
+    """Solve ``a x = b`` with the factors of a; each substitution is checked by its residual.
+
+    Parameters
+    ----------
+    lu_and_piv : tuple
+        From `protected_lu_factor` or `scipy.linalg.lu_factor`: lu (..., n, n) and piv (..., n).
+    b : (n,) or (..., n, r) array_like
+    trans : {0, 1, 2}
+        0: ``a x = b``; 1 and 2: ``a' x = b``.
+    overwrite_b : bool
+        Accepted for SciPy's sake; b is kept, for repairs.
+    check_finite : bool
+        Refuse NaN and Inf.
+    on_error, return_report
+        As in `protected_lu_factor`.
+    on_stage : callable, optional
+        ``on_stage(stage, arrays)`` at "inputs" (lu, b), "forward" (z) and "backward" (x) with the live arrays.
+
+    Returns
+    -------
+    x : array
+        Of b's shape.
+    report : Report
+        With ``return_report=True``.
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        The solution is wrong, again and again.
+    TypeError, ValueError
+        Shapes that do not fit, with SciPy's messages; pivots that are no numbers of rows.
+
+    Warns
+    -----
+    UnverifiableWarning
+        The solution is not finite: U has a zero on its diagonal, or it overflows, or a number on the way to it does.
+
+    Notes
+    -----
+    Forward and backward substitution obey ``|b - T x| <= gamma_n |T| |x|`` (N. J. Higham, Accuracy and Stability of
+    Numerical Algorithms, 2002, theorem 8.5), which is checked for a random combination of the right-hand sides; a
+    substitution that fails is done again. What lu and piv hold is taken to be right: `protected_solve`, which has a,
+    certifies the solution with it. Pivots that are booleans, NaN, fractions or beyond the rows are refused, where SciPy
+    cuts them to 32-bit integers. O(n^2 + n r) operations more. On a GPU this synchronises with the host.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> A, b = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([3.0, 4.0])
+    >>> [round(float(x), 12) for x in ft.protected_lu_solve(ft.protected_lu_factor(A), b)]
+    [1.0, 1.0]
+    """
+    policy.check_on_error(on_error)
+    lu, piv = pair_of(lu_and_piv)
+    lu, B = as_array(lu, "lu", check_finite=check_finite), as_array(b, "b", check_finite=check_finite)
+    namespace(lu, B)
+    if trans not in (0, 1, 2):
+        raise ValueError(f"trans is {trans!r}: 0 for a x = b, 1 or 2 for a' x = b")
+    if lu.ndim < 2 or lu.shape[-1] != lu.shape[-2]:
+        raise ValueError(f"lu has to be square, the factors of a square matrix; its shape is {lu.shape}")
+    n = lu.shape[-1]
+    piv = pivots_of(piv, tuple(lu.shape))
+    if n != (B.shape[-2] if B.ndim > 1 else B.shape[0] if B.ndim else 0):
+        raise ValueError(f"Shapes of lu {tuple(lu.shape)} and b {tuple(B.shape)} are incompatible")
+    lu, B = _of_one_type(lu, B)
+
+    def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
+        work = Work("lu_solve", on_stage, repair=on_error != "detect")
+        work.stage("inputs", lu=lu, b=B)
+        x = substituted(lu, piv, B, int(trans), work)
+        sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
+        return x, report_of(work.findings, "lu_solve", sizes, dtype_name(B.dtype), seconds, checks=work.checks)
+
+    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        x, report = _each(one, "lu_solve", lu, piv, B)
+    policy.deliver(report, on_error)
+    return (x, report) if return_report else x
+
+
+def protected_solve(
+    a: Any,
+    b: Any,
+    lower: bool = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+    assume_a: str | None = None,
+    transposed: bool = False,
+    *,
+    mode: str = "auto",
+    refine: bool = False,
+    on_error: str | None = None,
+    return_report: bool = False,
+    on_stage: Hook | None = None,
+) -> Any:
+    """Solve ``a x = b``: protected factorisation and substitution, and a certificate of the solution against a.
+
+    Parameters
+    ----------
+    a : (..., n, n) array_like
+    b : (n,) or (..., n, r) array_like
+    lower, assume_a
+        SciPy's; every structure is solved by LU with pivoting, of all of a. With "sym", "her" or "pos" only the
+        triangle that `lower` names is read.
+    overwrite_a, overwrite_b : bool
+        Accepted for SciPy's sake; a and b are kept, for repairs.
+    check_finite : bool
+        Refuse NaN and Inf.
+    transposed : bool
+        Solve ``a' x = b``.
+    mode : {"auto", "online", "offline"}
+        Of the factorisation, as in `protected_lu_factor`.
+    refine : bool
+        One step of iterative refinement, ``x + a^-1 (b - a x)``, the residual taken in float64; kept where its residual
+        is smaller.
+    on_error, return_report
+        As in `protected_lu_factor`.
+    on_stage : callable, optional
+        The stages of `protected_lu_factor`, then "inputs" (A, b), "forward" (z), "backward" (x) and "refined" (x).
+
+    Returns
+    -------
+    x : array
+        Of b's shape.
+    report : Report
+        With ``return_report=True``.
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        The factors or the solution are wrong and could not be repaired.
+    numpy.linalg.LinAlgError
+        a is singular: a pivot is exactly zero.
+    TypeError, ValueError
+        Shapes that do not fit, with SciPy's messages.
+
+    Warns
+    -----
+    scipy.linalg.LinAlgWarning
+        a is singular within rounding.
+
+    Notes
+    -----
+    The residual of a solution by Gaussian elimination obeys ``|b - A x| <= gamma_3n |L| |U| |x|`` (N. J. Higham,
+    Accuracy and Stability of Numerical Algorithms, 2002, theorem 9.4). On a GPU this synchronises with the host.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> rng = np.random.default_rng(0)
+    >>> A, b = rng.standard_normal((100, 100)), rng.standard_normal(100)
+    >>> x, report = ft.protected_solve(A, b, refine=True, return_report=True)
+    >>> report.status.name, bool(np.allclose(A @ x, b))
+    ('CLEAN', True)
+    """
+    policy.check_on_error(on_error)
+    check_options(mode, None)
+    partly = assume_a not in GENERAL  # then what is not read has to be finite as well; else the checksums of a tell
+    A, B = as_array(a, "a", check_finite=check_finite and partly), as_array(b, "b", check_finite=check_finite)
+    namespace(A, B)
+    if A.ndim < 2:
+        raise ValueError(f"a must be a matrix or a stack of them; it has {A.ndim} dimensions, shape {tuple(A.shape)}")
+    if A.shape[-1] != A.shape[-2]:
+        raise ValueError(f"Expected square matrix, got a1.shape={tuple(A.shape)}")
+    n = A.shape[-1]
+    if B.ndim == 0 or n != (B.shape[-2] if B.ndim > 1 else B.shape[0]):
+        raise ValueError(f"incompatible shapes: a1.shape={tuple(A.shape)} and b1.shape={tuple(B.shape)}")
+    A, B = _of_one_type(_whole(A, assume_a, lower), B)
+    A = namespace(A).matrix_transpose(A) if transposed else A
+    asked = Asked(mode, None, on_stage, repair=on_error != "detect", check_finite=check_finite)
+
+    def one(A: Array, _: Any, B: Array) -> tuple[Array, Report]:
+        return _solved(for_blas(A), for_blas(B), asked, refine=refine)
+
+    with np.errstate(all="ignore"):
+        x, report = _each(one, "solve", A, None, B)
+    policy.deliver(report, on_error)
+    return (x, report) if return_report else x
+
+
+# ---- one system ---------------------------------------------------------------------------------------------------
+
+
+def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, Report]:
+    """Factor, solve, certify against A, and once more from the beginning where that fails."""
+    work = Work("solve", asked.on_stage, asked.repair)
+    n, r = B.shape
+    if 0 in (n, r):
+        return namespace(B).zeros_like(B), report_of(Findings(), "solve", (n, n, r), dtype_name(B.dtype), {})
+    X = namespace(B).full_like(B, float("nan"))  # until there is a solution
+    for _ in range(ATTEMPTS):
+        factors = factored(A, asked, warn=False)
+        _take_over(work, factors.report)
+        if work.findings.statuses and work.findings.statuses[-1] in (Status.UNCORRECTABLE, Status.INPUT_CHANGED):
+            break
+        if factors.info:
+            raise np.linalg.LinAlgError("A singular matrix detected.")
+        work.stage("inputs", A=A, b=B)
+        piv = np.asarray(to_host(factors.piv))
+        X = substituted(factors.W, piv, B, 0, work)
+        with work.clock("certify"):
+            verdict = _certificate(A, factors.W, piv, X, B, work)
+            work.checks = (check_of("rows", verdict.residual, verdict.bound, smallest(summing_weights(B))),)
+        if refine and verdict.clean:
+            X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
+        if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses:
+            break
+        if not work.repair:
+            work.findings.statuses.append(Status.UNCORRECTABLE)
+            break
+        work.findings.statuses.append(Status.CORRECTED)
+        work.findings.faults.append(wrong_rows("x", verdict, "solved again"))
+    else:
+        work.findings.statuses.append(Status.UNCORRECTABLE)
+        work.findings.reasons.append(f"a x = b failed the check after {ATTEMPTS} solutions")
+    _warn_of_condition(A, factors.W)
+    sizes, seconds = (n, n, r), work.clock.seconds
+    more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode}
+    report = report_of(work.findings, "solve", sizes, dtype_name(B.dtype), seconds, **more)
+    return X, report
+
+
+def _take_over(work: Work, report: Report) -> None:
+    """What the factorisation found is part of the solution's report."""
+    findings = work.findings
+    findings.statuses += [status for status in (*report.also, report.status) if status is not Status.CLEAN]
+    findings.faults += report.faults
+    findings.reasons += report.reasons
+    findings.suspicions += report.suspicions
+    for step, seconds in report.seconds.items():
+        work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
+
+
+def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) -> Verdict:
+    """``A X = B``, row by row; what is suspected, by evidence from all elements."""
+    order = from_host(permutation(piv, A.shape[0]), A)
+    factors = Triangle(lu, True, True), Triangle(lu, False, False)
+    verdict = check_solution(A, factors, order, X, B, summing_weights(B))
+    if not verdict.clean:
+        with work.clock("evidence"):
+            verdict = solution_evidence(A, factors, order, X, B)
+        work.findings.suspicions += verdict.clean
+    return verdict
+
+
+def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict, work: Work) -> tuple[Array, Verdict]:
+    """X + A^-1 (B - A X), where its residual is smaller."""
+    xp = namespace(X)
+    with np.errstate(all="ignore"):
+        # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.
+        of_a, of_x = far_power(A), far_power(X)
+        a, b = scaled_down(A, of_a), scaled_down(B, of_a + of_x)
+        residual = b - a @ scaled_down(X, of_x)
+        scale = float(xp.max(xp.abs(residual)))
+        if not 0.0 < scale < float("inf"):
+            return X, verdict
+        statuses, reasons = list(work.findings.statuses), list(work.findings.reasons)
+        step = substituted(lu, piv, xp.astype(residual / scale, X.dtype), 0, work)
+        if {*work.findings.statuses[len(statuses) :]} == {Status.UNVERIFIABLE}:  # it overflows; X is as good as before
+            work.findings.statuses, work.findings.reasons = statuses, reasons
+            return X, verdict
+        last, before = X, verdict
+        for attempt in range(ATTEMPTS):
+            better = scaled_down(X, of_x) + scale * scaled_down(step, -of_a)
+            better = xp.astype(scaled_down(better, -of_x), X.dtype)
+            work.stage("refined", x=better)
+            after = _certificate(A, lu, piv, better, B, work)
+            if attempt and same(last, better):  # the matrix is so ill-conditioned that a step leads astray
+                return X, verdict
+            if attempt:
+                work.findings.statuses.append(Status.CORRECTED)
+                work.findings.faults.append(wrong_rows("x", before, "refined again"))
+            if after.clean:
+                left = xp.max(xp.abs(b - a @ scaled_down(better, of_x)))
+                return (better, after) if bool(left <= scale) else (X, verdict)
+            last, before = better, after
+    return X, verdict
+
+
+def _warn_of_condition(A: Array, lu: Array) -> None:
+    """SciPy's warning of a matrix that is singular within rounding."""
+    if not is_numpy(A) or not np.isfinite(lu).all():
+        return
+    linalg = importlib.import_module("scipy.linalg")
+    gecon = linalg.get_lapack_funcs("gecon", (lu,))
+    with np.errstate(all="ignore"):
+        norm = float(np.max(np.sum(np.abs(A), axis=0)))
+    rcond, _ = gecon(lu, norm)
+    if rcond < np.finfo(A.dtype).eps:
+        text = f"An ill-conditioned matrix detected: rcond = {rcond}."
+        warnings.warn(text, linalg.LinAlgWarning, stacklevel=policy.caller_level())
+
+
+# ---- shapes -------------------------------------------------------------------------------------------------------
+
+
+def _of_one_type(A: Array, B: Array) -> tuple[Array, Array]:
+    xp = namespace(A)
+    common = xp.result_type(A, B)
+    return xp.astype(A, common, copy=False), xp.astype(B, common, copy=False)
+
+
+def _whole(A: Array, assume_a: str | None, lower: bool) -> Array:
+    """All of A, from one of its triangles where the structure says that the other one is not to be read."""
+    if assume_a in GENERAL:
+        return A
+    xp = namespace(A)
+    known = {
+        **dict.fromkeys(("sym", "symmetric", "her", "hermitian", "pos", "positive definite"), "mirrored"),
+        "diagonal": "diagonal",
+        "tridiagonal": "tridiagonal",
+        "banded": "all",
+        "upper triangular": "upper",
+        "lower triangular": "lower",
+    }
+    if assume_a not in known:
+        raise ValueError(f"{assume_a} is not a recognized matrix structure")
+    kind = known[assume_a]
+    if kind == "mirrored":
+        half = xp.tril(A) if lower else xp.triu(A)
+        other = xp.tril(A, k=-1) if lower else xp.triu(A, k=1)
+        return half + xp.matrix_transpose(other)
+    if kind == "diagonal":
+        return xp.tril(xp.triu(A))
+    if kind == "tridiagonal":
+        return xp.tril(xp.triu(A, k=-1), k=1)
+    return xp.triu(A) if kind == "upper" else xp.tril(A) if kind == "lower" else A
+
+
+def _each(
+    one: Callable[[Array, Any, Array], tuple[Array, Report]], operation: str, A: Array, piv: Any, B: Array
+) -> tuple[Array, Report]:
+    """`one` of every matrix of a stack and its right-hand sides, which broadcast as in SciPy."""
+    vector = B.ndim == 1
+    xp, B = namespace(B), B[:, None] if vector else B
+    batch = np.broadcast_shapes(tuple(A.shape[:-2]), tuple(B.shape[:-2]))
+    if not batch:
+        x, report = one(A, piv, B)
+        return (x[:, 0] if vector else x), report
+    A, B = xp.broadcast_to(A, (*batch, *A.shape[-2:])), xp.broadcast_to(B, (*batch, *B.shape[-2:]))
+    piv = None if piv is None else np.broadcast_to(piv, (*batch, piv.shape[-1]))
+    places = list(np.ndindex(batch))
+    done = [one(A[at], None if piv is None else piv[at], B[at]) for at in places]
+    x = stacked([x for x, _ in done], batch) if done else xp.zeros_like(B)
+    reports = [replace(report, index=at) for at, (_, report) in zip(places, done, strict=True)]
+    if not reports:
+        report = report_of(Findings(), operation, (B.shape[-2], B.shape[-2], B.shape[-1]), dtype_name(B.dtype), {})
+    else:
+        report = Report.merge(reports, operation=operation)
+    return (x[..., 0] if vector else x), report

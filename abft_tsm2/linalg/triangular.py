@@ -1,0 +1,251 @@
+"""Checks of substitution: T x = b for a triangle T, by the residual of all right-hand sides at once.
+
+The right-hand sides are added up with random weights first, ``X t`` and ``B t``, so that a check costs two products of
+T with a vector, however many there are. The bound is that of a random walk of the rounding errors; what exceeds it is
+suspected, and judged by evidence: all elements of the residual, computed more precisely, and bounds that hold whatever
+the order of the substitution (Higham 2002, theorems 8.5 and 9.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations
+from abft_tsm2.checksum.rigorous import solved_rounding, substituted_rounding, underflow
+from abft_tsm2.checksum.weights import exponents, weights
+from abft_tsm2.core.accurate import Difference, Part, parts
+from abft_tsm2.core.blas import add_product, multiply_triangle, product
+from abft_tsm2.linalg.encode import wide
+from abft_tsm2.linalg.line_check import Verdict
+
+BLOCK = 128
+SMALL = 2.0**-600  # what solutions are multiplied with where |T| |X|, or |L| |U| |X|, is beyond the range
+FAR = 300  # exponents: sums of products of numbers of 2^300 and 2^-300 are in the range with all their digits
+FAINT = 2.0**-600  # squares, the largest of which is smaller, may have lost digits, or all of them
+
+
+class Triangle(NamedTuple):
+    """One of the triangles of a packed square matrix, or its transpose.
+
+    Attributes
+    ----------
+    T : (n, n) array
+    lower, unit : bool
+        Which triangle of T, as given (T is transposed already where its transpose is meant), and whether its diagonal
+        is ones.
+    """
+
+    T: Array
+    lower: bool
+    unit: bool
+
+    def block(self, rows: slice, columns: slice) -> Array:
+        """Some rows and columns of it."""
+        xp, X, first = namespace(self.T), self.T[rows, columns], rows.start - columns.start
+        if not self.unit:
+            return xp.tril(X, k=first) if self.lower else xp.triu(X, k=first)
+        X = xp.tril(X, k=first - 1) if self.lower else xp.triu(X, k=first + 1)
+        return X + xp.eye(*X.shape, k=first, dtype=X.dtype, device=X.device)
+
+    def times(self, x: Array, of: Callable[[Array], Array] = wide) -> Array:
+        """f(T) x in float64; f works on elements, and leaves ones as they are."""
+        xp, n = namespace(self.T), self.T.shape[0]
+        out = xp.zeros(n, dtype=xp.float64, device=self.T.device)
+
+        def part(rows: slice, columns: slice) -> Array:
+            return of(wide(self.T[rows, columns]))
+
+        for at in range(0, n, BLOCK):
+            here = slice(at, min(at + BLOCK, n))
+            away = slice(here.stop, n) if self.lower else slice(0, at)
+            out[here] += multiply_triangle(part(here, here), x[here], lower=self.lower, unit=self.unit)
+            add_product(out[away], part(away, here), x[here], alpha=1.0)
+        return out
+
+
+def summing_weights(B: Array) -> Array:
+    """Weights of right-hand sides (n x r) that make none of them vanish beside the others."""
+    with np.errstate(all="ignore"):
+        largest = np.max(np.abs(to_host(B)), axis=0, initial=0.0).astype(np.float64)
+        largest = np.where(np.isfinite(largest), largest, 0.0)
+        scale = exponents(np.log2(largest))
+    return from_host(np.ldexp(weights("balanced", B.shape[1], seed=2)[:, 0], -scale), B)
+
+
+def modulus(X: Array) -> Array:
+    return namespace(X).abs(X)
+
+
+def square(X: Array) -> Array:
+    return X * X
+
+
+def check_substitution(triangle: Triangle, X: Array, B: Array, t: Array) -> Verdict:
+    """Of ``T X = B``, row by row."""
+
+    def lines(y: Array, sizes: Array, power: int) -> tuple[Array, Array]:
+        of = _of(power)
+        return triangle.times(y, of), triangle.times(sizes, lambda T: square(of(T)))
+
+    # The ones of a unit triangle are not stored, and stay as they are.
+    return _check(X, B, t, lines, lambda: 0 if triangle.unit else _power(_stored(triangle)))
+
+
+def check_solution(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array, t: Array) -> Verdict:
+    """Of ``A X = B`` by its residual; its bound is made of |L||U||X| (Higham 2002, theorem 9.4), and |A||X|.
+
+    `order`: which row of A each row of L is.
+    """
+    xp, (lower, upper) = namespace(A), factors
+
+    def lines(y: Array, sizes: Array, power: int) -> tuple[Array, Array]:
+        of = _of(power)
+        reach = lower.times(upper.times(sizes, lambda U: square(of(U))), square)
+        reach = 3 * xp.take(reach, xp.argsort(order))
+        return _times(A, y, of), reach + _times(A, sizes, lambda part: square(of(part)))
+
+    return _check(X, B, t, lines, lambda: max(_power(A), _power(_stored(upper))))
+
+
+Lines = Callable[[Array, Array, int], tuple[Array, Array]]
+
+
+def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int]) -> Verdict:
+    """Of ``M X = B`` for the matrix M of which ``lines(y, s, p)`` gives ``(2^-p M) y`` and ``(2^-p M)^2 s``, elements
+    squared.
+
+    What fails and has squares beyond the range is checked once more with M and X scaled, by powers of two, to 1.
+    `power`: the exponent of M.
+    """
+    xp, n = namespace(X), X.shape[0]
+    with np.errstate(all="ignore"):
+        sizes, given = (product(square(wide(of)), square(t)) for of in (X, B))
+        residual, reach = lines(product(wide(X), t), sizes, 0)
+        reach = reach + given
+        found = Verdict.of(residual - product(wide(B), t), _bound(X, reach, t))
+        most = float(xp.max(reach)) if n else 1.0
+        if found.clean or FAINT < most < 1 / FAINT:
+            return found
+        # Weights that undo the solution's columns, where t undoes those of B; half of M's exponent comes off B before
+        # it is weighted and half after, so that it does not leave the range on the way.
+        down, own = power(), summing_weights(X)
+        half = down // 2
+        weighted = wide(X) * own
+        residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), down)
+        given = (wide(B) * 2.0**-half) * own * 2.0 ** (half - down)
+        residual, reach = residual - xp.sum(given, axis=1), reach + xp.sum(square(given), axis=1)
+        scaled = Verdict.of(residual, _bound(X, reach, own * 2.0**-down))
+        # The report's residuals are in the units of t.
+        unit = float(xp.min(xp.abs(own))), float(xp.min(xp.abs(t)))
+        residual, bound = (x * 2.0**down / unit[0] * unit[1] for x in (scaled.residual, scaled.bound))
+        return Verdict(residual, bound, scaled.ok)
+
+
+def _of(power: int) -> Callable[[Array], Array]:
+    """What multiplies a matrix by 2^-power."""
+    return (lambda T: T * 2.0**-power) if power else lambda T: T
+
+
+def _power(T: Array) -> int:
+    """The exponent of the largest element, so far from the ends of the range that its power of two has an inverse."""
+    largest = float(namespace(T).max(modulus(T)))
+    return max(-1000, min(1000, math.frexp(largest)[1])) if 0.0 < largest < math.inf else 0
+
+
+def far_power(X: Array) -> int:
+    """The same, but 0 where products of two such numbers are far from the ends of the range."""
+    power = _power(X)
+    return power if abs(power) > FAR else 0
+
+
+def scaled_down(X: Array, power: int) -> Array:
+    """2^-power X in float64, by two halves: 2^-power itself may be beyond the range."""
+    half = power // 2
+    return (wide(X) * 2.0**-half) * 2.0 ** (half - power) if power else wide(X)
+
+
+def _stored(triangle: Triangle) -> Array:
+    xp = namespace(triangle.T)
+    return xp.tril(triangle.T) if triangle.lower else xp.triu(triangle.T)
+
+
+def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> Verdict:
+    """Of ``T X = B``, row by row, from all elements: ``|B - T X| <= gamma_n |T| |X|``."""
+    xp, n, kind = namespace(X), X.shape[0], float_type(X)
+    with np.errstate(all="ignore"):
+        residual = _residual(triangle.block, X, B)
+        reach, scale = _reached(lambda sizes: _moduli(triangle.block, sizes), X)
+        pivots = xp.ones(n, dtype=xp.float64, device=X.device)
+        if not triangle.unit:
+            pivots = xp.maximum(pivots, xp.abs(wide(xp.linalg.diagonal(triangle.T))))
+        return _all(residual, substituted_rounding(kind, n), reach, underflow(kind, n, pivots), scale)
+
+
+def solution_evidence(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array) -> Verdict:
+    """Of ``A X = B``, row by row, from all elements: ``|B - A X| <= gamma_3n P'|L| |U| |X|``."""
+    xp, n, kind = namespace(X), X.shape[0], float_type(X)
+    lower, upper = factors
+    with np.errstate(all="ignore"):
+        residual = _residual(lambda rows, columns: A[rows, columns], X, B)
+        reach, scale = _reached(lambda sizes: _moduli(lower.block, _moduli(upper.block, sizes)), X)
+        pivots = xp.maximum(xp.ones(n, dtype=xp.float64, device=X.device), xp.abs(wide(xp.linalg.diagonal(upper.T))))
+        lost = lower.times(underflow(kind, n, pivots), modulus) + underflow(kind, n, 1.0)
+        back = xp.argsort(order)
+        return _all(residual, solved_rounding(kind, n), xp.take(reach, back, axis=0), xp.take(lost, back), scale)
+
+
+def _reached(of: Callable[[Array], Array], X: Array) -> tuple[Array, float]:
+    """What `of` makes of |X|, or of a multiple of it where that is beyond the range; and the multiple."""
+    xp = namespace(X)
+    sizes = xp.abs(wide(X))
+    reach = of(sizes)
+    return (reach, 1.0) if bool(xp.all(xp.isfinite(reach))) else (of(SMALL * sizes), SMALL)
+
+
+def _all(residual: Array, factor: float, reach: Array, lost: Array, scale: float) -> Verdict:
+    """Rows all of whose elements are within ``factor reach / scale``, and what underflow has `lost` in each row."""
+    xp = namespace(residual)
+    bound = factor * reach + scale * lost[:, None]
+    ok = xp.all((scale * xp.abs(residual) <= bound) & xp.isfinite(bound), axis=1)
+    return Verdict(xp.max(xp.abs(residual), axis=1), xp.max(bound, axis=1) / scale, ok)
+
+
+def _residual(left: Part, X: Array, B: Array) -> Array:
+    """B - M X, with an error far below rounding, for the matrix M of which `left` gives blocks."""
+    xp, (n, count) = namespace(X), X.shape
+    difference = Difference(left, lambda rows, columns: X[rows, columns], (n, n, count), X)
+    out = xp.empty((n, count), dtype=xp.float64, device=X.device)
+    for rows, columns in difference.blocks():
+        out[rows, columns] = difference.block(B[rows, columns], rows, columns).residual
+    return out
+
+
+def _moduli(left: Part, X: Array) -> Array:
+    """|M| X."""
+    xp, n = namespace(X), X.shape[0]
+    out = xp.zeros_like(X)
+    for rows in parts(n):
+        for terms in parts(n):
+            out[rows, :] += xp.abs(wide(left(rows, terms))) @ X[terms, :]
+    return out
+
+
+def _bound(X: Array, reach: Array, t: Array) -> Array:
+    xp, (n, count), kind = namespace(X), X.shape, float_type(X)
+    moduli = float(xp.sum(xp.abs(t)))
+    return factored_bound(kind, xp.sqrt(operations(kind, n + FLOOR_TERMS, count) * reach), n, moduli)
+
+
+def _times(A: Array, x: Array, of: Callable[[Array], Array] = wide) -> Array:
+    """f(A) x in float64, block by block."""
+    xp = namespace(A)
+    out = xp.zeros(A.shape[0], dtype=xp.float64, device=A.device)
+    for at in range(0, A.shape[1], BLOCK):
+        part = slice(at, min(at + BLOCK, A.shape[1]))
+        add_product(out, of(wide(A[:, part])), x[part], alpha=1.0)
+    return out

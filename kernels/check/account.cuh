@@ -1,0 +1,24 @@
+// What the kernels of one product leave for one another: the words of its state, and guards of what must hold of lines.
+#pragma once
+#include "tsm2/sums.cuh"
+
+// Words of `state`. FLAGGED: how many lines fail, in its low half, and flags of passes; CLOSEST: of the others the largest
+// residual / tau, and its line; CALL, JUDGED: which call's verdict this is, and on how many lines. The others belong to
+// repair.cu. CHANGED_BEFORE, ENTRIES, REMAINING: of stages 0 to 2; HIT, COMPLETED: columns, of stages 9 and 10;
+// CHANGED_AFTER, RIGHT_AFTER: of stage 13; CLEARED: lines that fail although nothing in them is wrong.
+enum State {
+  FLAGGED, CLOSEST, TICKETS, DONE, CHANGED, RIGHT_WORDS, WRONG, UNRESOLVED, CHANGED_BEFORE, ENTRIES, REMAINING, HIT, COMPLETED,
+  CLEARED, CHANGED_AFTER, RIGHT_AFTER, CALL, JUDGED
+};
+
+// A copy of two sums of a line that shows when they were lost together with C: they are kept apart from it, and mixed with
+// the line and the number of the call, so that neither zeros nor what an earlier call left fit.
+INLINE Bits guard_of(double sum, double squares, Index line, Bits encoded) {
+  const Bits bits = pattern(squares);
+  return (pattern(sum) ^ (bits << 32 | bits >> 32)) + ((encoded << 32) + Bits(line) + 1) * 0x9E3779B97F4A7C15ull;
+}
+
+// The first of two sums that a guard is of; NaN, which nothing agrees with, where they are not what they were.
+INLINE double guarded(double sum, double squares, Index line, Bits encoded, Bits guard) {
+  return guard_of(sum, squares, line, encoded) == guard ? sum : double(from_bits(0x7fc00000u));
+}

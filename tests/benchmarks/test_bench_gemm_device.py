@@ -1,0 +1,362 @@
+"""Protected products on a GPU where no GPU is: the grid, planted faults, and whole runs on a fake card.
+
+The stopwatch is tested in test_gpu_timing.py. The kernel that plants faults is the real one, run on the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abft_tsm2 import protected_gemm
+from abft_tsm2.core.device import known
+from abft_tsm2.faults.judge.oracle import arithmetic
+from abft_tsm2.report import Status
+from benchmarks import (
+    bench_gemm,
+    campaign,
+    gemm_bars,
+    gemm_device,
+    gemm_faults,
+    gemm_rows,
+    gemm_suites,
+    gpu_timing,
+    tables,
+)
+from benchmarks.gemm_bars import BARS, verdicts
+from benchmarks.gemm_device import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
+from benchmarks.gemm_judge import Judge
+from benchmarks.gpu_timing import Call, Stopwatch
+from benchmarks.registers import compiled
+from tests.support.cuda_on_cpu import Library, build
+from tests.support.fake_card import Card
+from tests.support.fake_products import TYPES, Protected, multiplied, operands
+
+H200 = known("H200")
+
+# ---- the grid -----------------------------------------------------------------------------------------------------
+
+
+def test_names_are_unique_and_groups_are_neighbours() -> None:
+    cells = gemm_device.grid()
+    assert len({str(cell) for cell in cells}) == len(cells)
+    assert {cell.suite for cell in cells} == set(gemm_device.SUITES)
+    groups = [group for group, _ in groupby(cells, key=lambda cell: cell.group)]
+    assert len(groups) == len(set(groups))
+    assert len([cell for cell in cells if cell.default]) == len(gemm_device._EVERY_DAY) + 2  # three kinds of faults
+
+
+def test_every_bar_speaks_of_one_cell() -> None:
+    assert len({bar.name for bar in BARS}) == len(BARS)
+    for bar in BARS:
+        assert len([cell for cell in gemm_device.grid() if bar.covers(cell)]) == 1, bar.name  # type: ignore[arg-type]
+    by_name = {bar.name: bar.limit for bar in BARS}
+    assert by_name["float32, one-sided, n = 2048"] == 4
+    assert by_name["float32, B encoded, n = 2048"] == 2.8
+    assert by_name["float16, checked in float32, n = 16384"] == 5
+
+
+def test_bytes() -> None:
+    cell = Cell("square", 10, 20, 30, "bfloat16")
+    assert cell.bytes == cell.checked_bytes == 2 * (200 + 600 + 300)
+    assert replace(cell, variant=ENCODED).checked_bytes == 2 * (200 + 300)
+    assert replace(cell, variant=RECHECKED, batch=3).checked_bytes == 3 * cell.bytes
+    assert replace(cell, variant=WIDE).checked_bytes == 2 * (200 + 600) + (2 * 4 + 2) * 300
+
+
+def test_the_kernels_of_all_cells_can_be_named() -> None:
+    found = {one for cell in gemm_device.grid() for one in gemm_device.kernels(cell, H200.multiprocessors)}
+    assert len({one.name for one in found}) == len(found) > 20
+
+
+# ---- faults -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def planting(build_cache: Path) -> dict[str, Library]:
+    """The kernel that plants faults, for each type, on the CPU."""
+    return {dtype: build([("plant", gemm_faults.source(dtype))], cache=build_cache) for dtype in TYPES}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_planting_kernel_compiles(dtype: str) -> None:
+    code, _ = compiled(gemm_faults.source(dtype), "sm_90")
+    assert b"plant" in code
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_planted(card: Card, dtype: str) -> None:
+    A, B = operands(dtype, (300, 64, 400))
+    C = multiplied(A, B)
+    report = protected_gemm(A, B, return_report=True)[1]
+    limit = report.checks[0].detection_limit
+    faults = gemm_faults.Faults(C, 64, limit, 0)
+    for name, changed in ((CLEAN, 0), ("1", 1), ("16", 16), ("tile", 128 * 128)):
+        plant, places = faults.plant(name), []
+        for turn in range(3):
+            after = C.copy()
+            plant(after)
+            where = np.flatnonzero(after.view(f"u{C.itemsize}") != C.view(f"u{C.itemsize}"))
+            assert where.size == changed
+            values = C.reshape(-1)[where].astype(float)
+            expected = np.full(changed, 64 * 20.0) if name == "tile" else 1 - 3 * values
+            np.testing.assert_array_equal(after.reshape(-1)[where], expected.astype(C.dtype))
+            assert name in (CLEAN, "tile") or abs(expected - values).min() >= gemm_faults.SURE * limit
+            assert name != "16" or len(set(where // 400)) == 16
+            places.append(where.tolist())
+            if turn == 0:
+                assert {int(place) // 400 for place in where[:1]} <= set(faults.rows)
+        assert name == CLEAN or places[0] != places[1]
+
+
+@pytest.mark.parametrize("faults", gemm_device.FAULTS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_planted_is_found_in_every_row(card: Card, dtype: str, faults: str) -> None:
+    A, B = operands(dtype, (300, 512, 400))
+    clean = protected_gemm(A, B, return_report=True)
+    judge = Judge(A, B, arithmetic(dtype), np)
+    plant = gemm_faults.Faults(clean[0], 512, clean[1].checks[0].detection_limit, 0).plant(faults)
+
+    def hook(stage: str, arrays: Any) -> None:
+        if stage == "multiplied":
+            plant(arrays["C"])
+
+    for _ in range(gemm_faults.SETS):
+        C, report = protected_gemm(A, B, check="rows", return_report=True, on_stage=hook)
+        assert report.status is (Status.CLEAN if faults == CLEAN else Status.CORRECTED)
+        rows = {row for fault in report.faults for row in fault.rows or range(300)}
+        assert len(rows) == {CLEAN: 0, "1": 1, "16": 16, "tile": 128}[faults]
+        assert judge(C) <= 1
+
+
+# ---- a fake card --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, planting: dict[str, Library]) -> Card:
+    card = Card()
+    for name, module in card.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    spinning = sys.modules["cupy"].RawKernel
+
+    def raw_kernel(code: str, name: str) -> Any:
+        if name != "plant":
+            return spinning(code, name)
+        (dtype,) = (dtype for dtype in TYPES if code == gemm_faults.source(dtype))
+
+        def call(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+            C, places, count, *numbers = arguments
+            assert C.itemsize == np.dtype({"bfloat16": "u2"}.get(dtype, dtype)).itemsize
+            given = (np.asarray(C).view(), np.asarray(places), int(count), *map(float, numbers))
+            card.launch(lambda: planting[dtype].run("plant", grid[0], block[0], given), 1e-6)
+
+        return call
+
+    monkeypatch.setattr(sys.modules["cupy"], "RawKernel", raw_kernel)
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(gpu_timing.time, name, lambda: card.host)
+    monkeypatch.setattr(campaign, "query", lambda: H200)
+    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(campaign.contenders, "compiled", lambda config: None)
+    monkeypatch.setattr(gemm_device, "grid", lambda: SMALL)
+    monkeypatch.setattr(gemm_bars, "verdicts", lambda rows: verdicts(rows, ()))
+    monkeypatch.setattr("benchmarks.ceilings.BYTES", 1 << 20)
+    return card
+
+
+@pytest.fixture
+def library(card: Card, monkeypatch: pytest.MonkeyPatch) -> Protected:
+    made = Protected(card)
+    monkeypatch.setattr(gemm_device, "protected_gemm", made)
+    monkeypatch.setattr(gemm_suites, "protected_gemm", made)
+    monkeypatch.setattr(gemm_faults, "TILE", 16)
+    return made
+
+
+CLOCKS = (ONE, WAITED)
+SMALL = (
+    *(Cell("square", 40, 40, 40, "float32", one, default=True) for one in (ONE, TWO, ENCODED, RECHECKED)),
+    Cell("square", 40, 40, 40, "float32", TF32),
+    *(Cell("square", 40, 40, 40, "bfloat16", one) for one in (ONE, WIDE)),
+    *(Cell("square", 40, 40, 40, "float16", one) for one in (ENCODED, WIDE)),
+    Cell("square", 40, 40, 40, "float64"),
+    *(Cell("skinny", 1, 48, 64, "bfloat16", one) for one in (ENCODED, RECHECKED)),
+    *(Cell("batched", 20, 20, 20, dtype, batch=5) for dtype in ("float32", "bfloat16")),
+    *(Cell("repair", 48, 40, 64, t, clock, one) for t in TYPES for clock in CLOCKS for one in gemm_device.FAULTS),
+    *(Cell("host", 40, 40, 40, "float32", one) for one in (gemm_device.CUPY, PLAN, QUEUED, WAITED, DROPPED)),
+)
+
+
+def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[tables.Row]]:
+    path = tmp_path / "gemm_device.csv"
+    code = bench_gemm.main(["--device", "--output", str(path), *arguments])
+    return code, tables.read("gemm_device", path)
+
+
+# ---- whole runs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_measures_and_judges_every_cell(library: Protected, tmp_path: Path, capsys: Any) -> None:
+    code, rows = bench(tmp_path, "--full")
+    text = capsys.readouterr().out
+    assert [row["error"] or row["note"] for row in rows if row["error"] or row["note"]] == []
+    assert code == 0, text
+    assert [gemm_rows.key(row) for row in rows] == [gemm_rows.key(gemm_rows.empty_row(cell)) for cell in SMALL]
+    for row in rows:
+        assert 0 <= float(row["judged"]) <= 1
+        assert row["device"] == "Fake card"
+        assert float(row["read_gbs"]) == pytest.approx(4000, rel=0.01)
+        if row["suite"] in ("square", "skinny", "batched"):
+            assert float(row["plain_us"]) == pytest.approx(2000, rel=1e-3)
+            assert float(row["overhead_us"]) == pytest.approx(201, rel=1e-3)
+            assert float(row["low_pct"]) <= float(row["overhead_pct"]) <= float(row["high_pct"])
+            assert float(row["overhead_pct"]) == pytest.approx(10.05, rel=1e-3)
+            assert (row["status"], row["hidden"]) == ("CLEAN", row["samples"])
+            assert int(row["samples"]) >= 9
+            assert int(row["suspicions"]) > 0
+    assert f"{len(SMALL)} of {len(SMALL)} cells" in text
+    wanted = {"plain", "check=both", "precision=tf32", "verify=float32", "encoded, recheck=False"}
+    assert set(library.asked) == {*wanted, "encoded, recheck=True"}
+
+
+def test_the_floor_is_that_of_the_variant(library: Protected, tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "--only", "square float32", "--only", "bfloat16 40x40x40")
+    floors = {(row["dtype"], row["variant"]): float(row["floor_pct"]) for row in rows}
+    matrix = 100 * 40 * 40 / 4000e9 / 2e-3
+    assert floors["float32", ONE] == pytest.approx(3 * 4 * matrix, rel=0.01)
+    assert floors["float32", ENCODED] == pytest.approx(2 * 4 * matrix, rel=0.01)
+    assert floors["bfloat16", WIDE] == pytest.approx(14 * matrix, rel=0.01)
+
+
+def test_what_repairs_cost_is_beside_a_launch_that_plants_nothing(library: Protected, tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "--only", "repair")
+    assert [row["faults"] for row in rows] == 6 * list(gemm_device.FAULTS)
+    assert [row["variant"] for row in rows[::4]] == 3 * list(CLOCKS)
+    for row in rows:
+        assert row["hidden"] == ("" if row["variant"] == WAITED else row["samples"])
+        faults = {CLEAN: 0, "1": 1, "16": 16, "tile": 16 * 16}[row["faults"]]
+        assert row["status"] == ("CORRECTED" if faults else "CLEAN")
+        extra = 10 * faults**0.5 if faults else 202  # where none is planted, also by the launch that plants
+        assert float(row["overhead_us"]) == pytest.approx(extra, abs=0.1)
+        assert float(row["overhead_pct"]) == pytest.approx(100 * extra / float(row["plain_us"]), rel=1e-3)
+        assert int(row["samples"]) >= 15
+
+
+def test_one_kind_of_fault_can_be_measured_alone(library: Protected, tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "--only", "repair float64 48x40x64 one-sided, faults: 16")
+    assert [(row["faults"], row["status"], row["error"]) for row in rows] == [("16", "CORRECTED", "")]
+
+
+def test_host_times_are_of_the_calls(library: Protected, tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "--only", "host")
+    times = {row["variant"]: float(row["host_us"]) for row in rows}
+    assert times[PLAN] == times[QUEUED] == times[DROPPED] == pytest.approx(10)  # a launch of the fake card
+    assert times[WAITED] == pytest.approx(2211, rel=1e-2)
+    assert {row["status"] for row in rows if row["variant"] == QUEUED} == {"CLEAN"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("element", "wrong product"),
+        ("not written", "wrong product: nan"),
+        ("raises", "ValueError: no such luck"),
+        ("alarm", "reports that should say CLEAN"),
+        ("corruption", "UNCORRECTABLE"),
+    ],
+)
+def test_what_goes_wrong_is_a_fault(
+    library: Protected, tmp_path: Path, capsys: Any, wrong: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.wrong = wrong
+    code, rows = bench(tmp_path, "--only", "square float32 40x40x40 one")
+    assert code == 1
+    assert said in rows[0]["error"]
+    text = capsys.readouterr().out
+    assert "FAULT square float32 float32 40 40 40 1 one-sided clean: " in text
+    assert "1 of 1 cells" in text
+
+
+def test_a_repair_that_left_something_wrong_is_a_fault(library: Protected, tmp_path: Path) -> None:
+    library.wrong = "not repaired"
+    code, rows = bench(tmp_path, "--only", "repair float32")
+    assert code == 1
+    assert [bool(row["error"]) for row in rows] == 2 * [False, True, True, True]
+
+
+def test_a_wrong_plain_product_is_told(library: Protected, card: Card, tmp_path: Path, monkeypatch: Any) -> None:
+    cublas = sys.modules["cupy_backends.cuda.libs.cublas"]
+    monkeypatch.setattr(cublas, "dgemm", lambda *arguments: None)
+    code, rows = bench(tmp_path, "--only", "square float64")
+    assert code == 1
+    assert rows[0]["error"] == "ArithmeticError: the plain product: wrong product: nan of what is allowed"
+
+
+def test_calls_that_are_not_queued_are_told(library: Protected, tmp_path: Path) -> None:
+    library.wrong = "not queued"
+    code, rows = bench(tmp_path, "--only", "square float64")
+    assert code == 0
+    assert "the kernels do not serve this product" in rows[0]["note"]
+
+
+def test_memory_and_time_limits_leave_cells_out(
+    library: Protected, card: Card, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench(tmp_path, "--limit-seconds", "1") == (0, [])
+    assert "4 cells left out after the time limit" in capsys.readouterr().out
+    monkeypatch.setattr(gemm_device, "memory", lambda cell, outputs: card.memory + 1)
+    code, rows = bench(tmp_path)
+    assert code == 0
+    assert {row["note"].partition(":")[0] for row in rows} == {"not measured"}
+    assert len(rows) == 4
+
+
+def test_copies_are_enough_for_a_cold_cache_and_not_too_many(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("square", 40, 40, 40, "float32")
+    assert gemm_device.copies_of(cell, 2) == -(-4 * (1 << 16) // cell.bytes)
+    monkeypatch.setattr(gemm_device, "MOST_BYTES", 3 * (cell.bytes + 4 * 1600))
+    assert gemm_device.copies_of(cell, 2) == 3
+    assert gemm_device.copies_of(replace(cell, m=10**6), 2) == 1
+    made = gemm_device.Operands(cell, 12, 0)
+    assert len(made.encoded(True)) == 12
+    assert all(one.recheck and one.array is B for one, B in zip(made.encoded(True), made.B, strict=True))
+    assert not made.encoded(False)[11].recheck
+    assert all(np.array_equal(made.A[0], A) for A in made.A)
+
+
+# ---- the stopwatch's rounds ---------------------------------------------------------------------------------------
+
+
+def test_even_rounds_have_a_sample_of_every_contender(card: Card) -> None:
+    watch, seen = Stopwatch(budget=0.05, even=True), []
+    watch.after = lambda: seen.append(card.host)
+
+    def taking(seconds: float) -> Call:
+        return Call(lambda _: card.launch(lambda: None, seconds))
+
+    times = watch.measure({"fast": taking(2e-3), "slow": taking(9e-3)})
+    assert len(times["fast"].seconds) == len(times["slow"].seconds) >= 7
+    assert len(seen) >= 2 * len(times["fast"].seconds)
+
+
+# ---- the command line ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert bench_gemm.main([]) == 2
+    assert "pytest benchmarks/bench_gemm.py" in capsys.readouterr().out
+    assert bench_gemm.main(["--device", "--only", "nothing of the kind"]) == 2
+    capsys.readouterr()
+    assert bench_gemm.main(["--device", "--list", "--only", "skinny bfloat16 64x"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"skinny bfloat16 64x8192x8192 {variant}" for variant in (ENCODED, RECHECKED)
+    ]
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert bench_gemm.main(["--device", "--output", str(tmp_path / "x.csv")]) == 2
+    assert "nothing can be measured here" in capsys.readouterr().out

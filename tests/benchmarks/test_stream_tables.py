@@ -1,0 +1,119 @@
+"""Tables and figure of the stream suites, from a CSV with made-up times of the whole grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import stream_figure, stream_tables, tables
+from benchmarks.contenders import CUPY
+from benchmarks.sheet import Sheet
+from benchmarks.stream_bars import BARS
+from benchmarks.stream_grid import grid
+from benchmarks.stream_rows import COLUMNS, OWN, VENDOR, compare, empty_row
+from tests.benchmarks.test_stream_bars import CELL, measured, row
+
+ENVIRONMENT = {"device": "Made-up card", "driver": "1", "cuda": "13.0", "cupy": "14", "date": "2026-01-01"}
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """results/stream.csv, in which one product failed, one was not measured, one lost, and one was timed in a graph."""
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    rows = measured(**{"rows float32 20480x20480x8": 0.1})
+    by_name = {str(cell): cell for cell in grid()}
+    for name, change in (
+        ("columns float64 10240x10240x2", {"error": "wrong product", "speedup": ""}),
+        ("odd rows float32 10007x10239x5", {"ms": "", "note": "not measured: takes 9 GB, 1 are free"}),
+    ):
+        cell = by_name[name]
+        rows.append({**row(cell, "tall_skinny_matmul", OWN, 1.0), **change})
+    graph = [
+        row(CELL, "tall_skinny_matmul, graph", OWN, 0.016, graph=True),
+        row(CELL, "cuBLAS through PyTorch", VENDOR, 0.048, graph=True),
+    ]
+    compare(graph)
+    with Sheet(tmp_path / "stream.csv", (*COLUMNS, *ENVIRONMENT)) as sheet:
+        for one in (*rows, *graph, {**empty_row(CELL, ""), "error": "a group that failed before this one"}):
+            sheet.append({**one, **ENVIRONMENT})
+    return tmp_path
+
+
+def table(name: str) -> list[str]:
+    lines = tables.fill(f"<!-- table:{name} -->\n<!-- /table -->").splitlines()
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("stream-tsm2r", 45), ("stream-odd", 12), ("stream-tsm2l", 43), ("both", 18), ("host", 4)]
+)
+def test_the_tables_show_every_cell(results: Path, name: str, rows: int) -> None:
+    lines = table(name)
+    assert len([line for line in lines if line.startswith("| ")]) - 2 == rows
+    assert any("Made-up card, driver 1" in line for line in lines)
+    assert not any(line.startswith("| |") for line in lines[3:])
+
+
+def test_who_lost_or_failed_is_shown(results: Path) -> None:
+    lines = table("stream-tsm2r")
+    head = ["", "n = 1", "n = 2", "n = 4", "n = 8", "n = 16"]
+    assert [cell.strip() for cell in lines[1].split("|")[1:-1]] == head
+    assert "| A @ B, rows, float32, m = k = 20480 | 99.0%, 6.00 x | 99.0%, 6.00 x | 99.0%, 6.00 x | 9.9%, 0.60 x |" in (
+        next(line for line in lines if "rows, float32, m = k = 20480" in line)
+    )
+    assert "| A @ B, columns, float64, m = k = 10240 | 99.0%, 6.00 x | failed |" in "\n".join(lines)
+    assert any("A.T @ B, rows, bfloat16 -> float32" in line for line in lines)
+    odd = table("stream-odd")
+    assert "| A @ B, rows, float32, 10007 x 10239 | 99.0%, 6.00 x |  | not measured |" in "\n".join(odd)
+    assert any("leading dimension + 3" in line for line in odd)
+
+
+def test_the_better_of_queued_and_graph_is_shown_beside_its_like(results: Path) -> None:
+    (line,) = (line for line in table("stream-tsm2l") if "| rows, float32, 1000000 x 8 x 8 " in line)
+    assert "| 0.0150 | queued |" in line or "| 0.015 | queued |" in line
+    rows = tables.read("stream")
+    fast = [{**one, "ms": "0.01"} if one["how"] == "graph" and one["family"] == OWN else one for one in rows]
+    with Sheet(results / "stream.csv", tuple(rows[0])) as sheet:
+        for one in fast:
+            sheet.append(one)
+    (line,) = (line for line in table("stream-tsm2l") if "| rows, float32, 1000000 x 8 x 8 " in line)
+    assert "| 0.01 | graph |" in line
+    assert "| cuBLAS through PyTorch | 3.00 |" in line
+
+
+def test_every_bar_has_a_line(results: Path) -> None:
+    lines = table("bars")
+    assert len([line for line in lines if line.startswith("| ")]) == len(BARS) + 2
+    assert sum("**no**" in line for line in lines) >= 2  # the share and the speed of the product that lost
+
+
+def test_what_is_missing_is_told(results: Path) -> None:
+    (results / "stream.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"stream\.csv is missing: run the benchmark"):
+        table("both")
+    with pytest.raises(ValueError, match=r"there is no table 'neither': choose from overhead, .* bars"):
+        table("neither")
+
+
+def test_the_figure_is_drawn_and_the_same_each_time(results: Path, capsys: Any) -> None:
+    pytest.importorskip("matplotlib")
+    files = [results / f"{number}.svg" for number in range(2)]
+    for file in files:
+        assert stream_figure.main(["--output", str(file)]) == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].read_bytes().count(b"<path") > 100
+    assert stream_figure.main(["--input", str(results / "absent.csv"), "--output", str(files[0])]) == 1
+    assert "is missing" in capsys.readouterr().err
+
+
+def test_a_file_without_times_of_the_large_products_gives_no_figure(results: Path, capsys: Any) -> None:
+    rows = [one for one in tables.read("stream") if one["suite"] == "both" and one["contender"] != CUPY]
+    with Sheet(results / "stream.csv", tuple(rows[0])) as sheet:
+        for one in rows:
+            sheet.append(one)
+    assert stream_figure.main(["--output", str(results / "x.svg")]) == 1
+    assert "there are no times" in capsys.readouterr().err
+    assert stream_tables.both().count("| float") == 18

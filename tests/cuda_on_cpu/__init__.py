@@ -1,6 +1,0 @@
-"""Runs CUDA kernels on a CPU, and finds what a GPU would let pass: see `build` and `Library.run`."""
-
-from tests.cuda_on_cpu.build import BuildError, build, translate
-from tests.cuda_on_cpu.library import ORDERS, KernelFault, Library
-
-__all__ = ["ORDERS", "BuildError", "KernelFault", "Library", "build", "translate"]

@@ -1,0 +1,78 @@
+"""Calls on a GPU: what they are remembered by, with arrays that only say what CuPy's would; orders of their results."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abft_tsm2.faults.trials.gemm import LAYOUTS
+from abft_tsm2.gemm import queued
+from abft_tsm2.gemm.queued import order_of
+
+
+class Array:
+    def __init__(self, strides: tuple[int, ...] = (64, 8)) -> None:
+        self.shape, self.strides, self.dtype = (8, 8), strides, np.dtype("f8")
+        self.data = SimpleNamespace(device_id=0, ptr=4096)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=Array, cuda=card))
+
+
+@pytest.mark.usefixtures("cupy")
+def test_a_key_tells_the_strides_of_out_apart() -> None:
+    # So that what was accepted of one out says nothing of another one that overlaps itself.
+    keys = {queued.key_of(Array(), Array(), Array(strides), ()) for strides in ((64, 8), (0, 8), (8, 8), (8, 64))}
+    assert len(keys) == 4
+    assert None not in keys
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("options", [([],), (1.0, np.array(2.0)), ("rows", {})], ids=str)
+def test_options_without_a_hash_are_not_remembered_but_judged(options: tuple[Any, ...]) -> None:
+    assert queued.key_of(Array(), Array(), None, options) is None
+    assert queued.key_of(Array(), Array(), None, (1.0, "rows", None)) is not None
+
+
+# ---- the order of a float32 product ---------------------------------------------------------------------------------
+
+
+def contiguous(X: np.ndarray, *, lines: int) -> bool:
+    """Whether lines along this axis are, as kernels take them (`Layout.contiguous`)."""
+    return X.shape[lines] == 1 or X.strides[lines] == X.itemsize
+
+
+@given(m=st.integers(1, 4), n=st.integers(1, 4), layout=st.sampled_from([*LAYOUTS]))
+def test_a_float32_product_lies_as_what_it_is_rounded_to(m: int, n: int, layout: str) -> None:
+    # Else kernels that read one and write the other line by line would write it transposed.
+    C = LAYOUTS[layout](np, m, n, np.float16)
+    if C is None or (order := order_of(C)) is None:
+        return
+    wide = np.empty((m, n), np.float32, order=order)  # type: ignore[call-overload]
+    for lines in (0, 1):
+        assert contiguous(wide, lines=lines) == contiguous(C, lines=lines), (C.strides, order)
+
+
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    [("C", "C"), ("F", "F"), ("part", "C"), ("transposed", "F"), ("strided", None), ("negative", None)],
+)
+def test_which_orders_are_served(layout: str, order: str | None) -> None:
+    assert order_of(LAYOUTS[layout](np, 30, 20, np.float16)) == order
+
+
+def test_a_vector_whose_elements_lie_apart_is_not() -> None:
+    X = np.zeros((30, 20), np.float16)
+    assert order_of(X[:, 3:4]) is None
+    assert order_of(X[3:4]) is not None
+    assert order_of(X.T[:, 3:4]) is not None
+    assert order_of(X[3:4, 3:4]) is not None

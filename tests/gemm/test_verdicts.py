@@ -1,0 +1,202 @@
+"""What the host believes of records: a verdict proves that it was made, whatever else a record's memory may hold.
+
+The kernels that judge and repair run on the CPU, one behind the other as on a card, and may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abft_tsm2.checksum import bounds
+from abft_tsm2.checksum.device.kernels import Judge, Repair
+from abft_tsm2.checksum.device.record import Facts, Verdict, clean
+from abft_tsm2.core.memory import WORDS, Record
+from abft_tsm2.gemm import pending
+from abft_tsm2.gemm.pending import Pending
+from abft_tsm2.report import Report, Status
+from tests.support.check_cases import CALL_WORD, JUDGED_WORD
+from tests.support.cuda_on_cpu import Library
+from tests.support.libraries import library_of, texts
+from tests.support.repair_faults import Case
+from tests.support.repair_model import CALL, ENCODED, NULL, Work
+
+JUDGE, REPAIR = Judge(), Repair("float32", "float32", t1=64)
+library = library_of(lambda: texts((JUDGE, REPAIR)))
+M, K, N = 37, 45, 51
+FACTS = Facts("gemm", (M, K, N), "float32", None, (), ("rows",), (M,))
+
+
+def record_of(words: np.ndarray) -> Record:
+    """A record of the call, as it was brought."""
+    page: Any = SimpleNamespace(there=SimpleNamespace(data=SimpleNamespace(ptr=0)), here=_Pinned(8 * WORDS))
+    record = Record(0, page, 0)
+    record.call, record.lines = CALL, M
+    record.words[...] = words
+    return record
+
+
+class _Pinned(bytearray):
+    """Memory of the host that a device writes to."""
+
+    ptr = 0
+
+
+def left_behind(library: Library, fault: str, *, judge: bool = True, repair: bool = True, short: int = 0) -> np.ndarray:
+    """The words that the kernels leave of a product; `short`: lines by which the count falls short."""
+    return left_of(library, Case(fault).work(REPAIR), judge=judge, repair=repair, short=short)
+
+
+def left_of(library: Library, work: Work, *, judge: bool = True, repair: bool = True, short: int = 0) -> np.ndarray:
+    work.record[...] = 0
+    arguments, c = list(work.arguments()), work.checks
+    lines, tau = np.zeros(M, np.uint32), np.zeros(M)
+    work.state[...] = 0  # the first kernel of a product wipes it
+    weighted = work.C.astype(np.float64) * work.v[:, None, :].astype(np.float64)
+    u, squares = (np.ascontiguousarray(x) for x in (weighted.sum(2), (weighted**2).sum(2)))
+    factors = bounds.bound_factors(c["arithmetic"], c["terms"], N)
+    verdict = (1.0, 0.0, c["t"], c["p2"], NULL, NULL, c["sizes"], 0, *(float(x) for x in factors), tau, lines)
+    if judge:
+        guards = (c["guards"], NULL, ENCODED, CALL)
+        library.run(JUDGE.name, (1, 1), JUDGE.t1, (M, u, squares, *verdict, work.state, *guards))
+    work.state[JUDGED_WORD] = int(work.state[JUDGED_WORD]) - short if judge else 0
+    arguments[-6] = lines
+    if repair:
+        library.run(REPAIR.name, 2, REPAIR.t1, tuple(arguments))
+    return work.record
+
+
+def test_the_kernels_leave_verdicts(library: Library) -> None:
+    for fault, status in (("clean", Status.CLEAN), ("element", Status.CORRECTED)):
+        verdict = Verdict([record_of(left_behind(library, fault))], FACTS)
+        assert verdict.made
+        assert verdict.settled
+        assert verdict.report().status is status
+        assert verdict.checks[0].verified == M
+        assert verdict.flagged == len(verdict.faults) == (status is Status.CORRECTED)
+    assert clean([record_of(left_behind(library, "clean"))])
+    assert not clean([record_of(left_behind(library, "element"))])
+
+
+def _kept(library: Library) -> np.ndarray:
+    words = left_behind(library, "clean").copy()
+    words[0] -= np.uint64(1)
+    words[7] = int(words[7]) - (1 << 8)
+    return words
+
+
+NO_VERDICTS: dict[str, Callable[[Library], np.ndarray]] = {
+    "zeroed": lambda library: np.zeros(WORDS, np.uint64),
+    "all ones": lambda library: np.full(WORDS, 2**64 - 1, np.uint64),
+    "kept from the call before": _kept,
+    "the repair's kernel skipped": lambda library: left_behind(library, "clean", repair=False),
+    "the verdict's kernel skipped": lambda library: left_behind(library, "element", judge=False),
+    "both skipped": lambda library: left_behind(library, "element", judge=False, repair=False),
+    "a line not judged": lambda library: left_behind(library, "clean", short=1),
+    "a line not judged, and a repair": lambda library: left_behind(library, "element", short=1),
+    "a line judged twice": lambda library: left_behind(library, "clean", short=-1),
+}
+
+
+@pytest.mark.parametrize("name", NO_VERDICTS)
+def test_what_is_no_verdict_is_not_believed(library: Library, name: str) -> None:
+    record = record_of(NO_VERDICTS[name](library))
+    assert not record.made(record.head)
+    assert not clean([record])
+    good = record_of(left_behind(library, "clean"))
+    for found, sides in (([record], 1), ([good, record], 2), ([record, good], 2)):
+        facts = Facts("gemm", (M, K, N), "float32", None, (), ("rows", "columns")[:sides], (M, N)[:sides])
+        if sides == 2:
+            found[1].lines = M
+        verdict = Verdict(found, facts)
+        assert not any((verdict.made, verdict.settled, verdict.known, verdict.cleared, verdict.repaired))
+        assert verdict.replaced
+        assert verdict.flagged == M  # all lines: no one has looked
+        assert not verdict.faults
+        assert {check.verified for check in verdict.checks} <= {0, M, N}
+        assert 0 in {check.verified for check in verdict.checks}
+
+
+def test_a_state_that_was_not_wiped_counts_too_many_lines(library: Library) -> None:
+    """Then no kernel has encoded either: each first one wipes the state."""
+    work = Case("clean").work(REPAIR)
+    left_of(library, work)
+    before = work.state.copy()
+    assert int(before[CALL_WORD]) == CALL
+    words = left_of(library, work, short=-int(before[JUDGED_WORD]))
+    record = record_of(words)
+    assert not record.made(record.head)
+
+
+# ---- what is still in a queue --------------------------------------------------------------------------------------
+
+
+class _Looks:
+    """A second look by the host, and what it is asked."""
+
+    def __init__(self, status: Status) -> None:
+        self.status, self.asked = status, 0
+
+    def __call__(self, problem: Any, operation: str) -> Report:
+        self.asked += 1
+        return Report(self.status, operation, M, K, N, "float32")
+
+
+class _Pending(Pending):
+    """Without a device."""
+
+    def __init__(self, found: list[Record], look: _Looks, *, gone: bool) -> None:
+        self._records, self._look = found, look
+        self._device, self._done = _Context(), SimpleNamespace(synchronize=lambda: None, done=True)
+        case = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
+        way = SimpleNamespace(checkers=(SimpleNamespace(case=case),))
+        self._plan: Any = SimpleNamespace(facts=FACTS, way=way, alpha=1.0, beta=0.0)
+        array = SimpleNamespace(x=None if gone else np.zeros((2, 2), np.float32))
+        self._arrays: Any = (array, array, array, None)
+
+
+class _Context:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bring(found: Iterable[Record]) -> None:
+        list(found)
+
+    monkeypatch.setattr("abft_tsm2.core.memory.bring", bring)
+    monkeypatch.setattr(Record, "free", lambda self: None)
+    monkeypatch.setattr(pending, "_found", lambda later: later.x)
+    monkeypatch.setattr(pending, "problem_of", lambda *arrays, **named: SimpleNamespace(c=arrays[0]))
+
+
+@pytest.mark.parametrize("name", NO_VERDICTS)
+def test_what_is_no_verdict_is_never_dismissed(library: Library, name: str) -> None:
+    good = _Pending([record_of(left_behind(library, "clean"))], _Looks(Status.CLEAN), gone=False)
+    bad = _Pending([record_of(NO_VERDICTS[name](library))], _Looks(Status.CLEAN), gone=False)
+    assert Pending.dismiss([good, bad, good]) == [bad]
+
+
+@pytest.mark.parametrize("name", NO_VERDICTS)
+def test_what_is_no_verdict_is_looked_at_by_the_host(library: Library, name: str) -> None:
+    words = NO_VERDICTS[name](library)
+    fine, wrong = _Looks(Status.CLEAN), _Looks(Status.UNCORRECTABLE)
+    report = _Pending([record_of(words)], fine, gone=False).wait()
+    assert (report.status, fine.asked) == (Status.CLEAN, 1)
+    assert report.suspicions == M
+    report = _Pending([record_of(words)], wrong, gone=False).wait()
+    assert (report.status, wrong.asked) == (Status.UNCORRECTABLE, 1)
+    report = _Pending([record_of(words)], fine, gone=True).wait()
+    assert (report.status, fine.asked) == (Status.UNCORRECTABLE, 1)
+    assert "no verdict" in report.reasons[-1]
+
+
+def test_a_verdict_is_not_looked_at(library: Library) -> None:
+    look = _Looks(Status.UNCORRECTABLE)
+    report = _Pending([record_of(left_behind(library, "element"))], look, gone=True).wait()
+    assert (report.status, look.asked) == (Status.CORRECTED, 0)

@@ -1,0 +1,58 @@
+"""Every kernel that can be chosen compiles for every architecture, without a GPU, and keeps its tiles in registers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from abft_tsm2.core.compiler import source
+from abft_tsm2.core.device import KNOWN, known
+from abft_tsm2.core.paper.config import T2, Config, choices, is_valid
+from benchmarks.registers import ARCHITECTURES, compiled
+
+CONFIGS = sorted({config for device in KNOWN.values() for config in choices(device)}, key=lambda config: config.name)
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def spilled(log: str) -> int:
+    """Bytes stored to memory for want of registers."""
+    stores, loads = _SPILLS.findall(log)[0]
+    return int(stores) + int(loads)
+
+
+def is_the_papers_opt2(config: Config) -> bool:
+    """Opt-2 at the paper's float64 parameters holds more than 255 registers do (benchmarks/results/registers.csv)."""
+    return (config.variant, config.dtype, config.t2) == ("Opt-2", "float64", T2[-1]) and config.t3 in (12, 16)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_every_kernel_compiles_without_spills(config: Config, architecture: str) -> None:
+    code, log = compiled(source(config), architecture)
+    assert config.name.encode() in code
+    assert is_the_papers_opt2(config) or spilled(log) == 0, log
+
+
+def test_spills_are_seen() -> None:
+    config = Config("V3", "float64", 128, 16, 64)
+    assert not is_valid(None, config, known("H200"))
+    assert spilled(compiled(source(config), "sm_90")[1]) > 0
+
+
+def test_the_list_is_finite_and_what_the_predicate_lets_through() -> None:
+    assert 200 < len(CONFIGS) < 400
+    device = known("H200")
+    for config in choices(device):
+        assert is_valid(None, config, device)
+        for name in ("t1", "t2", "t3", "tcf"):
+            assert not is_valid(None, replace(config, **{name: 7}), device)
+
+
+def test_messages_name_the_file_and_the_line() -> None:
+    text = source(Config("V3", "float32", 128, 16, 32))
+    broken = text.replace("store_C(C, rsc, csc, row, p, n, alpha, c, beta);", "store_C(C, rsc);", 1)
+    assert broken != text
+    with pytest.raises(Exception, match=r"prefetch\.cuh\(\d+\)"):
+        compiled(broken, "sm_90")
