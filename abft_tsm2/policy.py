@@ -355,7 +355,7 @@ def caller_level() -> int:
 _LOOKED_AT = 64  # pending reports, after which those are looked for that nobody has any more
 
 
-class Pending(Protocol):
+class PendingReport(Protocol):
     """A verdict on its way."""
 
     @property
@@ -370,7 +370,7 @@ class Pending(Protocol):
         """Of verdicts that have arrived, those that somebody has to hear of."""
 
 
-class Facts(Protocol):
+class ReportFacts(Protocol):
     """What is known of a product before its verdict."""
 
     @property
@@ -390,7 +390,7 @@ class Deferred(Report):
     _on_error: str | None
 
     @classmethod
-    def of(cls, pending: Pending, facts: Facts, on_error: str | None) -> Deferred:
+    def of(cls, pending: PendingReport, facts: ReportFacts, on_error: str | None) -> Deferred:
         """The report of a product whose verdict is pending."""
         m, k, n = facts.sizes
         self = cls.made_of(status=Status.PENDING, operation=facts.operation, m=m, k=k, n=n, dtype=facts.dtype)
@@ -430,7 +430,7 @@ class _Open:
     """A report that somebody may have, and its verdict until that has been waited for: it is heard of once."""
 
     report: weakref.ref[Deferred]
-    verdict: Pending | None
+    verdict: PendingReport | None
 
 
 _open: deque[_Open] = deque()
@@ -466,7 +466,7 @@ _looking = threading.Lock()
 _interval = [1]
 
 
-def _forgotten(verdict: Pending) -> None:
+def _forgotten(verdict: PendingReport) -> None:
     """Say what a verdict came to whose report nobody has any more."""
     report = verdict.wait()
     if not report.ok:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import bit_pattern
-from abft_tsm2.checksum.device.kernels import Equilibrate, Repair
+from abft_tsm2.checksum.device.kernels import Equilibrate, RepairKernel
 from abft_tsm2.faults.judge.oracle import Array
 from benchmarks import gemm_device
 from benchmarks.gemm_device import HALVES, ONE, OPTIONS, TF32, WIDE, Cell
@@ -82,7 +82,7 @@ def kernels(modes: Iterable[Mode], shapes: Sequence[Shape], multiprocessors: int
         cell = Cell("batched", shape.m, shape.k, shape.n, mode.dtype, mode.variant, batch=shape.batch)
         for one in gemm_device.kernels(cell, multiprocessors):
             yield one
-            if isinstance(one, (Equilibrate, Repair)):
+            if isinstance(one, (Equilibrate, RepairKernel)):
                 yield replace(one, turned=True)
 
 

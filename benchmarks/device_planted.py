@@ -17,7 +17,14 @@ import numpy as np
 
 from abft_tsm2 import Report, Status, protected_gemm
 from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, to_host
-from abft_tsm2.faults.judge.oracle import Arithmetic, Array, arithmetic, reference, rounded_to_bfloat16, widened
+from abft_tsm2.faults.judge.oracle import (
+    Array,
+    ReferenceArithmetic,
+    arithmetic,
+    reference,
+    rounded_to_bfloat16,
+    widened,
+)
 from benchmarks.device_faults import MASS, OUTCOMES, SEVERAL, TILES, Faults, Seen, outcomes, several, singles
 from benchmarks.device_operands import TYPES, Base, Mode, Shape, numbers
 from benchmarks.device_runs import Run, quiet
@@ -119,7 +126,7 @@ class Scene:
         self.options = {**mode.options, "check": check}
         how = arithmetic(mode.dtype, mode.variant == TF32)
         if mode.variant == WIDE:
-            how = Arithmetic("float32", "float32", truncating=True)
+            how = ReferenceArithmetic("float32", "float32", truncating=True)
         self._expected = reference(self.A, self.B, xp, sums=how.sums)
         # Two roundings more for what is computed again, and those of float64, in which it is.
         self._allowed = how.bound(self._expected, shape.k + 2)

@@ -16,7 +16,7 @@ from typing import Any
 
 from abft_tsm2 import encode, protected_gemm
 from abft_tsm2.arrays import FLOATS, bit_pattern
-from abft_tsm2.checksum.device.kernels import Equilibrate, Repair, line_sums, sums_of
+from abft_tsm2.checksum.device.kernels import Equilibrate, RepairKernel, line_sums, sums_of
 from abft_tsm2.core.cublas import Gemm
 from abft_tsm2.core.problem import Problem
 from abft_tsm2.errors import SilentDataCorruptionError
@@ -198,7 +198,7 @@ def kernels(cell: Cell, multiprocessors: int) -> Iterator[Any]:
     yield sums(dtype, k, n, words=True, out=acc)
     yield sums(dtype, m, k, given=True, words=True)
     yield sums(stored, m, n, verdict=True, out=cast)
-    yield from (Equilibrate(dtype), Repair(dtype, stored, cast))
+    yield from (Equilibrate(dtype), RepairKernel(dtype, stored, cast))
 
 
 # ---- operands -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from abft_tsm2.faults.judge.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, widened
+from abft_tsm2.faults.judge.oracle import (
+    BLOCK_BYTES,
+    Array,
+    Reference,
+    ReferenceArithmetic,
+    reference,
+    require,
+    widened,
+)
 from benchmarks.gpu_products import errors
 
 WHOLE = 2**33  # multiplications up to which every element is compared
@@ -33,7 +41,7 @@ class Judge:
         Compared element by element, beside those that always are.
     """
 
-    def __init__(self, A: Array, B: Array, how: Arithmetic, xp: Any, rows: Sequence[int] = ()) -> None:
+    def __init__(self, A: Array, B: Array, how: ReferenceArithmetic, xp: Any, rows: Sequence[int] = ()) -> None:
         (m, self._k), n = A.shape[-2:], B.shape[-1]
         self._how, self._xp = how, xp
         self._rows = list(range(m))

@@ -13,12 +13,20 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import dtype_name
-from abft_tsm2.faults.judge.oracle import BLOCK_BYTES, Arithmetic, Array, Reference, reference, require, widened
+from abft_tsm2.faults.judge.oracle import (
+    BLOCK_BYTES,
+    Array,
+    Reference,
+    ReferenceArithmetic,
+    reference,
+    require,
+    widened,
+)
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a computed product: how far it is from the reference, in units of what is allowed (`Arithmetic`).
+    """Of a computed product: how far it is from the reference, in units of what is allowed (`ReferenceArithmetic`).
 
     Attributes
     ----------
@@ -48,13 +56,15 @@ def worse(one: Errors, other: Errors) -> Errors:
     return Errors(larger(one.norm, other.norm), larger(one.worst, other.worst), max(one.outside, other.outside))
 
 
-def errors(C: Array, expected: Reference, k: int, xp: Any = np, *, arithmetic: Arithmetic | None = None) -> Errors:
+def errors(
+    C: Array, expected: Reference, k: int, xp: Any = np, *, arithmetic: ReferenceArithmetic | None = None
+) -> Errors:
     """What is wrong with the product C, (..., m, n), of sums of k terms, which are of its own type where no arithmetic
     is given."""
     if C.shape != expected.high.shape:
         raise ValueError(f"the product is {C.shape}, its reference {expected.high.shape}")
     name = dtype_name(C.dtype)
-    arithmetic = arithmetic or Arithmetic(name, name)
+    arithmetic = arithmetic or ReferenceArithmetic(name, name)
     distance = abs((widened(C, xp) - expected.high) - expected.low)
     bound = arithmetic.bound(expected, k)
     ok = (distance <= bound) & xp.isfinite(bound)

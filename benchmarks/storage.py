@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.checksum.storage import IntegerChecksums, diagnose, integer_checksums, restore
+from abft_tsm2.checksum.storage import IntegerChecksums, diagnose_storage, integer_checksums, restore
 from abft_tsm2.core.row_sums import fingerprint
 from benchmarks import tables, timing
 
@@ -129,13 +129,13 @@ def plant(x: np.ndarray, flips: Flips) -> tuple[np.ndarray, IntegerChecksums, np
 def outcome(right: np.ndarray, sums: IntegerChecksums, wrong: np.ndarray) -> str:
     """One of `OUTCOMES`; "wrong" where diagnosis wrote to the matrix or restoration made another one."""
     held = _bits(wrong).copy()
-    found = diagnose(wrong, sums)
+    found = diagnose_storage(wrong, sums)
     if not np.array_equal(_bits(wrong), held) or (found.refused and found.corruptions):
         return "wrong"
     if not found.corruptions:
         return "refused" if found.refused else "checksum_fault" if found.checksum_fault else "clean"
     restore(wrong, found.corruptions)
-    same = np.array_equal(_bits(wrong), _bits(right)) and diagnose(wrong, sums).clean
+    same = np.array_equal(_bits(wrong), _bits(right)) and diagnose_storage(wrong, sums).clean
     return "restored" if same else "wrong"
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from abft_tsm2.arrays import FLOATS, dtype_name
 from abft_tsm2.faults.judge.oracle import (
     BLOCK_BYTES,
-    Arithmetic,
     Array,
     Reference,
+    ReferenceArithmetic,
     reference,
     require,
     rounded_to_bfloat16,
@@ -176,7 +176,7 @@ class Products:
         (C,) = results
         if self.expected is None:
             raise ValueError("nothing is expected before `fill`")
-        arithmetic = Arithmetic(self.cell.sums, dtype_name(C.dtype), FLOATS[self.cell.dtype].bits == 16)
+        arithmetic = ReferenceArithmetic(self.cell.sums, dtype_name(C.dtype), FLOATS[self.cell.dtype].bits == 16)
         return errors(C, self.expected.columns(C.shape[-1]), self.cell.k, cupy, arithmetic=arithmetic)
 
 

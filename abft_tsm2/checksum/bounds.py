@@ -116,7 +116,7 @@ class Arithmetic:
         return (k * max(1.0, abs(alpha)) + 2) * summed + (stored if self.u_out else 0.0)
 
 
-class Factors(NamedTuple):
+class BoundFactors(NamedTuple):
     """What the statistical bound is made of, for one product.
 
     Attributes
@@ -136,10 +136,10 @@ class Factors(NamedTuple):
     underflow: float
 
 
-def bound_factors(a: Arithmetic, k: int, n: int, alpha: float = 1.0) -> Factors:
+def bound_factors(a: Arithmetic, k: int, n: int, alpha: float = 1.0) -> BoundFactors:
     """The factors of `statistical_bound`, for kernels that work it out line by line."""
     root = SLACK * math.sqrt(k)
-    return Factors(statistical_factor(a, k, n), INPUT * a.u_in, 4 * a.u_out, root, a.underflow(k, alpha))
+    return BoundFactors(statistical_factor(a, k, n), INPUT * a.u_in, 4 * a.u_out, root, a.underflow(k, alpha))
 
 
 def arithmetic(inputs: str, output: str, *, library: str = "numpy", tf32: bool = False) -> Arithmetic:

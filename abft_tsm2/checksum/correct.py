@@ -23,9 +23,9 @@ import numpy as np
 from abft_tsm2.arrays import from_host, namespace, to_host
 from abft_tsm2.checksum import repairs
 from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
-from abft_tsm2.checksum.repairs import AGAIN, Outcome, Written
+from abft_tsm2.checksum.repairs import AGAIN, RepairOutcome, Written
 from abft_tsm2.checksum.second_product import compare
-from abft_tsm2.checksum.sides import Floats, Integers, Lines, Mask, Scale, scaled
+from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scaled
 from abft_tsm2.core.row_sums import rows_per_block, take_rows, widened
 from abft_tsm2.report import Fault
 
@@ -47,13 +47,13 @@ class _Tile:
     distance: Floats  # from the recomputed value, in units of usual rounding
 
 
-def few(lines: Lines) -> int:
+def few(lines: Side) -> int:
     """So many suspected lines are looked at one by one."""
     return max(_FEW_LINES, int(lines.L.shape[0]) // _FEW_LINES)
 
 
 def locate_and_correct(
-    lines: Lines,
+    lines: Side,
     scale: Scale,
     suspects: Integers,
     others: Integers,
@@ -64,7 +64,7 @@ def locate_and_correct(
     foreign: bool,
     mass: bool = False,
     written: Written | None = None,
-) -> Outcome:
+) -> RepairOutcome:
     """Judge the suspected lines and, where `write`, replace what is wrong.
 
     Parameters
@@ -89,7 +89,7 @@ def locate_and_correct(
     written : Written, optional
         What earlier rounds have replaced; added to.
     """
-    outcome = Outcome(written=Written() if written is None else written)
+    outcome = RepairOutcome(written=Written() if written is None else written)
     surely_wrong = False
     if not mass and suspects.size <= few(lines):
         m = lines.L.shape[0]
@@ -118,7 +118,7 @@ def locate_and_correct(
 # ---- recomputation in float64 -------------------------------------------------------------------------------------
 
 
-def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
+def _recompute(lines: Side, scale: Scale, at: Integers) -> _Tile:
     """Lines `at` in float64: value, rigorous verdict, distance.
 
     exact = gain (L R) + beta C0,  S = |gain| |L||R| + |beta C0|,  H^2 = gain^2 (L o L)(R o R) + (beta C0)^2
@@ -171,7 +171,7 @@ def _recompute(lines: Lines, scale: Scale, at: Integers) -> _Tile:
     return _Tile(at, found, value, ~right_enough & scale.usable_column[None, :], unclear, distance)
 
 
-def _tiles(lines: Lines, scale: Scale, at: Integers) -> Iterator[_Tile]:
+def _tiles(lines: Side, scale: Scale, at: Integers) -> Iterator[_Tile]:
     step = rows_per_block(lines.R.shape[1], _TILE_BYTES)
     for lo in range(0, at.size, step):
         yield _recompute(lines, scale, at[lo : lo + step])
@@ -187,7 +187,7 @@ def _outliers(distance: Floats) -> tuple[Mask, Mask]:
     return outliers, np.asarray(usual > OUTLIER / 2)
 
 
-def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, write: bool) -> Integers:
+def _line_by_line(lines: Side, scale: Scale, at: Integers, outcome: RepairOutcome, write: bool) -> Integers:
     """Replace what is wrong in each suspected line; returns the lines in which no element is wrong for certain.
 
     A line without a residual, because an Inf in it is right, has been checked element by element by then.
@@ -222,7 +222,7 @@ def _line_by_line(lines: Lines, scale: Scale, at: Integers, outcome: Outcome, wr
     return np.asarray(undecided, np.int64)
 
 
-def _common_columns(lines: Lines, scale: Scale, at: Integers, outcome: Outcome) -> tuple[set[int], bool]:
+def _common_columns(lines: Side, scale: Scale, at: Integers, outcome: RepairOutcome) -> tuple[set[int], bool]:
     """Columns that are wrong beyond doubt in half of a sample of lines, if they are few; and whether any element is."""
     hits = np.zeros(lines.R.shape[1], np.int64)
     for tile in _tiles(lines, scale, at):
@@ -233,7 +233,7 @@ def _common_columns(lines: Lines, scale: Scale, at: Integers, outcome: Outcome) 
     return {int(c) for c in columns} if few_columns else set(), bool(hits.any())
 
 
-def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool) -> None:
+def _complete_columns(lines: Side, scale: Scale, outcome: RepairOutcome, write: bool) -> None:
     """Recompute whole columns; replace what is wrong and what is out of the ordinary."""
     across, turned = lines.across(), scale.across()
     columns = np.asarray(sorted(outcome.columns), np.int64)
@@ -275,12 +275,12 @@ def _complete_columns(lines: Lines, scale: Scale, outcome: Outcome, write: bool)
 
 
 def _multiply_again(
-    lines: Lines,
+    lines: Side,
     scale: Scale,
     at: Integers,
     V: Floats,
     tau: Floats,
-    outcome: Outcome,
+    outcome: RepairOutcome,
     write: bool,
     foreign: bool,
 ) -> None:

@@ -16,15 +16,15 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
 from abft_tsm2.checksum.repairs import Written
-from abft_tsm2.checksum.sides import Lines, Scale
+from abft_tsm2.checksum.sides import Scale, Side
 from abft_tsm2.checksum.verify import (
-    Expected,
-    Verdict,
+    PredictedSums,
+    SideVerdict,
     changed_operands,
     differing,
-    observe,
     recompute,
-    scrutinise,
+    recompute_checksum,
+    verify_rescaled,
 )
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.report import Check, Fault, Status
@@ -60,11 +60,11 @@ class Decision:
         return self
 
 
-def decide(
-    lines: Lines,
-    expected: Expected,
+def diagnose(
+    lines: Side,
+    expected: PredictedSums,
     u: Array,
-    verdict: Verdict,
+    verdict: SideVerdict,
     *,
     write: bool,
     foreign: bool = False,
@@ -92,7 +92,7 @@ def decide(
     now = recompute(lines, expected)
     if changed := changed_operands(lines, expected, now):
         return decision.input_changed(*changed)
-    fault = differing(lines, expected, now, (u, observe(lines, expected.carried)))
+    fault = differing(lines, expected, now, (u, recompute_checksum(lines, expected.carried)))
     if fault is None and not expected.intact():  # what bounds the residual was hit, not the sums
         fault = Fault("t", "checksum", (), (), 0, float("nan"), "computed again")
     if fault is not None:
@@ -102,7 +102,7 @@ def decide(
         decision.suspicions = int(np.count_nonzero(~verdict.ok))
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
-    scrutiny = scrutinise(lines, V)
+    scrutiny = verify_rescaled(lines, V)
     found: list[Fault] = []
     mass, written, excused = False, Written(), 0.0
     for turn in range(_ROUNDS + 1):
@@ -152,7 +152,7 @@ def decide(
         since = differing(lines, now, recompute(lines, expected))
         if since is not None:
             return decision.input_changed({"s": "R", "t": "L", "t0": "C0"}[since.operand])
-        scrutiny = scrutinise(lines, V, scrutiny.scale)
+        scrutiny = verify_rescaled(lines, V, scrutiny.scale)
     if found:
         decision.faults += found
         decision.suspicions = 0
@@ -166,7 +166,7 @@ def decide(
     return decision
 
 
-def unverifiable(lines: Lines, scale: Scale) -> list[str]:
+def unverifiable(lines: Side, scale: Scale) -> list[str]:
     """Which parts of C nothing can be said about, in the user's terms."""
     reasons = []
     rows_first = lines.side == "rows"

@@ -24,7 +24,7 @@ OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensi
 
 
 @dataclass(frozen=True, eq=False)
-class Carried:
+class OperandChecksum:
     """What a right operand R (k x n) carries into a row check.
 
     Attributes
@@ -55,11 +55,11 @@ class Carried:
         return all(map(same_bits, (self.weights, self.sums, self.squares), self.guard))
 
 
-def carried(R: Array, V: Array, *, partial: bool = False) -> Carried:
+def carried(R: Array, V: Array, *, partial: bool = False) -> OperandChecksum:
     """What R carries with weights V: one read of R."""
     squares = weighted_squares(R[: part_of(R.shape[0]), :], V * V)
     sums = encoding_pass(R, V, partial=partial)
-    return Carried(V, sums, squares, (kept(V), kept(sums), kept(squares)), partial)
+    return OperandChecksum(V, sums, squares, (kept(V), kept(sums), kept(squares)), partial)
 
 
 def kept(x: Array) -> Array:
@@ -151,7 +151,7 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
 
 
 @np.errstate(all="ignore")
-def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = False) -> Carried:
+def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = False) -> OperandChecksum:
     """Encode a right operand: one read of R (two where the sample of its rows misjudged it).
 
     Parameters

@@ -10,9 +10,9 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, to_host
 from abft_tsm2.checksum.device.check import carried_on_device
-from abft_tsm2.checksum.device.layout import Kept
-from abft_tsm2.checksum.encode import Carried, carry, log2_column_norms
-from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose, integer_checksums, restore
+from abft_tsm2.checksum.device.layout import CarriedChecksum
+from abft_tsm2.checksum.encode import OperandChecksum, carry, log2_column_norms
+from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose_storage, integer_checksums, restore
 from abft_tsm2.checksum.weights import Weights, weights
 from abft_tsm2.core.cublas import layout
 from abft_tsm2.core.row_sums import fingerprint
@@ -50,10 +50,10 @@ class OnDevice:
         sides, weights = Sided(*(one and one.right for one in made)), Sided(*(one and one.weights for one in made))
         return cls(sides, weights, tuple(one.memory for one in made if one))
 
-    def kept(self, side: str, recheck: bool) -> Kept | None:
+    def kept(self, side: str, recheck: bool) -> CarriedChecksum | None:
         """What it carries into a check of that side."""
         right = getattr(self.sides, side)
-        return None if right is None else Kept(right, recheck)
+        return None if right is None else CarriedChecksum(right, recheck)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +84,8 @@ class Encoded:
     norms: Sided
     integers: IntegerChecksums
     fingerprint: Array
-    right: Carried | None
-    left: Carried | None
+    right: OperandChecksum | None
+    left: OperandChecksum | None
     device: OnDevice | None = None
     dtype: Any = None
 
@@ -153,7 +153,7 @@ class Encoded:
         Integer arithmetic only: no tolerance. Synchronises with the host. Reads the matrix once. Never raises on
         what it finds: see `correct`.
         """
-        found = diagnose(self.as_encoded(), self.integers)
+        found = diagnose_storage(self.as_encoded(), self.integers)
         report = self._report(found, repaired="")
         policy.deliver(report, "detect")
         return report
@@ -178,7 +178,7 @@ class Encoded:
         -----
         This call is itself the permission to write into the array, whatever `repair` says.
         """
-        found = diagnose(self.as_encoded(), self.integers)
+        found = diagnose_storage(self.as_encoded(), self.integers)
         if found.corruptions and not found.refused:
             restore(self.array, found.corruptions)
         report = self._report(found, repaired="restored bit for bit from integer checksums")

@@ -14,14 +14,14 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.rigorous import sequential_bound
-from abft_tsm2.checksum.sides import Floats, Integers, Lines, Scale, scaled
+from abft_tsm2.checksum.sides import Floats, Integers, Scale, Side, scaled
 from abft_tsm2.core.accurate import residual
 from abft_tsm2.core.row_sums import take_rows, widened
 
 _TERMS = 1 << 22  # products of elements held at a time
 
 
-def line_errors(lines: Lines, scale: Scale, at: Integers, X: Array, columns: Integers | None = None) -> Floats:
+def line_errors(lines: Side, scale: Scale, at: Integers, X: Array, columns: Integers | None = None) -> Floats:
     """How far lines of a product are from ``alpha L R + beta C0``, in the scaled domain, on the host.
 
     Parameters
@@ -50,7 +50,7 @@ def _columns(X: Array, columns: Integers) -> Array:
     return X if columns.size == X.shape[1] else namespace(X).take(X, from_host(columns, X), axis=1)
 
 
-def summed_in_order(lines: Lines, line: int, columns: Integers) -> Array:
+def summed_in_order(lines: Side, line: int, columns: Integers) -> Array:
     """Elements of a line, their terms summed from the first to the last: (1, columns), on the device of C.
 
     No honest order of summation rounds much worse where all roundings have one direction.
@@ -70,7 +70,7 @@ def summed_in_order(lines: Lines, line: int, columns: Integers) -> Array:
     return from_host(total, lines.C)
 
 
-def sequential_errors(lines: Lines, scale: Scale, line: int, columns: Integers) -> Floats:
+def sequential_errors(lines: Side, scale: Scale, line: int, columns: Integers) -> Floats:
     """The most that these elements of a line may be off by when they were summed in order, from either end; scaled.
 
     The partial sums ``S_l = sum_{p <= l} l_ip r_pj`` are what a running error bound is made of.

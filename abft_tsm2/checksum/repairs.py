@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import from_host, namespace
-from abft_tsm2.checksum.sides import Floats, Integers, Lines, Mask
+from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.report import Fault
 
 RECOMPUTED, AGAIN = "recomputed in float64", "multiplied again"
@@ -23,7 +23,7 @@ class Written:
 
 
 @dataclass
-class Outcome:
+class RepairOutcome:
     """What one round of location and correction found; written to by the steps of `abft_tsm2.checksum.correct`.
 
     `excused`: a change of so many bounds of its line would have been found in those that were cleared.
@@ -38,7 +38,7 @@ class Outcome:
     written: Written = field(default_factory=Written)
 
 
-def replace(lines: Lines, line: int, places: Integers, value: Floats, write: bool) -> None:
+def replace(lines: Side, line: int, places: Integers, value: Floats, write: bool) -> None:
     """C(line, places) = value(places); the other elements keep their bits."""
     if not write or places.size == 0:
         return
@@ -50,13 +50,13 @@ def replace(lines: Lines, line: int, places: Integers, value: Floats, write: boo
     lines.C[line, :] = xp.where(from_host(chosen, lines.C), new, row)
 
 
-def place(lines: Lines, line: int, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def place(lines: Side, line: int, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(rows, columns) of the user's C."""
     return ((line,), (position,)) if lines.side == "rows" else ((position,), (line,))
 
 
 def line_faults(
-    lines: Lines, line: int, wrong: Mask, found: Floats, value: Floats, whole: bool, write: bool
+    lines: Side, line: int, wrong: Mask, found: Floats, value: Floats, whole: bool, write: bool
 ) -> list[Fault]:
     if whole:
         return [fault(lines, "row", line, (), wrong, found, value, write)]
@@ -68,7 +68,7 @@ def line_faults(
 
 
 def fault(
-    lines: Lines,
+    lines: Side,
     kind: str,
     line: int,
     at: tuple[int, ...],

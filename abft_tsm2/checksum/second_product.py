@@ -16,9 +16,9 @@ from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum import repairs
 from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT
 from abft_tsm2.checksum.evidence import line_errors, sequential_errors, summed_in_order, weighted_norms
-from abft_tsm2.checksum.repairs import Outcome, Written
-from abft_tsm2.checksum.sides import Floats, Integers, Lines, Mask, Scale
-from abft_tsm2.checksum.verify import scrutinise
+from abft_tsm2.checksum.repairs import RepairOutcome, Written
+from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side
+from abft_tsm2.checksum.verify import verify_rescaled
 from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
 _MEASURED = 32  # lines, or elements of one, whose own errors are measured
@@ -55,7 +55,7 @@ class Second:
     outstanding: dict[int, Integers]
 
     @classmethod
-    def of(cls, lines: Lines, scale: Scale, at: Integers, V: Floats, tau: Floats, product: Array) -> Second:
+    def of(cls, lines: Side, scale: Scale, at: Integers, V: Floats, tau: Floats, product: Array) -> Second:
         equal, finite = np.ones((2, at.size), np.bool_)
         change, largest = np.zeros((2, at.size))
         elements, outstanding = np.zeros(at.size, np.int64), dict[int, Integers]()
@@ -85,7 +85,7 @@ def _outlying_from(size: Floats, tau: Floats) -> Floats:
 
 
 def compare(
-    lines: Lines, scale: Scale, at: Integers, V: Floats, tau: Floats, outcome: Outcome, *, foreign: bool
+    lines: Side, scale: Scale, at: Integers, V: Floats, tau: Floats, outcome: RepairOutcome, *, foreign: bool
 ) -> tuple[Second, Mask]:
     """A second product beside the suspects `at`, and which of those that are finite are wrong.
 
@@ -108,14 +108,14 @@ def compare(
     return second, wrong
 
 
-def _side_by_side(lines: Lines, scale: Scale, at: Integers, product: Array) -> tuple[Floats, Floats, Mask]:
+def _side_by_side(lines: Side, scale: Scale, at: Integers, product: Array) -> tuple[Floats, Floats, Mask]:
     """Lines of C, those of another product in float64, and where they are the same or cannot be checked."""
     xp = namespace(lines.C)
     old, new = (to_host(xp.astype(take_rows(X, at), xp.float64)) for X in (lines.C, product))
     return old, new, (old == new) | (np.isnan(old) & np.isnan(new)) | ~scale.usable_column[None, :]
 
 
-def _all_equal(lines: Lines, scale: Scale, controls: Integers, written: Written, product: Array) -> bool:
+def _all_equal(lines: Side, scale: Scale, controls: Integers, written: Written, product: Array) -> bool:
     """Whether there are controls, and all came back bit for bit, but for columns that have been repaired."""
     xp = namespace(lines.C)
     skipped = ~scale.usable_column
@@ -129,7 +129,7 @@ def _all_equal(lines: Lines, scale: Scale, controls: Integers, written: Written,
 
 
 def _beyond_second(
-    lines: Lines, scale: Scale, second: Second, controls: Integers, V: Floats, tau: Floats
+    lines: Side, scale: Scale, second: Second, controls: Integers, V: Floats, tau: Floats
 ) -> tuple[Mask, float]:
     """Which suspects are further from an accurate product than rounding is seen to take lines of this product; and a
     change in units of a line's bound that would be, whatever the errors beside it.
@@ -161,7 +161,7 @@ def _beyond_second(
     return np.asarray(beyond & ~(second.change <= 1)), 2 * max(apart, STANDS_OUT * float(honest.max()))
 
 
-def _beyond_controls(lines: Lines, scale: Scale, second: Second, controls: Integers, V: Floats, tau: Floats) -> Mask:
+def _beyond_controls(lines: Side, scale: Scale, second: Second, controls: Integers, V: Floats, tau: Floats) -> Mask:
     """Which suspects of a product from elsewhere are much further from an accurate product than its other lines, and
     than a sum in order may be; where all lines are suspected, they are each other's controls."""
     if controls.size:
@@ -184,7 +184,7 @@ def _beyond_controls(lines: Lines, scale: Scale, second: Second, controls: Integ
     return beyond
 
 
-def excusable(lines: Lines, weights: Array) -> float:
+def excusable(lines: Side, weights: Array) -> float:
     """How many bounds a change of a line of a product from elsewhere may have before it is taken for rounding no more,
     as `compare` takes it, from a few elements of a few lines.
 
@@ -206,7 +206,7 @@ def excusable(lines: Lines, weights: Array) -> float:
         C=part(lines.C),
         C0=None if lines.C0 is None else part(lines.C0),
     )
-    look = scrutinise(few, xp.take(weights, along, axis=0))
+    look = verify_rescaled(few, xp.take(weights, along, axis=0))
     every = np.arange(columns.size)
     with np.errstate(all="ignore"):
         errors = line_errors(few, look.scale, np.arange(rows.size), few.C)
@@ -217,7 +217,7 @@ def excusable(lines: Lines, weights: Array) -> float:
 
 
 def _outlying_elements(
-    lines: Lines, scale: Scale, second: Second, wrong: Mask, V: Floats, tau: Floats, outcome: Outcome
+    lines: Side, scale: Scale, second: Second, wrong: Mask, V: Floats, tau: Floats, outcome: RepairOutcome
 ) -> None:
     """Elements of suspects, not wrong all over, that stand out among their line and that no sum in order explains."""
     for line, columns in second.outstanding.items():

@@ -29,7 +29,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class Side:
     """``C = alpha L R + beta C0``, line by line.
 
     Attributes
@@ -62,7 +62,7 @@ class Lines:
         """Whether checksums may be summed from float32 parts: their rounding is below that of the product."""
         return self.arithmetic.accumulator.name == "float32" and self.L.shape[1] >= PARTIAL
 
-    def across(self) -> Lines:
+    def across(self) -> Side:
         """The same product seen along its other side."""
 
         def unavailable() -> Array:
@@ -70,7 +70,7 @@ class Lines:
 
         side = "columns" if self.side == "rows" else "rows"
         C0 = None if self.C0 is None else self.C0.T
-        return Lines(side, self.R.T, self.L.T, self.C.T, C0, self.alpha, self.beta, self.arithmetic, unavailable)
+        return Side(side, self.R.T, self.L.T, self.C.T, C0, self.alpha, self.beta, self.arithmetic, unavailable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class Scale:
     usable_column: Mask
 
     def across(self) -> Scale:
-        """The scale of ``Lines.across``."""
+        """The scale of ``Side.across``."""
         return Scale(self.right, self.left, self.column, self.line, self.usable_column, self.usable_line)
 
     def gain(self, alpha: float, rows: Any, columns: Any) -> Floats:
@@ -142,7 +142,7 @@ def _log2(x: float) -> float:
     return float(np.log2(abs(x))) if x else -np.inf
 
 
-def scale_of(lines: Lines) -> Scale:
+def scale_of(lines: Side) -> Scale:
     """Look at all operands once and choose the powers of two. Synchronises with the host."""
     left_norm, right_norm = log2_column_norms(lines.L.T), log2_column_norms(lines.R)
     left, right = exponents(left_norm), exponents(right_norm)

@@ -69,7 +69,7 @@ class Corruption:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found; exactly one of the first four attributes is true.
+    """What `diagnose_storage` found; exactly one of the first four attributes is true.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ def integer_checksums(X: Array) -> IntegerChecksums:
     return IntegerChecksums(tuple(X.shape), itemsize, *((columns, rows) if flip else (rows, columns)))
 
 
-def diagnose(X: Array, sums: IntegerChecksums) -> Diagnosis:
+def diagnose_storage(X: Array, sums: IntegerChecksums) -> Diagnosis:
     """Compare a matrix with its stored checksums and locate every wrong element.
 
     Parameters
@@ -199,7 +199,7 @@ def restore(X: Array, corruptions: Sequence[Corruption]) -> None:
     X : (m, n) array
         The matrix that was diagnosed; writable, any order or strides.
     corruptions : sequence of Corruption
-        As `diagnose` proposed them.
+        As `diagnose_storage` proposed them.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Verification: is the residual of every line within what rounding explains?
 
-Two looks. `expect`, `observe` and `judge` are the fast one, on every product: each matrix is read once, and the
-2-norms behind the bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a
+Two looks. `predict`, `recompute_checksum` and `judge` are the fast one, on every product: each matrix is read once, and
+the 2-norms behind the bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a
 residual within the bound it gives is within the true bound; the few lines that are not are looked at with the whole.
-`scrutinise` is the careful one, for what remains: everything is computed anew, rescaled so that nothing overflows,
+`verify_rescaled` is the careful one, for what remains: everything is computed anew, rescaled so that nothing overflows,
 without the columns and lines that hold NaN or Inf from the start.
 
 Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fault, and so is a bound that overflowed.
@@ -20,8 +20,8 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_numpy, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
-from abft_tsm2.checksum.encode import Carried, carried, kept, part_of, same_bits
-from abft_tsm2.checksum.sides import Floats, Integers, Lines, Mask, Scale, scale_of, scaled
+from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, part_of, same_bits
+from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
 from abft_tsm2.checksum.weights import middle
 from abft_tsm2.core.row_sums import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
 from abft_tsm2.report import Check, Fault
@@ -31,7 +31,7 @@ _MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before t
 
 
 @dataclass(frozen=True, eq=False)
-class Expected:
+class PredictedSums:
     """What must hold of C, computed before the product.
 
     Attributes
@@ -48,7 +48,7 @@ class Expected:
         Copies of t, products, t0 and added, taken when they were computed.
     """
 
-    carried: Carried
+    carried: OperandChecksum
     t: Array
     products: Array
     t0: Array | None
@@ -63,7 +63,7 @@ class Expected:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class SideVerdict:
     """The outcome of one look at all lines; host arrays.
 
     Attributes
@@ -79,7 +79,7 @@ class Verdict:
     check: Check
 
 
-def expect(lines: Lines, right: Carried) -> Expected:
+def predict(lines: Side, right: OperandChecksum) -> PredictedSums:
     """The A pass: one read of L (and of C0)."""
     V = right.weights
     products = weighted_squares(lines.L, right.squares)
@@ -88,15 +88,15 @@ def expect(lines: Lines, right: Carried) -> Expected:
     if lines.C0 is not None:
         t0, added = encoding_pass(lines.C0, V), weighted_squares(lines.C0, V * V)
     guard = tuple(None if x is None else kept(x) for x in (t, products, t0, added))
-    return Expected(right, t, products, t0, added, guard)
+    return PredictedSums(right, t, products, t0, added, guard)
 
 
-def observe(lines: Lines, right: Carried) -> Array:
+def recompute_checksum(lines: Side, right: OperandChecksum) -> Array:
     """The C pass, ``u = C V`` (m, r): one read of C."""
     return encoding_pass(lines.C, right.weights, partial=lines.partial)
 
 
-def residual_of(lines: Lines, expected: Expected, u: Array) -> Floats:
+def residual_of(lines: Side, expected: PredictedSums, u: Array) -> Floats:
     """``u - alpha t - beta t0`` (m, r), on the host."""
     with np.errstate(all="ignore"):
         r = u - lines.alpha * expected.t
@@ -109,7 +109,7 @@ def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
 
 
-def judge(lines: Lines, expected: Expected, u: Array) -> Verdict:
+def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails."""
     V = to_host(expected.carried.weights)
     n, a = V.shape[0], lines.arithmetic
@@ -163,7 +163,7 @@ def judge(lines: Lines, expected: Expected, u: Array) -> Verdict:
     bounds = tau[look].max(axis=1, initial=0.0)
     bounds = bounds[np.isfinite(bounds)]
     bound_seen = float(middle(bounds)) if bounds.size else 0.0
-    return Verdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
+    return SideVerdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
 
 
 def _portions(rows: Integers, columns: int) -> Iterator[Integers]:
@@ -183,7 +183,7 @@ def _ratio(residual: Floats, tau: Floats) -> Floats:
     return np.asarray(np.where(np.isfinite(ratio) & np.isfinite(tau), ratio, np.inf).max(axis=1, initial=0.0))
 
 
-def _check(lines: Lines, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
+def _check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
     clean = np.where(clean_lines, ratio, -1.0)
     closest = float(clean.max(initial=0.0))
     smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
@@ -201,15 +201,15 @@ def _check(lines: Lines, V: Floats, clean_lines: Mask, ratio: Floats, bound: flo
     )
 
 
-def recompute(lines: Lines, expected: Expected) -> Expected:
+def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
     """The checksums of the operands once more, with the same weights, in the same order of summation."""
     old = expected.carried
-    from_old = expect(lines, old)  # t from the s it was made of: a difference in s is told from one in L
+    from_old = predict(lines, old)  # t from the s it was made of: a difference in s is told from one in L
     return replace(from_old, carried=carried(lines.R, old.weights, partial=old.partial))
 
 
 def differing(
-    lines: Lines, old: Expected, new: Expected, u: tuple[Array | None, Array | None] = (None, None)
+    lines: Side, old: PredictedSums, new: PredictedSums, u: tuple[Array | None, Array | None] = (None, None)
 ) -> Fault | None:
     """The first of the checksums s, t, t0, u that differs between two evaluations, of which one is the older."""
     apart = _Apart(lines, new, old.carried.lasting)
@@ -229,7 +229,7 @@ def differing(
     return None
 
 
-def changed_operands(lines: Lines, expected: Expected, now: Expected) -> list[str]:
+def changed_operands(lines: Side, expected: PredictedSums, now: PredictedSums) -> list[str]:
     """The operands ("R", "L", "C0") that are not what was encoded; `now`: the checksums once more.
 
     A checksum is a fingerprint of what it was computed from. Where it differs from what the operand gives now, and so
@@ -265,7 +265,7 @@ class _Apart:
     carried from a matrix that may lie in another order now, to within their own rounding.
     """
 
-    def __init__(self, lines: Lines, new: Expected, lasting: bool) -> None:
+    def __init__(self, lines: Side, new: PredictedSums, lasting: bool) -> None:
         self._lines, self._new, self._lasting = lines, new, lasting
         self._V2 = new.carried.weights * new.carried.weights
         self._factor = checksum_noise_factor(lines.terms, self._V2.shape[0], partial=lines.partial)
@@ -311,13 +311,13 @@ class Scrutiny:
         Bounds in the scaled domain.
     """
 
-    verdict: Verdict
+    verdict: SideVerdict
     scale: Scale
     V: Floats
     tau: Floats
 
 
-def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scrutiny:
+def verify_rescaled(lines: Side, weights: Array, scale: Scale | None = None) -> Scrutiny:
     """Compute everything anew, exactly rescaled, in blocks. Synchronises with the host."""
     scale = scale_of(lines) if scale is None else scale
     L, R, C, C0, a = lines.L, lines.R, lines.C, lines.C0, lines.arithmetic
@@ -368,4 +368,4 @@ def scrutinise(lines: Lines, weights: Array, scale: Scale | None = None) -> Scru
     seen = in_users_units[usable & np.isfinite(in_users_units)]  # a line with an Inf that is right has no bound
     bound = float(middle(seen)) if seen.size else 0.0
     check = _check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))
-    return Scrutiny(Verdict(ok, ratio, check), scale, V, tau)
+    return Scrutiny(SideVerdict(ok, ratio, check), scale, V, tau)

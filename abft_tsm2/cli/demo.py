@@ -108,7 +108,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Run:
+class DemoRun:
     """One line of the table."""
 
     name: str
@@ -124,7 +124,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What the demonstration prints, and every report behind it."""
 
     text: str
@@ -204,7 +204,7 @@ def _choose(section: Section, c: Matrix, bit: int, seed: int) -> Flip:
     return Flip(section.product, int(rows[best]), int(columns[best]), bit)
 
 
-def _runs(section: Section, bit: int, seed: int) -> tuple[list[Run], float]:
+def _runs(section: Section, bit: int, seed: int) -> tuple[list[DemoRun], float]:
     """The three runs: clean, spoiled, and spoiled under protection; and the seconds of the plain products."""
     clean = Products(protected=True)
     good = section.compute(clean)
@@ -218,9 +218,9 @@ def _runs(section: Section, bit: int, seed: int) -> tuple[list[Run], float]:
     alarms = [report.status.name for report in clean.reports if report.status is not Status.CLEAN]
     nothing = ", ".join(alarms) or "nothing"
     runs = [
-        Run("clean, protected", "-", nothing, "-", before, before, first, None, good, tuple(clean.reports)),
-        Run("flip, unprotected", where, "not checked", "-", wrong, wrong, None, None, bad, ()),
-        Run("flip, protected", where, found, how, wrong, after, last, agrees, same, tuple(repaired.reports)),
+        DemoRun("clean, protected", "-", nothing, "-", before, before, first, None, good, tuple(clean.reports)),
+        DemoRun("flip, unprotected", where, "not checked", "-", wrong, wrong, None, None, bad, ()),
+        DemoRun("flip, protected", where, found, how, wrong, after, last, agrees, same, tuple(repaired.reports)),
     ]
     return runs, plain
 
@@ -259,7 +259,7 @@ def _place(positions: tuple[int, ...]) -> str:
     return ", ".join(map(str, positions[:4])) or ":"
 
 
-def _table(section: Section, runs: list[Run], plain: float) -> str:
+def _table(section: Section, runs: list[DemoRun], plain: float) -> str:
     """The text for the terminal."""
     head = ("run", "planted at", "found at", "repaired", "if not repaired", "returned", "time")
     rows = [head, *map(_cells, runs)]
@@ -269,7 +269,7 @@ def _table(section: Section, runs: list[Run], plain: float) -> str:
     return "\n".join([section.title, note, *lines, ""])
 
 
-def _cells(run: Run) -> tuple[str, ...]:
+def _cells(run: DemoRun) -> tuple[str, ...]:
     time = "-" if run.overhead is None else f"{100 * run.overhead:+.0f} %"
     return run.name, run.planted, run.found, run.repaired, _number(run.before), _number(run.after), time
 
@@ -278,7 +278,7 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value == int(value) and value < 1e6 else f"{value:.3g}"
 
 
-def _draw(runs: list[Run], bit: int, measure: str) -> bytes:
+def _draw(runs: list[DemoRun], bit: int, measure: str) -> bytes:
     """The three pictures side by side, with captions, as PNG."""
     from PIL import Image, ImageDraw, ImageFont
 
@@ -300,7 +300,7 @@ def _draw(runs: list[Run], bit: int, measure: str) -> bytes:
     return stream.getvalue()
 
 
-def _record(section: Section, runs: list[Run], plain: float) -> dict[str, Any]:
+def _record(section: Section, runs: list[DemoRun], plain: float) -> dict[str, Any]:
     """A section as plain JSON types."""
     shown = ("name", "planted", "found", "repaired", "overhead", "agrees")
     return {
@@ -333,7 +333,7 @@ def _load(dtype: str) -> tuple[Matrix, Matrix, Matrix]:
     return photograph.astype(dtype), (digits.data / 16).astype(dtype), digits.target
 
 
-def run(folder: Path, *, seed: int = 0, bit: int | None = None, dtype: str = "float64") -> Outcome:
+def run(folder: Path, *, seed: int = 0, bit: int | None = None, dtype: str = "float64") -> RunOutcome:
     """Run both sections, and write ``demo.png`` and ``demo.json`` into `folder`.
 
     Parameters
@@ -381,4 +381,4 @@ def run(folder: Path, *, seed: int = 0, bit: int | None = None, dtype: str = "fl
     small = "These products take milliseconds, so that checking weighs much; benchmarks/ times large ones."
     wrote = f"Wrote {folder / 'demo.png'} and {folder / 'demo.json'}"
     text = "\n".join([*(_table(*section) for section in sections), small, wrote])
-    return Outcome(text, tuple(report for _, runs, _ in sections for one in runs for report in one.reports))
+    return RunOutcome(text, tuple(report for _, runs, _ in sections for one in runs for report in one.reports))

@@ -132,7 +132,7 @@ class Contest:
         what fits into it.
         """
         A, B, C = operands(problem)
-        judge = _Judge(problem, A, B)
+        judge = _OutputCheck(problem, A, B)
         runs = {}
         for config in configs:
             try:
@@ -172,7 +172,7 @@ class Contest:
         return {name: statistics.median(elapsed(pairs[name]) for pairs in rounds) / launches[name] for name in runs}
 
 
-class _Judge:
+class _OutputCheck:
     """Knows some rows of a product: the first, the last, and random ones of all products of a stack."""
 
     def __init__(self, problem: Problem, A: Array, B: Array) -> None:

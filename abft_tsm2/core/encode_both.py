@@ -25,7 +25,7 @@ from abft_tsm2.arrays import (
 )
 from abft_tsm2.core.compiler import kernel
 from abft_tsm2.core.device import device_of
-from abft_tsm2.core.encode_config import MOST_COLUMNS, AddConfig, BothConfig, Plan, adder_of, choose, sums_of
+from abft_tsm2.core.encode_config import MOST_COLUMNS, AddConfig, BothConfig, EncodePlan, adder_of, choose, sums_of
 from abft_tsm2.core.generated import Generated
 from abft_tsm2.core.memory import scratch
 from abft_tsm2.core.problem import SIZES
@@ -67,7 +67,7 @@ class Encoding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class EncodeTask:
     """A matrix and what is to be taken of it: V and W are arrays of the type of the sums, or `Generated`."""
 
     A: Array
@@ -80,9 +80,9 @@ class Task:
     sums: str
 
     @property
-    def transposed(self) -> Task:
+    def transposed(self) -> EncodeTask:
         """The same of A': rows and columns have changed places."""
-        return Task(self.A.T, self.W, self.V, self.q, self.p, self.squares, self.words, self.sums)
+        return EncodeTask(self.A.T, self.W, self.V, self.q, self.p, self.squares, self.words, self.sums)
 
 
 def encode_both(
@@ -155,7 +155,7 @@ def encode_both(
 # ---- the arguments -------------------------------------------------------------------------------------------------
 
 
-def _checked(A: Array, V: Any, W: Any, squares: Any, words: bool, dtype: Any) -> Task:
+def _checked(A: Array, V: Any, W: Any, squares: Any, words: bool, dtype: Any) -> EncodeTask:
     A = as_operand(A, "A")
     if A.ndim != 2:
         raise ValueError(f"A has shape {tuple(A.shape)}: pass a matrix")
@@ -172,7 +172,7 @@ def _checked(A: Array, V: Any, W: Any, squares: Any, words: bool, dtype: Any) ->
         p, q = (_vector(A, x, *of, sums) for x, of in zip(squares, (("p", m), ("q", k)), strict=True))
     elif squares and 0 in (_columns(V), _columns(W)):
         raise ValueError("without a column of V and of W squares need weights of their own: pass squares=(p, q)")
-    return Task(A, V, W, p, q, bool(squares) if isinstance(squares, bool) else True, bool(words), sums)
+    return EncodeTask(A, V, W, p, q, bool(squares) if isinstance(squares, bool) else True, bool(words), sums)
 
 
 def _name_of(dtype: Any) -> str:
@@ -209,13 +209,13 @@ def _converted(A: Array, x: Array, name: str, sums: str) -> Array:
 # ---- in blocks of rows ---------------------------------------------------------------------------------------------
 
 
-def _by_blocks(task: Task) -> Encoding:
+def _by_blocks(task: EncodeTask) -> Encoding:
     if is_column_major(task.A):
         return _rows_blockwise(task.transposed).transposed
     return _rows_blockwise(task)
 
 
-def _rows_blockwise(task: Task) -> Encoding:
+def _rows_blockwise(task: EncodeTask) -> Encoding:
     A, xp = task.A, namespace(task.A)
     m, k = A.shape
     kind = getattr(xp, task.sums)
@@ -252,14 +252,14 @@ def _rows_blockwise(task: Task) -> Encoding:
     return Encoding(rows, columns, *squares, *words)
 
 
-def _stored(V: Array | Generated, n: int, task: Task) -> Array:
+def _stored(V: Array | Generated, n: int, task: EncodeTask) -> Array:
     return from_host(V.weights(n).astype(task.sums), task.A) if isinstance(V, Generated) else V
 
 
 # ---- by the kernels ------------------------------------------------------------------------------------------------
 
 
-def _on_device(task: Task, multiprocessors: int) -> Encoding:
+def _on_device(task: EncodeTask, multiprocessors: int) -> Encoding:
     """The encoding of a CuPy array on the current device, which has so many multiprocessors."""
     size = task.A.itemsize
     if task.A.strides[1] != size and task.A.shape[1] > 1:
@@ -275,7 +275,7 @@ def _on_device(task: Task, multiprocessors: int) -> Encoding:
     right, left = (x.kind if isinstance(x, Generated) else "read" for x in (task.V, task.W))
     options: dict[str, Any] = {"squares": task.squares, "words": task.words, "right": right, "left": left}
     config = choose(dtype_name(task.A.dtype), task.sums, max(counts), width=width, **options)
-    plan = Plan.of(config, task.A.shape[0], task.A.shape[1], multiprocessors)
+    plan = EncodePlan.of(config, task.A.shape[0], task.A.shape[1], multiprocessors)
     workspace, _ = scratch(workspace_bytes(config, plan), 0)
     return run(config, plan, task, workspace, _launched)
 
@@ -284,12 +284,12 @@ def _launched(config: BothConfig | AddConfig, grid: tuple[int, ...], args: tuple
     kernel(config)(grid, (config.t1,), args)
 
 
-def workspace_bytes(config: BothConfig, plan: Plan) -> int:
+def workspace_bytes(config: BothConfig, plan: EncodePlan) -> int:
     """What blocks leave behind: `run` takes it from the caller."""
     return sum(size for _, size in _sections(config, plan))
 
 
-def _sections(config: BothConfig, plan: Plan) -> list[tuple[int, int]]:
+def _sections(config: BothConfig, plan: EncodePlan) -> list[tuple[int, int]]:
     """Number of parts, and bytes of them all in the workspace, of sums of rows, of columns, of words of both.
 
     A single part needs no memory: it is the result.
@@ -300,7 +300,7 @@ def _sections(config: BothConfig, plan: Plan) -> list[tuple[int, int]]:
     return [(parts, 0 if parts == 1 else -(-parts * nbytes // 16) * 16) for parts, nbytes in counts]
 
 
-def run(config: BothConfig, plan: Plan, task: Task, workspace: Array, launch: Any) -> Encoding:
+def run(config: BothConfig, plan: EncodePlan, task: EncodeTask, workspace: Array, launch: Any) -> Encoding:
     """Both kernels, through ``launch(config, grid, args)``: on CuPy arrays, or wherever their text has been compiled.
 
     Parameters

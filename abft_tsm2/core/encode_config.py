@@ -1,4 +1,4 @@
-"""How the kernel of `encode_both` is compiled and laid out: `BothConfig`, the predicate over it, and `Plan`."""
+"""How the kernel of `encode_both` is compiled and laid out: `BothConfig`, the predicate over it, and `EncodePlan`."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def choices() -> tuple[BothConfig, ...]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EncodePlan:
     """How a matrix is divided: stripes of columns times groups of `slice` rows.
 
     Attributes
@@ -219,7 +219,7 @@ class Plan:
     slice: int
 
     @classmethod
-    def of(cls, config: BothConfig, m: int, k: int, multiprocessors: int, waves: int = 2) -> Plan:
+    def of(cls, config: BothConfig, m: int, k: int, multiprocessors: int, waves: int = 2) -> EncodePlan:
         """Of an m x k matrix, both positive: about `waves` times as many blocks as there is room for at once.
 
         More blocks even out what the last ones leave idle; each leaves a part of every column's sums to be added.
@@ -230,6 +230,6 @@ class Plan:
         return cls(m, k, stripes, -(-m // rows), rows)
 
 
-def adder_of(config: BothConfig, plan: Plan) -> AddConfig:
+def adder_of(config: BothConfig, plan: EncodePlan) -> AddConfig:
     """What adds the parts: with more warps where they are many, as those of a matrix of a few long rows."""
     return AddConfig(config.sums, config.words, 1024 if max(plan.stripes, plan.groups) > 512 else 256)

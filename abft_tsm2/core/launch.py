@@ -33,7 +33,7 @@ class _Attribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
 
 
-class _Config(ctypes.Structure):
+class _LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = (
@@ -57,7 +57,7 @@ def _driver() -> Any:
     return launch
 
 
-class Launch:
+class PreparedLaunch:
     """A launch of a compiled kernel on the current device.
 
     Parameters
@@ -99,7 +99,7 @@ class Launch:
         self._attribute = _Attribute(_PROGRAMMATIC, 0, (1,))
         able = chained and int(cupy.cuda.Device().compute_capability) >= 90
         shape = (*grid, 1, 1)[:3]
-        self._config = _Config(shape, (threads, 1, 1), 0, 0, ctypes.addressof(self._attribute), int(able))
+        self._config = _LaunchConfig(shape, (threads, 1, 1), 0, 0, ctypes.addressof(self._attribute), int(able))
         self._launch = _driver()
         self._where = ctypes.addressof(self._config), self._function, ctypes.addressof(self._pointers), None
 

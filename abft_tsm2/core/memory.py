@@ -35,7 +35,7 @@ class _Page:
         cupy.cuda.get_current_stream().synchronize()
 
 
-class Record:
+class DeviceRecord:
     """One record.
 
     Attributes
@@ -89,11 +89,11 @@ class Record:
             _free[self._device].append(self)
 
 
-_free: dict[int, list[Record]] = {}
+_free: dict[int, list[DeviceRecord]] = {}
 _lock = threading.Lock()
 
 
-def take(call: int, lines: int) -> Record:
+def take(call: int, lines: int) -> DeviceRecord:
     """A record on the current device, for the verdict of the call of that number on so many lines."""
     import cupy
 
@@ -102,13 +102,13 @@ def take(call: int, lines: int) -> Record:
         free = _free.setdefault(device, [])
         if not free:
             page = _Page()
-            free += [Record(device, page, number) for number in range(_PAGE)]
+            free += [DeviceRecord(device, page, number) for number in range(_PAGE)]
         record = free.pop()
     record.call, record.lines = call, lines
     return record
 
 
-def bring(records: Iterable[Record]) -> None:
+def bring(records: Iterable[DeviceRecord]) -> None:
     """Bring records whose kernels have ended, each page once. Synchronises."""
     from cupy.cuda import runtime
 

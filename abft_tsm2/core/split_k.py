@@ -22,7 +22,7 @@ from abft_tsm2.core.memory import scratch
 from abft_tsm2.core.problem import Problem
 from abft_tsm2.errors import NotSuitable
 
-Plan = Callable[[Array, Array, Array, float, float], None]
+ProductLaunch = Callable[[Array, Array, Array, float, float], None]
 """Queues ``C = alpha A B + beta C`` on the current stream, for arrays like those that the plan was made for."""
 
 
@@ -81,7 +81,7 @@ def _small(x: Array) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Launch:
+class StreamLaunch:
     """A plan: one launch of a kernel.
 
     Attributes
@@ -120,7 +120,7 @@ class Launch:
 _NOTHING = np.uintp(0), np.uintp(0)
 
 
-def launched(config: Stream, problem: Problem, device: Device, A: Array, B: Array, C: Array) -> Plan:
+def launched(config: Stream, problem: Problem, device: Device, A: Array, B: Array, C: Array) -> ProductLaunch:
     """The plan of a kernel, which is compiled if need be.
 
     Raises
@@ -135,7 +135,7 @@ def launched(config: Stream, problem: Problem, device: Device, A: Array, B: Arra
     grid = division.grid(problem, config, device)
     (down, along, step_a), (rsb, csb, step_b), (rsc, csc, step_c) = (_strides(x) for x in (A, B, C))
     a = (down, along) if config.form == "small" else (along if problem.order == "F" else down,)
-    return Launch(
+    return StreamLaunch(
         kernel(config),
         (grid.tiles, grid.parts, grid.batch),
         (config.shape.t1,),
@@ -155,7 +155,7 @@ def _strides(x: Array) -> tuple[Any, Any, Any]:
     return down, along, step
 
 
-def by_vendor(problem: Problem, A: Array, B: Array, C: Array) -> Plan:
+def by_vendor(problem: Problem, A: Array, B: Array, C: Array) -> ProductLaunch:
     """The plan of a call of cuBLAS, for arrays of such strides.
 
     Raises

@@ -30,12 +30,12 @@ from abft_tsm2.core.kernels import Stream, candidates
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.core.paper.config import TSM2L, TSM2R, Config, published
 from abft_tsm2.core.paper.launch import run
-from abft_tsm2.core.split_k import Plan, by_vendor, launched, problem_of
+from abft_tsm2.core.split_k import ProductLaunch, by_vendor, launched, problem_of
 from abft_tsm2.errors import NotSuitable
 
 AUTO = "auto"
 _KEPT = 4096  # plans
-_plans: dict[tuple[Any, ...], tuple[Plan, tuple[int, ...], Any]] = {}
+_plans: dict[tuple[Any, ...], tuple[ProductLaunch, tuple[int, ...], Any]] = {}
 
 
 def tall_skinny_matmul(
@@ -277,7 +277,7 @@ def _remember(key: tuple[Any, ...], A: Array, B: Array, out: Array | None, out_t
     return found
 
 
-def _plan(A: Array, B: Array, C: Array) -> Plan | None:
+def _plan(A: Array, B: Array, C: Array) -> ProductLaunch | None:
     """The first of the chosen kernels that serves; else the vendor library in one call, where it can."""
     if C.size == 0 or A.shape[-1] == 0:
         return None
@@ -294,7 +294,7 @@ def _plan(A: Array, B: Array, C: Array) -> Plan | None:
 
 
 def _planned(
-    found: tuple[Plan, tuple[int, ...], Any], A: Array, B: Array, out: Array | None, alpha: float, beta: float
+    found: tuple[ProductLaunch, tuple[int, ...], Any], A: Array, B: Array, out: Array | None, alpha: float, beta: float
 ) -> Array:
     import cupy
 

@@ -97,7 +97,7 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class Found:
+class TunedEntries:
     """What there is for a card.
 
     Attributes
@@ -186,16 +186,16 @@ def read(path: Path, device: str) -> Measurements:
 
 
 @functools.cache  # a file is read once in a process: what is in use does not change under the user's hands
-def found(device: str) -> Found:
+def found(device: str) -> TunedEntries:
     """What there is for a card of that name; raises nothing."""
     path = path_of(device)
     try:
-        return Found(path, read(path, device))
+        return TunedEntries(path, read(path, device))
     except FileNotFoundError:
-        return Found(path, None)
+        return TunedEntries(path, None)
     except (OSError, ValueError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return Found(path, None, text.partition("\n")[0])
+        return TunedEntries(path, None, text.partition("\n")[0])
 
 
 @functools.cache  # once

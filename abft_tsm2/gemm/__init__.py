@@ -14,7 +14,7 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import namespace
 from abft_tsm2.gemm import queued
 from abft_tsm2.gemm.host import Hook, Product
-from abft_tsm2.gemm.operands import Problem, factor, problem_of
+from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
 from abft_tsm2.report import Report, Status
 
 
@@ -121,7 +121,7 @@ def protected_gemm(
     policy.check_on_error(on_error)
     alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
 
-    def problem(out: Any) -> Problem:
+    def problem(out: Any) -> GemmProblem:
         given: Any = {"out": out, "out_dtype": out_dtype, "check": check, "verify": verify, "precision": precision}
         return problem_of(a, b, c, alpha=alpha, beta=beta, **given)
 
@@ -204,7 +204,7 @@ def verify_gemm(
 
 
 def _run(
-    problem: Problem, operation: str, on_stage: Hook | None, on_error: str | None, *, write: bool, key: Any = None
+    problem: GemmProblem, operation: str, on_stage: Hook | None, on_error: str | None, *, write: bool, key: Any = None
 ) -> Report:
     """Every product of the problem, and one report of them all."""
     if queued.serves(problem):
@@ -222,7 +222,7 @@ def _run(
     return Report.merge(reports, operation=operation)
 
 
-def _rounded_last(problem: Problem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
+def _rounded_last(problem: GemmProblem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
     """The products in float32, and rounded to the result's 16 bits when they have been checked: nobody has the float32
     ones later, so the verdict is waited for."""
     xp = namespace(problem.c)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.checksum.device.layout import Kept
-from abft_tsm2.checksum.device.record import Facts, Verdict
+from abft_tsm2.checksum.device.layout import CarriedChecksum
+from abft_tsm2.checksum.device.record import CallInfo, DeviceVerdict
 from abft_tsm2.core import memory
-from abft_tsm2.core.memory import Record
+from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.gemm.host import Hook
-from abft_tsm2.gemm.operands import Problem, Task
-from abft_tsm2.gemm.plan import Operands, Program, Way, multiply
+from abft_tsm2.gemm.operands import GemmProblem, GemmTask
+from abft_tsm2.gemm.plan import LaunchSequence, Operands, ProductPlan, multiply
 from abft_tsm2.gemm.plan import run as run_steps
 from abft_tsm2.report import Fault, Report
 
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)  # of the calls of this process, and of each verdi
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class CallOptions:
     """All of a protected call but its arrays.
 
     Attributes
@@ -37,9 +37,9 @@ class Plan:
         Whether C may be repaired.
     """
 
-    way: Way
-    facts: Facts
-    kept: tuple[Kept | None, ...]
+    way: ProductPlan
+    facts: CallInfo
+    kept: tuple[CarriedChecksum | None, ...]
     alpha: float
     beta: float
     write: bool
@@ -49,14 +49,20 @@ class Look(Protocol):
     """What is done with a product that the kernels could not settle: `abft_tsm2.gemm.fallback.look_at`."""
 
     def __call__(
-        self, call: Call, verdict: Verdict, program: Program, problem: Problem, task: Task | None, /
+        self,
+        call: DeviceProduct,
+        verdict: DeviceVerdict,
+        program: LaunchSequence,
+        problem: GemmProblem,
+        task: GemmTask | None,
+        /,
     ) -> Report: ...
 
 
-class Call:
+class DeviceProduct:
     """One protected product, or a batch of them, on the current device and stream."""
 
-    def __init__(self, plan: Plan, operands: Operands, on_stage: Hook | None = None) -> None:
+    def __init__(self, plan: CallOptions, operands: Operands, on_stage: Hook | None = None) -> None:
         self.plan, self.operands, self.on_stage = plan, operands, on_stage
         self._number = next(_numbers)
 
@@ -66,7 +72,7 @@ class Call:
 
     # ---- what is queued ----
 
-    def queue(self, program: Program, stream: Any) -> list[Record]:
+    def queue(self, program: LaunchSequence, stream: Any) -> list[DeviceRecord]:
         """Queue everything; the records are there when the stream has come so far."""
         plan, o, here = self.plan, self.operands, stream.ptr
         sides, where = plan.way.sides, self._where()
@@ -95,8 +101,8 @@ class Call:
         return [{**self.operands.where(side), "encoded": self._number} for side in self.plan.way.sides]
 
     def _check(
-        self, program: Program, stream: Any, where: list[dict[str, int]], number: int, *, again: bool = False
-    ) -> list[Record]:
+        self, program: LaunchSequence, stream: Any, where: list[dict[str, int]], number: int, *, again: bool = False
+    ) -> list[DeviceRecord]:
         """Queue the verdict of every side under a number, and the repairs; `again`: after a repair."""
         plan, o, here = self.plan, self.operands, stream.ptr
         found = []
@@ -123,7 +129,7 @@ class Call:
 
     # ---- what the host makes of it ----
 
-    def report(self, asked: Callable[[], tuple[Problem, Task | None]], look_at: Look) -> Report:
+    def report(self, asked: Callable[[], tuple[GemmProblem, GemmTask | None]], look_at: Look) -> Report:
         """Do it, wait for the verdict, and say how it went; `asked`: the problem, and the product of a batch;
         `look_at`: what is done where the kernels could not settle it."""
         import cupy
@@ -153,8 +159,8 @@ class Call:
             plan.way.give(key, program)
 
     def encode_again(
-        self, program: Program, *, observe: bool = False
-    ) -> tuple[Program, list[dict[str, tuple[int, ...]]]]:
+        self, program: LaunchSequence, *, observe: bool = False
+    ) -> tuple[LaunchSequence, list[dict[str, tuple[int, ...]]]]:
         """Encode once more, and for each side what is not the same now (`Checker.differences`); `observe`: u too.
 
         Synchronises.
@@ -162,7 +168,7 @@ class Call:
         import cupy
 
         plan, stream = self.plan, cupy.cuda.get_current_stream().ptr
-        again, found = Program(plan.way, plan.kept, plan.alpha, plan.beta, False), []
+        again, found = LaunchSequence(plan.way, plan.kept, plan.alpha, plan.beta, False), []
         for i, (checker, where) in enumerate(zip(plan.way.checkers, self._where(), strict=True)):
             run_steps(again.encode[i], stream, where)
             if observe:
@@ -172,21 +178,21 @@ class Call:
             )
         return again, found
 
-    def _operands_changed(self, program: Program) -> bool:
+    def _operands_changed(self, program: LaunchSequence) -> bool:
         """Whether A, B or c is not what was encoded."""
         return any(name in found for found in self.encode_again(program)[1] for name in ("L", "R", "C0"))
 
-    def _verdict(self, found: list[Record], stream: Any) -> Verdict:
+    def _verdict(self, found: list[DeviceRecord], stream: Any) -> DeviceVerdict:
         """Wait for records, and read them."""
         for record in found:
             record.bring(stream.ptr)
         stream.synchronize()
-        verdict = Verdict(found, self.plan.facts)
+        verdict = DeviceVerdict(found, self.plan.facts)
         for record in found:
             record.free()
         return verdict
 
-    def queued(self) -> list[Record]:
+    def queued(self) -> list[DeviceRecord]:
         """Do it, and wait for nothing."""
         import cupy
 

@@ -8,20 +8,22 @@ from dataclasses import replace
 import numpy as np
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.checksum.device.check import Carriage, carried_on_device
-from abft_tsm2.checksum.device.layout import Kept
-from abft_tsm2.checksum.device.record import Verdict
-from abft_tsm2.checksum.encode import Carried, carried
-from abft_tsm2.checksum.sides import Lines
+from abft_tsm2.checksum.device.check import DeviceOperandChecksum, carried_on_device
+from abft_tsm2.checksum.device.layout import CarriedChecksum
+from abft_tsm2.checksum.device.record import DeviceVerdict
+from abft_tsm2.checksum.encode import OperandChecksum, carried
+from abft_tsm2.checksum.sides import Side
 from abft_tsm2.core.matmul import same_layout
-from abft_tsm2.gemm.device import ROUNDS, Call
+from abft_tsm2.gemm.device import ROUNDS, DeviceProduct
 from abft_tsm2.gemm.host import Product
-from abft_tsm2.gemm.operands import Problem, Task
-from abft_tsm2.gemm.plan import Operands, Program, gemm_of, multiply, way_of
+from abft_tsm2.gemm.operands import GemmProblem, GemmTask
+from abft_tsm2.gemm.plan import LaunchSequence, Operands, gemm_of, multiply, plan_of
 from abft_tsm2.report import Fault, Report, Status
 
 
-def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, task: Task | None) -> Report:
+def look_at(
+    call: DeviceProduct, verdict: DeviceVerdict, program: LaunchSequence, problem: GemmProblem, task: GemmTask | None
+) -> Report:
     """The report of a call that the kernels could not settle; `program` holds what they found.
 
     Synchronises with the host many times.
@@ -32,16 +34,16 @@ def look_at(call: Call, verdict: Verdict, program: Program, problem: Problem, ta
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         changed, hit, weights = _differences(call, program, verdict.replaced)
         tasks = [task] if task is not None else list(problem.tasks())
-        second = _Second(call, problem)
+        second = _SecondPass(call, problem)
         if changed or verdict.missed:  # weights of what has changed, or that may be far off
             weights = {}
-        reports = [_Look(one, problem, call, changed, hit, weights, verdict, second).report() for one in tasks]
+        reports = [HostFallback(one, problem, call, changed, hit, weights, verdict, second).report() for one in tasks]
         if operands.wide is not None:
             operands.C[...] = operands.wide  # whatever was repaired
     return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
 
 
-def _look_closer(call: Call, verdict: Verdict, problem: Problem, task: Task | None) -> Report:
+def _look_closer(call: DeviceProduct, verdict: DeviceVerdict, problem: GemmProblem, task: GemmTask | None) -> Report:
     """The report of a call whose weights may be far off, after a second look at C where they are."""
     o, first = call.operands, verdict.report()
     if task is not None:
@@ -52,26 +54,30 @@ def _look_closer(call: Call, verdict: Verdict, problem: Problem, task: Task | No
     return Report.merge(reports, operation=first.operation)
 
 
-def _looked_closer(call: Call, o: Operands, first: Report, problem: Problem, task: Task) -> Report:
+def _looked_closer(call: DeviceProduct, o: Operands, first: Report, problem: GemmProblem, task: GemmTask) -> Report:
     """`first`, and what weights from exact norms find in one product."""
     plan, sides = call.plan, call.plan.way.sides
     made = [None if kept is not None else _carried_again(o, side) for side, kept in zip(sides, plan.kept, strict=True)]
     if not any(one is not None and one.exact for one in made):
         return first
-    kept = tuple(Kept(one.right, False) if one is not None else old for one, old in zip(made, plan.kept, strict=True))
-    way = way_of(o, replace(problem, exists=True), sides, kept, False)
+    kept = tuple(
+        CarriedChecksum(one.right, False) if one is not None else old for one, old in zip(made, plan.kept, strict=True)
+    )
+    way = plan_of(o, replace(problem, exists=True), sides, kept, False)
     facts = replace(plan.facts, products=None, index=task.index)
-    again = Call(replace(plan, way=way, kept=kept, facts=facts), o)
+    again = DeviceProduct(replace(plan, way=way, kept=kept, facts=facts), o)
     return first.followed_by(again.report(lambda: (problem, task), look_at))
 
 
-def _carried_again(o: Operands, side: str) -> Carriage:
+def _carried_again(o: Operands, side: str) -> DeviceOperandChecksum:
     """What the right operand of that side carries, encoded anew."""
     X = o.B if side == "rows" else o.A
     return carried_on_device(X if X.ndim == 2 else X[0], side)  # one for all products
 
 
-def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str], Fault | None, dict[str, Array]]:
+def _differences(
+    call: DeviceProduct, program: LaunchSequence, replaced: bool
+) -> tuple[set[str], Fault | None, dict[str, Array]]:
     """Which of A, B and c are not what was encoded, and which checksum is not what it was: encode again. And the
     weights of each side.
 
@@ -96,15 +102,15 @@ def _differences(call: Call, program: Program, replaced: bool) -> tuple[set[str]
     return changed, hit, weights
 
 
-class _Second:
+class _SecondPass:
     """The whole product once more, by the same call of cuBLAS: of a part of it, or of one of a batch, roundings would
     be others. It is computed when it is first asked for."""
 
-    def __init__(self, call: Call, problem: Problem) -> None:
+    def __init__(self, call: DeviceProduct, problem: GemmProblem) -> None:
         self._call, self._problem = call, problem
         self._made: Array = None
 
-    def of(self, task: Task) -> Array:
+    def of(self, task: GemmTask) -> Array:
         """C of one product."""
         if self._made is None:
             o, plan = self._call.operands, self._call.plan
@@ -116,20 +122,20 @@ class _Second:
         return self._made if self._made.ndim == 2 else self._made[task.index]
 
 
-class _Look(Product):
+class HostFallback(Product):
     """A product that the kernels could not settle, looked at as any other, with the same weights: by others it might
     pass."""
 
     def __init__(
         self,
-        task: Task,
-        problem: Problem,
-        call: Call,
+        task: GemmTask,
+        problem: GemmProblem,
+        call: DeviceProduct,
         changed: set[str],
         hit: Fault | None,
         weights: dict[str, Array],
-        verdict: Verdict,
-        second: _Second,
+        verdict: DeviceVerdict,
+        second: _SecondPass,
     ) -> None:
         wide = call.operands.wide
         if wide is not None:
@@ -139,7 +145,7 @@ class _Look(Product):
         self.differing, self.hit, self.verdict, self._corrected = changed, hit, verdict, call.on_stage
         self._second, self._weights = second, weights
 
-    def carried(self, side: str, lines: Lines) -> Carried:
+    def carried(self, side: str, lines: Side) -> OperandChecksum:
         if side not in self._weights:
             return super().carried(side, lines)
         v = self._weights[side]

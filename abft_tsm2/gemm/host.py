@@ -13,16 +13,16 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, is_writable, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
-from abft_tsm2.checksum.diagnose import Decision, decide
-from abft_tsm2.checksum.encode import Carried, carry
+from abft_tsm2.checksum.diagnose import Decision, diagnose
+from abft_tsm2.checksum.encode import OperandChecksum, carry
 from abft_tsm2.checksum.encoded import Encoded, storage_faults
 from abft_tsm2.checksum.second_product import excusable
-from abft_tsm2.checksum.sides import Lines
-from abft_tsm2.checksum.storage import diagnose, restore
-from abft_tsm2.checksum.verify import Expected, Verdict, changed_operands, expect, judge, observe
+from abft_tsm2.checksum.sides import Side
+from abft_tsm2.checksum.storage import diagnose_storage, restore
+from abft_tsm2.checksum.verify import PredictedSums, SideVerdict, changed_operands, judge, predict, recompute_checksum
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.matmul import multiply, same_layout
-from abft_tsm2.gemm.operands import Problem, Task
+from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 Hook = Callable[[str, Mapping[str, Array]], None]
@@ -30,18 +30,18 @@ _PASSES = 3  # over both sides of one product
 
 
 @dataclass
-class _Encoding:
+class _OperandSums:
     """One side's part in a product."""
 
-    lines: Lines
-    expected: Expected
+    lines: Side
+    expected: PredictedSums
 
 
 class Product:
     """One protected product of two matrices."""
 
     def __init__(
-        self, task: Task, problem: Problem, operation: str, on_stage: Hook | None, write: bool, caller: Any
+        self, task: GemmTask, problem: GemmProblem, operation: str, on_stage: Hook | None, write: bool, caller: Any
     ) -> None:
         self.task, self.problem, self.operation = task, problem, operation
         self.on_stage, self.write, self.caller = on_stage, write, caller
@@ -79,7 +79,7 @@ class Product:
 
     # -- the steps --
 
-    def product(self, before: Sequence[_Encoding] = ()) -> list[_Encoding]:
+    def product(self, before: Sequence[_OperandSums] = ()) -> list[_OperandSums]:
         """Encode, multiply, verify; decide where the check failed. `before`: what was encoded for the product that this
         one repeats, of which what was not restored has to be the same."""
         with self.step("encode"):
@@ -101,12 +101,12 @@ class Product:
         self.settle(encodings)
         return encodings
 
-    def note_changed(self, lines: Lines, operands: Sequence[str]) -> None:
+    def note_changed(self, lines: Side, operands: Sequence[str]) -> None:
         """Remember which of A, B and c are not what was encoded."""
         left, right = "AB" if lines.side == "rows" else "BA"
         self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in operands}
 
-    def settle(self, encodings: list[_Encoding]) -> None:
+    def settle(self, encodings: list[_OperandSums]) -> None:
         """Verify C, and repair it, until all sides agree."""
         for _ in range(_PASSES):
             decisions = self.verify(encodings)
@@ -118,11 +118,11 @@ class Product:
         self.statuses.append(Status.UNCORRECTABLE)
         self.reasons.append(f"rows and columns of C still disagree after {_PASSES} repairs: damage is being added")
 
-    def encode(self, side: str) -> _Encoding:
+    def encode(self, side: str) -> _OperandSums:
         lines = self.lines(side)
-        return _Encoding(lines, expect(lines, self.carried(side, lines)))
+        return _OperandSums(lines, predict(lines, self.carried(side, lines)))
 
-    def carried(self, side: str, lines: Lines) -> Carried:
+    def carried(self, side: str, lines: Side) -> OperandChecksum:
         """What the right operand of that side carries: of before, or encoded now."""
         owner = self.task.encoded_b if side == "rows" else self.task.encoded_a
         if owner is not None and owner not in self.distrusted:
@@ -131,7 +131,7 @@ class Product:
                 return before
         return carry(lines.R, weights("balanced", lines.R.shape[1]), partial=lines.partial)
 
-    def verify(self, encodings: list[_Encoding]) -> list[Decision]:
+    def verify(self, encodings: list[_OperandSums]) -> list[Decision]:
         """Check every side of C as it is; then decide, side by side, where a check failed."""
         looks = [self.look(e) for e in encodings]
         decisions: list[Decision] = []
@@ -144,7 +144,7 @@ class Product:
                 decisions.append(Decision(self.certain(e, verdict.check)))
                 continue
             with self.step("correct"):
-                decision = decide(
+                decision = diagnose(
                     e.lines,
                     e.expected,
                     u,
@@ -159,16 +159,16 @@ class Product:
             decisions.append(decision)
         return decisions
 
-    def certain(self, e: _Encoding, check: Check) -> Check:
+    def certain(self, e: _OperandSums, check: Check) -> Check:
         """The check, with a limit that holds for products from elsewhere, too: how these were added up is not known."""
         if not self.problem.exists:
             return check
         with self.step("verify"):
             return check.certain_from(excusable(e.lines, e.expected.carried.weights))
 
-    def look(self, e: _Encoding) -> tuple[Array, Verdict]:
+    def look(self, e: _OperandSums) -> tuple[Array, SideVerdict]:
         with self.step("verify"):
-            u = observe(e.lines, e.expected.carried)
+            u = recompute_checksum(e.lines, e.expected.carried)
         self.stage("verified", C=self.task.C, u=u)
         with self.step("verify"):
             return u, judge(e.lines, e.expected, u)
@@ -180,15 +180,15 @@ class Product:
     def multiply(self, A: Array, B: Array, C: Array, C0: Array | None) -> None:
         multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
 
-    def lines(self, side: str) -> Lines:
+    def lines(self, side: str) -> Side:
         """The product along one side, and how to do it again the same way."""
         A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
         p, again = self.problem, partial(self.again, side)
         arithmetic: Arithmetic = p.arithmetic
         if side == "rows":
-            return Lines(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again)
+            return Side(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again)
         C0T = None if C0 is None else C0.T
-        return Lines(side, B.T, A.T, C.T, C0T, p.alpha, p.beta, arithmetic, again)
+        return Side(side, B.T, A.T, C.T, C0T, p.alpha, p.beta, arithmetic, again)
 
     def again(self, side: str) -> Array:
         """The product once more, the same way: of a part of it, or in another layout, roundings may be others."""
@@ -225,7 +225,7 @@ class Product:
         return all(done)
 
     def restore(self, name: str, encoded: Encoded) -> bool:
-        found = diagnose(encoded.array, encoded.integers)
+        found = diagnose_storage(encoded.array, encoded.integers)
         if not (found.refused or found.corruptions):  # what the operand carries was hit, the operand was not
             self.distrusted.append(encoded)
             self.statuses.append(Status.CHECKSUM_FAULT)

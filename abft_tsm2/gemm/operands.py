@@ -32,7 +32,7 @@ PRECISIONS = (None, "tf32")
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class GemmTask:
     """One product of two matrices: 2-D views of the operands."""
 
     A: Array
@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class GemmProblem:
     """All products of one call.
 
     Attributes
@@ -79,9 +79,9 @@ class Problem:
     dtype: str
     wide: bool = False
 
-    def tasks(self) -> Iterator[Task]:
+    def tasks(self) -> Iterator[GemmTask]:
         for index in itertools.product(*(range(size) for size in self.batch)):
-            yield Task(
+            yield GemmTask(
                 _at(self.a, index),
                 _at(self.b, index),
                 _at(self.c, index),
@@ -128,7 +128,7 @@ def problem_of(
     existing: Any = None,
     verify: str | None = None,
     precision: str | None = None,
-) -> Problem:
+) -> GemmProblem:
     """Check the arguments of a protected product and bring them into one form. Allocates the result."""
     if check not in CHECKS:
         raise ValueError(f"check is {check!r}: choose one of {', '.join(map(repr, CHECKS))}")
@@ -198,7 +198,7 @@ def problem_of(
     if tf32 and not (library == "cupy" and name == "float32"):
         raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
     wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
-    return Problem(
+    return GemmProblem(
         a=_broadcast(xp, a, batch),
         b=_broadcast(xp, b, batch),
         c=C,

@@ -8,18 +8,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from abft_tsm2.arrays import Array, float_type
-from abft_tsm2.checksum.device.record import Verdict, clean
+from abft_tsm2.checksum.device.record import DeviceVerdict, clean
 from abft_tsm2.core import memory
-from abft_tsm2.core.memory import Record
-from abft_tsm2.gemm.device import Call
-from abft_tsm2.gemm.operands import Problem, problem_of
+from abft_tsm2.core.memory import DeviceRecord
+from abft_tsm2.gemm.device import DeviceProduct
+from abft_tsm2.gemm.operands import GemmProblem, problem_of
 from abft_tsm2.report import Report, Status
 
 
 class Pending:
     """The verdict on a product that is still in the queue; it keeps none of the user's arrays alive."""
 
-    def __init__(self, found: list[Record], call: Call, look: Callable[[Problem, str], Report]) -> None:
+    def __init__(
+        self, found: list[DeviceRecord], call: DeviceProduct, look: Callable[[GemmProblem, str], Report]
+    ) -> None:
         import cupy
 
         self._records, self._device, self._look = found, cupy.cuda.Device(), look
@@ -48,12 +50,12 @@ class Pending:
         self._done.synchronize()
         with self._device:
             memory.bring(self._records)
-        verdict = Verdict(self._records, self._plan.facts)
+        verdict = DeviceVerdict(self._records, self._plan.facts)
         for record in self._records:
             record.free()
         return verdict.report() if verdict.settled else self._late(verdict)
 
-    def _late(self, verdict: Verdict) -> Report:
+    def _late(self, verdict: DeviceVerdict) -> Report:
         """What can still be said of a product that the kernels could not settle: its operands may be gone."""
         arrays = [later and _found(later) for later in self._arrays]
         gone = any(array is None and later is not None for array, later in zip(arrays, self._arrays, strict=True))

@@ -1,5 +1,6 @@
-"""How a product on a GPU is computed and checked: a `Way` for all operands of the same shapes, layouts and types, and
-`Program`, all its steps on one stream, where only the addresses of the operands are missing."""
+"""How a product on a GPU is computed and checked: a `ProductPlan` for all operands of the same shapes, layouts and
+types, and
+`LaunchSequence`, all its steps on one stream, where only the addresses of the operands are missing."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from abft_tsm2.arrays import Array, dtype_name
-from abft_tsm2.checksum.device.check import Checker
+from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.kernels import STATE
-from abft_tsm2.checksum.device.layout import Case, Kept, Layout
+from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout
 from abft_tsm2.core import cublas
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import Step, Where
 from abft_tsm2.core.problem import Problem as Shape
-from abft_tsm2.gemm.operands import Problem
+from abft_tsm2.gemm.operands import GemmProblem
 
 _MOST = 4096  # ways that are remembered
 _MOST_PROGRAMS = 64  # of a way that are remembered
@@ -54,7 +55,7 @@ class Operands(NamedTuple):
         return where
 
 
-class Program:
+class LaunchSequence:
     """The steps of a way on one stream, with an account of its own: for one call at a time.
 
     Attributes
@@ -63,7 +64,9 @@ class Program:
         For each side; `judge` is empty unless somebody looks at every stage.
     """
 
-    def __init__(self, way: Way, kept: tuple[Kept | None, ...], alpha: float, beta: float, write: bool) -> None:
+    def __init__(
+        self, way: ProductPlan, kept: tuple[CarriedChecksum | None, ...], alpha: float, beta: float, write: bool
+    ) -> None:
         import cupy
 
         self.memory = cupy.empty(sum(checker.account.nbytes for checker in way.checkers), cupy.uint8)
@@ -90,7 +93,7 @@ class Program:
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class ProductPlan:
     """One way to multiply and check.
 
     Attributes
@@ -105,7 +108,7 @@ class Way:
     """
 
     sides: tuple[str, ...]
-    checkers: tuple[Checker, ...]
+    checkers: tuple[DeviceCheck, ...]
     gemm: cublas.Gemm | None
     beside: bool
 
@@ -114,19 +117,19 @@ class Way:
         object.__setattr__(self, "_lock", threading.Lock())
 
     def take(
-        self, stream: int, kept: tuple[Kept | None, ...], alpha: float, beta: float, write: bool
-    ) -> tuple[Any, Program]:
+        self, stream: int, kept: tuple[CarriedChecksum | None, ...], alpha: float, beta: float, write: bool
+    ) -> tuple[Any, LaunchSequence]:
         """A program that nobody else uses, and the key under which to `give` it back."""
         key = (stream, threading.get_ident() if stream == _PER_THREAD else 0, kept, alpha, beta, write)
-        idle: dict[Any, deque[Program]] = self._idle  # type: ignore[attr-defined]
+        idle: dict[Any, deque[LaunchSequence]] = self._idle  # type: ignore[attr-defined]
         try:
             return key, idle[key].popleft()
         except (KeyError, IndexError):
-            return key, Program(self, kept, alpha, beta, write)
+            return key, LaunchSequence(self, kept, alpha, beta, write)
 
-    def give(self, key: Any, program: Program) -> None:
+    def give(self, key: Any, program: LaunchSequence) -> None:
         """Give a program back: all that it queued precedes what the next call queues on the same stream."""
-        idle: dict[Any, deque[Program]] = self._idle  # type: ignore[attr-defined]
+        idle: dict[Any, deque[LaunchSequence]] = self._idle  # type: ignore[attr-defined]
         with self._lock:  # type: ignore[attr-defined]
             if key not in idle:
                 if len(idle) >= _MOST_PROGRAMS:
@@ -136,12 +139,16 @@ class Way:
 
 
 _PER_THREAD = 2  # the handle of each thread's own default stream
-_ways: dict[Any, Way] = {}
+_ways: dict[Any, ProductPlan] = {}
 
 
-def way_of(
-    operands: Operands, problem: Problem, sides: tuple[str, ...], kept: tuple[Kept | None, ...], watched: bool
-) -> Way:
+def plan_of(
+    operands: Operands,
+    problem: GemmProblem,
+    sides: tuple[str, ...],
+    kept: tuple[CarriedChecksum | None, ...],
+    watched: bool,
+) -> ProductPlan:
     """The way for such operands on the current device; `watched`: somebody looks at every stage."""
     import cupy
 
@@ -162,7 +169,9 @@ def mark(x: Array | None) -> Any:
     return None if x is None else (x.shape, x.strides, x.dtype, x.data.ptr & 15)
 
 
-def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[Any, ...], watched: bool) -> Way:
+def _made(
+    o: Operands, problem: GemmProblem, sides: tuple[str, ...], encoded: tuple[Any, ...], watched: bool
+) -> ProductPlan:
     import cupy
 
     device = device_of(cupy.cuda.runtime.getDevice())
@@ -177,7 +186,7 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
         layouts: Any = {name: None if x is None else Layout.of(x, turned=turned) for name, x in arrays.items()}
         lines, length = (n, m) if turned else (m, n)
         R: Any = arrays["R"]
-        case = Case(
+        case = CheckSpec(
             m=lines,
             k=k,
             n=length,
@@ -193,9 +202,9 @@ def _made(o: Operands, problem: Problem, sides: tuple[str, ...], encoded: tuple[
             recheck=recheck is not None and (recheck or faster_read),
             split=watched,
         )
-        checkers.append(Checker(case, device.multiprocessors))
+        checkers.append(DeviceCheck(case, device.multiprocessors))
     beside = not watched and gemm is not None
-    return Way(sides, tuple(checkers), gemm, beside)
+    return ProductPlan(sides, tuple(checkers), gemm, beside)
 
 
 def _faster_read(o: Operands) -> bool:

@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, is_cupy
-from abft_tsm2.checksum.device.layout import Kept
-from abft_tsm2.checksum.device.record import Facts
+from abft_tsm2.checksum.device.layout import CarriedChecksum
+from abft_tsm2.checksum.device.record import CallInfo
 from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.core import cublas
-from abft_tsm2.gemm.device import Call, Plan
+from abft_tsm2.gemm.device import CallOptions, DeviceProduct
 from abft_tsm2.gemm.fallback import look_at
 from abft_tsm2.gemm.host import Hook
-from abft_tsm2.gemm.operands import Problem, Task
+from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.gemm.pending import Pending
-from abft_tsm2.gemm.plan import Operands, mark, way_of
+from abft_tsm2.gemm.plan import Operands, mark, plan_of
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import Report
 
 _MUCH_LONGER = 4  # lines along memory are checked until they are so many times longer than those across
 
 
-def serves(problem: Problem) -> bool:
+def serves(problem: GemmProblem) -> bool:
     """Whether these are arrays that the kernels and cuBLAS take as they are."""
     p = problem
     if p.wide and (p.c0 is not None or order_of(p.c) is None):
@@ -63,7 +63,7 @@ def _wide(shape: tuple[int, ...], order: str | None) -> Array:
 
 
 def run(
-    problem: Problem, operation: str, on_stage: Hook | None, write: bool, on_error: str | None, key: Any = None
+    problem: GemmProblem, operation: str, on_stage: Hook | None, write: bool, on_error: str | None, key: Any = None
 ) -> Report:
     """Multiply and check on the current stream of the operands' device; PENDING under ``errstate(sync=False)``.
 
@@ -75,47 +75,47 @@ def run(
             reports = []
             for one in problem.tasks():
                 plan, operands = _planned(problem, operation, sides, one, write, watched)
-                reports.append(Call(plan, operands, on_stage).report(lambda one=one: (problem, one), look_at))  # type: ignore[misc]
+                reports.append(DeviceProduct(plan, operands, on_stage).report(lambda one=one: (problem, one), look_at))  # type: ignore[misc]
             return Report.merge(reports, operation=operation)
         task = None if problem.batch else next(problem.tasks())
         plan, operands = _planned(problem, operation, sides, task, write, watched)
         if key is not None and not problem.squeeze:
             _learn(key, plan, operands, problem)
-        call = Call(plan, operands, on_stage)
+        call = DeviceProduct(plan, operands, on_stage)
         if policy.synchronous() or watched:
             return call.report(lambda: (problem, task), look_at)
         return Deferred.of(Pending(call.queued(), call, _look_again), plan.facts, on_error)
 
 
-def _look_again(problem: Problem, operation: str) -> Report:
+def _look_again(problem: GemmProblem, operation: str) -> Report:
     """Check an existing product, and wait for the verdict; nothing is repaired."""
     with policy.errstate(sync=True):
         return run(problem, operation, None, False, "detect")
 
 
 def _planned(
-    problem: Problem, operation: str, sides: tuple[str, ...], task: Task | None, write: bool, watched: bool
-) -> tuple[Plan, Operands]:
+    problem: GemmProblem, operation: str, sides: tuple[str, ...], task: GemmTask | None, write: bool, watched: bool
+) -> tuple[CallOptions, Operands]:
     """The plan of a product, or of a whole batch where `task` is None, and its arrays."""
     p = problem
     A, B, C, C0 = (p.a, p.b, p.c, p.c0) if task is None else (task.A, task.B, task.C, task.C0)
     wide = _wide(C.shape, order_of(C)) if p.wide and not p.exists else None
     operands = Operands(A, B, C, C0, wide)
     kept = tuple(_kept(p, side) for side in sides)
-    way = way_of(operands, p, sides, kept, watched)
+    way = plan_of(operands, p, sides, kept, watched)
     products, index = (p.batch[0], ()) if task is None else (None, task.index)
     lines = tuple(checker.case.m for checker in way.checkers)
-    facts = Facts(operation, (A.shape[-2], A.shape[-1], B.shape[-1]), p.dtype, products, index, sides, lines)
-    return Plan(way, facts, kept, p.alpha, p.beta, write), operands
+    facts = CallInfo(operation, (A.shape[-2], A.shape[-1], B.shape[-1]), p.dtype, products, index, sides, lines)
+    return CallOptions(way, facts, kept, p.alpha, p.beta, write), operands
 
 
-def _kept(problem: Problem, side: str) -> Kept | None:
+def _kept(problem: GemmProblem, side: str) -> CarriedChecksum | None:
     """What the right operand of that side carries, if it is encoded."""
     owner = problem.encoded_b if side == "rows" else problem.encoded_a
     return None if owner is None or owner.device is None else owner.device.kept(side, owner.recheck)
 
 
-def _sides(problem: Problem) -> tuple[str, ...]:
+def _sides(problem: GemmProblem) -> tuple[str, ...]:
     """Which lines are checked: by choice the shorter ones, but those along memory where these are not much longer."""
     (m, n), p = problem.c.shape[-2:], problem
     if p.batch:
@@ -133,7 +133,7 @@ def _sides(problem: Problem) -> tuple[str, ...]:
 class _Known(NamedTuple):
     """A plan for arguments that were checked once, and what is left to look at."""
 
-    plan: Plan
+    plan: CallOptions
     shape: tuple[int, ...]
     dtype: Any
     wide: str | None
@@ -168,7 +168,7 @@ def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
     return mark(a), mark(b), mark(out), kept, device, options
 
 
-def _learn(key: Any, plan: Plan, o: Operands, problem: Problem) -> None:
+def _learn(key: Any, plan: CallOptions, o: Operands, problem: GemmProblem) -> None:
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     extents = tuple(_extent(x) for x in (o.A, o.B, o.C))
@@ -180,7 +180,7 @@ def _extent(x: Array) -> int:
     return int(sum((n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)) + x.itemsize)
 
 
-def again(key: Any, a: Any, b: Any, out: Any, on_error: str | None, problem: Callable[[Any], Problem]) -> Any:
+def again(key: Any, a: Any, b: Any, out: Any, on_error: str | None, problem: Callable[[Any], GemmProblem]) -> Any:
     """Result and report of a call of which `run` has seen the like; None where it has not.
 
     `problem` is asked for, with the result, only where something is left to the host.
@@ -200,11 +200,11 @@ def again(key: Any, a: Any, b: Any, out: Any, on_error: str | None, problem: Cal
     plan, ndim = known.plan, len(known.shape)
     if ndim == 3:
         A, B = (x if x.ndim == 3 else cupy.broadcast_to(x, (known.shape[0], *x.shape)) for x in (A, B))
-    call = Call(plan, Operands(A, B, C, None, wide))
+    call = DeviceProduct(plan, Operands(A, B, C, None, wide))
     if not policy.synchronous():
         return C, Deferred.of(Pending(call.queued(), call, _look_again), plan.facts, on_error)
 
-    def asked() -> tuple[Problem, Task | None]:
+    def asked() -> tuple[GemmProblem, GemmTask | None]:
         found = problem(C)
         return found, None if found.batch else next(found.tasks())
 

@@ -19,9 +19,9 @@ import numpy as np
 from abft_tsm2.arrays import Array, namespace
 from abft_tsm2.core.blas import copy_by_columns, factor_columns, factor_definite, subtract_square
 from abft_tsm2.linalg.blocked_lu import Clock, Hook, check_of, runs
-from abft_tsm2.linalg.cholesky_checks import Definite, Kept
-from abft_tsm2.linalg.cholesky_repair import Changed, NotDefinite, Remake
-from abft_tsm2.linalg.evidence import Found, definite_evidence
+from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
+from abft_tsm2.linalg.cholesky_repair import Changed, CholeskyRepair, NotDefinite
+from abft_tsm2.linalg.evidence import Evidence, definite_evidence
 from abft_tsm2.linalg.outcome import FACTORS, ROUNDS, Findings, Unrepairable
 from abft_tsm2.report import Check, Fault, Status
 
@@ -31,7 +31,7 @@ def block_size(n: int) -> int:
     return 64 if n <= 256 else 128 if n <= 768 else 256
 
 
-class Factorisation:
+class CholeskyFactorisation:
     """One protected factorisation of the lower triangle of a matrix, or of its upper one, transposed.
 
     Attributes
@@ -84,15 +84,15 @@ class Factorisation:
     def _once(self) -> None:
         xp = namespace(self.A)
         with self.clock("encode"):
-            kept = Kept.of(self.A)
+            kept = SymmetricChecksums.of(self.A)
             self._copy()
-        self.state = Definite(self.A, self.W, kept)
+        self.state = CholeskyChecksums(self.A, self.W, kept)
         if not bool(xp.all(xp.isfinite(kept.Z))) and not bool(xp.all(xp.isfinite(xp.tril(self.A)))):
             self._plain()
             self.findings.statuses.append(Status.UNVERIFIABLE)
             self.findings.reasons.append("a holds NaN or Inf: its factor was not checked")
             return
-        self.remake, self.proved = Remake(self.state, self.findings), np.zeros(self.n, bool)
+        self.remake, self.proved = CholeskyRepair(self.state, self.findings), np.zeros(self.n, bool)
         self.stage("encoded", Z=kept.Z, w=kept.w)
         self.state.begin()
         for j in range(0, self.n, self.block):
@@ -155,7 +155,7 @@ class Factorisation:
                 self.findings.suspicions += 1
             self.stage_of_step("repaired")
 
-    def _evidence(self, columns: slice) -> Found:
+    def _evidence(self, columns: slice) -> Evidence:
         """A - L L', element by element."""
         with self.clock("evidence"):
             found = definite_evidence(self.A, self.W, columns)

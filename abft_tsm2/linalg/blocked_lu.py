@@ -25,10 +25,10 @@ import numpy as np
 from abft_tsm2.arrays import Array, dtype_name, namespace
 from abft_tsm2.core.blas import add_product, copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.linalg.certify import certificate, changed, has_changed, read, whole
-from abft_tsm2.linalg.encode import Encoding
-from abft_tsm2.linalg.evidence import FactorEvidence, Found, Lines, evidence_of_lines
-from abft_tsm2.linalg.lu_checks import ROWS, Carried, are_exchanges, blind_lines, sees_all
-from abft_tsm2.linalg.lu_repair import Repair
+from abft_tsm2.linalg.encode import MatrixChecksums
+from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, evidence_of_lines
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
+from abft_tsm2.linalg.lu_repair import LuRepair
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, Unrepairable
 from abft_tsm2.report import SIDES, Check, Fault, Status
 
@@ -77,7 +77,7 @@ def _exchange(W: Array, local: Any, j: int, j1: int) -> None:
     exchange_rows(W[j:, j1:], local)
 
 
-class Factorisation:
+class LuFactorisation:
     """One protected factorisation.
 
     Attributes
@@ -97,7 +97,7 @@ class Factorisation:
         clock: Clock,
         *,
         repair: bool,
-        encoding: Encoding | None = None,
+        encoding: MatrixChecksums | None = None,
     ) -> None:
         self._given = encoding
         self.A, self.on_stage, self.clock, self.repair = A, on_stage, clock, repair
@@ -134,16 +134,16 @@ class Factorisation:
 
     def _once(self) -> None:
         with self.clock("encode"):
-            self.encoding, self._given = self._given or Encoding.of(self.A), None
+            self.encoding, self._given = self._given or MatrixChecksums.of(self.A), None
             room = copy_by_columns(self.A, int(dtype_name(self.A.dtype) == "float64"))
         if self.on_stage is not None:
             e = self.encoding
             self.on_stage("encoded", {"A": self.A, "S": e.S, "Z": e.Z, "v": e.v, "w": e.w})
         with self.clock("encode"):
-            self.carried = Carried(self.A, self.encoding, room)
+            self.carried = LuChecksums(self.A, self.encoding, room)
             self.W = self.carried.W
             self.pivots = np.zeros(self.K, np.int32)
-        self.mender = Repair(self.A, self.W, self.pivots, self.carried, self.findings)
+        self.mender = LuRepair(self.A, self.W, self.pivots, self.carried, self.findings)
         self.proved_rows, self.proved_columns = np.zeros((2, self.K), bool)
         self.info = 0
         for j in range(0, self.K, self.block):
@@ -206,7 +206,7 @@ class Factorisation:
         self,
         check: Callable[..., bool],
         before: Callable[[], None],
-        evidence: Callable[[], Found],
+        evidence: Callable[[], Evidence],
         repair: Callable[[], None],
         where: str,
     ) -> None:
@@ -245,11 +245,11 @@ class Factorisation:
         if len(self.findings.statuses) > seen:
             self.proved_rows[:] = self.proved_columns[:] = False
 
-    def _evidence_of_panel(self, j: int, j1: int) -> Found:
+    def _evidence_of_panel(self, j: int, j1: int) -> Evidence:
         """P A - L U in the columns of a panel, but for rows above it that are proved already."""
         m, local = self.W.shape[0], self.pivots[j:j1] - np.int32(j)
         if not are_exchanges(local, m - j):
-            return Found(columns=set(range(j, j1)), count=j1 - j, magnitude=float("nan"))
+            return Evidence(columns=set(range(j, j1)), count=j1 - j, magnitude=float("nan"))
         evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
         exchange_rows(self.W[j:, :j], local)  # as the step will do, once its panel is right
         for rows in (*runs(~self.proved_rows[:j]), slice(j, m)):
@@ -259,7 +259,7 @@ class Factorisation:
         self.proved_columns[j:j1] = found.right
         return found
 
-    def _evidence_of_rows(self, j: int, j1: int) -> Found:
+    def _evidence_of_rows(self, j: int, j1: int) -> Evidence:
         """The same of rows, right of their panel."""
         evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
         evidence.look(slice(j, j1), slice(j1, self.W.shape[1]), j1)
@@ -267,7 +267,7 @@ class Factorisation:
         self.proved_rows[j:j1] = found.right
         return found
 
-    def _evidence_of_rest(self) -> Found:
+    def _evidence_of_rest(self) -> Evidence:
         """The same of all columns that are not proved yet; what is proved is as it was then, by its sums."""
         (m, n), K = self.W.shape, self.K
         evidence = FactorEvidence(self.A, self.W, self.pivots)
@@ -330,7 +330,7 @@ class Factorisation:
             found = evidence_of_lines(self.A, self.W, self.pivots, blind)
         self._borne_out(found)
 
-    def _borne_out(self, found: Found) -> None:
+    def _borne_out(self, found: Evidence) -> None:
         """What evidence says of finished factors that cannot be repaired line by line."""
         if not found.right:
             self.findings.convicted(found, "factored again")

@@ -17,16 +17,16 @@ from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, operations
 from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.blas import multiply_triangle, product
-from abft_tsm2.linalg.encode import Encoding, add_sums, counts, sums, wide
-from abft_tsm2.linalg.line_check import Verdict, column_norms, norm
-from abft_tsm2.linalg.lu_checks import ROWS, Carried, unit_lower
+from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums, wide
+from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, unit_lower
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
 LOOKED_AT = 64  # lines whose norms are computed one by one
 EXPLAINED = 8  # lines whose elements are computed; evidence of the whole is as soon where there are more
 
 
-def read(W: Array, carried: Carried, left: int, top: int) -> tuple[Array, Array]:
+def read(W: Array, carried: LuChecksums, left: int, top: int) -> tuple[Array, Array]:
     """``w'L`` of the first `left` columns and ``U v`` of the first `top` rows, as they are now."""
     xp, n = namespace(W), W.shape[1]
     w, v = carried.w, carried.v
@@ -47,7 +47,7 @@ def read(W: Array, carried: Carried, left: int, top: int) -> tuple[Array, Array]
     return wL, Uv
 
 
-def product_sums(W: Array, carried: Carried) -> tuple[Array, Array]:
+def product_sums(W: Array, carried: LuChecksums) -> tuple[Array, Array]:
     """``L y`` and ``g U``, with the y and g that are kept."""
     xp, (m, n), K = namespace(W), W.shape, min(W.shape)
     g, y = carried.g, xp.asarray(carried.y, copy=True)
@@ -65,7 +65,7 @@ def product_sums(W: Array, carried: Carried) -> tuple[Array, Array]:
     return Ly, gU
 
 
-def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int], list[int]]:
+def changed(W: Array, carried: LuChecksums, wL: Array, Uv: Array) -> tuple[list[int], list[int]]:
     """Columns of L and rows of U that are no longer what they were, or whose g or y is not.
 
     A norm that the bound needs is first guessed: |g| itself estimates it, as does that of A's column over the pivot,
@@ -79,9 +79,9 @@ def changed(W: Array, carried: Carried, wL: Array, Uv: Array) -> tuple[list[int]
             carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), _tail_norms(carried.w)[:left]
         )
         size = xp.maximum(xp.abs(carried.g[:left]), size)
-        columns = Verdict.of(wL - carried.g[:left], changed_bound(size, m))
+        columns = LineCheck.of(wL - carried.g[:left], changed_bound(size, m))
         size = xp.maximum(xp.abs(carried.y[:top]), carried.rows[:top, ROWS.floor])
-        rows = Verdict.of(Uv - carried.y[:top], changed_bound(size, n))
+        rows = LineCheck.of(Uv - carried.y[:top], changed_bound(size, n))
         flagged = np.flatnonzero(~to_host(columns.ok)), np.flatnonzero(~to_host(rows.ok))
         found: tuple[list[int], list[int]] = [], []
         for c in flagged[0].tolist():
@@ -109,12 +109,12 @@ def moved(kept: Array, again: Array, lines_of: Callable[[Any], Array]) -> np.nda
         some = far[at : at + WIDENED]
         numbers, place = lines_of(some), from_host(some, kept)
         residual = namespace(kept).take(again - kept, place)
-        good.append(to_host(Verdict.of(residual, changed_bound(column_norms(numbers), numbers.shape[0])).ok))
+        good.append(to_host(LineCheck.of(residual, changed_bound(column_norms(numbers), numbers.shape[0])).ok))
     lines: np.ndarray[Any, np.dtype[np.int64]] = far[~np.concatenate(good)]
     return lines
 
 
-def differing_sums(A: Array, encoding: Encoding) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], Array]]:
+def differing_sums(A: Array, encoding: MatrixChecksums) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], Array]]:
     """Rows of A whose sums are not those that were taken, and columns; each with the sums as they are now."""
     found = []
     for X, weight, kept in ((A, encoding.v, encoding.S), (A.T, encoding.w, encoding.Z)):
@@ -127,7 +127,7 @@ def differing_sums(A: Array, encoding: Encoding) -> list[tuple[np.ndarray[Any, n
     return found
 
 
-def has_changed(A: Array, encoding: Encoding) -> bool:
+def has_changed(A: Array, encoding: MatrixChecksums) -> bool:
     """Whether A is not what was encoded: its rows and its columns say so."""
     return all(lines.size for lines, _ in differing_sums(A, encoding))
 
@@ -136,7 +136,7 @@ def _within(residual: float, bound: float) -> bool:
     return abs(residual) <= bound and math.isfinite(bound)
 
 
-def whole(carried: Carried) -> Verdict:
+def whole(carried: LuChecksums) -> LineCheck:
     """``w'A v = g y``: of all of A = L U at once, from sums that were taken independently of each other."""
     xp, e = carried.xp, carried.encoding
     scale = 1.0 / max(float(xp.max(xp.abs(e.w))), 1e-300)  # of w, and so of g and Z
@@ -146,10 +146,10 @@ def whole(carried: Carried) -> Verdict:
     terms = operations(carried.type, 0, carried.W.shape[1])
     reach = norm(columns) + math.sqrt(terms) * (norm(left) + norm(right))
     bound = factored_bound(carried.type, reach, left.shape[0], scale * carried.moduli[0] * carried.moduli[1])
-    return Verdict.of(residual, xp.asarray(bound))
+    return LineCheck.of(residual, xp.asarray(bound))
 
 
-def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]:
+def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, LineCheck]:
     """``L y = P A v`` by rows and ``g U = w'A`` by columns, of all of A; rows first.
 
     Where a line is beyond the bound with estimated norms, they are computed. What is still beyond it has its elements
@@ -164,18 +164,18 @@ def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]
     for side, then, weight in ((0, S, carried.v), (1, Z, carried.w)):
         reach = carried.reach(side, floors[side], 0.0, FLOOR_TERMS, then)
         bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
-        verdict = Verdict.of(residuals[side], bound)
+        verdict = LineCheck.of(residuals[side], bound)
         if not verdict.clean:
             far = np.flatnonzero(~to_host(verdict.ok))
             if far.size <= LOOKED_AT:
                 for line, more in zip(far.tolist(), to_host(_norms_of(W, carried, far, side)).tolist(), strict=True):
                     reach[line] = reach[line] + more
                 bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
-                verdict = Verdict.of(residuals[side], bound)
+                verdict = LineCheck.of(residuals[side], bound)
         if not verdict.clean:
             reach = reach + _norms_through(W, weight, left=bool(side))
             bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
-            verdict = Verdict.of(residuals[side], bound)
+            verdict = LineCheck.of(residuals[side], bound)
         verdicts.append(verdict)
     rows, columns = verdicts
     # L U may be the A that it was made of, and not the A that was asked for.
@@ -189,7 +189,7 @@ def certificate(A: Array, W: Array, carried: Carried) -> tuple[Verdict, Verdict]
     return rows, columns
 
 
-def _norms_of(W: Array, carried: Carried, lines: Any, axis: int) -> Array:
+def _norms_of(W: Array, carried: LuChecksums, lines: Any, axis: int) -> Array:
     """``||L(i, :) o y||`` of some rows (axis 0), or ``||g o U(:, c)||`` of some columns, operations counted."""
     xp, K = carried.xp, min(W.shape)
     # line by line: NumPy's take copies a whole column-major matrix first
@@ -233,7 +233,7 @@ def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
     return x
 
 
-def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bool:
+def _explained(A: Array, W: Array, carried: LuChecksums, line: int, axis: int) -> bool:
     """Whether every element of one row (axis 0) or column (1) of PA - LU is what rounding usually is, and no more than
     it may be: evidence does not look at it again."""
     xp, K, place = carried.xp, min(W.shape), from_host(carried.place, W)
@@ -260,4 +260,4 @@ def _explained(A: Array, W: Array, carried: Carried, line: int, axis: int) -> bo
     usual = factored_element(carried.type, usual + math.sqrt(FLOOR_TERMS) * xp.abs(exact), K)
     terms = np.minimum(np.arange(value.shape[0]), min(line, K - 1)) + 1
     most = from_host(factored_rounding(carried.type, np.minimum(terms, K)), W) * most
-    return Verdict.of(exact - value, xp.minimum(usual, most)).clean
+    return LineCheck.of(exact - value, xp.minimum(usual, most)).clean

@@ -13,7 +13,7 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, namespace
 from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, subtract_square
-from abft_tsm2.linalg.blocked_cholesky import Factorisation, block_size
+from abft_tsm2.linalg.blocked_cholesky import CholeskyFactorisation, block_size
 from abft_tsm2.linalg.blocked_lu import Clock, Hook
 from abft_tsm2.linalg.inputs import as_array, for_blas, over_batch, report_of, stacked
 from abft_tsm2.linalg.lu import check_options
@@ -106,7 +106,7 @@ def protected_cholesky(
     >>> bool(np.allclose(L @ L.T, A))
     True
     """
-    asked = Asked("cholesky", bool(lower), True, block, on_stage, on_error)
+    asked = CholeskyOptions("cholesky", bool(lower), True, block, on_stage, on_error)
     c, report = _factored(a, asked, check_finite)
     return (c, report) if return_report else c
 
@@ -163,13 +163,13 @@ def protected_cho_factor(
     >>> bool(np.allclose(A @ x, 1))
     True
     """
-    asked = Asked("cho_factor", bool(lower), False, block, on_stage, on_error)
+    asked = CholeskyOptions("cho_factor", bool(lower), False, block, on_stage, on_error)
     c, report = _factored(a, asked, check_finite)
     return ((c, lower), report) if return_report else (c, lower)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CholeskyOptions:
     """How matrices are to be factored."""
 
     function: str
@@ -180,7 +180,7 @@ class Asked:
     on_error: str | None
 
 
-def _factored(a: Any, asked: Asked, check_finite: bool) -> tuple[Array, Report]:
+def _factored(a: Any, asked: CholeskyOptions, check_finite: bool) -> tuple[Array, Report]:
     """Factor a matrix, or a stack of them, and deliver the report."""
     policy.check_on_error(asked.on_error)
     check_options("online", asked.block)
@@ -205,17 +205,21 @@ def _factored(a: Any, asked: Asked, check_finite: bool) -> tuple[Array, Report]:
     return c, report
 
 
-def _one(A: Array, asked: Asked) -> tuple[Array, Report]:
+def _one(A: Array, asked: CholeskyOptions) -> tuple[Array, Report]:
     """Factor one matrix that is not empty."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        run = Factorisation(for_blas(A), asked.lower, asked.block, asked.on_stage, repair=asked.on_error != "detect")
+        run = CholeskyFactorisation(
+            for_blas(A), asked.lower, asked.block, asked.on_stage, repair=asked.on_error != "detect"
+        )
         run.run()
         if asked.clear:
             clear_above(run.W)
     return run.result, _report(run.findings, A, asked, run.clock, run.checks())
 
 
-def _report(findings: Findings, A: Array, asked: Asked, clock: Clock, checks: tuple[Check, ...] = ()) -> Report:
+def _report(
+    findings: Findings, A: Array, asked: CholeskyOptions, clock: Clock, checks: tuple[Check, ...] = ()
+) -> Report:
     n = int(A.shape[-1])
     findings.faults[:] = [_in_result(fault, asked.lower) for fault in findings.faults]
     report = report_of(findings, "cholesky", (n, n, n), dtype_name(A.dtype), clock.seconds, checks=checks)

@@ -33,7 +33,7 @@ from abft_tsm2.checksum.rigorous import definite_rounding
 from abft_tsm2.checksum.weights import exponents, middle, weights
 from abft_tsm2.core.blas import add_product, like_columns, multiply_triangle, product, symmetric_product
 from abft_tsm2.linalg.encode import add_sums, wide
-from abft_tsm2.linalg.line_check import Verdict, growth, norm
+from abft_tsm2.linalg.line_check import LineCheck, growth, norm
 from abft_tsm2.linalg.triangular import Triangle, modulus
 
 BLOCK, NARROW = 256, 64  # columns that are read at a time; those that are widened
@@ -43,7 +43,7 @@ MEDIAN = 0.675  # of the modulus of a standard normal number
 
 
 @dataclass(eq=False)
-class Kept:
+class SymmetricChecksums:
     """What is kept of A (n x n, its lower triangle) before it is factored; all float64.
 
     Attributes
@@ -65,7 +65,7 @@ class Kept:
     norms: Array
 
     @classmethod
-    def of(cls, A: Array) -> Kept:
+    def of(cls, A: Array) -> SymmetricChecksums:
         """Encode A, whose rows or columns are contiguous: reads one triangle once."""
         xp = namespace(A)
         with np.errstate(all="ignore"):
@@ -128,7 +128,7 @@ def symmetric_sums(A: Array, weight: Array) -> Array:
     return out
 
 
-class Definite:
+class CholeskyChecksums:
     """The checksums beside the matrix W that becomes L in its lower triangle, all of them live.
 
     Attributes
@@ -142,7 +142,7 @@ class Definite:
         Residuals and bounds of the columns that agreed, step by step; those that failed the last check.
     """
 
-    def __init__(self, A: Array, W: Array, kept: Kept) -> None:
+    def __init__(self, A: Array, W: Array, kept: SymmetricChecksums) -> None:
         xp = namespace(A)
         self.xp, self.type, self.A, self.W, self.kept = xp, float_type(A), A, W, kept
         self.w, self.Z, self.g = kept.w, kept.Z, xp.zeros_like(kept.Z)
@@ -169,15 +169,15 @@ class Definite:
         residual = multiply_triangle(corner, g, lower=True) - self.Z[j:j1]
         norms, terms = self.kept.norms[j:j1], self.terms + self.shrunk * (j1 - j)
         bound = definite_bound(self.type, norms, terms, n, self.modulus)
-        verdict = Verdict.among_its_like(residual, bound, DEFINITE_USUAL, DEFINITE_LEAST)
+        verdict = LineCheck.among_its_like(residual, bound, DEFINITE_USUAL, DEFINITE_LEAST)
         if not verdict.clean:
             runs = [slice(0, j1 - j)] if again else verdict.in_doubt
             for run in runs:
                 bound[run] = self._looked_at(corner, g, j, run, again=again)
             if again:
-                verdict = Verdict.of(residual, bound)
+                verdict = LineCheck.of(residual, bound)
             else:
-                verdict = Verdict.among_these(residual, bound, runs, DEFINITE_COMPUTED, DEFINITE_LEAST)
+                verdict = LineCheck.among_these(residual, bound, runs, DEFINITE_COMPUTED, DEFINITE_LEAST)
         verdict.ok[...] = verdict.ok & (self.xp.linalg.diagonal(corner) > 0)  # L L' does not tell a column's sign
         self.g[j:j1] = g
         if verdict.clean:
@@ -241,17 +241,17 @@ class Definite:
         xp, (count, n) = self.xp, (now.shape[0], self.W.shape[0])
         diagonal = wide(xp.linalg.diagonal(self.W))[:count] * self.w[:count]
         size = xp.maximum(xp.abs(self.g[:count]), xp.abs(diagonal))
-        verdict = Verdict.of(now - self.g[:count], changed_bound(size, n))
+        verdict = LineCheck.of(now - self.g[:count], changed_bound(size, n))
         found = []
         for c in np.flatnonzero(~to_host(verdict.ok)).tolist():
             exact = changed_bound(norm(wide(self.W[c:, c]) * self.w[c:]), n)
             found.extend([c] * (not abs(float(verdict.residual[c])) <= exact < math.inf))
         return found
 
-    def certificate(self, back: Array) -> Verdict:
+    def certificate(self, back: Array) -> LineCheck:
         """``L (L'w) = A w`` line by line, from `read`; lines that are in doubt are looked at element by element."""
         n, kept = self.W.shape[0], self.kept
-        verdict = Verdict.of(back - kept.Z, definite_bound(self.type, kept.norms, n, 2 * n, self.modulus))
+        verdict = LineCheck.of(back - kept.Z, definite_bound(self.type, kept.norms, n, 2 * n, self.modulus))
         flagged = np.flatnonzero(~to_host(verdict.ok))
         for at in range(0, flagged.size, NARROW):
             lines = flagged[at : at + NARROW]
@@ -282,7 +282,7 @@ class Definite:
             squares[at:, :] += product(left * left, right * right)
         usual = definite_element(self.type, xp.abs(exact) + scale * xp.sqrt(squares), n)
         most = definite_rounding(self.type, np.minimum(places[:, None], np.asarray(lines)[None, :]) + 1)
-        return xp.all(Verdict.of(exact - value, xp.minimum(usual, from_host(most, W) * sizes)).ok, axis=0)
+        return xp.all(LineCheck.of(exact - value, xp.minimum(usual, from_host(most, W) * sizes)).ok, axis=0)
 
 
 def symmetric_columns(A: Array, columns: Any, first: int = 0) -> Array:

@@ -21,9 +21,9 @@ from abft_tsm2.arrays import Array, from_host, to_host
 from abft_tsm2.checksum.bounds import definite_bound, definite_element, stored_bound
 from abft_tsm2.core.blas import add_product, factor_columns, factored, like_columns, product
 from abft_tsm2.linalg.certify import moved
-from abft_tsm2.linalg.cholesky_checks import Definite, symmetric_columns, symmetric_sums, weighting
+from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, symmetric_columns, symmetric_sums, weighting
 from abft_tsm2.linalg.encode import wide
-from abft_tsm2.linalg.line_check import Verdict
+from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, Unrepairable, differing, largest
 from abft_tsm2.report import Fault, Status
 
@@ -39,7 +39,7 @@ class Changed(Unrepairable):
 
 
 @dataclass(eq=False)
-class Remake:
+class CholeskyRepair:
     """Repairs the lower triangle of W, which becomes L, and its checksums.
 
     Attributes
@@ -48,7 +48,7 @@ class Remake:
     findings : Findings
     """
 
-    state: Definite
+    state: CholeskyChecksums
     findings: Findings
 
     # -- sums --
@@ -65,7 +65,7 @@ class Remake:
             again = symmetric_sums(A, kept.w) if at else weighting(kept.roots)
             bound = self._noise() if at else xp.zeros_like(live)
             lines = from_host(differ, live)
-            good = [Verdict.of(xp.take(x - again, lines), xp.take(bound, lines)).clean for x in (live, copy)]
+            good = [LineCheck.of(xp.take(x - again, lines), xp.take(bound, lines)).clean for x in (live, copy)]
             if not any(good):
                 raise Unrepairable(f"{name} and its copy differ, and neither is what A gives")
             wrong, right = (copy, live) if good[0] else (live, copy)
@@ -95,7 +95,7 @@ class Remake:
         now, then = state.Z[j:j1], state.xp.asarray(state.kept.Z[j:j1], copy=True)
         add_product(then, wide(state.W[j:j1, :j]), state.g[:j])
         size = state.xp.maximum(state.kept.norms[j:j1], state.xp.abs(then))
-        verdict = Verdict.of(now - then, definite_bound(state.type, size, j1, state.W.shape[0], state.modulus))
+        verdict = LineCheck.of(now - then, definite_bound(state.type, size, j1, state.W.shape[0], state.modulus))
         if not verdict.clean:
             off = largest(to_host(verdict.residual))
             self.findings.wrong_sums("Z", np.flatnonzero(~to_host(verdict.ok)) + j, off)

@@ -38,7 +38,7 @@ def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:
 
 
 @dataclass(eq=False)
-class Encoding:
+class MatrixChecksums:
     """What is kept of A (m x n) before it is factored, in A's order of rows; all float64.
 
     Attributes
@@ -63,7 +63,7 @@ class Encoding:
     column_sizes: Any
 
     @classmethod
-    def of(cls, A: Array) -> Encoding:
+    def of(cls, A: Array) -> MatrixChecksums:
         """Encode A, whose rows or columns are contiguous: reads A twice, and a few of its rows and columns again."""
         xp = namespace(A)
         m, n = A.shape

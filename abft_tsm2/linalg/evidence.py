@@ -34,7 +34,7 @@ APART = 32  # lines between two that are looked at with them: each call splits a
 
 
 @dataclass
-class Found:
+class Evidence:
     """What the evidence says of a part of a factorisation.
 
     Attributes
@@ -81,7 +81,7 @@ class FactorEvidence:
     def __init__(self, A: Array, W: Array, pivots: Any) -> None:
         self.A, self.W, self.type = A, W, float_type(A)
         self.place = permutation(pivots, A.shape[0])
-        self.found = Found()
+        self.found = Evidence()
         self.pivots, self._explained = pivots, False
 
     def look(self, rows: slice, columns: slice, depth: int) -> None:
@@ -160,21 +160,21 @@ class FactorEvidence:
                 sizes = to_host(block)
                 self.found.add(~(sizes <= limit), sizes, (here.start, columns.start))
 
-    def verdict(self) -> Found:
+    def verdict(self) -> Evidence:
         """Of all parts that were looked at."""
         if self._explained and self.found.right:
             self.found.subnormal = self.smallest
         return self.found
 
 
-def factor_evidence(A: Array, W: Array, pivots: Any) -> Found:
+def factor_evidence(A: Array, W: Array, pivots: Any) -> Evidence:
     """Of a whole factorisation, packed L \\\\ U and pivots that are valid exchanges."""
     evidence = FactorEvidence(A, W, pivots)
     evidence.look(slice(0, W.shape[0]), slice(0, W.shape[1]), min(W.shape))
     return evidence.verdict()
 
 
-def evidence_of_lines(A: Array, W: Array, pivots: Any, lines: Lines) -> Found:
+def evidence_of_lines(A: Array, W: Array, pivots: Any, lines: Lines) -> Evidence:
     """Of a whole factorisation, where no sums show what happens to elements in these rows and columns (masks): of the
     rows or of the columns, whichever are fewer."""
     evidence = FactorEvidence(A, W, pivots)
@@ -196,9 +196,9 @@ def _runs(mask: Any) -> list[slice]:
     return found
 
 
-def definite_evidence(A: Array, W: Array, columns: slice) -> Found:
+def definite_evidence(A: Array, W: Array, columns: slice) -> Evidence:
     """A - L L' in some columns of the lower triangle, L in that of W, finished up to there."""
-    xp, n, kind, found, depth = namespace(W), W.shape[0], float_type(A), Found(), columns.stop
+    xp, n, kind, found, depth = namespace(W), W.shape[0], float_type(A), Evidence(), columns.stop
     first = columns.start
 
     def left(i: slice, p: slice) -> Array:

@@ -14,7 +14,7 @@ SMALLEST = 1e-300  # in place of a norm that is zero
 CHI_SQUARED = 0.455  # the median, of one degree of freedom
 
 
-class Verdict(NamedTuple):
+class LineCheck(NamedTuple):
     """What a check says of its lines: residuals, bounds, and which lines are fine; float64, on A's device."""
 
     residual: Array
@@ -22,12 +22,12 @@ class Verdict(NamedTuple):
     ok: Array
 
     @classmethod
-    def of(cls, residual: Array, bound: Array) -> Verdict:
+    def of(cls, residual: Array, bound: Array) -> LineCheck:
         xp = namespace(residual)
         return cls(residual, bound, (xp.abs(residual) <= bound) & xp.isfinite(bound))
 
     @classmethod
-    def among_its_like(cls, residual: Array, bound: Array, usual: float, least: float) -> Verdict:
+    def among_its_like(cls, residual: Array, bound: Array, usual: float, least: float) -> LineCheck:
         """Fine is what is within its bound, and no more than `usual` times as far from clean, in units of the bound, as
         the median; up to `least` of the bound always is. Synchronises with the host."""
         xp = namespace(residual)
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
         return cls(residual, bound, (ratio <= limit) & xp.isfinite(bound))
 
     @classmethod
-    def among_these(cls, residual: Array, bound: Array, runs: list[slice], usual: float, least: float) -> Verdict:
+    def among_these(cls, residual: Array, bound: Array, runs: list[slice], usual: float, least: float) -> LineCheck:
         """`among_its_like` of the lines in these runs; the others are fine."""
         xp = namespace(residual)
         residuals, bounds = (xp.concat([x[run] for run in runs]) for x in (residual, bound))

@@ -16,13 +16,13 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import copy_by_columns, factor_panel
-from abft_tsm2.linalg.blocked_lu import Clock, Factorisation, Hook, check_of
+from abft_tsm2.linalg.blocked_lu import Clock, Hook, LuFactorisation, check_of
 from abft_tsm2.linalg.certify import certificate, differing_sums, read
-from abft_tsm2.linalg.encode import Encoding
-from abft_tsm2.linalg.evidence import Found, Lines, evidence_of_lines, factor_evidence
+from abft_tsm2.linalg.encode import MatrixChecksums
+from abft_tsm2.linalg.evidence import Evidence, Lines, evidence_of_lines, factor_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, not_finite, over_batch, report_of, stacked
-from abft_tsm2.linalg.line_check import Verdict
-from abft_tsm2.linalg.lu_checks import Carried, blind_lines
+from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.lu_checks import LuChecksums, blind_lines
 from abft_tsm2.linalg.outcome import FACTORS, Findings, Overflowed, Unrepairable, largest
 from abft_tsm2.report import SIDES, Fault, Report, Status
 
@@ -129,7 +129,7 @@ def protected_lu_factor(
     A = as_array(a, "a", check_finite=False)
     if A.ndim < 2:
         raise ValueError(f"a must be a matrix or a stack of them; it has {A.ndim} dimensions, shape {A.shape}")
-    asked = Asked(mode, block, on_stage, repair=on_error != "detect", check_finite=check_finite)
+    asked = FactorOptions(mode, block, on_stage, repair=on_error != "detect", check_finite=check_finite)
     if 0 in A.shape:
         xp = namespace(A)
         lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], min(A.shape[-2:])), dtype=xp.int32)
@@ -156,7 +156,7 @@ def check_options(mode: str, block: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FactorOptions:
     """How a matrix is to be factored."""
 
     mode: str
@@ -171,7 +171,7 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Factors:
+class LuFactors:
     """A factored matrix: what `lu_factor` returns, and what the checks know of it."""
 
     W: Array
@@ -180,7 +180,7 @@ class Factors:
     report: Report
 
 
-def factored(A: Array, asked: Asked, *, warn: bool = True) -> Factors:
+def factored(A: Array, asked: FactorOptions, *, warn: bool = True) -> LuFactors:
     """Factor one matrix that is not empty."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         factors = _factored(A, asked)
@@ -189,12 +189,12 @@ def factored(A: Array, asked: Asked, *, warn: bool = True) -> Factors:
     return factors
 
 
-def _factored(A: Array, asked: Asked) -> Factors:
+def _factored(A: Array, asked: FactorOptions) -> LuFactors:
     clock, A = Clock(), for_blas(A)
     asked.stage("inputs", A=A)
     mode, why = _chosen(asked.mode, min(A.shape))
     with clock("encode"):
-        encoding = Encoding.of(A)
+        encoding = MatrixChecksums.of(A)
     if not encoding.is_of_finite(A):
         if asked.check_finite:
             raise not_finite()
@@ -209,7 +209,7 @@ def _factored(A: Array, asked: Asked) -> Factors:
     W, pivots, info, findings, checks = done
     more: Mapping[str, Any] = {"checks": checks, "mode": f"{mode}: {why}"}
     report = report_of(findings, "lu_factor", _sizes(A), dtype_name(A.dtype), clock.seconds, **more)
-    return Factors(W, pivots if is_numpy(W) else from_host(pivots, W), info, report)
+    return LuFactors(W, pivots if is_numpy(W) else from_host(pivots, W), info, report)
 
 
 def _sizes(A: Array) -> tuple[int, int, int]:
@@ -234,7 +234,7 @@ def _plain(A: Array, clock: Clock) -> tuple[Array, Any, int]:
     return W, pivots, info
 
 
-def _offline(A: Array, asked: Asked, clock: Clock, encoding: Encoding) -> tuple[Any, ...]:
+def _offline(A: Array, asked: FactorOptions, clock: Clock, encoding: MatrixChecksums) -> tuple[Any, ...]:
     """Factor, look at the result; factor again, online, where it is not right."""
     asked.stage("encoded", A=A, S=encoding.S, Z=encoding.Z, v=encoding.v, w=encoding.w)
     W, pivots, info = _plain(A, clock)
@@ -264,12 +264,12 @@ def _offline(A: Array, asked: Asked, clock: Clock, encoding: Encoding) -> tuple[
 
 
 def _certified(
-    A: Array, W: Array, pivots: Any, encoding: Encoding
+    A: Array, W: Array, pivots: Any, encoding: MatrixChecksums
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...], Lines | None, tuple[Any, ...]]:
     """Rows and columns in which L U is not P A, of a factorisation of which nothing is known; None where the pivots are
     none. Also lines that the checks are blind for, if any, and the checks, for the report."""
     K = min(W.shape)
-    carried = Carried(A, encoding, W)
+    carried = LuChecksums(A, encoding, W)
     if not carried.order_by(pivots):
         return None, (), None, ()
     carried.g[...], carried.y[...] = read(W, carried, K, K)
@@ -289,18 +289,18 @@ def _evidence(
     A: Array,
     W: Array,
     pivots: Any,
-    encoding: Encoding,
+    encoding: MatrixChecksums,
     findings: Findings,
     clock: Clock,
     blind: Lines | None = None,
-) -> Found:
+) -> Evidence:
     """Whether a suspected factorisation is wrong, element by element; one of another matrix than was encoded is. Sums
     of A that suspected it in vain are tried as well. Where nothing is suspected but lines that the checks are `blind`
     for, it is those that count."""
     with clock("evidence"), np.errstate(all="ignore"):
         sums = differing_sums(A, encoding)
         if all(lines.size for lines, _ in sums):
-            return Found(count=1, magnitude=float("nan"))
+            return Evidence(count=1, magnitude=float("nan"))
         found = factor_evidence(A, W, pivots) if blind is None else evidence_of_lines(A, W, pivots, blind)
         if not found.right:
             return found
@@ -312,22 +312,22 @@ def _evidence(
     return found
 
 
-def _lines(found: Found, rows: tuple[int, ...], columns: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _lines(found: Evidence, rows: tuple[int, ...], columns: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where wrong elements are, or what was suspected where evidence names none."""
     if not found.rows:
         return rows, columns
     return tuple(sorted(found.rows)), tuple(sorted(found.columns))
 
 
-def _failed(verdict: Verdict) -> tuple[int, ...]:
+def _failed(verdict: LineCheck) -> tuple[int, ...]:
     return tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
 
 
 def _online(
-    A: Array, asked: Asked, clock: Clock, findings: Findings, encoding: Encoding | None = None
+    A: Array, asked: FactorOptions, clock: Clock, findings: Findings, encoding: MatrixChecksums | None = None
 ) -> tuple[Any, ...]:
     """Factor with checksums carried along."""
-    run = Factorisation(A, asked.block, asked.on_stage, clock, repair=asked.repair, encoding=encoding)
+    run = LuFactorisation(A, asked.block, asked.on_stage, clock, repair=asked.repair, encoding=encoding)
     run.findings = findings
     try:
         run.run()
@@ -351,7 +351,7 @@ def _online(
     return run.W, run.pivots, run.info, findings, run.checks()
 
 
-def _given_up(A: Array, run: Factorisation, clock: Clock, reason: Exception) -> tuple[Any, ...]:
+def _given_up(A: Array, run: LuFactorisation, clock: Clock, reason: Exception) -> tuple[Any, ...]:
     """What LAPACK makes of it tells whether the numbers are beyond the type's range, or the machine beyond repair."""
     findings = run.findings
     with np.errstate(all="ignore"):
@@ -362,7 +362,7 @@ def _given_up(A: Array, run: Factorisation, clock: Clock, reason: Exception) -> 
         _unverifiable(findings, GROWN)
         return W, pivots, info, findings, ()
     with np.errstate(all="ignore"):
-        found = factor_evidence(A, W, pivots) if Status.INPUT_CHANGED not in findings.statuses else Found(count=1)
+        found = factor_evidence(A, W, pivots) if Status.INPUT_CHANGED not in findings.statuses else Evidence(count=1)
     if found.subnormal:
         findings.statuses.clear()
         findings.faults.clear()

@@ -32,9 +32,9 @@ from abft_tsm2.checksum.bounds import (
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle, permutation
-from abft_tsm2.linalg.encode import Encoding, add_sums, counts, wide
+from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, wide
 from abft_tsm2.linalg.evidence import Lines
-from abft_tsm2.linalg.line_check import Verdict, column_norms, growth, norm
+from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, norm
 
 COUNTED = 64  # rows of U whose growth is taken to be the same
 PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: look at the column
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
 ROWS = Rows()
 
 
-class Carried:
+class LuChecksums:
     """The checksums beside the matrix W = L \\ U that A becomes, all of them live.
 
     Attributes
@@ -71,7 +71,7 @@ class Carried:
         ``w'L`` and ``U v`` of the columns and rows that are finished. Where S lies beside W, y takes its place.
     """
 
-    def __init__(self, A: Array, encoding: Encoding, room: Array) -> None:
+    def __init__(self, A: Array, encoding: MatrixChecksums, room: Array) -> None:
         xp = namespace(A)
         m, n = A.shape
         self.xp, self.type, self.encoding = xp, float_type(A), encoding
@@ -233,7 +233,7 @@ class Carried:
         rigorous bound."""
         weight = self.moduli[1 - side]
         bound = factored_bound(self.type, reach, terms, weight)
-        verdict = Verdict.among_its_like(residual, bound, USUAL, LEAST)
+        verdict = LineCheck.among_its_like(residual, bound, USUAL, LEAST)
         fine = verdict.clean
         if not fine:
             runs = [slice(0, residual.shape[0])] if rigorous else verdict.in_doubt
@@ -241,9 +241,9 @@ class Carried:
                 norms, residual[run] = exact(run)
                 bound[run] = COMPUTED * factored_bound(self.type, reach[run] + norms, terms, weight)
             if rigorous:
-                verdict = Verdict.of(residual, 8 * bound + rigorous())
+                verdict = LineCheck.of(residual, 8 * bound + rigorous())
             else:
-                verdict = Verdict.among_these(residual, bound, runs, USUAL, COMPUTED_LEAST)
+                verdict = LineCheck.among_these(residual, bound, runs, USUAL, COMPUTED_LEAST)
             fine = verdict.clean
         if fine:
             self.seen[side].append((residual, bound))
@@ -366,7 +366,7 @@ class Sight(NamedTuple):
     bounds: tuple[Any, Any]
 
     @classmethod
-    def of(cls, carried: Carried, sizes: tuple[Any, Any], bounds: tuple[Array, Array]) -> Sight:
+    def of(cls, carried: LuChecksums, sizes: tuple[Any, Any], bounds: tuple[Array, Array]) -> Sight:
         """`sizes`: of the elements of A's rows, in their present order, and columns; logarithms."""
         kind, lines = carried.type, sum(carried.W.shape)
         factor = math.log2(blind_factor(kind, carried.g.shape[0], max(carried.W.shape)))
@@ -400,7 +400,7 @@ def _log2(x: Array) -> Any:
     return np.log2(np.abs(to_host(x)))
 
 
-def sees_all(carried: Carried) -> bool:
+def sees_all(carried: LuChecksums) -> bool:
     """Whether each of the sums that a finished factorisation was checked with, one by one, shows changes of all
     elements of its line; from what is known of lines without reading A."""
     e, K, xp = carried.encoding, carried.g.shape[0], carried.xp
@@ -418,7 +418,7 @@ def sees_all(carried: Carried) -> bool:
     return not sight.lines(0).size and not sight.lines(1).size
 
 
-def blind_lines(A: Array, carried: Carried, bounds: tuple[Array, Array]) -> Lines | None:
+def blind_lines(A: Array, carried: LuChecksums, bounds: tuple[Array, Array]) -> Lines | None:
     """Rows, in their present order, and columns with elements that the sums of neither show; None where there are none.
     `bounds`: of all rows and columns, of one certificate."""
     e, place = carried.encoding, carried.place

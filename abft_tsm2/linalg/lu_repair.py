@@ -9,7 +9,7 @@ Rows of A are in the order of W's rows (PA). With L(:, :j) and U(:j, :) right, e
 
 Elements that differ by more than rounding are replaced, in a line with such elements those as well that only evidence
 convicts; a line that agrees shows that a checksum was wrong, or nothing was. So the finished factors come first
-(`Repair.finished`), and of those the pivots.
+(`LuRepair.finished`), and of those the pivots.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from abft_tsm2.core.blas import add_product, permutation, product, solve_triangl
 from abft_tsm2.linalg.certify import changed, differing_sums, read
 from abft_tsm2.linalg.encode import counts, wide
 from abft_tsm2.linalg.evidence import FactorEvidence
-from abft_tsm2.linalg.line_check import Verdict, column_norms
-from abft_tsm2.linalg.lu_checks import ROWS, Carried, are_exchanges, places, unit_lower
+from abft_tsm2.linalg.line_check import LineCheck, column_norms
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, places, unit_lower
 from abft_tsm2.linalg.outcome import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
 from abft_tsm2.report import Fault, Status
 
 
 @dataclass(eq=False)
-class Repair:
+class LuRepair:
     """Repairs W = L \\\\ U, its pivots and its checksums.
 
     Attributes
@@ -51,7 +51,7 @@ class Repair:
     A: Array
     W: Array
     pivots: Any
-    carried: Carried
+    carried: LuChecksums
     findings: Findings
     doubted: bool = False
 
@@ -191,7 +191,7 @@ class Repair:
                 self.findings.wrong_sums(name, lines, off)
 
     def _compared(self, name: str, now: Array, then: Array, bound: Array, first: int) -> None:
-        verdict = Verdict.of(now - then, bound)
+        verdict = LineCheck.of(now - then, bound)
         if not verdict.clean:
             lines = np.flatnonzero(~to_host(verdict.ok)) + first
             off = largest(to_host(verdict.residual))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, to_host
-from abft_tsm2.linalg.evidence import Found
+from abft_tsm2.linalg.evidence import Evidence
 from abft_tsm2.report import Fault, Status
 
 ROUNDS = 3  # repairs before giving up
@@ -56,7 +56,7 @@ class Findings:
         self.statuses.append(Status.CHECKSUM_FAULT)
         self.faults.append(Fault(name, "checksum", lines, (), len(lines), magnitude, repair))
 
-    def proved(self, found: Found) -> None:
+    def proved(self, found: Evidence) -> None:
         """Evidence has shown that what was suspected is right, or why it cannot be."""
         self.suspicions += 1
         if found.subnormal:
@@ -64,7 +64,7 @@ class Findings:
             self.statuses.append(Status.UNVERIFIABLE)
             self.reasons.append(f"the pivot of column {column} is {pivot:.3g}: {SUBNORMAL}")
 
-    def convicted(self, found: Found, repair: str = AGAIN) -> None:
+    def convicted(self, found: Evidence, repair: str = AGAIN) -> None:
         """Evidence has shown elements of W to be wrong."""
         rows, columns = (tuple(sorted(int(i) for i in lines)) for lines in (found.rows, found.columns))
         self.faults.append(Fault(FACTORS, "block", rows, columns, found.count, found.magnitude, repair))

@@ -15,8 +15,8 @@ from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, 
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked_lu import Hook, check_of
 from abft_tsm2.linalg.inputs import as_array, for_blas, pair_of, pivots_of, report_of, stacked
-from abft_tsm2.linalg.line_check import Verdict
-from abft_tsm2.linalg.lu import Asked, check_options, factored
+from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.lu import FactorOptions, check_options, factored
 from abft_tsm2.linalg.outcome import Findings
 from abft_tsm2.linalg.substitution import ATTEMPTS, Work, same, smallest, substituted, wrong_rows
 from abft_tsm2.linalg.triangular import (
@@ -214,7 +214,7 @@ def protected_solve(
         raise ValueError(f"incompatible shapes: a1.shape={tuple(A.shape)} and b1.shape={tuple(B.shape)}")
     A, B = _of_one_type(_whole(A, assume_a, lower), B)
     A = namespace(A).matrix_transpose(A) if transposed else A
-    asked = Asked(mode, None, on_stage, repair=on_error != "detect", check_finite=check_finite)
+    asked = FactorOptions(mode, None, on_stage, repair=on_error != "detect", check_finite=check_finite)
 
     def one(A: Array, _: Any, B: Array) -> tuple[Array, Report]:
         return _solved(for_blas(A), for_blas(B), asked, refine=refine)
@@ -228,7 +228,7 @@ def protected_solve(
 # ---- one system ---------------------------------------------------------------------------------------------------
 
 
-def _solved(A: Array, B: Array, asked: Asked, *, refine: bool) -> tuple[Array, Report]:
+def _solved(A: Array, B: Array, asked: FactorOptions, *, refine: bool) -> tuple[Array, Report]:
     """Factor, solve, certify against A, and once more from the beginning where that fails."""
     work = Work("solve", asked.on_stage, asked.repair)
     n, r = B.shape
@@ -278,7 +278,7 @@ def _take_over(work: Work, report: Report) -> None:
         work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
 
 
-def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) -> Verdict:
+def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) -> LineCheck:
     """``A X = B``, row by row; what is suspected, by evidence from all elements."""
     order = from_host(permutation(piv, A.shape[0]), A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)
@@ -290,7 +290,9 @@ def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) 
     return verdict
 
 
-def _refined(A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: Verdict, work: Work) -> tuple[Array, Verdict]:
+def _refined(
+    A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: LineCheck, work: Work
+) -> tuple[Array, LineCheck]:
     """X + A^-1 (B - A X), where its residual is smaller."""
     xp = namespace(X)
     with np.errstate(all="ignore"):

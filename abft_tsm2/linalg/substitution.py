@@ -11,7 +11,7 @@ from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.core.blas import like_columns, permutation, solve_triangle
 from abft_tsm2.linalg.blocked_lu import Clock, Hook, check_of
 from abft_tsm2.linalg.inputs import for_blas
-from abft_tsm2.linalg.line_check import Verdict
+from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import Findings, largest
 from abft_tsm2.linalg.triangular import Triangle, check_substitution, substitution_evidence, summing_weights
 from abft_tsm2.report import Check, Fault, Status
@@ -98,7 +98,7 @@ def same(x: Array, y: Array) -> bool:
     return bool(namespace(x).all((x == y) | ((x != x) & (y != y))))
 
 
-def wrong_rows(name: str, verdict: Verdict, repair: str = "") -> Fault:
+def wrong_rows(name: str, verdict: LineCheck, repair: str = "") -> Fault:
     """The rows of a solution that failed a check."""
     rows = tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
     return Fault(name, "rows", rows, (), len(rows), largest(to_host(verdict.residual)), repair)

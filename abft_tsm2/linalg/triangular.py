@@ -21,7 +21,7 @@ from abft_tsm2.checksum.weights import exponents, weights
 from abft_tsm2.core.accurate import Difference, Part, parts
 from abft_tsm2.core.blas import add_product, multiply_triangle, product
 from abft_tsm2.linalg.encode import wide
-from abft_tsm2.linalg.line_check import Verdict
+from abft_tsm2.linalg.line_check import LineCheck
 
 BLOCK = 128
 SMALL = 2.0**-600  # what solutions are multiplied with where |T| |X|, or |L| |U| |X|, is beyond the range
@@ -85,7 +85,7 @@ def square(X: Array) -> Array:
     return X * X
 
 
-def check_substitution(triangle: Triangle, X: Array, B: Array, t: Array) -> Verdict:
+def check_substitution(triangle: Triangle, X: Array, B: Array, t: Array) -> LineCheck:
     """Of ``T X = B``, row by row."""
 
     def lines(y: Array, sizes: Array, power: int) -> tuple[Array, Array]:
@@ -96,7 +96,9 @@ def check_substitution(triangle: Triangle, X: Array, B: Array, t: Array) -> Verd
     return _check(X, B, t, lines, lambda: 0 if triangle.unit else _power(_stored(triangle)))
 
 
-def check_solution(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array, t: Array) -> Verdict:
+def check_solution(
+    A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array, t: Array
+) -> LineCheck:
     """Of ``A X = B`` by its residual; its bound is made of |L||U||X| (Higham 2002, theorem 9.4), and |A||X|.
 
     `order`: which row of A each row of L is.
@@ -115,7 +117,7 @@ def check_solution(A: Array, factors: tuple[Triangle, Triangle], order: Array, X
 Lines = Callable[[Array, Array, int], tuple[Array, Array]]
 
 
-def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int]) -> Verdict:
+def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int]) -> LineCheck:
     """Of ``M X = B`` for the matrix M of which ``lines(y, s, p)`` gives ``(2^-p M) y`` and ``(2^-p M)^2 s``, elements
     squared.
 
@@ -127,7 +129,7 @@ def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int])
         sizes, given = (product(square(wide(of)), square(t)) for of in (X, B))
         residual, reach = lines(product(wide(X), t), sizes, 0)
         reach = reach + given
-        found = Verdict.of(residual - product(wide(B), t), _bound(X, reach, t))
+        found = LineCheck.of(residual - product(wide(B), t), _bound(X, reach, t))
         most = float(xp.max(reach)) if n else 1.0
         if found.clean or FAINT < most < 1 / FAINT:
             return found
@@ -139,11 +141,11 @@ def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int])
         residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), down)
         given = (wide(B) * 2.0**-half) * own * 2.0 ** (half - down)
         residual, reach = residual - xp.sum(given, axis=1), reach + xp.sum(square(given), axis=1)
-        scaled = Verdict.of(residual, _bound(X, reach, own * 2.0**-down))
+        scaled = LineCheck.of(residual, _bound(X, reach, own * 2.0**-down))
         # The report's residuals are in the units of t.
         unit = float(xp.min(xp.abs(own))), float(xp.min(xp.abs(t)))
         residual, bound = (x * 2.0**down / unit[0] * unit[1] for x in (scaled.residual, scaled.bound))
-        return Verdict(residual, bound, scaled.ok)
+        return LineCheck(residual, bound, scaled.ok)
 
 
 def _of(power: int) -> Callable[[Array], Array]:
@@ -174,7 +176,7 @@ def _stored(triangle: Triangle) -> Array:
     return xp.tril(triangle.T) if triangle.lower else xp.triu(triangle.T)
 
 
-def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> Verdict:
+def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> LineCheck:
     """Of ``T X = B``, row by row, from all elements: ``|B - T X| <= gamma_n |T| |X|``."""
     xp, n, kind = namespace(X), X.shape[0], float_type(X)
     with np.errstate(all="ignore"):
@@ -186,7 +188,7 @@ def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> Verdict:
         return _all(residual, substituted_rounding(kind, n), reach, underflow(kind, n, pivots), scale)
 
 
-def solution_evidence(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array) -> Verdict:
+def solution_evidence(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array) -> LineCheck:
     """Of ``A X = B``, row by row, from all elements: ``|B - A X| <= gamma_3n P'|L| |U| |X|``."""
     xp, n, kind = namespace(X), X.shape[0], float_type(X)
     lower, upper = factors
@@ -207,12 +209,12 @@ def _reached(of: Callable[[Array], Array], X: Array) -> tuple[Array, float]:
     return (reach, 1.0) if bool(xp.all(xp.isfinite(reach))) else (of(SMALL * sizes), SMALL)
 
 
-def _all(residual: Array, factor: float, reach: Array, lost: Array, scale: float) -> Verdict:
+def _all(residual: Array, factor: float, reach: Array, lost: Array, scale: float) -> LineCheck:
     """Rows all of whose elements are within ``factor reach / scale``, and what underflow has `lost` in each row."""
     xp = namespace(residual)
     bound = factor * reach + scale * lost[:, None]
     ok = xp.all((scale * xp.abs(residual) <= bound) & xp.isfinite(bound), axis=1)
-    return Verdict(xp.max(xp.abs(residual), axis=1), xp.max(bound, axis=1) / scale, ok)
+    return LineCheck(xp.max(xp.abs(residual), axis=1), xp.max(bound, axis=1) / scale, ok)
 
 
 def _residual(left: Part, X: Array, B: Array) -> Array:

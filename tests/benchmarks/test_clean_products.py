@@ -14,7 +14,7 @@ from abft_tsm2.faults.operands.pairs import PAIRS
 from abft_tsm2.faults.operands.products import operands
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.trials import verify
-from abft_tsm2.faults.trials.gemm import LAYOUTS, Scene
+from abft_tsm2.faults.trials.gemm import LAYOUTS, GemmTrials
 from abft_tsm2.faults.trials.trial import Trial, Workload
 from tests.support.oracles import elements_outside
 
@@ -51,7 +51,7 @@ def test_layouts_are_what_their_names_say() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_a_product_in_any_order_is_clean_and_a_fault_in_it_is_found(layout: str, dtype: str) -> None:
-    scene = Scene(workload("gemm", dtype, "normal", out=layout), np)
+    scene = GemmTrials(workload("gemm", dtype, "normal", out=layout), np)
     fault = Plan("inf", seed=(4,))
     clean, hit = scene.run([Trial(0, (), "protected"), Trial(1, (fault,), "protected")])
     assert (clean.outcome, clean.status) == ("clean", "CLEAN")
@@ -59,14 +59,14 @@ def test_a_product_in_any_order_is_clean_and_a_fault_in_it_is_found(layout: str,
 
 
 def test_the_order_is_drawn_for_each_trial_and_stays() -> None:
-    scene = Scene(workload("gemm", out=list(LAYOUTS)), np)
+    scene = GemmTrials(workload("gemm", out=list(LAYOUTS)), np)
     drawn = [scene._layout(Trial(number, (), "protected")) for number in range(60)]
     assert set(drawn) == set(LAYOUTS)
     assert drawn == [scene._layout(Trial(number, (), "protected")) for number in range(60)]
 
 
 def test_products_of_nothing_but_zeros_are_clean() -> None:
-    (found,) = Scene(workload("gemm", "float32", "zeros"), np).run([Trial(0, (), "protected")])
+    (found,) = GemmTrials(workload("gemm", "float32", "zeros"), np).run([Trial(0, (), "protected")])
     assert found.outcome == "clean"
 
 
@@ -85,7 +85,7 @@ def test_orders_of_summation_are_products(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_right_products_are_clean_and_alarms_are_counted(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [Trial(number, (), name) for number, name in enumerate(verify.SUMS)]
-    scene = verify.Scene(workload("verify", dtype, check=["rows", "both"]), np)
+    scene = verify.VerifyTrials(workload("verify", dtype, check=["rows", "both"]), np)
     assert {found.outcome for found in scene.run(trials)} == {"clean"}
 
     def spoilt(A: np.ndarray, B: np.ndarray, C: np.ndarray, **options: Any) -> Any:
@@ -101,7 +101,7 @@ def test_right_products_are_clean_and_alarms_are_counted(dtype: str, monkeypatch
 
 def test_a_product_that_is_wrong_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(verify.SUMS, "wrong", lambda A, B, xp: 1.001 * (A @ B))  # type: ignore[misc]
-    scene = verify.Scene(workload("verify"), np)
+    scene = verify.VerifyTrials(workload("verify"), np)
     with pytest.raises(ArithmeticError, match="'wrong' is off by more than rounding"):
         next(scene.run([Trial(0, (), "wrong")]))
 

@@ -14,7 +14,7 @@ import pytest
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.core.encode_both import encode_both
 from abft_tsm2.core.split_k import problem_of
-from abft_tsm2.faults.judge.oracle import Arithmetic, reference, require, widened
+from abft_tsm2.faults.judge.oracle import ReferenceArithmetic, reference, require, widened
 from benchmarks.gpu_products import errors
 from benchmarks.stream_grid import Cell
 from benchmarks.stream_operands import Encodings, Products, array, fill
@@ -127,7 +127,7 @@ def test_sums_that_are_cut_off_are_allowed_twice_the_error_and_a_bias() -> None:
     k, unit = 4096, FLOATS["float32"].unit_roundoff
     a, b = np.ones((3, k), np.float16), np.ones((k, 1), np.float16)
     expected = reference(a, b, sums="float32")
-    exact, cut = Arithmetic("float32", "float32"), Arithmetic("float32", "float32", truncating=True)
+    exact, cut = ReferenceArithmetic("float32", "float32"), ReferenceArithmetic("float32", "float32", truncating=True)
     for factor, fits_exact, fits_cut in ((100, True, True), (400, False, True), (900, False, False)):
         C = (expected.high * (1 - factor * unit)).astype(np.float32)
         assert errors(C, expected, k, arithmetic=exact).ok == fits_exact
@@ -138,8 +138,8 @@ def test_a_result_that_is_rounded_to_sixteen_bits_is_allowed_that() -> None:
     a, b = (np.random.default_rng(7).random(shape).astype(np.float16) for shape in ((5, 30), (30, 2)))
     expected = reference(a, b, sums="float32")
     C = expected.high.astype(np.float16)
-    assert errors(C, expected, 30, arithmetic=Arithmetic("float32", "float16", truncating=True)).ok
-    assert not errors(C.astype(np.float32), expected, 30, arithmetic=Arithmetic("float32", "float32")).ok
+    assert errors(C, expected, 30, arithmetic=ReferenceArithmetic("float32", "float16", truncating=True)).ok
+    assert not errors(C.astype(np.float32), expected, 30, arithmetic=ReferenceArithmetic("float32", "float32")).ok
 
 
 def test_lines_of_different_scales_keep_their_accuracy() -> None:

@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 
 from abft_tsm2.linalg import line_check
-from abft_tsm2.linalg.line_check import Verdict, column_norms, growth, norm
+from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, norm
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # callers have errstate around all checks
 
 USUAL, LEAST = 10.0, 0.03
 
 
-def verdict(*residual: float, bound: Any = 1.0) -> Verdict:
+def verdict(*residual: float, bound: Any = 1.0) -> LineCheck:
     x = np.array(residual)
-    return Verdict.among_its_like(x, np.broadcast_to(np.asarray(bound, float), x.shape), USUAL, LEAST)
+    return LineCheck.among_its_like(x, np.broadcast_to(np.asarray(bound, float), x.shape), USUAL, LEAST)
 
 
-def fine(found: Verdict) -> list[bool]:
+def fine(found: LineCheck) -> list[bool]:
     ok: list[bool] = found.ok.tolist()
     return ok
 
 
 @pytest.mark.parametrize("wrong", [1.5, -1.5, np.nan, np.inf, -np.inf])
 def test_what_is_beyond_its_bound_is_not_fine(wrong: float) -> None:
-    for found in (Verdict.of(np.array([0.5, wrong, 1.0]), np.ones(3)), verdict(0.5, wrong, 1.0)):
+    for found in (LineCheck.of(np.array([0.5, wrong, 1.0]), np.ones(3)), verdict(0.5, wrong, 1.0)):
         assert fine(found) == [True, False, True]
         assert not found.clean
 
@@ -35,7 +35,7 @@ def test_what_is_beyond_its_bound_is_not_fine(wrong: float) -> None:
 @pytest.mark.parametrize("bound", [np.nan, np.inf])
 def test_a_bound_that_is_not_finite_is_none(bound: float) -> None:
     bounds = np.array([1.0, bound, 1.0])
-    for found in (Verdict.of(np.full(3, 0.5), bounds), verdict(0.5, 0.5, 0.5, bound=bounds)):
+    for found in (LineCheck.of(np.full(3, 0.5), bounds), verdict(0.5, 0.5, 0.5, bound=bounds)):
         assert fine(found) == [True, False, True]
         assert not found.clean
 
@@ -57,15 +57,15 @@ def test_lines_in_doubt_have_company() -> None:
     beside, n = line_check.BESIDE, 10 * line_check.BESIDE
     ok = np.ones(n, bool)
     ok[[0, 2, 5 * beside, n - 1]] = False
-    found = Verdict(np.zeros(n), np.ones(n), ok).in_doubt
+    found = LineCheck(np.zeros(n), np.ones(n), ok).in_doubt
     assert found == [slice(0, beside + 3), slice(4 * beside, 6 * beside + 1), slice(n - 1 - beside, n)]
     ok[...] = False
-    assert Verdict(np.zeros(n), np.ones(n), ok).in_doubt == [slice(0, n)]
+    assert LineCheck(np.zeros(n), np.ones(n), ok).in_doubt == [slice(0, n)]
 
 
 def test_lines_are_compared_with_those_of_their_runs() -> None:
     residual = np.array([0.9, 0.02, 0.03, 0.02, 0.9, 0.9, 0.05])
-    found = Verdict.among_these(residual, np.ones(7), [slice(1, 4), slice(4, 5), slice(6, 7)], USUAL, LEAST)
+    found = LineCheck.among_these(residual, np.ones(7), [slice(1, 4), slice(4, 5), slice(6, 7)], USUAL, LEAST)
     assert fine(found) == [True, True, True, True, False, True, True]
     assert found.residual is residual
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abft_tsm2.checksum import storage as integers
-from abft_tsm2.checksum.storage import Corruption, Diagnosis, diagnose, integer_checksums, restore
+from abft_tsm2.checksum.storage import Corruption, Diagnosis, diagnose_storage, integer_checksums, restore
 from abft_tsm2.errors import AbftError
 from benchmarks import storage
 from tests.support.cases import DTYPES, ORDERS, arrange
@@ -49,7 +49,7 @@ def with_changes(shape: tuple[int, int], changes: dict[tuple[int, int], int]) ->
 def is_restored(right: np.ndarray, sums: Any, wrong: np.ndarray) -> bool:
     """The oracle: restored bit for bit, or refused; anything else fails, and so does touching the matrix."""
     held = bits(wrong).copy()
-    found = diagnose(wrong, sums)
+    found = diagnose_storage(wrong, sums)
     assert np.array_equal(bits(wrong), held)
     assert sum(map(bool, (found.clean, found.corruptions, found.refused, found.checksum_fault))) == 1
     if np.array_equal(held, bits(right)):
@@ -102,11 +102,11 @@ def test_multipliers_are_fixed_odd_and_different() -> None:
 def test_empty_matrices_are_clean(shape: tuple[int, int]) -> None:
     x = np.empty(shape)
     sums = integer_checksums(x)
-    assert diagnose(x, sums).clean
+    assert diagnose_storage(x, sums).clean
     restore(x, ())
     if x.shape[0]:
         sums.rows[0, 0, 2] ^= np.uint64(8)
-        assert diagnose(x, sums).checksum_fault
+        assert diagnose_storage(x, sums).checksum_fault
 
 
 @pytest.mark.parametrize("order", ["F", "strided"])
@@ -115,7 +115,7 @@ def test_never_a_full_size_copy(order: str) -> None:
     integer_checksums(x[:2, :2])
     tracemalloc.start()
     sums = integer_checksums(x)
-    assert diagnose(x, sums).clean
+    assert diagnose_storage(x, sums).clean
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3e6 < x.nbytes / 6
@@ -126,11 +126,11 @@ def test_every_single_bit_is_found_and_restored(dtype: np.dtype[Any]) -> None:
     for shape in ((1, 1), (1, 5), (5, 1), (3, 4)):
         right = sample(shape, dtype)
         sums = integer_checksums(right)
-        assert diagnose(right, sums).clean
+        assert diagnose_storage(right, sums).clean
         for i, j, bit in np.ndindex(*shape, 8 * dtype.itemsize):
             wrong = right.copy()
             flip(wrong, i, j, bit)
-            found = diagnose(wrong, sums)
+            found = diagnose_storage(wrong, sums)
             expected = Corruption(i, j, int(bits(wrong)[i, j]), int(bits(right)[i, j]))
             assert found == Diagnosis(False, (expected,), rows=(i,), columns=(j,))
             assert is_restored(right, sums, wrong)
@@ -143,7 +143,7 @@ def test_any_order_and_size(dtype: np.dtype[Any], order: str) -> None:
         right = sample(shape, dtype)
         x = arrange(right, order)
         sums = integer_checksums(x)
-        assert diagnose(right, sums).clean
+        assert diagnose_storage(right, sums).clean
         flip(x, shape[0] - 1, shape[1] // 2, 8 * dtype.itemsize - 1)
         assert is_restored(right, sums, x)
 
@@ -202,13 +202,13 @@ def test_what_plain_sums_would_pair_wrongly(changes: Any, also: Any) -> None:
     now, other = integer_checksums(wrong), integer_checksums(with_changes((6, 7), also)[2])
     assert np.array_equal(now.rows[:, 0], other.rows[:, 0])
     assert np.array_equal(now.columns[:, 0], other.columns[:, 0])
-    assert {(c.row, c.column) for c in diagnose(wrong, sums).corruptions} == set(changes)
+    assert {(c.row, c.column) for c in diagnose_storage(wrong, sums).corruptions} == set(changes)
     assert is_restored(right, sums, wrong)
 
 
 def test_a_whole_rectangle_is_refused_not_called_clean() -> None:
     right, sums, wrong = with_changes((6, 7), {(1, 2): 64, (1, 5): -64, (4, 5): 64, (4, 2): -64})
-    found = diagnose(wrong, sums)
+    found = diagnose_storage(wrong, sums)
     assert (found.rows, found.columns) == ((1, 4), (2, 5))
     assert "2 of 6 rows and 2 of 7 columns" in found.refused
     assert not is_restored(right, sums, wrong)
@@ -255,7 +255,7 @@ def test_changes_that_cancel_in_both_sums_of_their_column() -> None:
     """The column says nothing at all; the rows alone name the three places, which is no checksum fault."""
     mean, i, j = progression(LONG)
     right, sums, wrong = with_changes((LONG, 3), {(i, 2): 32, (j, 2): 32, (mean, 2): -64})
-    assert diagnose(wrong, sums).columns == ()
+    assert diagnose_storage(wrong, sums).columns == ()
     assert is_restored(right, sums, wrong)
 
 
@@ -265,7 +265,7 @@ def test_a_restored_word_out_of_range_is_refused() -> None:
     # Sums of a matrix whose element (1, 1) was -1: no bit pattern is.
     for line in (sums.rows[0], sums.columns[0]):
         line[:, 1] -= np.array([1, integers._multipliers(3)[1]], np.uint64)
-    found = diagnose(right, sums)
+    found = diagnose_storage(right, sums)
     assert (bool(found.refused), found.corruptions) == (True, ())
 
 
@@ -284,7 +284,7 @@ def test_a_hit_stored_sum_is_a_checksum_fault(dtype: np.dtype[Any], side: str) -
             for bit in range(64):
                 hit = getattr(sums, side).copy()
                 hit[at] ^= np.uint64(1) << np.uint64(bit)
-                found = diagnose(right, replace(sums, **{side: hit}))
+                found = diagnose_storage(right, replace(sums, **{side: hit}))
                 assert found == Diagnosis(False, checksum_fault=True, **{side: (at[2],)})
 
 
@@ -294,7 +294,7 @@ def test_lost_sums_of_one_side_are_a_checksum_fault_and_another_matrix_is_refuse
     assert not is_restored(right, sums, sample((50, 60), np.float64, seed=1))
     rng = np.random.default_rng(0)
     for rows in (np.zeros_like(sums.rows), rng.integers(0, 2**64, sums.rows.shape, dtype=np.uint64)):
-        found = diagnose(right, replace(sums, rows=rows))
+        found = diagnose_storage(right, replace(sums, rows=rows))
         assert found.checksum_fault
         assert len(found.rows) == 50
 
@@ -304,7 +304,7 @@ def test_a_fault_of_the_checksums_never_alters_the_matrix_with_one_of_its_own() 
     for side, line in (("rows", 1), ("rows", 4), ("columns", 2), ("columns", 5)):
         hit = getattr(sums, side).copy()
         hit[0, 0, line] += np.uint64(64)
-        found = diagnose(wrong, replace(sums, **{side: hit}))
+        found = diagnose_storage(wrong, replace(sums, **{side: hit}))
         assert "stored checksums" in found.refused
         assert found.corruptions == ()
     assert is_restored(right, sums, wrong)
@@ -313,7 +313,7 @@ def test_a_fault_of_the_checksums_never_alters_the_matrix_with_one_of_its_own() 
 def test_both_sums_of_a_line_hit_as_one_element_would_is_refused() -> None:
     right, sums, _ = with_changes((6, 7), {})
     sums.rows[0, :, 2] -= np.array([64, 64 * int(integers._multipliers(7)[3])], np.uint64)
-    found = diagnose(right, sums)
+    found = diagnose_storage(right, sums)
     assert (bool(found.refused), found.rows, found.columns) == (True, (2,), ())
 
 
@@ -330,12 +330,12 @@ def test_checksums_of_another_matrix() -> None:
     sums = integer_checksums(np.zeros((3, 4)))
     for other in (np.zeros((4, 3)), np.zeros((3, 4), np.float32)):
         with pytest.raises(ValueError, match=r"\(3, 4\) matrix with 8-byte"):
-            diagnose(other, sums)
+            diagnose_storage(other, sums)
 
 
 def test_restore_writes_all_or_nothing() -> None:
     right, sums, wrong = with_changes((6, 7), {(1, 2): 64, (3, 3): 64})
-    corruptions = diagnose(wrong, sums).corruptions
+    corruptions = diagnose_storage(wrong, sums).corruptions
     flip(wrong, 3, 3, 9)
     held = wrong.copy()
     with pytest.raises(AbftError, match=r"element \(3, 3\) holds 0x.* diagnose the matrix again"):
@@ -347,7 +347,7 @@ def test_restore_writes_all_or_nothing() -> None:
     assert np.array_equal(bits(wrong), bits(held))
     flip(wrong, 3, 3, 9)
     wrong.flags.writeable = False
-    assert diagnose(wrong, sums).corruptions == corruptions
+    assert diagnose_storage(wrong, sums).corruptions == corruptions
     with pytest.raises(ValueError, match="read-only"):
         restore(wrong, corruptions)
     wrong.flags.writeable = True
@@ -363,7 +363,7 @@ def test_through_the_array_api_standard() -> None:
     assert np.array_equal(sums.rows, integer_checksums(right).rows)
     wrong = right.copy()
     flip(wrong, 2, 1, 0)
-    found = diagnose(strict.asarray(wrong), sums)
+    found = diagnose_storage(strict.asarray(wrong), sums)
     assert [(c.row, c.column) for c in found.corruptions] == [(2, 1)]
 
 
@@ -377,7 +377,7 @@ def test_the_storage_benchmark_meets_its_bar(tmp_path: Any, capsys: pytest.Captu
 @pytest.mark.parametrize("fault", ["silent", "guess", "lazy"])
 def test_the_storage_benchmark_notices(fault: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(x: np.ndarray, sums: Any) -> Diagnosis:
-        found = diagnose(x, sums)
+        found = diagnose_storage(x, sums)
         if found.refused and fault != "lazy":
             guess = (Corruption(0, 0, int(bits(x)[0, 0]), 0),)
             return Diagnosis(clean=fault == "silent", corruptions=guess if fault == "guess" else ())

@@ -340,13 +340,13 @@ def test_t_and_c_lost_together_are_found(rows: Any, monkeypatch: Patch) -> None:
         return str(report.status.name)
 
     assert status() == "CORRECTED"
-    monkeypatch.setattr(verify.Expected, "intact", lambda self: True)
+    monkeypatch.setattr(verify.PredictedSums, "intact", lambda self: True)
     assert status() == "CLEAN"
 
 
 def test_a_bound_that_was_hit_hides_no_fault() -> None:
     A, B = pair(60, 50, 40)
-    honest = verify.expect
+    honest = verify.predict
 
     def hit(*arguments: Any) -> Any:
         expected = honest(*arguments)

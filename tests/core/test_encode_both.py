@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from abft_tsm2.core import encode_both as module
 from abft_tsm2.core.compiler import source
-from abft_tsm2.core.encode_both import Encoding, Task, encode_both, run, workspace_bytes
-from abft_tsm2.core.encode_config import AddConfig, BothConfig, Plan, adder_of, choices, choose, why_not
+from abft_tsm2.core.encode_both import EncodeTask, Encoding, encode_both, run, workspace_bytes
+from abft_tsm2.core.encode_config import AddConfig, BothConfig, EncodePlan, adder_of, choices, choose, why_not
 from abft_tsm2.core.generated import KINDS, Generated
 from benchmarks.registers import ARCHITECTURES, compiled
 from tests.support.both_cases import CONFIGS, TYPES, Case, aligned, cases, exactly, faults
@@ -38,7 +38,9 @@ library = library_of(lambda: texts((*CONFIGS, *ADDERS)))
 sanitized = library_of(lambda: texts((*CONFIGS, *ADDERS)), sanitize=True)
 
 
-def encoded(case: Case, task: Task, library: Library, order: str, renamed: dict[str, str] | None = None) -> Encoding:
+def encoded(
+    case: Case, task: EncodeTask, library: Library, order: str, renamed: dict[str, str] | None = None
+) -> Encoding:
     """What the kernels make of a case, all that they do not write being NaN."""
     workspace = aligned(np.full(workspace_bytes(case.config, case.plan), 255, np.uint8))
 
@@ -91,7 +93,7 @@ def test_generated_weights_are_those_of_the_host_in_every_bit(build_cache: Path,
     config = BothConfig("float64" if sums == "float64" else "float32", sums, 4, right=kind, left=kind, t1=32)
     built = build([(config.name, source(config)), *((a.name, source(a)) for a in ADDERS)], cache=build_cache)
     V, W = Generated(kind, 4, 2**64 - 3), Generated(kind, 4, 11)
-    task = Task(aligned(np.eye(140, dtype=config.dtype)), V, W, None, None, False, False, sums)
+    task = EncodeTask(aligned(np.eye(140, dtype=config.dtype)), V, W, None, None, False, False, sums)
     encoding = encoded(Case(config, 140, 140, 50), task, built, "random")
     assert (encoding.rows == V.weights(140).astype(sums)).all()
     assert (encoding.columns == W.weights(140).astype(sums).T).all()
@@ -252,7 +254,7 @@ def test_any_strides_take_the_widest_loads(build_cache: Path, monkeypatch: pytes
     make, width = VIEWS[view]
     A = make(aligned(rng.standard_normal((72, 88)).astype(np.float32)))
     V, W = (rng.standard_normal((n, r)).astype(np.float32) for n, r in zip(A.shape[::-1], (2, 1), strict=True))
-    task = Task(A, V, W, None, None, True, False, "float32")
+    task = EncodeTask(A, V, W, None, None, True, False, "float32")
     encoding = module._on_device(replace(task, A=A.view(OnCard)), 1)
     assert not faults(Encoding(*(x if x is None else np.asarray(x) for x in encoding)), task)
     assert [config.width for config in launched if isinstance(config, BothConfig)] == ([width] if width else [])
@@ -269,7 +271,7 @@ def test_every_layout_and_type(dtype: str, layout: str) -> None:
     for sums in {"float64": ["float64"]}.get(dtype, ["float32", "float64"]):
         V, W = rng.standard_normal((53, 5)).astype(sums), Generated("balanced", 2, 3)
         encoding = encode_both(A, V, W, squares=True, words=True, dtype=sums)
-        assert not faults(encoding, Task(A, V, W, None, None, True, True, sums))
+        assert not faults(encoding, EncodeTask(A, V, W, None, None, True, True, sums))
 
 
 @given(
@@ -290,7 +292,7 @@ def test_drawn_matrices(m, k, r, dtype, layout, weighted, words, seed):
     encoding = encode_both(A, V, W, squares=(p, q) if weighted else True, words=words)
     sums = "float64" if dtype == "float64" else "float32"
     p, q = (x.astype(sums) if weighted else None for x in (p, q))
-    assert not faults(encoding, Task(A, V, W, p, q, True, words, sums))
+    assert not faults(encoding, EncodeTask(A, V, W, p, q, True, words, sums))
 
 
 def test_of_the_standard_alone() -> None:
@@ -299,7 +301,7 @@ def test_of_the_standard_alone() -> None:
     A, V, W = (rng.standard_normal(shape) for shape in ((30, 20), (20, 2), (30, 3)))
     found = encode_both(*(strict.asarray(x) for x in (A, V, W)), squares=True, words=True)
     assert {type(x) for x in found} == {type(strict.asarray(A))}
-    assert not faults(Encoding(*map(np.from_dlpack, found)), Task(A, V, W, None, None, True, True, "float64"))
+    assert not faults(Encoding(*map(np.from_dlpack, found)), EncodeTask(A, V, W, None, None, True, True, "float64"))
 
 
 def test_nan_and_inf_spread_as_in_a_product() -> None:
@@ -356,7 +358,7 @@ def test_every_choice_is_valid_and_has_a_name_of_its_own() -> None:
 @given(m=st.integers(1, 10**6), k=st.integers(1, 10**6), multiprocessors=st.integers(1, 200), waves=st.integers(1, 8))
 def test_a_plan_covers_the_matrix_once(m, k, multiprocessors, waves):
     config = choose("float32", "float32", 2, squares=True)
-    plan = Plan.of(config, m, k, multiprocessors, waves)
+    plan = EncodePlan.of(config, m, k, multiprocessors, waves)
     assert (plan.groups - 1) * plan.slice < m <= plan.groups * plan.slice
     assert (plan.stripes - 1) * config.stripe < k <= plan.stripes * config.stripe
     assert plan.groups <= 65535

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2.core import encode_both as module
-from abft_tsm2.core.encode_both import Encoding, Task, encode_both, run, workspace_bytes
+from abft_tsm2.core.encode_both import EncodeTask, Encoding, encode_both, run, workspace_bytes
 from abft_tsm2.core.encode_config import BothConfig
 from abft_tsm2.core.generated import KINDS, Generated
 from tests.support.both_cases import CONFIGS, Case, cases, exactly, faults
@@ -33,12 +33,12 @@ def on_host(cp: Any, encoding: Encoding) -> Encoding:
     return Encoding(*(x if x is None else cp.asnumpy(x) for x in encoding))
 
 
-def moved(cp: Any, task: Task) -> Task:
+def moved(cp: Any, task: EncodeTask) -> EncodeTask:
     A, V, W, p, q = (on_card(cp, x) for x in (task.A, task.V, task.W, task.p, task.q))
-    return Task(A, V, W, p, q, task.squares, task.words, task.sums)
+    return EncodeTask(A, V, W, p, q, task.squares, task.words, task.sums)
 
 
-def encoded(cp: Any, case: Case, task: Task) -> Encoding:
+def encoded(cp: Any, case: Case, task: EncodeTask) -> Encoding:
     workspace = cp.full(max(1, workspace_bytes(case.config, case.plan)), 255, np.uint8)
     return on_host(cp, run(case.config, case.plan, moved(cp, task), workspace, module._launched))
 
@@ -58,7 +58,7 @@ def test_every_layout_and_type(cp: Any, layout: str, dtype: np.dtype[Any]) -> No
     for sums in ["float64"] if dtype.itemsize == 8 else ["float32", "float64"]:
         V, W = rng.standard_normal((1500, 3)).astype(sums), Generated("balanced", 2, 3)
         found = encode_both(on_card(cp, A), cp.asarray(V), W, squares=True, words=True, dtype=sums)
-        assert not faults(on_host(cp, found), Task(A, V, W, None, None, True, True, sums))
+        assert not faults(on_host(cp, found), EncodeTask(A, V, W, None, None, True, True, sums))
 
 
 @pytest.mark.parametrize("r", [5, 9])
@@ -66,7 +66,7 @@ def test_more_columns_than_the_kernel_takes(cp: Any, r: int) -> None:
     rng = np.random.default_rng(1)
     A, V, W = (rng.standard_normal(shape) for shape in ((300, 200), (200, r), (300, 1)))
     found = encode_both(*(cp.asarray(x) for x in (A, V, W)), squares=True, words=True)
-    assert not faults(on_host(cp, found), Task(A, V, W, None, None, True, True, "float64"))
+    assert not faults(on_host(cp, found), EncodeTask(A, V, W, None, None, True, True, "float64"))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 1), (1, 70_000), (70_000, 1), (3, 3)])
@@ -74,7 +74,7 @@ def test_small_and_empty(cp: Any, shape: tuple[int, int]) -> None:
     m, k = shape
     A, V, W = np.random.default_rng(0).random(shape, np.float32), Generated("ramp", 2), Generated("balanced")
     found = on_host(cp, encode_both(cp.asarray(A), V, W, squares=True, words=True))
-    assert not faults(found, Task(A, V, W, None, None, True, True, "float32"))
+    assert not faults(found, EncodeTask(A, V, W, None, None, True, True, "float32"))
     assert found.rows.shape == (m, 2)
     assert found.columns.shape == (1, k)
 
@@ -97,7 +97,7 @@ def test_repeats_are_equal_bit_for_bit(cp: Any, dtype: str) -> None:
     }
     assert len(results) == 1
     found = encode_both(A, V, W, squares=True, words=True)
-    for name, (value, bound) in exactly(Task(cp.asnumpy(A), V, W, None, None, True, False, dtype)).items():
+    for name, (value, bound) in exactly(EncodeTask(cp.asnumpy(A), V, W, None, None, True, False, dtype)).items():
         assert (abs(cp.asnumpy(getattr(found, name)) - value) <= bound).all()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2.faults import MODELS, SITES
-from abft_tsm2.faults.campaign.file import OPERATIONS, Campaign, Fault, Suite, load, parse
+from abft_tsm2.faults.campaign.file import OPERATIONS, Campaign, FaultEntry, Suite, load, parse
 from abft_tsm2.faults.campaign.folder import CampaignFileError
 from abft_tsm2.faults.operands.products import FAMILIES, operands
 from abft_tsm2.faults.trials.schemes import SCHEMES
@@ -322,7 +322,7 @@ NAMES = {
     "scheme": [*SCHEMES, *STORED],
     "outcome": OUTCOMES,
     "entry of a suite": [f.name for f in fields(Suite)],
-    "entry of a fault": [f.name for f in fields(Fault)],
+    "entry of a fault": [f.name for f in fields(FaultEntry)],
     "operation": OPERATIONS,
     "family": FAMILIES,
     "field of a line": [

@@ -16,7 +16,7 @@ from abft_tsm2.faults.judge.oracle import widened
 from abft_tsm2.faults.judge.product import weights_of
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.trials import verify
-from abft_tsm2.faults.trials.gemm import LAYOUTS, Scene
+from abft_tsm2.faults.trials.gemm import LAYOUTS, GemmTrials
 from abft_tsm2.faults.trials.trial import Trial, Workload
 from benchmarks import shipped_campaigns
 from tests.support.planting import everywhere
@@ -51,13 +51,13 @@ def trials(scheme: str) -> list[Trial]:
 @pytest.mark.parametrize("scheme", ["protected", "both", "double", "none"])
 def test_trials_end_as_on_the_cpu(scheme: str, dtype: str, cp: Any) -> None:
     workload = replace(WORKLOAD, dtype=dtype)
-    on_cpu, on_gpu = ([one.outcome for one in Scene(workload, xp).run(trials(scheme), 4)] for xp in (np, cp))
+    on_cpu, on_gpu = ([one.outcome for one in GemmTrials(workload, xp).run(trials(scheme), 4)] for xp in (np, cp))
     assert on_gpu == on_cpu
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_products_are_judged_there(dtype: str, cp: Any) -> None:
-    found = [one.outcome for one in Scene(replace(WORKLOAD, dtype=dtype), cp).run(trials("float32"), 4)]
+    found = [one.outcome for one in GemmTrials(replace(WORKLOAD, dtype=dtype), cp).run(trials("float32"), 4)]
     assert found[-1] == "clean"
     assert set(found[:-1]) <= {"corrected", "detected", "masked"}
 
@@ -67,7 +67,7 @@ def test_16_bit_products_are_judged_there(dtype: str, cp: Any) -> None:
 def test_promises_are_for_the_weights_that_the_kernels_have(side: str, dtype: str, cp: Any) -> None:
     """u = C v: weights from norms of another sample differ in a column here and there."""
     for seed in range(4):
-        scene = Scene(replace(WORKLOAD, m=512, k=512, n=512, dtype=dtype, seed=(9, seed)), cp)
+        scene = GemmTrials(replace(WORKLOAD, m=512, k=512, n=512, dtype=dtype, seed=(9, seed)), cp)
         found: dict[str, Any] = {}
 
         def hook(stage: str, arrays: Any, found: dict[str, Any] = found) -> None:
@@ -92,7 +92,7 @@ def test_what_gemm_gpu_has_found_stays_mended(number: int, cp: Any) -> None:
 
 def test_no_product_comes_to_the_host(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fetched for a batch are verdicts and places, not matrices."""
-    scene, fetched = Scene(WORKLOAD, cp), list[int]()
+    scene, fetched = GemmTrials(WORKLOAD, cp), list[int]()
     asked = [one for one in trials("protected") if one.plans and one.plans[0].model in ("bit_flip", "nan", "inf")]
     list(scene.run(asked, 4))
 
@@ -108,7 +108,7 @@ def test_no_product_comes_to_the_host(cp: Any, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_columns_and_elements_that_change_places_are_found_there(dtype: str, cp: Any) -> None:
     plans = [Plan(model, seed=(i,)) for i in range(8) for model in ("swap_columns", "swap_rows", "swap_elements")]
-    scene = Scene(replace(WORKLOAD, dtype=dtype), cp)
+    scene = GemmTrials(replace(WORKLOAD, dtype=dtype), cp)
     found = list(scene.run([Trial(i, (plan,), "protected") for i, plan in enumerate(plans)], 8))
     assert {one.outcome for one in found} == {"corrected"}
     assert all((one.chance or 0) < 0.5 for one in found)
@@ -119,12 +119,12 @@ def test_columns_and_elements_that_change_places_are_found_there(dtype: str, cp:
 def test_products_in_arrays_of_any_order_are_clean_there(dtype: str, family: str, cp: Any) -> None:
     for layout in LAYOUTS:
         workload = replace(WORKLOAD, dtype=dtype, family=family, options=(("out", layout),))
-        (found,) = Scene(workload, cp).run([Trial(0, (), "protected")])
+        (found,) = GemmTrials(workload, cp).run([Trial(0, (), "protected")])
         assert (found.outcome, found.status) == ("clean", "CLEAN"), layout
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_products_that_were_added_up_otherwise_are_clean_there(dtype: str, cp: Any) -> None:
-    scene = verify.Scene(replace(WORKLOAD, operation="verify", dtype=dtype, m=24, n=20), cp)
+    scene = verify.VerifyTrials(replace(WORKLOAD, operation="verify", dtype=dtype, m=24, n=20), cp)
     found = list(scene.run([Trial(i, (), name) for i, name in enumerate(verify.SUMS)]))
     assert {one.outcome for one in found} == {"clean"}

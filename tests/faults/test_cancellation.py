@@ -13,7 +13,7 @@ from abft_tsm2 import Status, encode, protected_gemm, verify_gemm, weights
 from abft_tsm2.checksum.weights import exponents
 from abft_tsm2.faults import Plan
 from abft_tsm2.faults.models import plant
-from abft_tsm2.faults.trials.gemm import Scene
+from abft_tsm2.faults.trials.gemm import GemmTrials
 from tests.faults.test_fault_judge import found, workload
 from tests.support.planting import at, pair
 
@@ -152,7 +152,7 @@ def test_a_rectangle_passes_both_sides_only_where_both_pairs_of_weights_are_clos
 
 
 def test_opposite_changes_on_close_weights_cancel_under_one_side_and_not_under_both() -> None:
-    scene, close = Scene(workload(130, 50, 130), np), []
+    scene, close = GemmTrials(workload(130, 50, 130), np), []
     clean = found("protected", scene=scene)
     assert clean.outcome == "clean"
     assert clean.limit is not None

@@ -15,8 +15,8 @@ from abft_tsm2.faults.judge.factor_oracle import backward_error, lu_error, unit
 from abft_tsm2.faults.operands.matrices import BASIC, DEFINITE, FAMILIES
 from abft_tsm2.faults.operands.spectra import VALUES
 from abft_tsm2.faults.trials import factor_calls
-from abft_tsm2.faults.trials.factor import Scene, require_workload
-from abft_tsm2.faults.trials.factor_calls import Problem, Watch
+from abft_tsm2.faults.trials.factor import FactorTrials, require_workload
+from abft_tsm2.faults.trials.factor_calls import FactorProblem, Watch
 from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
 from abft_tsm2.report import Status
 
@@ -33,7 +33,7 @@ def workload(operation: str, family: str, n: int = 40, dtype: str = "float64", *
 
 def clean(operation: str, scheme: str, family: str, *args: Any, **options: Any) -> Finding:
     """What becomes of one trial without a fault."""
-    (found,) = Scene(workload(operation, family, *args, **options), np).run([Trial(5, (), scheme)])
+    (found,) = FactorTrials(workload(operation, family, *args, **options), np).run([Trial(5, (), scheme)])
     return found
 
 
@@ -92,9 +92,9 @@ def test_some_are_what_their_names_say() -> None:
 
 
 def test_definite_ones_are_factored_as_they_are_and_products_of_others_are() -> None:
-    assert np.array_equal(Problem.of(workload("cholesky", "lehmer")).a, made("lehmer", 40))
+    assert np.array_equal(FactorProblem.of(workload("cholesky", "lehmer")).a, made("lehmer", 40))
     for name in ("vander -1 1", "tiny", "one element", "rows scaled by powers of ten"):
-        a = Problem.of(workload("cholesky", name)).a
+        a = FactorProblem.of(workload("cholesky", name)).a
         assert np.isfinite(a).all()
         assert np.linalg.eigvalsh(a)[0] > 0
 
@@ -121,10 +121,10 @@ def test_what_is_singular_is_as_it_is_in_scipy(operation: str, scheme: str, fami
 
 
 def test_a_matrix_is_singular_by_its_pivots_and_eigenvalues() -> None:
-    assert not Problem.of(workload("solve", "normal")).nearly_singular()
-    assert Problem.of(workload("solve", "rank 10")).nearly_singular()
-    assert not Problem.of(workload("cholesky", "tridiag")).nearly_singular()
-    assert Problem.of(workload("cholesky", "hilbert")).nearly_singular()
+    assert not FactorProblem.of(workload("solve", "normal")).nearly_singular()
+    assert FactorProblem.of(workload("solve", "rank 10")).nearly_singular()
+    assert not FactorProblem.of(workload("cholesky", "tridiag")).nearly_singular()
+    assert FactorProblem.of(workload("cholesky", "hilbert")).nearly_singular()
 
 
 def test_refusing_what_scipy_factors_is_none_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_wrong_result_that_is_called_clean_is_silent_corruption(monkeypatch: p
 
 
 def test_of_large_factors_some_rows_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem.of(workload("lu", "normal", 300))
+    problem = FactorProblem.of(workload("lu", "normal", 300))
     answer = problem.call("offline", Watch())
     full = lu_error(problem.a, answer.result)
     monkeypatch.setattr("abft_tsm2.faults.judge.factor_oracle.LARGE", 200)

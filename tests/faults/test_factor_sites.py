@@ -13,7 +13,7 @@ from abft_tsm2.arrays import bit_pattern
 from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.sites import FACTOR_SITES
-from abft_tsm2.faults.trials.factor_calls import Problem, Watch, at_visit
+from abft_tsm2.faults.trials.factor_calls import FactorProblem, Watch, at_visit
 from tests.linalg.test_factor_faults import SCHEMES, N, workload
 
 Arrays = dict[str, Any]
@@ -36,7 +36,7 @@ def moments() -> dict[tuple[str, str], Arrays]:
             if watch.injector.visits[stage] <= 3:
                 seen[operation, stage] = copies(arrays)
 
-        Problem.of(workload(operation)).call(scheme, hook)  # type: ignore[arg-type]
+        FactorProblem.of(workload(operation)).call(scheme, hook)  # type: ignore[arg-type]
     return seen
 
 

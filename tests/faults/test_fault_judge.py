@@ -21,7 +21,7 @@ from abft_tsm2.faults.judge.product import Assessment, Judge
 from abft_tsm2.faults.models import CHANGES, plant
 from abft_tsm2.faults.sites import PRODUCT_SITES
 from abft_tsm2.faults.trials import schemes
-from abft_tsm2.faults.trials.gemm import Scene, located, require_possible
+from abft_tsm2.faults.trials.gemm import GemmTrials, located, require_possible
 from abft_tsm2.faults.trials.trial import BROKEN, Finding, Trial, Workload
 from abft_tsm2.report import Fault
 from tests.support.cases import DTYPES
@@ -251,9 +251,9 @@ def workload(m: int = 40, k: int = 50, n: int = 30, dtype: str = "float64", seed
     return Workload("gemm", m, k, n, dtype, "normal", "C", (seed,))
 
 
-def found(scheme: str, *plans: Plan, scene: Scene | None = None) -> Finding:
+def found(scheme: str, *plans: Plan, scene: GemmTrials | None = None) -> Finding:
     """What becomes of one trial."""
-    (finding,) = (scene or Scene(workload(), np)).run([Trial(0, plans, scheme)])
+    (finding,) = (scene or GemmTrials(workload(), np)).run([Trial(0, plans, scheme)])
     return finding
 
 
@@ -310,7 +310,7 @@ def test_trials_without_a_fault(scheme: str, outcome: str) -> None:
 def test_a_clean_product_that_is_reported_or_refused_is_a_false_alarm(
     monkeypatch: pytest.MonkeyPatch, status: Status
 ) -> None:
-    honest, scene = protected_gemm, Scene(workload(), np)
+    honest, scene = protected_gemm, GemmTrials(workload(), np)
     assert found("protected", scene=scene).outcome == "clean"
 
     def alarmed(*arguments: Any, **options: Any) -> Any:
@@ -327,12 +327,12 @@ def test_a_clean_product_that_is_reported_or_refused_is_a_false_alarm(
 
 
 def test_with_the_check_disabled_flips_of_the_exponent_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(workload(), np)
+    scene = GemmTrials(workload(), np)
     trials = [Trial(i, (replace(FLIP, seed=(i,)),), "protected") for i in range(20)]
     assert {finding.outcome for finding in scene.run(trials)} == {"corrected"}
     honest = verify.judge
 
-    def blind(*arguments: Any) -> verify.Verdict:
+    def blind(*arguments: Any) -> verify.SideVerdict:
         verdict = honest(*arguments)
         return replace(verdict, ok=np.ones_like(verdict.ok))
 
@@ -344,7 +344,7 @@ def test_with_the_check_disabled_flips_of_the_exponent_get_through(monkeypatch: 
 
 def test_no_fault_at_any_site_makes_a_protected_product_break_a_promise() -> None:
     # A sample of the campaigns that benchmarks/campaigns describe: every model, every site.
-    scene = Scene(workload(33, 64, 47, "float32"), np)
+    scene = GemmTrials(workload(33, 64, 47, "float32"), np)
     plans = [
         Plan(model, site, persistent=persistent, seed=(number,))
         for number, (site, model) in enumerate((site, model) for site in PRODUCT_SITES for model in sorted(CHANGES))
@@ -371,7 +371,7 @@ def test_no_fault_at_any_site_makes_a_protected_product_break_a_promise() -> Non
 
 def test_what_changes_places_in_a_stored_operand_passes_the_quick_look() -> None:
     # Encoded.changed() says so, and verify() finds it: the campaign calls it by its name.
-    scene = Scene(workload(33, 64, 47), np)
+    scene = GemmTrials(workload(33, 64, 47), np)
     outcomes = {found("encoded", Plan("swap_columns", "B.stored", seed=(i,)), scene=scene).outcome for i in range(9)}
     assert outcomes == {"sdc"}
     E = encode(scene.B.copy())
@@ -394,7 +394,7 @@ def test_products_have_the_sites_of_products_alone() -> None:
 
 
 def test_sizes_are_in_units_of_the_promise_and_limits_those_of_the_report() -> None:
-    scene = Scene(workload(), np)
+    scene = GemmTrials(workload(), np)
     finding = found("protected", Plan("offset", factor=1e-6), scene=scene)
     assert finding.relative == pytest.approx(1e-6, rel=1e-6)
     assert finding.report is not None

@@ -29,7 +29,7 @@ def of_factors() -> set[str]:
     for dtype, scene, number in IN_PANEL:
         plan = Plan("bit_flip", "lu.panel", bits="exponent", seed=(7, 0, number))
         workload = replace(PANEL, dtype=dtype, seed=(7, 0, scene))
-        outcomes |= {one.outcome for one in factor.Scene(workload, np).run([Trial(number, (plan,), "online")])}
+        outcomes |= {one.outcome for one in factor.FactorTrials(workload, np).run([Trial(number, (plan,), "online")])}
     return outcomes
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import abft_tsm2 as ft
 from abft_tsm2 import Status, policy
-from abft_tsm2.checksum.device.check import Checker
+from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.layout import elements
 from abft_tsm2.core.launch import Step
 from abft_tsm2.core.memory import WORDS
@@ -25,7 +25,7 @@ from tests.support.check_cases import JUDGED_WORD
 
 pytestmark = pytest.mark.gpu
 
-Steps = Callable[[Checker, int, list[Step]], list[Step]]
+Steps = Callable[[DeviceCheck, int, list[Step]], list[Step]]
 ELEMENT = (3, 5)
 
 
@@ -38,12 +38,12 @@ def _nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spoil(monkeypatch: pytest.MonkeyPatch, method: str, change: Steps) -> None:
     """Change the steps that a checker makes of one of its methods."""
-    make = getattr(Checker, method)
+    make = getattr(DeviceCheck, method)
 
-    def spoiled(self: Checker, memory: int, *arguments: Any, **named: Any) -> list[Step]:
+    def spoiled(self: DeviceCheck, memory: int, *arguments: Any, **named: Any) -> list[Step]:
         return change(self, memory, make(self, memory, *arguments, **named))
 
-    monkeypatch.setattr(Checker, method, spoiled)
+    monkeypatch.setattr(DeviceCheck, method, spoiled)
 
 
 def overwritten(value: int) -> Steps:
@@ -56,7 +56,7 @@ def overwritten(value: int) -> Steps:
     return lambda checker, memory, steps: [*steps, overwrite]
 
 
-def short_by_one(checker: Checker, memory: int, steps: list[Step]) -> list[Step]:
+def short_by_one(checker: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
     """The count of lines, behind the kernel that judges."""
     state = elements(checker.account.at(memory, "state"), 32, "uint64")
 
@@ -66,7 +66,7 @@ def short_by_one(checker: Checker, memory: int, steps: list[Step]) -> list[Step]
     return [*steps, take]
 
 
-def nothing(checker: Checker, memory: int, steps: list[Step]) -> list[Step]:
+def nothing(checker: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
     return []
 
 
@@ -121,7 +121,7 @@ def test_a_record_of_the_call_before_is_no_verdict(cp: Any, sync: bool, monkeypa
     """The kernel that writes it runs once; later calls find what it has left."""
     left = [1]
 
-    def first(checker: Checker, memory: int, steps: list[Step]) -> list[Step]:
+    def first(checker: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
         def once(stream: int, where: Any) -> None:
             for step in steps if left else ():
                 step(stream, where)

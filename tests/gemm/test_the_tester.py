@@ -62,7 +62,7 @@ def test_a_comparison_written_the_wrong_way_round_lets_nan_pass(monkeypatch: Pat
     A, B = pair(40, 50, 30)
     honest = verify.judge
 
-    def careless(*arguments: Any) -> verify.Verdict:
+    def careless(*arguments: Any) -> verify.SideVerdict:
         verdict = honest(*arguments)
         nan = np.isnan(verify.residual_of(*arguments)).any(axis=1)  # bad = residual > bound: False for NaN
         return replace(verdict, ok=verdict.ok | nan)
@@ -235,7 +235,7 @@ def test_without_a_second_look_a_damaged_repair_is_returned(monkeypatch: Patch) 
     hook = at("corrected", "C", put((3, 4), 1e3))
     with pytest.raises(SilentDataCorruptionError):
         Product(A, B, put((3, 4), 1e3), on_stage=hook)
-    honest = verify.scrutinise
+    honest = verify.verify_rescaled
     looks: list[int] = []
 
     def only_once(*arguments: Any) -> verify.Scrutiny:
@@ -245,7 +245,7 @@ def test_without_a_second_look_a_damaged_repair_is_returned(monkeypatch: Patch) 
         looks.append(1)
         return found
 
-    everywhere(monkeypatch, verify.scrutinise, only_once)
+    everywhere(monkeypatch, verify.verify_rescaled, only_once)
     returned = Product(A, B, put((3, 4), 1e3), on_stage=hook)
     assert returned.status == "CORRECTED"
     assert returned.wrong[3, 4]

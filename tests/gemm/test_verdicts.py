@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from abft_tsm2.checksum import bounds
-from abft_tsm2.checksum.device.kernels import Judge, Repair
-from abft_tsm2.checksum.device.record import Facts, Verdict, clean
-from abft_tsm2.core.memory import WORDS, Record
+from abft_tsm2.checksum.device.kernels import JudgeKernel, RepairKernel
+from abft_tsm2.checksum.device.record import CallInfo, DeviceVerdict, clean
+from abft_tsm2.core.memory import WORDS, DeviceRecord
 from abft_tsm2.gemm import pending
 from abft_tsm2.gemm.pending import Pending
 from abft_tsm2.report import Report, Status
@@ -25,16 +25,16 @@ from tests.support.libraries import library_of, texts
 from tests.support.repair_faults import Case
 from tests.support.repair_model import CALL, ENCODED, NULL, Work
 
-JUDGE, REPAIR = Judge(), Repair("float32", "float32", t1=64)
+JUDGE, REPAIR = JudgeKernel(), RepairKernel("float32", "float32", t1=64)
 library = library_of(lambda: texts((JUDGE, REPAIR)))
 M, K, N = 37, 45, 51
-FACTS = Facts("gemm", (M, K, N), "float32", None, (), ("rows",), (M,))
+FACTS = CallInfo("gemm", (M, K, N), "float32", None, (), ("rows",), (M,))
 
 
-def record_of(words: np.ndarray) -> Record:
+def record_of(words: np.ndarray) -> DeviceRecord:
     """A record of the call, as it was brought."""
     page: Any = SimpleNamespace(there=SimpleNamespace(data=SimpleNamespace(ptr=0)), here=_Pinned(8 * WORDS))
-    record = Record(0, page, 0)
+    record = DeviceRecord(0, page, 0)
     record.call, record.lines = CALL, M
     record.words[...] = words
     return record
@@ -72,7 +72,7 @@ def left_of(library: Library, work: Work, *, judge: bool = True, repair: bool = 
 
 def test_the_kernels_leave_verdicts(library: Library) -> None:
     for fault, status in (("clean", Status.CLEAN), ("element", Status.CORRECTED)):
-        verdict = Verdict([record_of(left_behind(library, fault))], FACTS)
+        verdict = DeviceVerdict([record_of(left_behind(library, fault))], FACTS)
         assert verdict.made
         assert verdict.settled
         assert verdict.report().status is status
@@ -109,10 +109,10 @@ def test_what_is_no_verdict_is_not_believed(library: Library, name: str) -> None
     assert not clean([record])
     good = record_of(left_behind(library, "clean"))
     for found, sides in (([record], 1), ([good, record], 2), ([record, good], 2)):
-        facts = Facts("gemm", (M, K, N), "float32", None, (), ("rows", "columns")[:sides], (M, N)[:sides])
+        facts = CallInfo("gemm", (M, K, N), "float32", None, (), ("rows", "columns")[:sides], (M, N)[:sides])
         if sides == 2:
             found[1].lines = M
-        verdict = Verdict(found, facts)
+        verdict = DeviceVerdict(found, facts)
         assert not any((verdict.made, verdict.settled, verdict.known, verdict.cleared, verdict.repaired))
         assert verdict.replaced
         assert verdict.flagged == M  # all lines: no one has looked
@@ -149,7 +149,7 @@ class _Looks:
 class _Pending(Pending):
     """Without a device."""
 
-    def __init__(self, found: list[Record], look: _Looks, *, gone: bool) -> None:
+    def __init__(self, found: list[DeviceRecord], look: _Looks, *, gone: bool) -> None:
         self._records, self._look = found, look
         self._device, self._done = _Context(), SimpleNamespace(synchronize=lambda: None, done=True)
         case = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
@@ -166,11 +166,11 @@ class _Context:
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bring(found: Iterable[Record]) -> None:
+    def bring(found: Iterable[DeviceRecord]) -> None:
         list(found)
 
     monkeypatch.setattr("abft_tsm2.core.memory.bring", bring)
-    monkeypatch.setattr(Record, "free", lambda self: None)
+    monkeypatch.setattr(DeviceRecord, "free", lambda self: None)
     monkeypatch.setattr(pending, "_found", lambda later: later.x)
     monkeypatch.setattr(pending, "problem_of", lambda *arrays, **named: SimpleNamespace(c=arrays[0]))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from abft_tsm2.checksum.device.kernels import Equilibrate, Judge, LineSums, line_sums
+from abft_tsm2.checksum.device.kernels import Equilibrate, JudgeKernel, LineSums, line_sums
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.device import KNOWN
 from benchmarks.registers import ARCHITECTURES, compiled
@@ -74,7 +74,7 @@ def asked(config: LineSums) -> set[object]:
 
 
 CONFIGS = list(pairs())
-KERNELS = [Judge(), *(Equilibrate(dtype, turned) for dtype in WIDTHS for turned in (False, True))]
+KERNELS = [JudgeKernel(), *(Equilibrate(dtype, turned) for dtype in WIDTHS for turned in (False, True))]
 OTHER_KERNELS = [*((kernel, TUNED) for kernel in KERNELS), *zip(KERNELS, itertools.cycle(OTHERS), strict=False)]
 
 
@@ -91,7 +91,7 @@ def test_no_choice_spills(config: LineSums, architecture: str) -> None:
 
 
 @pytest.mark.parametrize(("config", "architecture"), OTHER_KERNELS, ids=label)
-def test_neither_do_the_others(config: Judge | Equilibrate, architecture: str) -> None:
+def test_neither_do_the_others(config: JudgeKernel | Equilibrate, architecture: str) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
     assert spilled(log) == 0, log

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abft_tsm2.checksum.device.kernels import Judge, LineSums
+from abft_tsm2.checksum.device.kernels import JudgeKernel, LineSums
 from tests.support import check_cases as cases
 from tests.support.check_cases import SUMMING, Case, Launch
 from tests.support.cuda_on_cpu import ORDERS, Library
@@ -104,7 +104,7 @@ def test_any_two_constants_meet() -> None:
 
 
 @pytest.mark.parametrize("config", [*JUDGING, JUDGE], **names)
-def test_verdicts_in_every_order(library: Library, config: LineSums | Judge) -> None:
+def test_verdicts_in_every_order(library: Library, config: LineSums | JudgeKernel) -> None:
     for trial in trials(config):
         judged = trial.judged()
         results = [verdicts(judged, launch_on(library, order)) for order in ORDERS]
@@ -146,7 +146,7 @@ def test_nearly_every_line_of_a_trial_is_decided_both_ways() -> None:
 
 
 @pytest.mark.parametrize("config", [JUDGING[0], JUDGE], **names)
-def test_verdicts_add_to_a_state(library: Library, config: LineSums | Judge) -> None:
+def test_verdicts_add_to_a_state(library: Library, config: LineSums | JudgeKernel) -> None:
     judged = Trial(config, 50, 20, 2, near=config == JUDGE).judged()
     launch = launch_on(library, "random")
     first = verdicts(judged, launch)
@@ -181,7 +181,7 @@ def test_the_copy_is_rounded_as_by_numpy(library: Library, config: LineSums) -> 
 @pytest.mark.parametrize("beta", [0.0, -1.5])
 @pytest.mark.parametrize("config", [PLAIN_LINES, JUDGE], **names)
 def test_a_line_fails_whose_prediction_was_lost_with_it(
-    library: Library, config: LineSums | Judge, beta: float
+    library: Library, config: LineSums | JudgeKernel, beta: float
 ) -> None:
     judged = Trial(config, 50, 20, 2, beta=beta, special=False).judged()
     terms, launch = judged.terms, launch_on(library, "random")
@@ -226,7 +226,7 @@ sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=
 
 
 @pytest.mark.parametrize("config", CHECKED, **names)
-def test_every_path_under_address_sanitizer(sanitized: Library, config: LineSums | Judge) -> None:
+def test_every_path_under_address_sanitizer(sanitized: Library, config: LineSums | JudgeKernel) -> None:
     for number, case in enumerate(cases.cases(config) if config in SUMMING else ()):
         task, launch = case.task(), launch_on(sanitized, ORDERS[number % 3])
         assert not cases.faults(task, cases.summed(task, launch)), str(case)
@@ -256,7 +256,7 @@ STORED = next(config for config in JUDGING if config.dtype == "float16")  # whos
 RACE, WRONG, OVERRUN = "race: |uninitialised shared", "are wrong", "global memory overrun"
 FLAGS, LISTED, CLOSEST, COUNTED = "word 0 of the state", "listed", "the closest", "counted"
 # name: (kernel, what is replaced, which occurrence, by what, what is then said)
-PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
+PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
     "no_barrier_of_a_team": (TEAM, "__syncthreads();", 1, "", RACE),
     "a_member_twice": (TEAM, "y_parts[(warp + member)", 0, "y_parts[(warp + member - 1)", "y are wrong"),
     "squares_of_members": (TEAM, "z_parts[(warp + member)", 0, "z_parts[(warp + 1)", "z are wrong"),
@@ -368,7 +368,7 @@ PLANTED: dict[str, tuple[LineSums | Judge, str, int, str, str]] = {
 faulty = library_of(lambda: [*with_faults(PLANTED), *texts({plan[0]: 0 for plan in PLANTED.values()})])
 
 
-def what_is_found(library: Library, config: LineSums | Judge, order: str, renamed: str = "") -> str:
+def what_is_found(library: Library, config: LineSums | JudgeKernel, order: str, renamed: str = "") -> str:
     launch = launch_on(library, order, renamed)
     judged: Callable[[Any], list[str]]
     if isinstance(config, LineSums) and not config.verdict:
@@ -391,5 +391,5 @@ CLEAN = list(zip({plan[0]: 0 for plan in PLANTED.values()}, itertools.cycle(ORDE
 
 
 @pytest.mark.parametrize(("config", "order"), CLEAN, **names)
-def test_without_them_nothing_is_found(faulty: Library, config: LineSums | Judge, order: str) -> None:
+def test_without_them_nothing_is_found(faulty: Library, config: LineSums | JudgeKernel, order: str) -> None:
     assert what_is_found(faulty, config, order) == "nothing"

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from abft_tsm2.checksum.device.kernels import Repair
+from abft_tsm2.checksum.device.kernels import RepairKernel
 from abft_tsm2.core.compiler import source
 from tests.support.cuda_on_cpu import Library
 from tests.support.libraries import Texts, library_of
 from tests.support.repair_faults import Case
 from tests.support.repair_model import CALL, REPAIRED, UNRESOLVED
 
-CONFIGS = (Repair("float32", "float32", t1=64), Repair("float64", "float64", turned=True, t1=64))
+CONFIGS = (RepairKernel("float32", "float32", t1=64), RepairKernel("float64", "float64", turned=True, t1=64))
 CHANGES = {
     "L": "const_cast<A_TYPE*>(p.left(p.line(0)))[0] = A_TYPE(3);",
     "R": "const_cast<A_TYPE*>(p.right(0, p.n - 1))[(p.k - 1) * p.r_rs] = A_TYPE(3);",
@@ -46,7 +46,7 @@ def _texts() -> Texts:
 library = library_of(_texts)
 
 
-def ran(library: Library, config: Repair, case: Case, change: str, *, compared: bool = True) -> np.ndarray:
+def ran(library: Library, config: RepairKernel, case: Case, change: str, *, compared: bool = True) -> np.ndarray:
     """The record that the kernel leaves."""
     work = case.work(config)
     work.state[31] = [*CHANGES].index(change) + 100 * (not compared)
@@ -66,7 +66,7 @@ COMPLETED = Case("much_of_a_column", m=300, k=45, beta=-0.5)
     ids=str,
 )
 def test_an_operand_that_changes_after_it_was_compared_is_seen(
-    library: Library, config: Repair, change: str, case: Case
+    library: Library, config: RepairKernel, change: str, case: Case
 ) -> None:
     record = ran(library, config, case, change)
     assert int(record[2]) == UNRESOLVED
@@ -84,7 +84,7 @@ def test_an_operand_that_changes_after_it_was_compared_is_seen(
     ],
     ids=lambda case: case.fault,
 )
-def test_operands_that_do_not_change_are_known(library: Library, config: Repair, case: Case) -> None:
+def test_operands_that_do_not_change_are_known(library: Library, config: RepairKernel, case: Case) -> None:
     record = ran(library, config, case, "nothing")
     assert int(record[2]) == REPAIRED
     assert not int(record[7]) & 2
@@ -97,7 +97,7 @@ def test_where_nothing_is_replaced_nothing_is_compared(library: Library) -> None
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda x: x.name)
 def test_what_rounding_leaves_of_a_line_that_is_wrong_all_over_is_replaced_and_not_told(
-    library: Library, config: Repair
+    library: Library, config: RepairKernel
 ) -> None:
     """An element off by 1.5 sqrt(k) u |L||R|, in a line of which the others are off by far more."""
     case = Case("clean", m=20, k=400, n=90)

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pytest
 
-from abft_tsm2.checksum.device.kernels import Repair
+from abft_tsm2.checksum.device.kernels import RepairKernel
 from abft_tsm2.core.compiler import source
 from benchmarks.registers import ARCHITECTURES, compiled
 from tests.kernels.test_kernels_compile import spilled
@@ -28,7 +28,7 @@ KINDS = (
 )
 # Each that ships is compiled for one architecture, in turn; where a thread needs most registers, for all of them.
 SHIPPED = [
-    (Repair(*kind, turned), architecture)
+    (RepairKernel(*kind, turned), architecture)
     for number, kind in enumerate(KINDS)
     for turned in (False, True)
     for architecture in (
@@ -38,14 +38,22 @@ SHIPPED = [
     )
 ]
 # Both orders of R with each size of elements, so that each path through the kernel is there.
-SANITIZED = (Repair("float32", "float32", t1=64), Repair("float32", "float32", turned=True, t1=64))
-WITH_CAST = Repair("float16", "float32", "float16", t1=64)
-TURNED = Repair("float64", "float64", turned=True, t1=64)
+SANITIZED = (RepairKernel("float32", "float32", t1=64), RepairKernel("float32", "float32", turned=True, t1=64))
+WITH_CAST = RepairKernel("float16", "float32", "float16", t1=64)
+TURNED = RepairKernel("float64", "float64", turned=True, t1=64)
 PLAIN = tuple(
     config
     for config in (
-        *(WITH_CAST, TURNED, Repair("float64", "float64"), Repair("float16", "float16", turned=True, t1=64)),
-        *(Repair("bfloat16", "bfloat16", t1=64), Repair("bfloat16", "float32", "bfloat16", turned=True, t1=64)),
+        *(
+            WITH_CAST,
+            TURNED,
+            RepairKernel("float64", "float64"),
+            RepairKernel("float16", "float16", turned=True, t1=64),
+        ),
+        *(
+            RepairKernel("bfloat16", "bfloat16", t1=64),
+            RepairKernel("bfloat16", "float32", "bfloat16", turned=True, t1=64),
+        ),
     )
     if config.dtype in TYPES
 )
@@ -197,7 +205,7 @@ sanitized = library_of(lambda: texts(SANITIZED), sanitize=True)
 
 
 def ran(
-    library: Library, config: Repair, case: Case, order: str, grid: int = 3, planted: str = ""
+    library: Library, config: RepairKernel, case: Case, order: str, grid: int = 3, planted: str = ""
 ) -> tuple[Work, list[str]]:
     work = case.work(config)
     work.state[31] = [*PLANTED].index(planted) + 1 if planted else 0
@@ -206,7 +214,7 @@ def ran(
 
 
 @pytest.mark.parametrize("config", CONFIGS, **names)
-def test_every_fault_in_every_order(request: pytest.FixtureRequest, config: Repair) -> None:
+def test_every_fault_in_every_order(request: pytest.FixtureRequest, config: RepairKernel) -> None:
     library = request.getfixturevalue("sanitized" if config in SANITIZED else "library")
     for number, case in enumerate(CASES, CONFIGS.index(config)):
         left = set()
@@ -221,7 +229,7 @@ LIMITS = [(WITH_CAST, MOST_LINES), (TURNED, MOST_LINES), (WITH_CAST, MANY_COLUMN
 
 
 @pytest.mark.parametrize(("config", "case"), LIMITS, **names)
-def test_as_much_as_there_may_be_and_more(library: Library, config: Repair, case: Case) -> None:
+def test_as_much_as_there_may_be_and_more(library: Library, config: RepairKernel, case: Case) -> None:
     assert not ran(library, config, case, "random")[1]
 
 
@@ -260,7 +268,7 @@ def test_planted_faults_are_caught(library: Library, name: str) -> None:
 
 
 @pytest.mark.parametrize(("config", "architecture"), SHIPPED, **names)
-def test_it_compiles_without_spills(config: Repair, architecture: str) -> None:
+def test_it_compiles_without_spills(config: RepairKernel, architecture: str) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
     assert spilled(log) == 0, log

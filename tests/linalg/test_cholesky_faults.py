@@ -16,9 +16,9 @@ from scipy import linalg
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_cho_factor, protected_cholesky
 from abft_tsm2.checksum.bounds import definite_bound
 from abft_tsm2.linalg import cholesky_checks, evidence
-from abft_tsm2.linalg.cholesky_checks import Definite, Kept
-from abft_tsm2.linalg.cholesky_repair import Remake
-from abft_tsm2.linalg.line_check import Verdict
+from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
+from abft_tsm2.linalg.cholesky_repair import CholeskyRepair
+from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import ROUNDS
 from tests.support.factor_cases import DTYPES, outcome, positive, unit
 from tests.support.factor_cases import cholesky_outside as outside
@@ -337,10 +337,10 @@ def test_no_bit_of_any_element_spoils_the_factor(
 
 
 def unheard(patch: Patch, name: str) -> None:
-    """What a check of `Definite` says is not heard: all is well."""
-    honest, well = getattr(Definite, name), Verdict.of(np.zeros(1), np.ones(1))
+    """What a check of `CholeskyChecksums` says is not heard: all is well."""
+    honest, well = getattr(CholeskyChecksums, name), LineCheck.of(np.zeros(1), np.ones(1))
     answer = {"check": True, "changed": [], "certificate": well}[name]
-    patch.setattr(Definite, name, lambda *given, **options: (honest(*given, **options), answer)[1])
+    patch.setattr(CholeskyChecksums, name, lambda *given, **options: (honest(*given, **options), answer)[1])
 
 
 def at_stage(stage: str = "panel") -> Strike:
@@ -364,7 +364,7 @@ def test_checks_locate_what_the_certificate_only_sees(name: str, stage: str, mon
 def test_without_the_certificate_a_sum_vouches_for_what_is_wrong(monkeypatch: Patch) -> None:
     a = positive(N)
     of_l = Strike("finished", lambda W: np.add.at(W, (50, 20), 0.5))
-    of_g = Strike("finished", lambda g: np.add.at(g, 20, 0.5 * Kept.of(a).w[50]), "g")
+    of_g = Strike("finished", lambda g: np.add.at(g, 20, 0.5 * SymmetricChecksums.of(a).w[50]), "g")
     assert factored(a, both(replace(of_l), replace(of_g))).verdict == REPAIRED
     unheard(monkeypatch, "certificate")
     assert factored(a, both(of_l, of_g)).verdict == MISSED
@@ -383,7 +383,7 @@ def test_a_repair_looks_at_the_matrix_it_reads(monkeypatch: Patch) -> None:
         return factored(positive(N), both(Strike("panel", put((52, 20), 1.0), "A", BLOCK), at_stage()))
 
     assert found().verdict[0] is Status.INPUT_CHANGED
-    monkeypatch.setattr(Remake, "look_at_A", lambda self: None)
+    monkeypatch.setattr(CholeskyRepair, "look_at_A", lambda self: None)
     assert found().verdict == (Status.CORRECTED, True)
 
 
@@ -402,5 +402,5 @@ def test_a_bound_is_needed_and_an_infinite_one_is_none(monkeypatch: Patch) -> No
     monkeypatch.setattr(evidence, "definite_rounding", lambda *_: np.inf)
     for hook in (None, at_stage()):
         assert factored(positive(N), hook).verdict[0] is Status.UNCORRECTABLE
-    monkeypatch.setattr(Verdict, "clean", property(lambda self: bool((abs(self.residual) <= self.bound).all())))
+    monkeypatch.setattr(LineCheck, "clean", property(lambda self: bool((abs(self.residual) <= self.bound).all())))
     assert factored(positive(N), at_stage()).verdict == MISSED

@@ -13,11 +13,11 @@ import scipy.linalg
 from abft_tsm2 import Status, protected_cholesky, protected_lu_factor, protected_solve
 from abft_tsm2.errors import SilentDataCorruptionError, UnverifiableWarning
 from abft_tsm2.linalg import certify, evidence
-from abft_tsm2.linalg.cholesky_checks import Definite, Kept
-from abft_tsm2.linalg.encode import Encoding
+from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
+from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import definite_evidence, factor_evidence
-from abft_tsm2.linalg.line_check import Verdict
-from abft_tsm2.linalg.lu_checks import Carried
+from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.lu_checks import LuChecksums
 from tests.support.factor_cases import lu_outside
 
 Arrays = Mapping[str, Any]
@@ -177,11 +177,11 @@ def test_blocks_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
     """All statistical checks fail."""
-    monkeypatch.setattr(Carried, "_judged", lambda *_: False)
-    monkeypatch.setattr(Definite, "check", _failing(Definite.check))
-    monkeypatch.setattr("abft_tsm2.linalg.blocked_lu.whole", lambda *_: Verdict.of(np.ones(1), np.zeros(1)))
+    monkeypatch.setattr(LuChecksums, "_judged", lambda *_: False)
+    monkeypatch.setattr(CholeskyChecksums, "check", _failing(CholeskyChecksums.check))
+    monkeypatch.setattr("abft_tsm2.linalg.blocked_lu.whole", lambda *_: LineCheck.of(np.ones(1), np.zeros(1)))
     monkeypatch.setattr(
-        "abft_tsm2.linalg.blocked_lu.certificate", lambda *_, **__: [Verdict.of(np.ones(1), np.zeros(1))]
+        "abft_tsm2.linalg.blocked_lu.certificate", lambda *_, **__: [LineCheck.of(np.ones(1), np.zeros(1))]
     )
 
 
@@ -341,7 +341,7 @@ def test_an_element_beyond_all_that_rounding_may_do_is_not_explained(dtype: Any,
     a = np.random.default_rng(3).random((160, 160)).astype(dtype)
     lu, piv = scipy.linalg.lu_factor(a)
     W, at = np.array(lu, order="F"), (92, 155)
-    carried = Carried(a, Encoding.of(a), W)
+    carried = LuChecksums(a, MatrixChecksums.of(a), W)
     assert carried.order_by(piv)
     L, U = np.tril(abs(W), -1) + np.eye(160), np.triu(abs(W))
     assert certify._explained(a, W, carried, at[axis], axis)
@@ -354,7 +354,7 @@ def test_an_element_beyond_all_that_rounding_may_do_is_not_explained(dtype: Any,
 def test_nor_is_one_of_a_triangle(dtype: Any) -> None:
     a = lehmer(160).astype(dtype)
     W, at = np.asfortranarray(np.linalg.cholesky(a)), (155, 12)
-    state = Definite(a, W, Kept.of(a))
+    state = CholeskyChecksums(a, W, SymmetricChecksums.of(a))
     line = np.array([at[1]])
     assert bool(state._explained(line)[0])
     W[at] += 2 * 16 * np.finfo(dtype).eps / 2 * (abs(W) @ abs(W).T)[at] / W[12, 12]

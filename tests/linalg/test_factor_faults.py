@@ -17,13 +17,13 @@ from abft_tsm2.faults.operands.matrices import BASIC
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.sites import FACTOR_SITES, SITES, STAGES, sites_of
 from abft_tsm2.faults.trials import factor_calls
-from abft_tsm2.faults.trials.factor import Scene, require_possible, require_workload
+from abft_tsm2.faults.trials.factor import FactorTrials, require_possible, require_workload
 from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
 from abft_tsm2.linalg import certify
-from abft_tsm2.linalg.cholesky_checks import Definite
-from abft_tsm2.linalg.line_check import Verdict
-from abft_tsm2.linalg.lu_checks import Carried
-from abft_tsm2.linalg.lu_repair import Repair
+from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums
+from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.lu_checks import LuChecksums
+from abft_tsm2.linalg.lu_repair import LuRepair
 from tests.support.planting import everywhere
 
 N, BLOCK = 96, 16
@@ -38,7 +38,7 @@ def workload(operation: str = "lu", family: str = "normal", dtype: str = "float6
 
 def found(scheme: str, *plans: Plan, number: int = 0, **kind: Any) -> Finding:
     """What becomes of one trial."""
-    (finding,) = Scene(workload(**kind), np).run([Trial(number, plans, scheme)])
+    (finding,) = FactorTrials(workload(**kind), np).run([Trial(number, plans, scheme)])
     return finding
 
 
@@ -58,7 +58,7 @@ def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="site 'product'"):
         require_possible("lu", "online", Plan("nan"))
     with pytest.raises(ValueError, match="cannot be planted"):
-        list(Scene(workload(), np).run([Trial(0, (Plan("not_exchanged", "lu.panel"),), "online")]))
+        list(FactorTrials(workload(), np).run([Trial(0, (Plan("not_exchanged", "lu.panel"),), "online")]))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_workloads_that_are_none_are_refused(changes: dict[str, Any], text: str)
     require_workload(workload("solve", options=(("refine", True),)))
     require_workload(workload(m=120))
     with pytest.raises(ValueError, match="CPU only"):
-        Scene(workload(), object())
+        FactorTrials(workload(), object())
 
 
 def test_the_campaign_has_every_site() -> None:
@@ -104,7 +104,7 @@ PLACES = [(*way, site) for way in SCHEMES for site in sorted(sites_of(*way))]
 @pytest.mark.parametrize(("operation", "scheme", "site"), PLACES)
 def test_a_fault_is_found_wherever_it_is(operation: str, scheme: str, site: str) -> None:
     trials = [Trial(seed, (fault_at(site, seed),), scheme) for seed in range(4)]
-    outcomes = [one.outcome for one in Scene(workload(operation), np).run(trials)]
+    outcomes = [one.outcome for one in FactorTrials(workload(operation), np).run(trials)]
     assert set(outcomes) <= {"corrected", "detected", "masked"}
     if site.endswith("_A") and site != "lu.needed_A":  # which nobody may look at again
         return
@@ -142,23 +142,23 @@ PLAIN = [(operation, site) for operation, scheme in STAGES if scheme == "none" f
 @pytest.mark.parametrize(("operation", "site"), sorted(PLAIN))
 def test_without_protection_faults_escape(operation: str, site: str) -> None:
     trials = [Trial(seed, (fault_at(site, seed),), "none") for seed in range(3)]
-    for one in Scene(workload(operation), np).run(trials):
+    for one in FactorTrials(workload(operation), np).run(trials):
         assert (one.outcome, one.status) == ("sdc", "")
         assert one.size is None if site.endswith("pivots") else one.size is not None and one.size > 1
 
 
 def unheard(patch: Patch) -> None:
     """No check of a factorisation that is checked in every step."""
-    good = Verdict.of(np.zeros(1), np.ones(1))
-    patch.setattr(Carried, "_judged", lambda *_, **__: True)
-    patch.setattr(Carried, "_small", lambda *_: True)
-    patch.setattr(Repair, "order", lambda *_, **__: None)
+    good = LineCheck.of(np.zeros(1), np.ones(1))
+    patch.setattr(LuChecksums, "_judged", lambda *_, **__: True)
+    patch.setattr(LuChecksums, "_small", lambda *_: True)
+    patch.setattr(LuRepair, "order", lambda *_, **__: None)
     everywhere(patch, certify.changed, lambda *_: ([], []))
     everywhere(patch, certify.whole, lambda *_: good)
-    check = Definite.check
-    patch.setattr(Definite, "check", lambda *arguments, **options: check(*arguments, **options) or True)
-    patch.setattr(Definite, "changed", lambda *_: [])
-    patch.setattr(Definite, "certificate", lambda *_: good)
+    check = CholeskyChecksums.check
+    patch.setattr(CholeskyChecksums, "check", lambda *arguments, **options: check(*arguments, **options) or True)
+    patch.setattr(CholeskyChecksums, "changed", lambda *_: [])
+    patch.setattr(CholeskyChecksums, "certificate", lambda *_: good)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_the_size_is_that_of_the_change_in_units_of_the_line() -> None:
 @pytest.mark.parametrize(("operation", "site"), [("lu", "lu.factored_L"), ("cholesky", "cholesky.finished_L")])
 def test_a_small_fault_is_below_the_bound(operation: str, site: str) -> None:
     trials = [Trial(n, (Plan("offset", site, factor=10.0**n * 1e-15, seed=(n,)),), "none") for n in range(9)]
-    seen = list(Scene(workload(operation), np).run(trials))
+    seen = list(FactorTrials(workload(operation), np).run(trials))
     outcomes = [one.outcome for one in seen]
     assert outcomes[0] == "masked"
     assert outcomes[-1] == "sdc"

@@ -13,9 +13,9 @@ from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_lu_fa
 from abft_tsm2.checksum.bounds import factored_bound
 from abft_tsm2.linalg import certify, lu, lu_checks, lu_repair, solve, triangular
 from abft_tsm2.linalg.certify import differing_sums
-from abft_tsm2.linalg.line_check import Verdict
-from abft_tsm2.linalg.lu_checks import Carried, sees_all
-from abft_tsm2.linalg.lu_repair import Repair
+from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.lu_checks import LuChecksums, sees_all
+from abft_tsm2.linalg.lu_repair import LuRepair
 from abft_tsm2.linalg.outcome import Unrepairable
 from tests.linalg.test_lu_reports import hit
 from tests.support.factor_cases import backward_error, lu_outside
@@ -67,11 +67,11 @@ def fine(*_: Any, **__: Any) -> bool:
 
 def uncertified(patch: Patch) -> None:
     """Without the certificate of the whole."""
-    everywhere(patch, certify.whole, lambda carried: Verdict.of(np.zeros(1), np.ones(1)))
+    everywhere(patch, certify.whole, lambda carried: LineCheck.of(np.zeros(1), np.ones(1)))
 
 
 def test_without_the_checks_of_steps_the_certificate_of_the_whole_is_left(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Carried, "_judged", fine)
+    monkeypatch.setattr(LuChecksums, "_judged", fine)
     found = factored(normal(60, 60), of_panel())
     assert found.report.status is Status.CORRECTED
     assert not found.wrong
@@ -95,14 +95,14 @@ def test_a_step_is_checked_before_anything_depends_on_it(
     # a panel is factored once more before it is repaired in full
     assert "repaired" in found[found.index(stage) : found.index(stage) + 3]
 
-    original = getattr(Carried, check)
+    original = getattr(LuChecksums, check)
 
-    def unheard(self: Carried, *arguments: Any, **options: Any) -> bool:
+    def unheard(self: LuChecksums, *arguments: Any, **options: Any) -> bool:
         with monkeypatch.context() as patch:
-            patch.setattr(Carried, "_judged", fine)
+            patch.setattr(LuChecksums, "_judged", fine)
             return bool(original(self, *arguments, **options))
 
-    monkeypatch.setattr(Carried, check, unheard)
+    monkeypatch.setattr(LuChecksums, check, unheard)
     late = factored(normal(60, 60), hit(stage, "W", scale(where, -1.0), BLOCK))
     assert not late.wrong
     assert "repaired" not in second_step(late)[: second_step(late).index("updated")]
@@ -128,7 +128,7 @@ def test_an_infinite_bound_is_no_bound(monkeypatch: Patch) -> None:
 
     everywhere(monkeypatch, factored_bound, infinite)
     assert factored(normal(60, 60)).report.status is not Status.CLEAN
-    monkeypatch.setattr(Verdict, "clean", property(lambda self: bool((np.abs(self.residual) <= self.bound).all())))
+    monkeypatch.setattr(LineCheck, "clean", property(lambda self: bool((np.abs(self.residual) <= self.bound).all())))
     everywhere(monkeypatch, sees_all, fine)
     missed = factored(normal(60, 60), of_panel())
     assert missed.report.status is Status.CLEAN
@@ -208,7 +208,7 @@ def test_pivots_are_compared_with_the_order_of_the_rows(monkeypatch: Patch) -> N
     found = factored(a, hit("finished", "piv", put(7, 50)))
     assert found.report.status is Status.CORRECTED
     np.testing.assert_array_equal(found.piv, linalg.lu_factor(a)[1])
-    monkeypatch.setattr(Repair, "order", lambda self, j: None)
+    monkeypatch.setattr(LuRepair, "order", lambda self, j: None)
     missed = factored(a, hit("finished", "piv", put(7, 50)))
     assert missed.report.status is Status.CLEAN
     assert missed.wrong
@@ -238,10 +238,10 @@ def test_the_offline_certificate(monkeypatch: Patch) -> None:
 
 
 def test_what_cannot_be_agreed_on_is_refused(monkeypatch: Patch) -> None:
-    def never(self: Repair, *_: Any) -> None:
+    def never(self: LuRepair, *_: Any) -> None:
         raise Unrepairable("as the test wants it")
 
-    monkeypatch.setattr(lu_repair.Repair, "panel", never)
+    monkeypatch.setattr(lu_repair.LuRepair, "panel", never)
     with pytest.raises(SilentDataCorruptionError, match="as the test wants it"):
         protected_lu_factor(normal(60, 60), mode="online", block=BLOCK, on_stage=always_wrong)
 
@@ -264,7 +264,7 @@ def solved(change: Any, stage: str = "backward", name: str = "x") -> tuple[Statu
 @pytest.mark.parametrize(("stage", "name"), [("forward", "z"), ("backward", "x")])
 def test_substitutions_and_the_solution_are_checked(stage: str, name: str, monkeypatch: Patch) -> None:
     assert solved(put((9, 0), 1e3), stage, name) == (Status.CORRECTED, False)
-    good = Verdict(np.zeros(60), np.ones(60), np.ones(60, np.bool_))
+    good = LineCheck(np.zeros(60), np.ones(60), np.ones(60, np.bool_))
     everywhere(monkeypatch, triangular.check_substitution, lambda *_, **__: good)
     assert solved(put((9, 0), 1e3), stage, name) == (Status.CORRECTED, False)  # by the residual of a x = b
     monkeypatch.setattr(solve, "_certificate", lambda *_, **__: good)

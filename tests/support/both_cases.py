@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.core.encode_both import Encoding, Task
-from abft_tsm2.core.encode_config import BothConfig, Plan, choose
+from abft_tsm2.core.encode_both import EncodeTask, Encoding
+from abft_tsm2.core.encode_config import BothConfig, EncodePlan, choose
 from abft_tsm2.core.generated import Generated
 from abft_tsm2.core.problem import SIZES
 from tests.support.cases import DTYPES
@@ -48,11 +48,11 @@ class Case:
     columns: tuple[int, int] = (0, 0)  # fewer of V, of W
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> EncodePlan:
         stripes, groups = -(-self.k // self.config.stripe), -(-self.m // self.slice)
-        return Plan(self.m, self.k, stripes, groups, self.slice)
+        return EncodePlan(self.m, self.k, stripes, groups, self.slice)
 
-    def task(self, seed: int = 0) -> Task:
+    def task(self, seed: int = 0) -> EncodeTask:
         """Operands of normal entries."""
         config, rng = self.config, np.random.default_rng([seed, self.m, self.k])
         vector = config.width // SIZES[config.dtype]
@@ -71,7 +71,7 @@ class Case:
         V, W = weights(self.k, config.right, self.columns[0]), weights(self.m, config.left, self.columns[1])
         given = self.given and config.squares
         p, q = ((rng.random(2 * n).astype(config.sums)[::2] if given else None) for n in (self.m, self.k))
-        return Task(A, V, W, p, q, config.squares, config.words, config.sums)
+        return EncodeTask(A, V, W, p, q, config.squares, config.words, config.sums)
 
 
 def aligned(x: np.ndarray) -> np.ndarray:
@@ -96,7 +96,7 @@ def cases(config: BothConfig) -> Iterator[Case]:
         yield Case(config, *shape, extra=i % 3, given=i % 2 == 1, columns=fewer)
 
 
-def exactly(task: Task) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def exactly(task: EncodeTask) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Each sum and how far rounding explains, element by element.
 
     gamma_n of the magnitude, N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, sec. 3.1:
@@ -131,7 +131,7 @@ def words(A: np.ndarray, axis: int) -> np.ndarray:
     return np.array([int(sum(line)) % 2**64 for line in (bits if axis == 1 else bits.T)], np.uint64)
 
 
-def faults(encoding: Encoding, task: Task) -> list[str]:
+def faults(encoding: Encoding, task: EncodeTask) -> list[str]:
     """What is wrong with an encoding of finite numbers."""
     found = []
     for name, (value, bound) in exactly(task).items():

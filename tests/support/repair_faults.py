@@ -14,7 +14,7 @@ import numpy as np
 
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.device.check import repair_bytes
-from abft_tsm2.checksum.device.kernels import Repair, sums_of
+from abft_tsm2.checksum.device.kernels import RepairKernel, sums_of
 from abft_tsm2.core.generated import splitmix64
 from tests.support.both_cases import TYPES
 from tests.support.check_cases import words_of
@@ -45,7 +45,7 @@ class Case:
     order: str = "C"  # of L and C
     seed: int = 0
 
-    def work(self, config: Repair) -> Work:
+    def work(self, config: RepairKernel) -> Work:
         rng = np.random.default_rng([self.seed, self.m, self.k, self.n])
         dtype, out = TYPES[config.dtype], TYPES[config.out]
         rights = 1 if self.shared else self.batch

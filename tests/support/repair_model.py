@@ -15,7 +15,7 @@ import numpy as np
 
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.device.check import repair_bytes
-from abft_tsm2.checksum.device.kernels import Repair
+from abft_tsm2.checksum.device.kernels import RepairKernel
 from tests.support.check_cases import CALL_WORD, JUDGED_WORD, guards_of
 from tests.support.cuda_on_cpu.library import _Address
 from tests.support.planting import bits
@@ -33,7 +33,7 @@ SEALED = np.uint64(0xABCDABCDABCDABCD)  # in words of the record that nobody has
 class Work:
     """One call: operands, what the check has left behind, and what the kernel is to write. C has faults already."""
 
-    config: Repair
+    config: RepairKernel
     L: np.ndarray
     R: np.ndarray
     C: np.ndarray

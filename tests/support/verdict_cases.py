@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.checksum import bounds
-from abft_tsm2.checksum.device.kernels import Judge, LineSums
+from abft_tsm2.checksum.device.kernels import JudgeKernel, LineSums
 from abft_tsm2.core.problem import SIZES
 from tests.support.both_cases import TYPES
 from tests.support.check_cases import (
@@ -54,7 +54,7 @@ def _judging() -> Iterator[LineSums]:
 
 
 JUDGING = tuple(_judging())
-JUDGE = Judge()
+JUDGE = JudgeKernel()
 RATIOS = (0.0, 0.3, -0.8, 1.3, 0.8, -3.0, 1e-3, 50.0, -0.6)  # of a residual to its bound
 NEAR = (1 - 1e-6, 1 + 1e-6, -1 + 1e-6, -1 - 1e-6, 0.5, 1 + 1e-6, 0.0)
 ROOT = 2.0**-23  # of kernels/check/verdict.cuh: half the rounding of its argument to float32, and that of the root
@@ -75,7 +75,7 @@ class Terms(NamedTuple):
     t0: np.ndarray | None
     added2: np.ndarray | None
     sizes: np.ndarray
-    factors: bounds.Factors
+    factors: bounds.BoundFactors
 
     @property
     def guards(self) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ class Judged:
         Bytes that the addresses of D are multiples of; 0: of 16 that of the first element, and odd distances.
     """
 
-    config: LineSums | Judge
+    config: LineSums | JudgeKernel
     C: Stack | None
     w: np.ndarray
     u: np.ndarray
@@ -123,7 +123,7 @@ class Judged:
 class Trial:
     """One verdict on lines of RATIOS or NEAR in turn, and of SPECIAL in between."""
 
-    config: LineSums | Judge
+    config: LineSums | JudgeKernel
     p: int
     q: int
     batch: int = 1
@@ -293,7 +293,7 @@ def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None, gu
             *(guards or terms.guards),
         ),
     )
-    if isinstance(config, Judge):
+    if isinstance(config, JudgeKernel):
         u, squares = (np.ascontiguousarray(x.astype(np.float64)) for x in (judged.u, judged.squares))
         launch(config.name, (-(-p // config.t1), batch), config.t1, (p, u, squares, *arguments))
         return Verdicts(tau, lines, state, None)
@@ -368,9 +368,9 @@ def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
     return found
 
 
-def trials(config: LineSums | Judge) -> Iterator[Trial]:
+def trials(config: LineSums | JudgeKernel) -> Iterator[Trial]:
     """Batches, gaps, alpha and beta in turn."""
-    if isinstance(config, Judge):
+    if isinstance(config, JudgeKernel):
         sizes = [(1, 3), (5, 40), (config.t1 - 1, 9), (config.t1 + 1, 20), (600, 8)]
     else:
         v, lines = 16 // SIZES[config.dtype], config.lines
@@ -382,7 +382,7 @@ def trials(config: LineSums | Judge) -> Iterator[Trial]:
         yield Trial(
             *(config, p, q, (2, 1, 3)[i % 3], (0, 2, 1)[i % 3], i % 4 == 3, alpha, beta),
             tf32=i % 2 == 1,
-            near=isinstance(config, Judge) and i % 2 == 1,
+            near=isinstance(config, JudgeKernel) and i % 2 == 1,
             underflow=i % 5 != 4,
             copied=(2, 8, 4, 0)[i % 4],
         )

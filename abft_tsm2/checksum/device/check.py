@@ -1,9 +1,10 @@
 """The fast check on a GPU: weights, checksums, bounds and verdicts by kernels that read each matrix once, no host.
 
 A product is seen line by line as in `abft_tsm2.checksum.sides`: C (m lines of n) = alpha L R + beta C0. Before it,
-`Checker.encode` takes ``s = R v`` and ``t = L s`` with the squares behind the bounds, and the sums of both operands'
-bits; behind it, `Checker.verify` takes ``u = C v`` and compares it with t line by line, and `Checker.repair` lets
-kernels/repair/repair.cu locate and repair what failed, and write down for the host what it found.
+`DeviceCheck.encode` takes ``s = R v`` and ``t = L s`` with the squares behind the bounds, and the sums of both
+operands' bits; behind it, `DeviceCheck.verify` takes ``u = C v`` and compares it with t line by line, and
+`DeviceCheck.repair` lets kernels/repair/repair.cu locate and repair what failed, and write down for the host what it
+found.
 
 Matrices whose lines are contiguous are read by kernels/check/line_sums.cu, the others by kernels/check/across_sums.cu.
 """
@@ -25,16 +26,24 @@ from abft_tsm2.checksum.device.kernels import (
     SAMPLE,
     AcrossPlan,
     Equilibrate,
-    Judge,
-    Repair,
+    JudgeKernel,
+    RepairKernel,
     across_sums,
     line_sums,
 )
-from abft_tsm2.checksum.device.layout import Account, Case, Kept, Layout, Right, elements, padded
+from abft_tsm2.checksum.device.layout import (
+    CarriedChecksum,
+    CheckSpec,
+    Layout,
+    OperandPointers,
+    WorkspaceLayout,
+    elements,
+    padded,
+)
 from abft_tsm2.checksum.encode import OFF_BY, log2_column_norms
 from abft_tsm2.checksum.weights import MEAN_SQUARE, equilibrated, exponents, weights
 from abft_tsm2.core.device import device_of
-from abft_tsm2.core.launch import Launch, Step, Value, Where
+from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
 from abft_tsm2.core.memory import scratch
 
 OPERANDS = ("L", "R", "C", "C0", "D")
@@ -47,7 +56,7 @@ _NONE = (0, 0, 0)
 _FEW = 16  # lines, or a quarter of all, are repaired on the device: what hit more of them may have hit all
 
 
-class Sums(NamedTuple):
+class LineSumsArguments(NamedTuple):
     """Where a pass over a matrix puts what it takes: addresses (0 for none), the type of both sums, the elements from
     one product's to the next's, and the address of the guards of both sums."""
 
@@ -59,8 +68,8 @@ class Sums(NamedTuple):
     guards: int = 0
 
 
-class Checker:
-    """The steps of one `Case` on the current device.
+class DeviceCheck:
+    """The steps of one `CheckSpec` on the current device.
 
     Attributes
     ----------
@@ -69,13 +78,13 @@ class Checker:
         Where the steps find what they leave for one another: methods take the address of one.
     """
 
-    def __init__(self, case: Case, multiprocessors: int) -> None:
-        self.case, self.account, self._multiprocessors = case, Account(case), multiprocessors
+    def __init__(self, case: CheckSpec, multiprocessors: int) -> None:
+        self.case, self.account, self._multiprocessors = case, WorkspaceLayout(case), multiprocessors
         self._v_step, self._s_step = (0, 0) if case.shared else (padded(case.n), padded(case.k))
 
     # ---- before the product ----
 
-    def encode(self, memory: int, kept: Kept | None) -> list[Step]:
+    def encode(self, memory: int, kept: CarriedChecksum | None) -> list[Step]:
         """All that precedes the product: the weights, ``s = R v``, ``t = L s``, ``C0 v``.
 
         Parameters
@@ -130,24 +139,32 @@ class Checker:
             *(case.k, case.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
             *(max(1.0, case.k / SAMPLE), at("state")),
         )
-        return Launch(config, (-(-case.n // COLUMNS), case.right_batch), config.t1, values, base)
+        return PreparedLaunch(config, (-(-case.n // COLUMNS), case.right_batch), config.t1, values, base)
 
-    def _right(self, memory: int, kept: Kept | None) -> Right:
+    def _right(self, memory: int, kept: CarriedChecksum | None) -> OperandPointers:
         """What the right operand carries: of this account, or of before."""
         return self.account.right(memory) if kept is None else kept.right
 
-    def _carried(self, memory: int) -> Sums:
+    def _carried(self, memory: int) -> LineSumsArguments:
         """The parts of an account that a pass over R fills."""
         right = self.account.right(memory)
-        return Sums(right.s, right.squares, right.words, self.case.acc, padded(self.case.k))
+        return LineSumsArguments(right.s, right.squares, right.words, self.case.acc, padded(self.case.k))
 
-    def _lines(self, memory: int, sums: str, squares: str, words: str, guards: str = "") -> Sums:
+    def _lines(self, memory: int, sums: str, squares: str, words: str, guards: str = "") -> LineSumsArguments:
         """These parts of an account, of all lines."""
         y, z, bits, guard = (self.account.at(memory, name) for name in (sums, squares, words, guards))
-        return Sums(y, z, bits, "float64", self.case.m, guard)
+        return LineSumsArguments(y, z, bits, "float64", self.case.m, guard)
 
     def _pass(
-        self, name: str, memory: int, w: int, w2: int, into: Sums, *, expected: int = 0, fresh: bool = False
+        self,
+        name: str,
+        memory: int,
+        w: int,
+        w2: int,
+        into: LineSumsArguments,
+        *,
+        expected: int = 0,
+        fresh: bool = False,
     ) -> Step:
         """``X w``, ``(X o X) w2`` (w o w unless given) and the words of X, which is R, L, C or C0.
 
@@ -186,12 +203,12 @@ class Checker:
         if layout.contiguous:
             config = line_sums(dtype, p, q, self._multiprocessors, width=layout.width, products=products, **wanted)
             values: tuple[Value, ...] = (p, q, name, layout.rs, layout.step, *right, *results)
-            return Launch(config, (-(-p // config.lines), products), config.t1, values)
+            return PreparedLaunch(config, (-(-p // config.lines), products), config.t1, values)
         across = across_sums(dtype, p, q, self._multiprocessors, width=layout.width, products=products, **wanted)
         plan = AcrossPlan.of(across, p, q, self._multiprocessors, products)
         partial, tickets = scratch(plan.nbytes, plan.tickets)
         values = (p, q, name, layout.cs, layout.step, *right, *results, plan.slice, partial.data.ptr, tickets.data.ptr)
-        return Launch(across, plan.grid, across.t1, values, (partial, tickets))
+        return PreparedLaunch(across, plan.grid, across.t1, values, (partial, tickets))
 
     def _operand(self, name: str) -> tuple[Layout, int, int, int, str]:
         """Layout, lines, positions, step of the weights, and type of R, L, C or C0."""
@@ -206,7 +223,7 @@ class Checker:
 
     # ---- behind the product ----
 
-    def verify(self, memory: int, kept: Kept | None, alpha: float, beta: float) -> list[Step]:
+    def verify(self, memory: int, kept: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
         """``u = C v``, and the verdict on each line unless the case is `split`: then `judge` has it."""
         case, right = self.case, self._right(memory, kept)
         if "u" in self.account:
@@ -219,14 +236,14 @@ class Checker:
         wanted = {"acc": case.acc, "verdict": True, "out": case.cast}
         return [self._over(("C", case.C, case.out), counts, weights, results, wanted)]
 
-    def judge(self, memory: int, kept: Kept | None, alpha: float, beta: float) -> list[Step]:
+    def judge(self, memory: int, kept: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
         """The verdict on sums that `verify` has stored."""
-        case, right, config = self.case, self._right(memory, kept), Judge()
+        case, right, config = self.case, self._right(memory, kept), JudgeKernel()
         u, u2 = (self.account.at(memory, name) for name in ("u", "u2"))
         values: tuple[Value, ...] = (case.m, u, u2, *self._bound(memory, right, alpha, beta))
-        return [Launch(config, (-(-case.m // config.t1), case.batch), config.t1, values)]
+        return [PreparedLaunch(config, (-(-case.m // config.t1), case.batch), config.t1, values)]
 
-    def _bound(self, memory: int, right: Right, alpha: float, beta: float) -> tuple[Value, ...]:
+    def _bound(self, memory: int, right: OperandPointers, alpha: float, beta: float) -> tuple[Value, ...]:
         """VERDICT_ARGUMENTS of kernels/check/verdict.cuh."""
         case, at = self.case, functools.partial(self.account.at, memory)
         factors = bound_factors(case.arithmetic, case.terms, case.n, alpha)
@@ -236,11 +253,13 @@ class Checker:
             *(at("guards"), at("guards0"), "encoded", "call"),
         )
 
-    def repair(self, memory: int, kept: Kept | None, alpha: float, beta: float, *, write: bool) -> list[Step]:
+    def repair(
+        self, memory: int, kept: CarriedChecksum | None, alpha: float, beta: float, *, write: bool
+    ) -> list[Step]:
         """Location and repair of what failed; the record is written in any case. C stays as it is unless `write`."""
         case, at = self.case, functools.partial(self.account.at, memory)
         right = self._right(memory, kept)
-        config = Repair(case.dtype, case.out, case.cast, turned=not case.R.contiguous)
+        config = RepairKernel(case.dtype, case.out, case.cast, turned=not case.R.contiguous)
         nbytes = repair_bytes(config, case.k, case.n) if write else 0  # without memory it leaves all to the host
         space, _ = scratch(nbytes, 0)
         a, f = case.arithmetic, bound_factors(case.arithmetic, case.terms, case.n, alpha)
@@ -256,11 +275,11 @@ class Checker:
             *(max(_FEW, case.m * case.batch // 4), at("lines"), at("state")),
             *(space.data.ptr, nbytes, "call", "record"),
         )
-        return [Launch(config, (config.blocks * self._multiprocessors, 1), config.t1, values, space)]
+        return [PreparedLaunch(config, (config.blocks * self._multiprocessors, 1), config.t1, values, space)]
 
     # ---- what hooks and the host look at ----
 
-    def encoded(self, memory: int, kept: Kept | None) -> tuple[Array, Array]:
+    def encoded(self, memory: int, kept: CarriedChecksum | None) -> tuple[Array, Array]:
         """s (k, 1) and t (m, 1) of a single product."""
         right = self._right(memory, kept)
         return elements(right.s, self.case.k, self.case.acc)[:, None], self.account.array(memory, "t").T
@@ -270,7 +289,7 @@ class Checker:
         return self.account.array(memory, "u").T
 
     def differences(
-        self, then: int, now: int, kept: Kept | None, where: Where, *, observed: bool
+        self, then: int, now: int, kept: CarriedChecksum | None, where: Where, *, observed: bool
     ) -> dict[str, tuple[int, ...]]:
         """Where two accounts of the same product differ: "R", "L", "C0" for operands, "v", "s", "t" for checksums, and
         "u", where it was `observed`; each with the places.
@@ -296,14 +315,14 @@ class Checker:
                 places.update(int(i) for i in to_host(different.nonzero()[0]))
         return tuple(sorted(places))
 
-    def _changed(self, right: Right, where: Where) -> bool:
+    def _changed(self, right: OperandPointers, where: Where) -> bool:
         """Whether R is not what it was when it was encoded."""
         import cupy
 
         k = padded(self.case.k)
         memory = cupy.zeros(self.account.nbytes // 8 + 3 * k)
         y, z, words = (memory.data.ptr + self.account.nbytes + 8 * k * i for i in range(3))
-        into = Sums(y, z, words, self.case.acc, k)
+        into = LineSumsArguments(y, z, words, self.case.acc, k)
         step = self._pass("R", memory.data.ptr, right.v, 0, into, expected=right.words)
         step(cupy.cuda.get_current_stream().ptr, where)
         return bool(self.flags(memory.data.ptr) & CHANGED)
@@ -313,23 +332,23 @@ class Checker:
         return int(self.account.array(memory, "state")[0, 0]) >> 32
 
 
-def repair_bytes(config: Repair, k: int, n: int) -> int:
+def repair_bytes(config: RepairKernel, k: int, n: int) -> int:
     """Memory that kernels/repair/repair.cu needs."""
     stripes = -(-n // config.stripe)
     slabs = max(1, min(264 // stripes, -(-k // 128)))
     return FIXED + 64 * (2 * k + (3 + 2 * slabs) * n)
 
 
-class Carriage(NamedTuple):
+class DeviceOperandChecksum(NamedTuple):
     """What a matrix carries, the memory that holds it, its weights there, and whether they are from exact norms."""
 
-    right: Right
+    right: OperandPointers
     memory: Array
     weights: Array
     exact: bool
 
 
-def carried_on_device(X: Array, side: str) -> Carriage:
+def carried_on_device(X: Array, side: str) -> DeviceOperandChecksum:
     """What a CuPy matrix carries into products.
 
     side "rows": as right operand; "columns": as left operand, of whose transpose it is the same. Synchronises.
@@ -340,9 +359,9 @@ def carried_on_device(X: Array, side: str) -> Carriage:
     layout = Layout.of(R, turned=False)
     k, n = R.shape
     name = dtype_name(X.dtype)
-    case = Case(1, k, n, 1, 1, name, name, "", layout, layout, layout, None, None, arithmetic(name, name), k)
+    case = CheckSpec(1, k, n, 1, 1, name, name, "", layout, layout, layout, None, None, arithmetic(name, name), k)
     with X.device:
-        checker = Checker(case, device_of(X.device.id).multiprocessors)
+        checker = DeviceCheck(case, device_of(X.device.id).multiprocessors)
         memory = cupy.empty(checker.account.nbytes, cupy.uint8)
         stream = cupy.cuda.get_current_stream()
         for step in checker.carry(memory.data.ptr):
@@ -352,7 +371,7 @@ def carried_on_device(X: Array, side: str) -> Carriage:
             step(stream.ptr, {"R": X.data.ptr})
         stream.synchronize()  # it may be used on any stream
     at = memory.data.ptr
-    return Carriage(checker.account.right(at), memory, checker.account.array(at, "v")[0], bool(again))
+    return DeviceOperandChecksum(checker.account.right(at), memory, checker.account.array(at, "v")[0], bool(again))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The kernels that check a product on a GPU, as frozen configurations: `LineSums`, `Equilibrate`, `Judge`.
+"""The kernels that check a product on a GPU, as frozen configurations: `LineSums`, `Equilibrate`, `JudgeKernel`.
 
 kernels/check/line_sums.cu, kernels/check/equilibrate.cu and kernels/check/judge.cu say what each of them does.
 """
@@ -139,7 +139,7 @@ class Equilibrate:
 
 
 @dataclass(frozen=True)
-class Judge:
+class JudgeKernel:
     """Compile-time constants of kernels/check/judge.cu."""
 
     t1: int = 256
@@ -165,7 +165,7 @@ FIXED = 73888
 
 
 @dataclass(frozen=True)
-class Repair:
+class RepairKernel:
     """Constants of kernels/repair/repair.cu: types of the operands, of C and of its copy; the order of R."""
 
     dtype: str

@@ -1,4 +1,4 @@
-"""What a check on a GPU is about (`Case`), and where its kernels leave numbers for one another (`Account`)."""
+"""What a check on a GPU is about (`CheckSpec`), and the workspace of its kernels (`WorkspaceLayout`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
         return self.cs == 1
 
 
-class Right(NamedTuple):
+class OperandPointers(NamedTuple):
     """What a right operand carries: addresses of v, of ``sum |v|`` and the smallest, of s, of the squares, of words."""
 
     v: int
@@ -58,15 +58,15 @@ class Right(NamedTuple):
     words: int
 
 
-class Kept(NamedTuple):
+class CarriedChecksum(NamedTuple):
     """What an operand that was encoded before carries, and whether its bits are compared with those of then."""
 
-    right: Right
+    right: OperandPointers
     recheck: bool
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckSpec:
     """All that the kernels of one check are compiled, laid out and launched by: C = alpha L R + beta C0, line by line.
 
     Attributes
@@ -124,7 +124,7 @@ def padded(n: int) -> int:
     return -(-n // 4) * 4
 
 
-class Account:
+class WorkspaceLayout:
     """The parts of one piece of memory.
 
     Attributes
@@ -132,7 +132,7 @@ class Account:
     nbytes : int
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CheckSpec) -> None:
         self.nbytes = 0
         self._parts: dict[str, tuple[int, Any, int, int, int]] = {}
         acc, n, k, rights = case.acc, padded(case.n), padded(case.k), case.right_batch
@@ -171,9 +171,9 @@ class Account:
         place, dtype, products, count, apart = self._parts[name]
         return elements(memory + place, products * apart, dtype).reshape(products, apart)[:, :count]
 
-    def right(self, memory: int) -> Right:
+    def right(self, memory: int) -> OperandPointers:
         """What the right operand carries in this account."""
-        return Right(*(self.at(memory, name) for name in ("v", "sizes", "s", "squares", "right_words")))
+        return OperandPointers(*(self.at(memory, name) for name in ("v", "sizes", "s", "squares", "right_words")))
 
 
 def elements(address: int, n: int, dtype: Any) -> Array:

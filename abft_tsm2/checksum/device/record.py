@@ -1,4 +1,4 @@
-"""What the records of the kernels say: a `Verdict`, and the report of one that is settled."""
+"""What the records of the kernels say: a `DeviceVerdict`, and the report of one that is settled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from abft_tsm2.checksum.device.kernels import CHANGED, MISSED
-from abft_tsm2.core.memory import Record
+from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.report import Check, Fault, Report, Status
 
 _CLEAN, _REPAIRED, _CLEARED = 0, 1, 3  # what a record says; everything else is for the host
@@ -20,7 +20,7 @@ _ELEMENT = {"operand": "C", "kind": "element", "elements": 1, "repair": _REPAIR}
 
 
 @dataclass(frozen=True)
-class Facts:
+class CallInfo:
     """What a report says of a call before its verdict is known; holds no arrays.
 
     Attributes
@@ -42,7 +42,7 @@ class Facts:
     lines: tuple[int, ...]
 
 
-def clean(found: list[Record]) -> bool:
+def clean(found: list[DeviceRecord]) -> bool:
     """Whether nothing was found, as nearly always."""
     heads = [record.head for record in found]
     return all(r.made(head) for r, head in zip(found, heads, strict=True)) and _all_say(heads, _CLEAN)
@@ -53,10 +53,10 @@ def _all_say(heads: list[list[int]], *any_of: int) -> bool:
     return all(head[2] in any_of and not head[7] & CHANGED for head in heads)
 
 
-class Verdict:
+class DeviceVerdict:
     """What the records of a call say, one for each side. Of one that is no verdict nothing is believed."""
 
-    def __init__(self, found: list[Record], facts: Facts) -> None:
+    def __init__(self, found: list[DeviceRecord], facts: CallInfo) -> None:
         self.facts = facts
         heads = [record.head for record in found]
         made = [record.made(head) for record, head in zip(found, heads, strict=True)]
@@ -95,7 +95,7 @@ class Verdict:
         """Whether the host need not look."""
         return self.known and not self.missed
 
-    def _check(self, record: Record, head: list[int], side: str, m: int, is_verdict: bool) -> Check:
+    def _check(self, record: DeviceRecord, head: list[int], side: str, m: int, is_verdict: bool) -> Check:
         if not is_verdict:
             return Check(side, 1, m, 0, float("nan"), 0.0, -1, float("nan"))
         line, ratio, least = _CLOSEST.unpack(_WORDS.pack(head[3], head[5]))
@@ -112,7 +112,9 @@ class Verdict:
             detection_limit=limit,
         )
 
-    def _faults(self, record: Record, head: list[int], side: str, m: int, is_verdict: bool) -> list[tuple[int, Fault]]:
+    def _faults(
+        self, record: DeviceRecord, head: list[int], side: str, m: int, is_verdict: bool
+    ) -> list[tuple[int, Fault]]:
         """Product and fault of each wrong element; those that found no room in the record in one."""
         count = head[6] if is_verdict else 0
         if count == 0:

@@ -1,4 +1,4 @@
-"""The paper's kernels as configurations and launches: `Config`, `Launch`, and the one predicate over them.
+"""The paper's kernels as configurations and launches: `Config`, `LaunchShape`, and the one predicate over them.
 
 A kernel is a variant with its constants t1, t2, t3 and tcf (the paper's names, C. Rivera et al., TSM2X, 2021).
 `why_not` says whether a configuration may serve a problem on a device, and if not, for which reason; everything that
@@ -115,7 +115,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchShape:
     """Blocks, threads of a block, and static shared memory of a block in bytes."""
 
     grid: int
@@ -212,9 +212,9 @@ def choices(device: Device, *, variant: str | None = None, dtype: Any = None) ->
     return tuple(config for config in (Config(*values) for values in grid) if is_valid(None, config, device))
 
 
-def launch(problem: Problem, config: Config) -> Launch:
+def launch(problem: Problem, config: Config) -> LaunchShape:
     """A thread a row of C, or a thread for tcf rows: ceil(m / (t1 tcf)) blocks of t1 threads."""
-    return Launch(-(-problem.m // (config.t1 * config.tcf)), config.t1, config.shared_bytes)
+    return LaunchShape(-(-problem.m // (config.t1 * config.tcf)), config.t1, config.shared_bytes)
 
 
 def published(problem: Problem, variant: str) -> Config:

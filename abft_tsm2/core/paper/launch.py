@@ -11,7 +11,7 @@ from typing import Any
 from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.core.compiler import kernel
 from abft_tsm2.core.device import Device
-from abft_tsm2.core.paper.config import Config, Launch, launch, why_not
+from abft_tsm2.core.paper.config import Config, LaunchShape, launch, why_not
 from abft_tsm2.core.problem import Problem
 from abft_tsm2.core.split_k import problem_of
 from abft_tsm2.errors import NotSuitable
@@ -55,7 +55,7 @@ def run(
 
 
 @functools.lru_cache(4096)  # the predicate takes as long as the launch
-def _launch(problem: Problem, config: Config, device: Device) -> Launch:
+def _launch(problem: Problem, config: Config, device: Device) -> LaunchShape:
     reason = why_not(problem, config, device)
     if reason is not None:
         raise NotSuitable(reason)

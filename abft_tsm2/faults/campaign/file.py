@@ -30,7 +30,7 @@ BEYOND = 2**63  # what no number of anything reaches
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultEntry:
     """A kind of fault of a suite; parameters are those of `Plan`, and
 
     share : float
@@ -49,7 +49,7 @@ class Fault:
     persistent: bool = False
     visit: int = 0
     share: float = 1.0
-    also: tuple[Fault, ...] = ()
+    also: tuple[FaultEntry, ...] = ()
 
     def plans(self, seed: tuple[int, ...]) -> tuple[Plan, ...]:
         """The faults of one trial."""
@@ -92,7 +92,7 @@ class Suite:
     operation: str
     trials: int
     shapes: tuple[tuple[int, int, int], ...]
-    fault: tuple[Fault, ...]
+    fault: tuple[FaultEntry, ...]
     schemes: tuple[str, ...] = ("protected",)
     clean: float = 0.1
     per_scene: int = 64
@@ -288,10 +288,10 @@ def _suite(entry: Any) -> Suite:
     return suite
 
 
-def _fault(entry: Any) -> Fault:
+def _fault(entry: Any) -> FaultEntry:
     if isinstance(entry, dict) and isinstance(entry.get("bits"), int):
         entry = {**entry, "bits": str(entry["bits"])}
-    given = _known(entry, Fault, "entry of a fault")
+    given = _known(entry, FaultEntry, "entry of a fault")
     factor = given.get("factor", 2.0)
     if isinstance(factor, list):
         if len(factor) != 2 or not 0 < factor[0] <= factor[1] < math.inf:
@@ -302,7 +302,7 @@ def _fault(entry: Any) -> Fault:
     given["also"] = tuple(_fault(one) for one in _list(given.get("also", []), "also"))
     if "model" not in given:
         raise ValueError("a fault has no model")
-    fault = Fault(**given)
+    fault = FaultEntry(**given)
     if not 0 < fault.share < math.inf:
         raise ValueError(f"share = {fault.share}: a number above 0")
     return fault

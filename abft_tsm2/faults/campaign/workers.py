@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from abft_tsm2.faults.campaign.file import Campaign, Suite, operation_of, parse
-from abft_tsm2.faults.trials.trial import Finding, Scene, Trial, Workload
+from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload
 
 BATCH = 16  # trials that are carried out before they are judged together
 READY = "ready"  # the first word of a process
@@ -43,7 +43,7 @@ def carry_out(campaign: Campaign, unit: Unit, xp: Any) -> Iterator[tuple[Line, F
     suite, workload = campaign.suites[unit.suite], campaign.workload(unit.suite, unit.scene)
     trials = [campaign.trial(number) for number in unit.numbers]
     try:
-        scene: Scene = operation_of(workload.operation).Scene(workload, xp)
+        scene: TrialGroup = operation_of(workload.operation).Scene(workload, xp)
         findings = scene.run(trials, 1 if unit.alone else BATCH)
         for trial in trials:
             finding = next(findings)

@@ -87,7 +87,7 @@ class Effect:
     columns: Places | None = None
 
 
-class Lines:
+class MovedLines:
     """What has to be found in the rows and columns of a matrix.
 
     Parameters
@@ -208,7 +208,7 @@ def square_error(before: Matrix, after: Matrix, columns: int, last: int) -> Matr
     return D
 
 
-def of_lu(moment: Moment, lines: Lines) -> Effect | None:
+def of_lu(moment: Moment, lines: MovedLines) -> Effect | None:
     """Of a fault in an LU factorisation; None where it is not in A, L or U."""
     before, after = moment.before, moment.after
     if "W" in after:
@@ -235,7 +235,7 @@ def _seen_from(moment: Moment) -> str:
     return "rows" if ((i <= c) & (i < last)).all() else ""
 
 
-def _columns(moment: Moment, lines: Lines, rows: Matrix, effect: Effect) -> Places | None:
+def _columns(moment: Moment, lines: MovedLines, rows: Matrix, effect: Effect) -> Places | None:
     """Columns of L and U that a fault has changed; rows may be exchanged before it is found."""
     if effect.columns is None:
         return None
@@ -268,7 +268,7 @@ def lu_error(moment: Moment) -> tuple[Matrix, Matrix]:
     return D, rows
 
 
-def of_cholesky(moment: Moment, lines: Lines) -> Effect | None:
+def of_cholesky(moment: Moment, lines: MovedLines) -> Effect | None:
     """Of a fault in Cholesky's method; None where it is not in A or L."""
     before, after, rows = moment.before, moment.after, np.arange(lines.w.size)
     if "W" in after:
@@ -296,7 +296,7 @@ class Residuals:
     A, x, b : arrays
         x is the solution without a fault.
     rounding : (n, n) array
-        As for `Lines`; a solution rounds three times as much.
+        As for `MovedLines`; a solution rounds three times as much.
     report : Report
         Of the same call without a fault.
     """

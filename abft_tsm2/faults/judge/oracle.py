@@ -39,7 +39,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class ReferenceArithmetic:
     """How a product is added and stored, which says what error is allowed to it.
 
     Attributes
@@ -76,7 +76,7 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
-class Tf32(Arithmetic):
+class Tf32(ReferenceArithmetic):
     """Sums in float32 of operands that are cut to 11 bits first."""
 
     def bound(self, expected: Reference, k: int) -> Array:
@@ -86,12 +86,12 @@ class Tf32(Arithmetic):
         return super().norm(k) + CUT
 
 
-def arithmetic(dtype: str, tf32: bool = False, truncating: bool = True) -> Arithmetic:
+def arithmetic(dtype: str, tf32: bool = False, truncating: bool = True) -> ReferenceArithmetic:
     """That of a product of one type throughout; `truncating`: where 16-bit operands go to tensor cores."""
     if tf32:
         return Tf32("float32", "float32", truncating=True)
     half = FLOATS[dtype].bits == 16
-    return Arithmetic("float32" if half else dtype, dtype, truncating=half and truncating)
+    return ReferenceArithmetic("float32" if half else dtype, dtype, truncating=half and truncating)
 
 
 def reference(A: Array, B: Array, xp: Any = np, *, sums: str = "", squared: bool = False) -> Reference:
@@ -152,7 +152,7 @@ def require(found: Reference, A: Array, B: Array, xp: Any = np, *, sums: str = "
     expected = Reference(*(some(x) for x in (found.high, found.low, found.magnitude)))
     error = abs((a * a if squared else a) @ b - expected.high - expected.low.astype(np.longdouble))
     sums = sums or dtype_name(A.dtype)
-    allowed = SLACK * Arithmetic(sums, sums).bound(expected, k)
+    allowed = SLACK * ReferenceArithmetic(sums, sums).bound(expected, k)
     ok = (error <= allowed) & np.isfinite(allowed)
     if not ok.all():
         raise ArithmeticError(

@@ -30,7 +30,15 @@ from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, from_host, to_host
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.encoded import encode
 from abft_tsm2.faults.judge.hiding import chance, require_weights
-from abft_tsm2.faults.judge.oracle import Arithmetic, Reference, arithmetic, narrowed, reference, require, widened
+from abft_tsm2.faults.judge.oracle import (
+    Reference,
+    ReferenceArithmetic,
+    arithmetic,
+    narrowed,
+    reference,
+    require,
+    widened,
+)
 
 Array = Any
 MARGIN = 2.0  # times the largest error without a fault
@@ -204,7 +212,7 @@ class Judge:
             expected = reference(A, B, xp, sums=how.sums)
             require(expected, A, B, xp, sums=how.sums)
         self._expected = expected
-        checked = how if out == how.out else Arithmetic(how.sums, how.sums, truncating=how.truncating)
+        checked = how if out == how.out else ReferenceArithmetic(how.sums, how.sums, truncating=how.truncating)
         self._level = self._rounding(clean, checked)
         self._level_returned = self._level if returned is clean else self._rounding(returned, how)
         self._wide = widened(clean, xp)
@@ -220,7 +228,7 @@ class Judge:
         """What is promised where these sides are checked."""
         return [Promise(self.A, self.B, self.clean, side, self._xp, self.how) for side in sides]
 
-    def _rounding(self, C: Array, how: Arithmetic) -> Array:
+    def _rounding(self, C: Array, how: ReferenceArithmetic) -> Array:
         """How far each element may be off by rounding: see the top of the module."""
         k = self.A.shape[1]
         # Two roundings more for what is computed again, and those of float64, in which that is done.

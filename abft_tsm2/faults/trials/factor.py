@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.linalg import LinAlgError
 
-from abft_tsm2.faults.judge.factor_effect import Effect, Lines, Moment, Residuals, of_cholesky, of_lu, rounding_of
+from abft_tsm2.faults.judge.factor_effect import Effect, Moment, MovedLines, Residuals, of_cholesky, of_lu, rounding_of
 from abft_tsm2.faults.judge.factor_oracle import ESCAPED, order, ratio, unpack, valid_pivots
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.sites import FACTOR_SITES, STAGES, sites_of
-from abft_tsm2.faults.trials.factor_calls import Answer, Problem, Watch, at_visit, rms, same
+from abft_tsm2.faults.trials.factor_calls import FactorAnswer, FactorProblem, Watch, at_visit, rms, same
 from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
 from abft_tsm2.linalg import blocked_cholesky, blocked_lu
 from abft_tsm2.report import Report, Status
@@ -87,7 +87,7 @@ def require_workload(workload: Workload) -> None:
                 raise ValueError(f"{name} = {given!r}: {OPTIONS[w.operation][name]}")
 
 
-class Scene:
+class FactorTrials:
     """A matrix, what becomes of it without a fault, and the judge of what faults make of it.
 
     Parameters
@@ -102,8 +102,8 @@ class Scene:
             raise ValueError("faults are planted in factorisations on the CPU only: leave out the device")
         require_workload(workload)
         self.workload = workload
-        self.problem = Problem.of(workload)
-        self._ways: dict[str, _Way] = {}
+        self.problem = FactorProblem.of(workload)
+        self._ways: dict[str, _FactorRunner] = {}
 
     def run(self, trials: Sequence[Trial], batch: int = 1) -> Iterator[Finding]:
         """Carry out trials and judge them, one after the other."""
@@ -113,16 +113,16 @@ class Scene:
             if trial.plans:
                 yield self._way(trial.scheme).faulty(trial)
             else:
-                yield _clean(Problem.of(self.workload, trial.number), trial.scheme)
+                yield _clean(FactorProblem.of(self.workload, trial.number), trial.scheme)
 
-    def _way(self, scheme: str) -> _Way:
+    def _way(self, scheme: str) -> _FactorRunner:
         if scheme not in self._ways:
             default = self._way(PROMISING[self.workload.operation]) if scheme == "none" else None
-            self._ways[scheme] = _Way(self.problem, scheme, default)
+            self._ways[scheme] = _FactorRunner(self.problem, scheme, default)
         return self._ways[scheme]
 
 
-def _clean(problem: Problem, scheme: str) -> Finding:
+def _clean(problem: FactorProblem, scheme: str) -> Finding:
     """A trial without a fault. It has a matrix of its own, of the same kind: one matrix would always give the same.
 
     What SciPy refuses as singular, or as not positive definite, may be refused, and so may what is so but for rounding;
@@ -157,7 +157,7 @@ def _excused(report: Report, without: float) -> bool:
     return report.status is Status.UNVERIFIABLE and (subnormal or not np.isfinite(without))
 
 
-def _finding(outcome: str, answer: Answer) -> Finding:
+def _finding(outcome: str, answer: FactorAnswer) -> Finding:
     status = "" if answer.report is None else answer.report.status.name
     return Finding(outcome, status, seconds=answer.seconds, report=answer.report)
 
@@ -166,10 +166,10 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class _Way:
+class _FactorRunner:
     """One scheme at work on the matrix of a scene, and what it promises."""
 
-    def __init__(self, problem: Problem, scheme: str, default: _Way | None) -> None:
+    def __init__(self, problem: FactorProblem, scheme: str, default: _FactorRunner | None) -> None:
         self.problem, self.scheme = problem, scheme
         watch = Watch()
         self.clean = problem.call(scheme, watch)
@@ -177,7 +177,7 @@ class _Way:
             raise ArithmeticError(f"scheme {scheme!r} refuses the matrix without a fault: {self.clean.report}")
         self.error = problem.error(self.clean)
         self.visits: Counter[str] = watch.injector.visits
-        self.lines: Lines | Residuals
+        self.lines: MovedLines | Residuals
         self.scale, self.limit = 1.0, 0.0
         if default is not None:
             self.lines, self.scale, self.limit = default.lines, default.scale, default.limit
@@ -190,13 +190,13 @@ class _Way:
         self.limit = min(check.detection_limit for check in report.checks) / self.scale
         if p.operation == "cholesky":
             L = np.tril(result)
-            self.lines = Lines(p.a, None, watch.seen["w"], rounding_of(L, L.T, L.dtype), report)
+            self.lines = MovedLines(p.a, None, watch.seen["w"], rounding_of(L, L.T, L.dtype), report)
             return
         W, piv = result if p.operation == "lu" else (watch.seen["W"], watch.seen["piv"])
         rounding = np.empty(W.shape)
         rounding[order(piv, len(W))] = rounding_of(*unpack(W), W.dtype)
         if p.operation == "lu":
-            self.lines = Lines(p.a, watch.seen["v"], watch.seen["w"], rounding, report)
+            self.lines = MovedLines(p.a, watch.seen["v"], watch.seen["w"], rounding, report)
         else:
             self.lines = Residuals(p.a, result, p.b, rounding, report)
 
@@ -218,7 +218,7 @@ class _Way:
         found.bit = bits.pop() if len(bits) == 1 else -1
         return found
 
-    def _judge(self, found: Finding, answer: Answer, moments: Sequence[Moment]) -> None:
+    def _judge(self, found: Finding, answer: FactorAnswer, moments: Sequence[Moment]) -> None:
         effects = [effect for moment in moments if (effect := self._effect(moment)) is not None]
         if effects:
             found.size = max(effect.size for effect in effects)
@@ -241,7 +241,7 @@ class _Way:
             found.outcome = _of_wrong([rest], 1)
         found.note = f"error x {times:.3g}"
 
-    def _rest(self, answer: Answer) -> Effect | None:
+    def _rest(self, answer: FactorAnswer) -> Effect | None:
         """What is left of faults in factors that came back: how far off L U is, of which all that is sure to be found
         should be gone; None where that is not known."""
         p, W = self.problem, answer.result

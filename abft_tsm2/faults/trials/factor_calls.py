@@ -70,7 +70,7 @@ def _differ(x: Any, y: Any) -> bool:
 
 
 @dataclass
-class Answer:
+class FactorAnswer:
     """What a call came to.
 
     Attributes
@@ -87,7 +87,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Problem:
+class FactorProblem:
     """A matrix to factor, or a system to solve.
 
     Attributes
@@ -106,7 +106,7 @@ class Problem:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, workload: Workload, *more: int) -> Problem:
+    def of(cls, workload: Workload, *more: int) -> FactorProblem:
         """The one that follows from a workload's seed; `more` for another one of the kind. One of several options is
         drawn."""
         w, rng = workload, np.random.default_rng([*workload.seed, 0xFAC7, *more])
@@ -118,7 +118,7 @@ class Problem:
         options = {name: rng.choice(x).item() if isinstance(x, list) else x for name, x in w.options}
         return cls(w.operation, np.asarray(a, order=order), b, options)
 
-    def call(self, scheme: str, watch: Watch) -> Answer:
+    def call(self, scheme: str, watch: Watch) -> FactorAnswer:
         """Carry it out under a scheme; no warnings."""
         a, b = self.a.copy("K"), self.b.copy()
         quiet = errstate(corrected="ignore", checksum_fault="ignore", unverifiable="ignore")
@@ -132,7 +132,7 @@ class Problem:
                     result, report = self._protected(a, b, scheme, watch)
             except SilentDataCorruptionError as error:
                 result, report = None, error.report
-            return Answer(result, report, time.perf_counter() - begun)
+            return FactorAnswer(result, report, time.perf_counter() - begun)
 
     def _protected(self, a: Matrix, b: Matrix, scheme: str, hook: Hook) -> tuple[Any, Report]:
         options: dict[str, Any] = {**self.options, "on_stage": hook, "return_report": True}
@@ -174,7 +174,7 @@ class Problem:
             pivots = abs(np.diag(linalg.lu_factor(self.a, check_finite=False)[0]))
         return not bool(pivots.min() > n * unit(self.a.dtype) * pivots.max())
 
-    def error(self, answer: Answer) -> float:
+    def error(self, answer: FactorAnswer) -> float:
         """The backward error of what was returned."""
         if self.operation == "lu":
             return lu_error(self.a, answer.result)

@@ -18,7 +18,7 @@ from abft_tsm2.faults.judge.product import Assessment, Judge, Promise
 from abft_tsm2.faults.operands.products import operands, require_family
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.sites import FUNCTION_SITES, PRODUCT_SITES, SITES
-from abft_tsm2.faults.trials.schemes import Answer, Call, Scheme, faulty, refused, scheme_of
+from abft_tsm2.faults.trials.schemes import Scheme, SchemeAnswer, SchemeCall, faulty, refused, scheme_of
 from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
 from abft_tsm2.policy import errstate
 from abft_tsm2.report import Fault, Report
@@ -66,17 +66,17 @@ def require_workload(workload: Workload) -> None:
 
 
 @dataclass
-class _Run:
+class _GemmRun:
     """A trial that has been carried out and not judged yet."""
 
     trial: Trial
-    answer: Answer
+    answer: SchemeAnswer
     bit: int
     seconds: float
     error: str = ""
 
 
-class Scene:
+class GemmTrials:
     """Operands, their product without a fault, and the judge of what faults make of it.
 
     Parameters
@@ -97,7 +97,7 @@ class Scene:
         order: Any = workload.order
         self.A, self.B = (x if xp is np else xp.asarray(x, order=order) for x in (A, B))
         self._seed, self._layouts = workload.seed, dict(workload.options).get("out", "none")
-        self._ways: dict[tuple[str, str], _Way] = {}
+        self._ways: dict[tuple[str, str], _GemmRunner] = {}
 
     def run(self, trials: Sequence[Trial], batch: int = 16) -> Iterator[Finding]:
         """Carry out trials, those of one scheme together, and judge them in their order."""
@@ -117,16 +117,16 @@ class Scene:
             return self._layouts
         return str(np.random.default_rng([*self._seed, trial.number, 0x1A7]).choice(self._layouts))
 
-    def _way(self, scheme: str, layout: str) -> _Way:
+    def _way(self, scheme: str, layout: str) -> _GemmRunner:
         kind = (scheme, layout)
         if kind not in self._ways:
             default = None if scheme_of(scheme).hooked else self._way("protected", layout)
             expected = next((way.judge.expected for way in self._ways.values()), None)
-            self._ways[kind] = _Way(self.A, self.B, scheme, LAYOUTS[layout], self.xp, default, expected)
+            self._ways[kind] = _GemmRunner(self.A, self.B, scheme, LAYOUTS[layout], self.xp, default, expected)
         return self._ways[kind]
 
 
-class _Way:
+class _GemmRunner:
     """One scheme at work on the operands of a scene, and what it promises.
 
     `default` is the way whose promise counts for schemes that make none, so that all are judged alike; `expected` the
@@ -140,7 +140,7 @@ class _Way:
         scheme: str,
         layout: Layout,
         xp: Any,
-        default: _Way | None,
+        default: _GemmRunner | None,
         expected: Reference | None,
     ) -> None:
         self.A, self.B, self.xp = A, B, xp
@@ -185,7 +185,7 @@ class _Way:
         assessed = self.judge(seen, came, self.promises if faults else ())
         return [self._finding(run, assessed, slot) for slot, run in enumerate(runs)]
 
-    def _one(self, trial: Trial, seen: Array, came: Array) -> _Run:
+    def _one(self, trial: Trial, seen: Array, came: Array) -> _GemmRun:
         """One trial; its products are written to `seen` and `came`."""
         first = True
 
@@ -198,18 +198,18 @@ class _Way:
         try:
             answer, injector, seconds = self._call(trial.plans, watch)
         except Exception as error:
-            return _Run(trial, Answer(None), -1, 0.0, f"{type(error).__name__}: {error}")
+            return _GemmRun(trial, SchemeAnswer(None), -1, 0.0, f"{type(error).__name__}: {error}")
         if answer.C is not None:
             came[...] = bit_pattern(answer.C)
         there = {id(one.plan) for one in injector.planted}
         # What strikes at a repair has nothing to strike at where none was needed.
         lost = [one.site for one in trial.plans if id(one) not in there and SITES[one.site].stage != "corrected"]
         if lost:
-            return _Run(trial, answer, -1, seconds, f"nothing was planted at {', '.join(lost)}")
+            return _GemmRun(trial, answer, -1, seconds, f"nothing was planted at {', '.join(lost)}")
         bits = {one.bit for one in injector.planted}
-        return _Run(trial, answer, bits.pop() if len(bits) == 1 else -1, seconds)
+        return _GemmRun(trial, answer, bits.pop() if len(bits) == 1 else -1, seconds)
 
-    def _call(self, plans: tuple[Plan, ...], watch: Any) -> tuple[Answer, Injector, float]:
+    def _call(self, plans: tuple[Plan, ...], watch: Any) -> tuple[SchemeAnswer, Injector, float]:
         """The product under this scheme, with faults; the seconds that it took."""
         injector = Injector(*plans)
 
@@ -224,7 +224,7 @@ class _Way:
             A, B = (x.copy(order="K") if name in hit else x for name, x in (("A", A), ("B", B)))
         multiply = refused if self.scheme.hooked else faulty(injector, self.xp, watch)
         out = self.layout(self.xp, *self.shape, A.dtype)
-        call = Call(A, B, self.xp, hook, multiply, self.keep, out)
+        call = SchemeCall(A, B, self.xp, hook, multiply, self.keep, out)
         begun = time.perf_counter()
         answer = self.scheme.run(call)
         if is_cupy(A) and not self.scheme.hooked:
@@ -233,7 +233,7 @@ class _Way:
 
     # ---- what became of it ----
 
-    def _finding(self, run: _Run, assessed: Assessment, slot: int) -> Finding:
+    def _finding(self, run: _GemmRun, assessed: Assessment, slot: int) -> Finding:
         a, answer, report = assessed, run.answer, run.answer.report
         found = Finding("", answer.status, run.bit, seconds=run.seconds, limit=self.limit, report=report)
         if run.error:
@@ -253,7 +253,7 @@ class _Way:
                 found.located = located(report, a.places[slot], a.touched[slot])
         return found
 
-    def _outcome(self, answer: Answer, a: Assessment, slot: int, wrong: bool) -> str:
+    def _outcome(self, answer: SchemeAnswer, a: Assessment, slot: int, wrong: bool) -> str:
         if answer.C is None:
             return "detected"
         if not wrong:

@@ -35,7 +35,7 @@ FIXED = {"float64": 1e-10, "float32": 0.1, "float16": 0.1, "bfloat16": 0.1}
 
 
 @dataclass
-class Call:
+class SchemeCall:
     """One product to be protected.
 
     Attributes
@@ -62,7 +62,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SchemeAnswer:
     """What a scheme says: the product, None where it refuses; whether it found something, and its report."""
 
     C: Array | None
@@ -86,22 +86,22 @@ class Scheme:
     """
 
     text: str
-    run: Callable[[Call], Answer]
+    run: Callable[[SchemeCall], SchemeAnswer]
     hooked: bool = False
     seeds: int = 1
 
 
-def _answer(C: Array, report: Report) -> Answer:
+def _answer(C: Array, report: Report) -> SchemeAnswer:
     found = bool({report.status, *report.also} & FAULT)
-    return Answer(C if report.ok else None, report.status.name, found or not report.ok, report)
+    return SchemeAnswer(C if report.ok else None, report.status.name, found or not report.ok, report)
 
 
-def _raised(error: SilentDataCorruptionError) -> Answer:
-    return Answer(None, error.report.status.name, True, error.report)
+def _raised(error: SilentDataCorruptionError) -> SchemeAnswer:
+    return SchemeAnswer(None, error.report.status.name, True, error.report)
 
 
-def _protected(**options: Any) -> Callable[[Call], Answer]:
-    def run(call: Call) -> Answer:
+def _protected(**options: Any) -> Callable[[SchemeCall], SchemeAnswer]:
+    def run(call: SchemeCall) -> SchemeAnswer:
         try:
             return _answer(
                 *protected_gemm(call.A, call.B, out=call.out, on_stage=call.hook, return_report=True, **options)
@@ -112,7 +112,7 @@ def _protected(**options: Any) -> Callable[[Call], Answer]:
     return run
 
 
-def _encoded(call: Call) -> Answer:
+def _encoded(call: SchemeCall) -> SchemeAnswer:
     """Both operands are encoded beforehand, and right again for the next product."""
     if not call.keep:
         call.keep.update({name: encode(x.copy(order="K")) for name, x in (("A", call.A), ("B", call.B))})
@@ -126,7 +126,7 @@ def _encoded(call: Call) -> Answer:
             bit_pattern(E.array)[...] = bit_pattern(x)
 
 
-def _second_seed(call: Call) -> Answer:
+def _second_seed(call: SchemeCall) -> SchemeAnswer:
     """The usual check, and another one with other weights, no two of which are alike."""
     answer = _protected()(call)
     if answer.C is None or answer.report is None:
@@ -137,25 +137,25 @@ def _second_seed(call: Call) -> Answer:
     else:
         left = encode(left, side="columns", weights=weights("balanced", left.shape[0], seed=2))
     again = verify_gemm(left, right, answer.C, on_error="detect")
-    return answer if again.ok else Answer(None, again.status.name, True, again)
+    return answer if again.ok else SchemeAnswer(None, again.status.name, True, again)
 
 
-def _double(call: Call) -> Answer:
+def _double(call: SchemeCall) -> SchemeAnswer:
     first, second = call.multiply(call.A, call.B), call.multiply(call.A, call.B)
     same = bool((bit_pattern(first) == bit_pattern(second)).all())
-    return Answer(first, "SAME") if same else Answer(None, "DIFFERENT", True)
+    return SchemeAnswer(first, "SAME") if same else SchemeAnswer(None, "DIFFERENT", True)
 
 
-def _rtol(call: Call) -> Answer:
+def _rtol(call: SchemeCall) -> SchemeAnswer:
     C, other = call.multiply(call.A, call.B), call.multiply(call.A, call.B)
     rtol, atol = CLOSE[dtype_name(C.dtype)]
     first, second = widened(C, call.xp), widened(other, call.xp)
     with np.errstate(all="ignore"):
         close = bool((abs(first - second) <= atol + rtol * abs(second)).all())
-    return Answer(C, "CLOSE") if close else Answer(None, "NOT CLOSE", True)
+    return SchemeAnswer(C, "CLOSE") if close else SchemeAnswer(None, "NOT CLOSE", True)
 
 
-def _fixed(call: Call) -> Answer:
+def _fixed(call: SchemeCall) -> SchemeAnswer:
     """K.-H. Huang, J. A. Abraham 1984: sums of rows and columns with ones, in float64 or float32 as the data are, and
     an absolute tolerance."""
     C, xp = call.multiply(call.A, call.B), call.xp
@@ -165,11 +165,11 @@ def _fixed(call: Call) -> Answer:
     with np.errstate(all="ignore"):
         rows = abs(c.sum(1) - a @ b.sum(1)) <= allowed
         columns = abs(c.sum(0) - a.sum(0) @ b) <= allowed
-    return Answer(C, "PASSED") if bool(rows.all() & columns.all()) else Answer(None, "FAILED", True)
+    return SchemeAnswer(C, "PASSED") if bool(rows.all() & columns.all()) else SchemeAnswer(None, "FAILED", True)
 
 
 SCHEMES: Mapping[str, Scheme] = {
-    "none": Scheme("the vendor's product as it is", lambda call: Answer(call.multiply(call.A, call.B), "")),
+    "none": Scheme("the vendor's product as it is", lambda call: SchemeAnswer(call.multiply(call.A, call.B), "")),
     "protected": Scheme("protected_gemm: one check for each line of the longer side", _protected(), True),
     "rows": Scheme('protected_gemm(check="rows")', _protected(check="rows"), True),
     "columns": Scheme('protected_gemm(check="columns")', _protected(check="columns"), True),
@@ -202,9 +202,9 @@ def scheme_of(name: str) -> Scheme:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"scheme {name!r}: {error}; it is to be module:function, importable from here") from error
 
-    def run(call: Call) -> Answer:
+    def run(call: SchemeCall) -> SchemeAnswer:
         C = own(call.A, call.B, call.multiply)
-        return Answer(C, "" if C is not None else "REFUSED", C is None)
+        return SchemeAnswer(C, "" if C is not None else "REFUSED", C is None)
 
     return Scheme(f"{name}(A, B, multiply), which returns the product or None", run)
 

@@ -34,7 +34,7 @@ class Said(NamedTuple):
     report: Report | None = None
 
 
-class Kept(NamedTuple):
+class StoredCopy(NamedTuple):
     """A matrix in storage, as each scheme keeps it: encoded, with a copy, with a CRC of its bytes."""
 
     encoded: Encoded
@@ -42,7 +42,7 @@ class Kept(NamedTuple):
     crc: int
 
 
-def _correct(kept: Kept) -> Said:
+def _correct(kept: StoredCopy) -> Said:
     try:
         report = kept.encoded.correct()
     except SilentDataCorruptionError as error:
@@ -50,24 +50,24 @@ def _correct(kept: Kept) -> Said:
     return Said(report.status is not Status.CLEAN, True, report.status.name, report)
 
 
-def _verify(kept: Kept) -> Said:
+def _verify(kept: StoredCopy) -> Said:
     report = kept.encoded.verify()
     return Said(
         report.status is not Status.CLEAN, report.status is not Status.INPUT_CHANGED, report.status.name, report
     )
 
 
-def _fingerprint(kept: Kept) -> Said:
+def _fingerprint(kept: StoredCopy) -> Said:
     changed = kept.encoded.changed()
     return Said(changed, not changed, "CHANGED" if changed else "SAME")
 
 
-def _double(kept: Kept) -> Said:
+def _double(kept: StoredCopy) -> Said:
     same = bool((bit_pattern(kept.encoded.array) == bit_pattern(kept.copy)).all())
     return Said(not same, same, "SAME" if same else "DIFFERENT")
 
 
-def _crc(kept: Kept) -> Said:
+def _crc(kept: StoredCopy) -> Said:
     same = _crc_of(kept.encoded.array) == kept.crc
     return Said(not same, same, "SAME" if same else "DIFFERENT")
 
@@ -76,7 +76,7 @@ def _crc_of(x: Array) -> int:
     return zlib.crc32(np.ascontiguousarray(bit_pattern(to_host(x))).tobytes())
 
 
-SCHEMES: Mapping[str, tuple[str, Callable[[Kept], Said]]] = {
+SCHEMES: Mapping[str, tuple[str, Callable[[StoredCopy], Said]]] = {
     "none": ("nobody looks", lambda kept: Said(False, True, "")),
     "encoded": ("encode(A), then correct()", _correct),
     "verify": ("encode(A), then verify(): no repair", _verify),
@@ -105,7 +105,7 @@ def require_workload(workload: Workload) -> None:
         raise ValueError(f"stored matrices have no option {name!r}: leave it out")
 
 
-class Scene:
+class StorageTrials:
     """A matrix (m x k) and its checksums; each trial finds them as they were.
 
     Parameters
@@ -139,7 +139,7 @@ class Scene:
         places = np.stack(np.nonzero(to_host(changed)))
         begun = time.perf_counter()
         with errstate(corrected="ignore", checksum_fault="ignore"):
-            said = look(Kept(self.encoded, self.right, self.crc))
+            said = look(StoredCopy(self.encoded, self.right, self.crc))
         seconds = time.perf_counter() - begun
         right = bool((bit_pattern(A) == bit_pattern(self.right)).all())
         self._restore()

@@ -111,7 +111,7 @@ BROKEN = ("sdc", "false_alarm", "crash", "hang")
 """Outcomes that a protected operation must not have."""
 
 
-class Scene(Protocol):
+class TrialGroup(Protocol):
     """Operands, an oracle, and the trials that share them: made as ``Scene(workload, xp)``."""
 
     def run(self, trials: Sequence[Trial], batch: int) -> Iterator[Finding]:

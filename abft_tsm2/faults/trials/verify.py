@@ -77,7 +77,7 @@ def require_workload(workload: Workload) -> None:
             require_known("check", one, CHECKS)
 
 
-class Scene:
+class VerifyTrials:
     """Operands, their product in more precision, and products of other libraries.
 
     Parameters
