@@ -16,6 +16,7 @@ import threading
 from collections.abc import Hashable, Iterable, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Protocol
 
 from abft_tsm2.errors import KernelCompileError
@@ -130,7 +131,7 @@ def _compiled(config: Kernel) -> Any:
         try:
             module.compile()
         except OSError:  # the cache on disk: read-only, or full
-            cubin, _ = cupy.cuda.compiler.compile_using_nvrtc(text, OPTIONS, filename=config.file)
+            cubin, _ = cupy.cuda.compiler.compile_using_nvrtc(text, OPTIONS, filename=Path(config.file).name)
             module = cupy.cuda.function.Module()
             module.load(cubin)
         return module.get_function(config.name)

@@ -247,7 +247,7 @@ def sanitize(tool: str, *arguments: str, module: str = "compute_sanitizer") -> s
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer, of the CUDA toolkit, is not on the PATH")
-    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", f"tests.{module}"]
+    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", f"tests.support.{module}"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=300)
 
 
