@@ -242,8 +242,8 @@ def require_files(campaign: Campaign) -> None:
 
 
 def operation_of(name: str) -> Any:
-    """The module that carries out trials of an operation: it has Scene, and says what is possible: require_workload,
-    require_scheme and require_possible."""
+    """The module that carries out trials of an operation: its GROUP runs them, and require_workload,
+    require_scheme and require_possible say what is possible."""
     from abft_tsm2.faults.trials import factor as factor_trials
     from abft_tsm2.faults.trials import gemm, storage, verify
 

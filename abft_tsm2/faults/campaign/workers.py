@@ -43,7 +43,7 @@ def carry_out(campaign: Campaign, unit: Unit, xp: Any) -> Iterator[tuple[Line, F
     suite, workload = campaign.suites[unit.suite], campaign.workload(unit.suite, unit.scene)
     trials = [campaign.trial(number) for number in unit.numbers]
     try:
-        scene: TrialGroup = operation_of(workload.operation).Scene(workload, xp)
+        scene: TrialGroup = operation_of(workload.operation).GROUP(workload, xp)
         findings = scene.run(trials, 1 if unit.alone else BATCH)
         for trial in trials:
             finding = next(findings)

@@ -288,3 +288,6 @@ def located(report: Report, effect: Effect) -> str:
     sides = ((effect.rows, [fault.rows for fault in named]), (effect.columns, [fault.columns for fault in named]))
     found = {places.compared(lines) for places, lines in sides if places is not None and named}
     return next((word for word in ("exact", "covered", "wrong") if word in found), "")
+
+
+GROUP = FactorTrials  # what a campaign asks a module of trials for

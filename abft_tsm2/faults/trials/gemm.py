@@ -299,3 +299,6 @@ def _cells(fault: Fault, m: int, n: int) -> Any:
 
 def _numbers(places: Any, n: int) -> Any:
     return places[0].astype(np.int64) * n + places[1]
+
+
+GROUP = GemmTrials  # what a campaign asks a module of trials for

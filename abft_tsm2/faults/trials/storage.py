@@ -172,3 +172,6 @@ def _located(report: Report, places: Any) -> str:
     if not named:  # refused: the lines that disagree are named, at most
         return ""
     return "exact" if named == there else "covered" if named > there else "wrong"
+
+
+GROUP = StorageTrials  # what a campaign asks a module of trials for

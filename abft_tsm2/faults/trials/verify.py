@@ -126,3 +126,6 @@ class VerifyTrials:
         if report.status is not Status.CLEAN or bool((bit_pattern(C) != before).any()):
             found.outcome = "false_alarm"
         return found
+
+
+GROUP = VerifyTrials  # what a campaign asks a module of trials for
