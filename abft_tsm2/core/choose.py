@@ -18,28 +18,7 @@ from abft_tsm2.core.kernels import SMALL, Stream, candidates
 from abft_tsm2.core.paper import model
 from abft_tsm2.core.paper.config import PAPER_T1, Config, choices
 from abft_tsm2.core.problem import SIZES, Problem
-
-DEEP = 256  # elements of k below which a block of TSM2R has no time to get going, and m has to make up for it
-# Cards on which own kernels and cuBLAS were measured side by side: the most columns with which the own ones are ahead,
-# by order of A, types of A and of the sums; where that tells them apart, by form too, and by the orders of B and C
-# (benchmarks/results/stream.csv).
-_TABLE: Mapping[str, Mapping[tuple[str, ...], int]] = {
-    "NVIDIA H200": {
-        ("F", "float32", "float32"): 16,
-        ("F", "float64", "float64"): 16,
-        ("F", "float16", "float32"): 4,
-        ("F", "float16", "float32", "tensor"): 8,
-        ("F", "float16", "float32", "tensor", "CC"): 16,
-        ("F", "bfloat16", "float32"): 4,
-        ("F", "bfloat16", "float32", "tensor"): 8,
-        ("F", "bfloat16", "float32", "tensor", "CC"): 16,
-        ("C", "float32", "float32"): 16,
-        ("C", "float64", "float64"): 16,
-        ("C", "float16", "float32"): 16,
-        ("C", "bfloat16", "float32"): 16,
-    }
-}
-BUSY = 0.45  # of the arithmetic peak, while reading at the peak of the memory: up to there a product streams
+from abft_tsm2.core.tuned import BUSY, COLUMNS_AHEAD, DEEP
 
 
 @dataclass(frozen=True)
@@ -88,7 +67,7 @@ def shipped(problem: Problem, device: Device) -> Choice:
     """
     configs = tuple(c for c in candidates(problem) if stream.why_not(problem, c, device) is None)
     configs = tuple(c for c in configs if c.form == "small" or (problem.k >= DEEP or problem.m >= 64 * problem.k))
-    table = _TABLE.get(device.name)
+    table = COLUMNS_AHEAD.get(device.name)
     if not configs or not cublas.serves(problem):  # nobody else has such a product in one call
         return Choice(configs, "table" if table else "model")
     config = configs[0]
@@ -112,7 +91,7 @@ def described(device: Device) -> str:
     """What decides on a card, in words."""
     there = tuning_file.found(device.name)
     rule = f"table shipped for {device.name}"
-    if device.name not in _TABLE:
+    if device.name not in COLUMNS_AHEAD:
         rule = "model: no measurement of this card; run abft-tsm2 tune"
     if there.ignored:
         return f"{rule} ({there.path} is ignored: {there.ignored})"

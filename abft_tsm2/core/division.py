@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.kernels import Stream
 from abft_tsm2.core.problem import SIZES, Problem
-
-_PARTS = 64  # of k at most: the block that comes last adds them
-# Of the cost of a division of k, in steps: what a block takes to begin and to end; the share of the slots that
-# saturates the memory; how much longer than the mean the slowest block takes; what a part more takes to be added; and
-# how often the sums of a part move. Fitted to 3,200 shapes, 3 to 6 divisions each, on an H200: what is chosen is on
-# average 2 % slower than the best. What reads columns does best where its blocks fill whole waves.
-_OVERHEAD, _MOVED = 2.0, 4.0
-_ROWS = (0.8, 0.2, 0.5)  # saturated, straggler, added: "rows" and "tensor"
-_WAVES = (0.9, 0.5, 2.0)  # "columns" and "staged"
-_FILLED = (1, 2, 3, 4, 6)  # waves
+from abft_tsm2.core.tuned import DIVIDED_ROWS, DIVIDED_WAVES, FILLED_WAVES, MOST_PARTS, MOVED, OVERHEAD
 
 
 @dataclass(frozen=True)
@@ -47,18 +38,18 @@ def grid(problem: Problem, config: Stream, device: Device) -> Grid:
         return Grid(tiles, 1, problem.k, problem.batch)
     slots = device.multiprocessors * config.shape.blocks
     total = max(1, -(-problem.k // config.step))
-    moved = _MOVED * config.t2 * SIZES[config.sums] / (config.step * SIZES[config.dtype])
+    moved = MOVED * config.t2 * SIZES[config.sums] / (config.step * SIZES[config.dtype])
     best = (float("inf"), total)
-    most = min(_PARTS, total)
+    most = min(MOST_PARTS, total)
     whole = config.form in ("columns", "staged")
-    saturated, straggler, added = _WAVES if whole else _ROWS
-    filled = {max(1, min(most, waves * slots // (tiles * problem.batch))) for waves in _FILLED}
+    saturated, straggler, added = DIVIDED_WAVES if whole else DIVIDED_ROWS
+    filled = {max(1, min(most, waves * slots // (tiles * problem.batch))) for waves in FILLED_WAVES}
     for parts in filled if whole else range(1, most + 1):
         steps = -(-total // parts)
         parts = -(-total // steps)
         waves, rest = divmod(tiles * problem.batch * parts, slots)
         share = waves + (max(saturated, rest / slots) if rest else 0)
-        cost = share * (steps + _OVERHEAD + (moved if parts > 1 else 0)) + straggler * steps + added * parts
+        cost = share * (steps + OVERHEAD + (moved if parts > 1 else 0)) + straggler * steps + added * parts
         best = min(best, (cost, steps))
     steps = best[1]
     return Grid(tiles, -(-total // steps), steps * config.step, problem.batch)

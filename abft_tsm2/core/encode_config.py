@@ -9,22 +9,13 @@ from itertools import product
 
 from abft_tsm2.core.generated import KINDS
 from abft_tsm2.core.problem import C_TYPES, SIZES
+from abft_tsm2.core.tuned import ENCODE_TILES
 
 SUMS = {"float64": ("float64",), "float32": ("float32", "float64")}  # of A: types of its sums; of the halves as float32
 MOST_COLUMNS = 4  # of weights
 PANEL = 32  # rows whose weights are fetched at a time: kernels/tsm2/encode_both.cu
 _SHARED_BYTES = 48 << 10  # that a block may declare
 _READ = "read"
-
-# t1, t3, rows, columns of a thread, blocks by bytes of an element, type of sums, and 1, 2, or more columns of weights:
-# without spills on every architecture, and as much of A on its way as the registers have room for.
-_TILES = {
-    (4, "float32"): ((128, 4, 4, 8, 3), (128, 4, 4, 8, 3), (256, 4, 4, 4, 2)),
-    (8, "float64"): ((256, 4, 4, 2, 3), (256, 4, 4, 2, 3), (256, 2, 2, 2, 3)),
-    (4, "float64"): ((256, 8, 4, 4, 2), (128, 8, 2, 4, 4), (128, 4, 4, 4, 2)),
-    (2, "float32"): ((128, 4, 4, 8, 2), (128, 4, 4, 8, 2), (128, 4, 4, 8, 2)),
-    (2, "float64"): ((128, 4, 4, 4, 3), (128, 4, 4, 4, 3), (128, 4, 4, 4, 2)),
-}
 
 
 @dataclass(frozen=True)
@@ -178,7 +169,7 @@ def choose(
 ) -> BothConfig:
     """The configuration for elements of `dtype` that are added in `sums`."""
     size = SIZES[dtype]
-    t1, t3, rows, columns, blocks = _TILES[size, sums][min(r, 3) - 1]
+    t1, t3, rows, columns, blocks = ENCODE_TILES[size, sums][min(r, 3) - 1]
     columns = min(columns, 4) if words else columns
     width = min(width, columns * size)
     narrow = width < min(16, columns * size)

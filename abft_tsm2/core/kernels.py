@@ -14,18 +14,25 @@ from dataclasses import dataclass, replace
 
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.problem import C_TYPES, SIZES, Problem, fitting
-from abft_tsm2.core.tuned import BEST, STAGED, TENSOR, TENSOR_LARGE, Shape, shape_of
+from abft_tsm2.core.tuned import (
+    AT_ONCE,
+    BEST,
+    CACHED,
+    FEW_COLUMNS,
+    FEW_ROWS,
+    ONE_WAVE,
+    STAGED,
+    TENSOR,
+    TENSOR_LARGE,
+    Shape,
+    shape_of,
+)
 
 TURNING = ("columns", "tensor")  # forms that may read B along its columns
 FORMS = ("columns", "rows", "staged", "tensor", "small")
 COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # t2 of TSM2R; a product with fewer columns takes the next larger one
 SMALL = 32  # rows and columns of B with which TSM2L keeps all of B at hand
 _SHARED = 48 * 1024  # static shared memory of a block
-_FEW = 4  # columns of C that need no tensor cores where A is of float64, or lies in columns
-_FEW_ROWS = 2**16  # which leave most of a card idle unless a thread has little to do
-_ONE_WAVE = 2**18  # rows of float32 that its multiprocessors hold at a time
-_AT_ONCE = 16  # columns of C that a thread computes at a time where it has no other work
-_CACHED = 2**25  # bytes of A and C that a level-2 cache holds together
 _SUMS = 512  # bytes of a vector of A with all its columns of C: more do not fit the registers
 _GRID = 65535  # blocks along y and z
 
@@ -201,7 +208,7 @@ def candidates(problem: Problem) -> Iterator[Stream]:
     if form is None or n > COLUMNS[-1]:
         return
     kind = problem.dtype.replace("bfloat16", "float16")
-    few = _FEW if kind == "float64" or form == "columns" else 1  # 16-bit rows would wait for their conversion
+    few = FEW_COLUMNS if kind == "float64" or form == "columns" else 1  # 16-bit rows would wait for their conversion
     if n > few and (problem.width == 16 or kind == "float64") and problem.weights == problem.dtype:
         t2 = -(-n // 8) * 8
         shapes = TENSOR.get((problem.order, kind, problem.b_order), TENSOR.get((problem.order, kind, "C")))
@@ -214,7 +221,7 @@ def candidates(problem: Problem) -> Iterator[Stream]:
             for shape in made:
                 yield Stream("tensor", *types, problem.width, t2, shape, order=order, turned=turned)
     t2, width = fitting(COLUMNS, n), problem.width
-    if form == "rows" and n > 2 * _FEW and width == 16 and problem.sums == problem.dtype in STAGED:
+    if form == "rows" and n > 2 * FEW_COLUMNS and width == 16 and problem.sums == problem.dtype in STAGED:
         yield Stream("staged", *types, 16, t2, shape_of(STAGED[kind], t2))
     size, wide = SIZES[problem.dtype], SIZES[problem.sums]
     shapes = BEST.get((form, problem.dtype, problem.sums)) or BEST[form, kind, problem.sums]
@@ -235,7 +242,7 @@ def _small(problem: Problem) -> Stream:
     (order, width), (out_order, out_width) = problem.small
     size, wide = SIZES[problem.dtype], SIZES[problem.sums]
     single = size == wide == 4
-    few, alone = rows <= _FEW_ROWS, rows <= (_ONE_WAVE if single else _FEW_ROWS)
+    few, alone = rows <= FEW_ROWS, rows <= (ONE_WAVE if single else FEW_ROWS)
     if order == 0 and (size == wide or k > 8):
         width = min(width, 8)
     if order == 0 and few and width * k > 64:
@@ -252,11 +259,11 @@ def _small(problem: Problem) -> Stream:
         tcf = 1
     elif tcf == 1 and reach == 128 and (width == 16 if order or size == 2 else size == wide == 8):
         tcf = 2
-    group = -(-n // -(-n // _AT_ONCE)) if alone else 4  # as many at each of the times
+    group = -(-n // -(-n // AT_ONCE)) if alone else 4  # as many at each of the times
     group = min(n, group) if n <= 2 else -(-group // 4) * 4
     blocks = _small_blocks(problem, tcf, row, run * group)
     blocks = 1 if few else min(blocks, 3) if alone else blocks
-    leaves_first = rows * (k * size + n * SIZES[problem.out]) <= _CACHED
+    leaves_first = rows * (k * size + n * SIZES[problem.out]) <= CACHED
     types = (problem.dtype, problem.weights, problem.sums, problem.out)
     shape = Shape(64, tcf, group, 1, 2 * blocks, leaves_first)
     return _within_shared(Stream("small", *types, width, n, shape, order, k, out_order, out_width))
@@ -272,7 +279,9 @@ def _small_blocks(problem: Problem, tcf: int, row: int, sums: int) -> int:
     first = 32 if single and (order or tcf == 1) else 8 if tcf >= 4 and size < wide else 16
     most = (first, 6), (64 if single else 48, 4), (80, 3)
     blocks = next((blocks for registers, blocks in most if held <= registers), 2)
-    if problem.n > _FEW * 4 or order != out_order or order == 2:  # strides, or sums that wait, take registers too
+    if (
+        problem.n > FEW_COLUMNS * 4 or order != out_order or order == 2
+    ):  # strides, or sums that wait, take registers too
         blocks = min(blocks, 3 if order == out_order < 2 else 2)
     return blocks
 

@@ -128,7 +128,7 @@ def test_without_a_measurement_what_ships_decides(monkeypatch, tmp_path):
 
 def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster(monkeypatch):
     monkeypatch.setattr(
-        choose, "_TABLE", {MEASURED.name: {("C", "float64", "float64"): 4, ("C", "float32", "float32"): 8}}
+        choose, "COLUMNS_AHEAD", {MEASURED.name: {("C", "float64", "float64"): 4, ("C", "float32", "float32"): 8}}
     )
     few = replace(SQUARE, n=4, order="C")
     assert choose.shipped(few, MEASURED).configs
