@@ -356,7 +356,7 @@ def test_a_signal_leaves_no_file(here: Path, sent: signal.Signals, code: int) ->
 def test_under_nohup_the_end_of_the_terminal_is_ignored(here: Path) -> None:
     script = (
         "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from abft_tsm2 import __main__;"
-        "from abft_tsm2.cli import main as cli;"
+        "from abft_tsm2.cli import gemm as cli;"
         "in_panels = cli._in_panels; cli._in_panels = lambda *a, **k: (os.kill(os.getpid(), 1), in_panels(*a, **k))[1];"
         "__main__.main()"
     )
