@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -189,11 +190,33 @@ def name_faults(root: Path) -> list[str]:
     return [path.name for path in sorted(root.rglob("*.py")) if path.stem in EMPTY_NAMES]
 
 
+def class_faults(root: Path) -> list[str]:
+    """Classes of the same name, a leading underscore aside."""
+    homes: dict[str, list[str]] = {}
+    for name, path in modules(root).items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(name)
+    return [f"class {name}: in {' and '.join(found)}" for name, found in homes.items() if len(found) > 1]
+
+
+def map_faults(root: Path, text: str) -> list[str]:
+    """Modules that the map of a text does not name."""
+    words = set(re.findall(r"\w+", text))
+    return [f"{name}: not on the map" for name in modules(root) if not set(name.strip("_").split(".")) <= words]
+
+
+def test_the_map_has_every_module():
+    text = (ROOT.parent / "AGENTS.md").read_text(encoding="utf-8").split("```")[1]
+    assert map_faults(ROOT, text) == []
+    assert map_faults(ROOT, text.replace("tuning_file ", "")) == ["core.tuning_file: not on the map"]
+
+
 def test_every_layer_exists():
     assert {room(name) for name in modules(ROOT)} == {name for layer in LAYERS for name in layer}
 
 
-@pytest.mark.parametrize("check", [order_faults, circle_faults, heavy_faults, size_faults, name_faults])
+@pytest.mark.parametrize("check", [order_faults, circle_faults, class_faults, heavy_faults, size_faults, name_faults])
 def test_the_package_keeps_the_rules(check):
     assert check(ROOT) == []
 
@@ -279,6 +302,7 @@ def test_an_unreadable_import_is_refused(tmp_path):
         (heavy_faults, "gemm", "import scipy.linalg\n"),
         (heavy_faults, "gemm", "try:\n    from cupy import ndarray\nexcept ImportError:\n    pass\n"),
         (size_faults, "gemm", "x = 1\n" * (MAX_LINES + 1)),
+        (class_faults, "core.tsm2", "class Plan: ...\n\n\nclass _Plan: ...\n"),
         (name_faults, "core.utils", "x = 1\n"),
     ],
 )
