@@ -1,5 +1,4 @@
-"""The README's tables of protected products on a GPU, for `benchmarks.tables`: from results/gemm_device.csv, and of the
-campaigns from results/device_clean.csv and device_planted.csv."""
+"""The README's tables of protected products on a GPU, for `benchmarks.tables`: from results/gemm_device.csv."""
 
 from __future__ import annotations
 
@@ -100,46 +99,6 @@ def bars() -> str:
     return gemm_bars.table(gemm_bars.verdicts(read("gemm_device")))
 
 
-def clean() -> str:
-    """Products without a fault: whether any report spoke of one."""
-    rows, found = read("device_clean"), _by_mode("device_clean")
-    head = ("product", "products", "rows checked", "false alarms", "suspicions cleared", "closest residual / bound")
-    body = [
-        (
-            *(name, *(_sum(of, column) for column in ("products", "rows", "alarms", "suspicions"))),
-            f"{max(float(row['closest']) for row in of if row['closest']):.3f}",
-        )
-        for name, of in found.items()
-    ]
-    body.append(("all", *(_sum(rows, column) for column in ("products", "rows", "alarms", "suspicions")), ""))
-    return f"{markdown(head, body)}\n{gpu(rows[-1])}.\n"
-
-
-def planted() -> str:
-    """Faults planted on the card, and what became of them."""
-    columns = ("planted", "above", "found", "repaired", "left", "refused", "missed_above", "damaged")
-    rows, found = read("device_planted"), _by_mode("device_planted")
-    head = (
-        *("product", "planted", "above the limit", "found", "repaired", "repaired in part", "refused"),
-        *("missed above the limit", "wrong after repair"),
-    )
-    body = [(name, *(_sum(of, column) for column in columns)) for name, of in [*found.items(), ("all", rows)]]
-    return f"{markdown(head, body)}\n{gpu(rows[-1])}.\n"
-
-
-def _by_mode(name: str) -> dict[str, list[Row]]:
-    """Rows of a campaign by the type of the operands and what is special about the product."""
-    found: dict[str, list[Row]] = {}
-    for row in read(name):
-        special = {TF32: " by TF32", WIDE: ", checked in float32"}.get(row["mode"], "")
-        found.setdefault(row["dtype"] + special, []).append(row)
-    return found
-
-
-def _sum(rows: Iterable[Row], column: str) -> str:
-    return str(sum(int(row[column]) for row in rows))
-
-
 def _call(row: Row) -> str:
     protected = row["variant"].startswith("errstate")
     return f"protected_gemm, {row['variant']}" if protected else row["variant"]
@@ -185,6 +144,4 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "gemm-repair": repair,
     "gemm-host": host,
     "gemm-bars": bars,
-    "gemm-clean": clean,
-    "gemm-planted": planted,
 }

@@ -3,7 +3,7 @@ clean factorisations from results/lu_clean.csv."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.bench_lu import PHASES
@@ -76,26 +76,6 @@ def repair() -> str:
     return markdown(head, body) + _footer(rows)
 
 
-def clean() -> str:
-    """False alarms by type."""
-    rows = read("lu_clean")
-    head = (
-        *("type", "clean factorisations", "false alarms", "suspicions cleared", "unverifiable"),
-        *("other pivots than SciPy", "worse than SciPy", "closest residual / bound", "largest error / SciPy's"),
-    )
-    keys = ("factorisations", "alarms", "suspicions", "unverifiable", "pivots_differ", "wrong")
-    body = []
-    for dtype in sorted({row["dtype"] for row in rows}):
-        group = [row for row in rows if row["dtype"] == dtype]
-        largest = (max(float(row[key]) for row in group) for key in ("closest", "worst_ratio"))
-        body.append((dtype, *(_sum(group, key) for key in keys), *(f"{value:.2f}" for value in largest)))
-    return markdown(head, body)
-
-
-def _sum(rows: Iterable[Row], column: str) -> str:
-    return str(sum(int(row[column]) for row in rows))
-
-
 def _number(row: Row, column: str) -> str:
     if row["error"]:
         return "wrong"
@@ -116,5 +96,4 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lu": times,
     "lu-phases": phases,
     "lu-repair": repair,
-    "lu-clean": clean,
 }

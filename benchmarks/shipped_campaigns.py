@@ -7,7 +7,7 @@
     OPENBLAS_CORETYPE=Haswell python -m benchmarks.shipped_campaigns clean-products --label haswell
 
 Each runs in .benchmarks/NAME, where it goes on if it was interrupted. What is kept of a campaign that is finished are
-its file, manifest, page, and tables, in results/campaigns/NAME; its trials follow from the file. With a label these are
+its file, manifest and tables, in results/campaigns/NAME; its trials follow from the file. With a label these are
 NAME.LABEL: the same file on another device, or with other kernels of BLAS, which the manifest names.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.tables import RESULTS
 
 CAMPAIGNS = Path(__file__).parent / "campaigns"
 WORK = Path(".benchmarks")
-KEPT = ("campaign.toml", "manifest.json", "report.html", "summary.csv", "summary.json")
+KEPT = ("campaign.toml", "manifest.json", "summary.csv", "summary.json")
 ON_GPU = ("gemm-gpu", "swaps-gpu", "clean-products-gpu")
 
 
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         if code > 1:  # an interrupt, or a file that cannot be used
             return code
         broken += code
-        for form in ("html", "json"):
+        for form in ("csv", "json"):
             report.write(out, format=form)
         keep(kept)
     return min(broken, 1)

@@ -71,66 +71,6 @@ def overhead() -> str:
     return f"{markdown(head, body)}\nMedians of interleaved pairs; {where}.\n"
 
 
-def clean() -> str:
-    """False alarms by type."""
-    rows = read("clean_products")
-    head = ("type", "clean products", "false alarms", "suspicions cleared", "closest residual / bound")
-    body = [
-        (
-            dtype,
-            *(str(sum(int(row[key]) for row in group)) for key in ("products", "alarms", "suspicions")),
-            f"{max(float(row['closest']) for row in group):.2f}",
-        )
-        for dtype, group in _groups(rows, "dtype")
-    ]
-    return markdown(head, body)
-
-
-def faults() -> str:
-    """Planted faults by kind, all types together."""
-    rows = read("planted_faults")
-    keys = ("planted", "above", "found", "repaired", "refused", "missed_above", "wrong_above")
-    head = (
-        "fault",
-        "planted",
-        "above the limit",
-        "found",
-        "repaired",
-        "refused",
-        "missed above the limit",
-        "wrong after repair",
-    )
-    body = [
-        (kind, *(str(sum(int(row[key]) for row in group)) for key in keys)) for kind, group in _groups(rows, "kind")
-    ]
-    return markdown(head, body)
-
-
-def escapes() -> str:
-    """Single-bit flips over all families that were below the limit and stayed, by type and bit."""
-    rows = [row for row in read("planted_bits") if int(row["missed_below"])]
-    head = ("type", "bit", "flips", "found", "below the limit and not found")
-    body = [(row["dtype"], row["bit"], row["planted"], row["found"], row["missed_below"]) for row in rows]
-    return markdown(head, body)
-
-
-def bits() -> str:
-    """Share of flips found by bit, for normal data; only the bits where it is neither none nor all."""
-    rows = [row for row in read("bits") if 0 < float(row["found"]) < 1]
-    head = ("type, size", "bit", "flips", "found", "design")
-    body = [
-        (
-            f"{row['dtype']} {row['n']}",
-            row["bit"],
-            row["flips"],
-            f"{float(row['found']):.0%}",
-            f"{float(row['design']):.0%}" if row["design"] not in ("", "nan") else "",
-        )
-        for row in rows
-    ]
-    return markdown(head, body)
-
-
 def tightness() -> str:
     """Median of bound / largest clean residual by type and size."""
     from statistics import median
@@ -141,24 +81,6 @@ def tightness() -> str:
     for (dtype, n), group in _groups(rows, "dtype", "n"):
         ratios = sorted(float(row["ratio"]) for row in group)
         body.append((dtype, n, f"{median(ratios):.1f}", f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"))
-    return markdown(head, body)
-
-
-def storage() -> str:
-    """What became of flipped bits in a stored matrix, by type: one flip, and patterns of several."""
-    head = ("flips", "type", "cases", "restored exactly", "refused", "made worse, or called clean")
-    body = []
-    for single in (True, False):
-        rows = [
-            row for row in read("storage") if (row["regime"] == "one flip") == single and "sum" not in row["regime"]
-        ]
-        for dtype in sorted({row["dtype"] for row in rows}):
-            group = [row for row in rows if row["dtype"] == dtype]
-            counts = [
-                str(sum(int(row[name]) for row in group for name in names))
-                for names in (("cases",), ("restored",), ("refused",), ("clean", "wrong"))
-            ]
-            body.append(("one" if single else "2 to 8", dtype, *counts))
     return markdown(head, body)
 
 
@@ -303,12 +225,7 @@ def _footer(suite: str, ceiling: str) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "overhead": overhead,
-    "clean": clean,
-    "faults": faults,
-    "escapes": escapes,
-    "bits": bits,
     "tightness": tightness,
-    "storage": storage,
     "tsm2r": tsm2r,
     "tsm2l": tsm2l,
     "ladder": ladder,

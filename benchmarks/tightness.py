@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import protected_gemm
-from benchmarks import tables
-from tests.support import families
+from benchmarks import families, tables
 
 SIZES = (256, 512, 1024, 2048)
 BARS = {"float32": 8.0, "float64": 6.0}

@@ -117,11 +117,11 @@ def integer_checksums(X: Array) -> IntegerChecksums:
     Examples
     --------
     >>> import numpy as np
-    >>> from abft_tsm2.checksum.storage import diagnose, integer_checksums, restore
+    >>> from abft_tsm2.checksum.storage import diagnose_storage, integer_checksums, restore
     >>> X = np.arange(6.0).reshape(2, 3)
     >>> sums = integer_checksums(X)
     >>> X[1, 2] = 5.000000000000001
-    >>> found = diagnose(X, sums)
+    >>> found = diagnose_storage(X, sums)
     >>> [(c.row, c.column) for c in found.corruptions]
     [(1, 2)]
     >>> restore(X, found.corruptions)

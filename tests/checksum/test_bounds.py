@@ -23,7 +23,7 @@ from abft_tsm2.checksum.bounds import (
     statistical_bound,
     statistical_factor,
 )
-from tests.support import families
+from benchmarks import families
 from tests.support.cases import DTYPES
 from tests.support.oracles import WIDE, exact_product
 

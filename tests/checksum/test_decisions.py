@@ -12,7 +12,7 @@ import pytest
 from abft_tsm2 import SilentDataCorruptionError, Status, detection_limit, encode, protected_gemm
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.errors import UnverifiableWarning
-from tests.support import families
+from benchmarks import families
 from tests.support.cases import DTYPES
 from tests.support.oracles import Exact, rows_outside
 from tests.support.planting import Product, at, everywhere, normal, pair, put, scale, transient

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abft_tsm2 import Encoded, SilentDataCorruptionError, Status, encode, monitor, protected_gemm, weights
-from tests.support import families
+from benchmarks import families
 from tests.support.cases import DTYPES, ORDERS, arrange
 from tests.support.oracles import WIDE, elements_outside
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from abft_tsm2.checksum import storage as integers
 from abft_tsm2.checksum.storage import Corruption, Diagnosis, diagnose_storage, integer_checksums, restore
 from abft_tsm2.errors import AbftError
-from benchmarks import storage
 from tests.support.cases import DTYPES, ORDERS, arrange
 
 SHAPES = ((1, 1), (1, 6), (6, 1), (3, 5), (17, 2), (2, 17), (16, 16), (31, 33))
@@ -365,24 +364,3 @@ def test_through_the_array_api_standard() -> None:
     flip(wrong, 2, 1, 0)
     found = diagnose_storage(strict.asarray(wrong), sums)
     assert [(c.row, c.column) for c in found.corruptions] == [(2, 1)]
-
-
-def test_the_storage_benchmark_meets_its_bar(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "storage.csv"
-    assert storage.main(["--patterns", "400", "--seed", "3", "--out", str(out)]) == 0
-    assert out.read_text().startswith("regime,dtype,cases,restored,")
-    assert "0 that ended otherwise" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("fault", ["silent", "guess", "lazy"])
-def test_the_storage_benchmark_notices(fault: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bad(x: np.ndarray, sums: Any) -> Diagnosis:
-        found = diagnose_storage(x, sums)
-        if found.refused and fault != "lazy":
-            guess = (Corruption(0, 0, int(bits(x)[0, 0]), 0),)
-            return Diagnosis(clean=fault == "silent", corruptions=guess if fault == "guess" else ())
-        return Diagnosis(False, refused="too much work") if len(found.corruptions) > 2 else found
-
-    monkeypatch.setattr(storage, "diagnose", bad)
-    monkeypatch.setattr(storage, "single_flips", lambda *_, **__: iter(()))
-    assert storage.main(["--patterns", "400", "--out", str(tmp_path / "storage.csv")]) == 1

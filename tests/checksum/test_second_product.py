@@ -12,8 +12,8 @@ from abft_tsm2 import SilentDataCorruptionError, encode, protected_gemm, verify_
 from abft_tsm2.checksum import diagnose, evidence, second_product, verify
 from abft_tsm2.core import matmul as products
 from abft_tsm2.core.matmul import multiply, same_layout
+from benchmarks import families
 from tests.checksum.test_decisions import chain
-from tests.support import families
 from tests.support.planting import Product, everywhere, pair, put, scale
 
 Patch = pytest.MonkeyPatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.families import generate, names, operands
 from tests.support.cases import DTYPES, arrange, cases, finfo
-from tests.support.families import generate, names, operands
 from tests.support.oracles import Exact, elements_outside, exact_product, rows_outside
 
 NUMPY_TYPES = [dtype for dtype in DTYPES if dtype.kind == "f"]

@@ -99,7 +99,7 @@ def test_the_results_that_are_kept_are_those_of_the_files() -> None:
         assert (folder / "campaign.toml").read_text() == file.read_text()
         assert summary["trials"] == summary["manifest"]["trials"]
         assert not summary["unfinished"]
-        assert not re.search(r"/(root|home|work|tmp)/", (folder / "report.html").read_text(encoding="utf-8"))
+        assert not re.search(r"/(root|home|work|tmp)/", (folder / "summary.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", [PEERS_PAGE, PEERS_PAGE.with_name("swaps.md")], ids=lambda page: page.stem)

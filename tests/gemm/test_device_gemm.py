@@ -16,9 +16,9 @@ import pytest
 import abft_tsm2 as ft
 from abft_tsm2 import Status
 from abft_tsm2.faults.trials.gemm import LAYOUTS
+from benchmarks import families
 from benchmarks.gemm_faults import planted
 from tests.core.test_kernels_on_gpu import sanitize
-from tests.support import families
 from tests.support.cases import DTYPES
 from tests.support.oracles import Exact
 from tests.support.sanitized_products import PLANTS

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, encode, errstate, protected_gemm, verify_gemm
 from abft_tsm2.checksum.bounds import arithmetic, statistical_bound
 from abft_tsm2.gemm import host
-from tests.support import families
+from benchmarks import families
 from tests.support.cases import DTYPES, ORDERS, arrange, finfo
 from tests.support.oracles import WIDE, elements_outside
 from tests.support.planting import bits

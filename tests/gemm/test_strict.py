@@ -23,7 +23,7 @@ from abft_tsm2 import (
 )
 from abft_tsm2.arrays import from_host, to_host
 from abft_tsm2.core.row_sums import column_squares, encoding_pass, fingerprint, take_rows, weighted_squares
-from tests.support import families
+from benchmarks import families
 from tests.support.oracles import elements_outside
 
 strict = pytest.importorskip("array_api_strict")
