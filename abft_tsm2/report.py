@@ -411,7 +411,7 @@ class Report(Record):
         )
 
     def followed_by(self, later: Report) -> Report:
-        """The report of two looks at the same result, the later one at what the first had made of it."""
+        """The report of two checks of the same result, the later one of what the first had repaired."""
         if self.products:
             pairs = zip(self.products, later.products, strict=True)
             return Report.merge([one.followed_by(other) for one, other in pairs], operation=self.operation)

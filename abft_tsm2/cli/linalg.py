@@ -132,7 +132,7 @@ def _holds_factors(name: str) -> bool:
 
 
 def _factors(name: str, dtype: str | None) -> tuple[Matrix, Matrix]:
-    """The arrays that lu has written. LAPACK follows wrong pivots out of the matrix, so they are looked at here."""
+    """The arrays that lu has written. LAPACK follows wrong pivots out of the matrix, so they are checked here."""
     factors = matrix.read_matrix(f"{name}:{FACTORS[0]}", dtype=dtype)
     piv = matrix.read_indices(f"{name}:{FACTORS[1]}").astype(np.int64)
     steps, rows = min(factors.shape), len(factors)
@@ -202,7 +202,7 @@ def _singular(name: str, why: str) -> str:
 
 @contextlib.contextmanager
 def _progress(columns: int, quiet: bool) -> Iterator[Hook | None]:
-    """A hook that moves a bar with every panel of columns; none where nobody would see it."""
+    """A hook that moves a bar with every panel of columns; none where standard error is no terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

@@ -191,7 +191,7 @@ def _results(device: Device, cases: Sequence[Problem], quick: bool) -> Iterator[
             continue
         try:
             times = contest.measure(problem, contenders(problem, device, quick=quick))
-        except MemoryError:  # somebody else has taken it meanwhile
+        except MemoryError:  # another process has taken it meanwhile
             yield missing
             continue
         yield judged(problem, device, times)

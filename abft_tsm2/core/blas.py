@@ -51,7 +51,7 @@ def _routine(name: str, letter: str) -> Callable[..., None]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _pointed(kind: type, value: Any) -> tuple[int, Any]:
-    """Where a scalar argument lies, and what has to live as long as it is used there. Nobody writes to it."""
+    """Where a scalar argument lies, and what has to live as long as it is used there. Read only."""
     box = kind(value)
     return ctypes.addressof(box), box
 

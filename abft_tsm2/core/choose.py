@@ -68,7 +68,7 @@ def shipped(problem: Problem, device: Device) -> Choice:
     configs = tuple(c for c in candidates(problem) if stream.why_not(problem, c, device) is None)
     configs = tuple(c for c in configs if c.form == "small" or (problem.k >= DEEP or problem.m >= 64 * problem.k))
     table = COLUMNS_AHEAD.get(device.name)
-    if not configs or not cublas.serves(problem):  # nobody else has such a product in one call
+    if not configs or not cublas.serves(problem):  # the vendor has no such product in one call
         return Choice(configs, "table" if table else "model")
     config = configs[0]
     if table is not None:

@@ -84,7 +84,7 @@ class DeviceRecord:
         return float(sorted(self.words[_BOUNDS:].view(np.float64).tolist())[15])
 
     def free(self) -> None:
-        """Give it back: nobody reads it any more, and what is queued to write it precedes all later work."""
+        """Give it back: it is not read any more, and what is queued to write it precedes all later work."""
         with _lock:
             _free[self._device].append(self)
 

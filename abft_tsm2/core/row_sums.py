@@ -129,7 +129,7 @@ def _by_blocks(X: Array, W: Array, prepared: Callable[[Array], Array], share: in
 def column_squares(X: Array) -> Array:
     """Sum of squares of each column of X (p x q), in X's own precision (float32 for 16-bit types): two digits serve.
 
-    A result that is 0, subnormal or not finite says nothing; the caller looks at that.
+    A result that is 0, subnormal or not finite says nothing: the caller treats that case.
     """
     half = float_type(X).bits < 32
     with np.errstate(all="ignore"):  # overflow shows in the result
@@ -282,8 +282,8 @@ def _on_all_cores(lines: Array, task: Callable[[int, int], Any]) -> list[Any]:
     """``[task(lo, hi), ...]`` over equal parts of the lines, in order.
 
     There are more parts than cores, and each core takes the next one that is left: a core on which something else
-    runs (BLAS keeps its threads spinning for a while after a product) does fewer of them and holds nobody up. The
-    parts depend on the size alone, so that sums over them come out the same whoever did them.
+    runs (BLAS keeps its threads spinning for a while after a product) does fewer of them and delays no other. The
+    parts depend on the size alone, so that sums over them do not depend on the number of cores.
     """
     count = lines.shape[0]
     parts = min(_PARTS, count) if lines.size >= _SERIAL_ELEMENTS else 1

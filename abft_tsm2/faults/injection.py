@@ -103,7 +103,7 @@ class Injector:
         self.planted.append(Planted(plan, stage, plant(part, plan, rng)))
 
     def _take_back(self, stage: str) -> None:
-        """Undo what was not to stay: the operand is right again when somebody looks at it."""
+        """Undo transient changes: the operand is right again when it is verified."""
         for until, part, before in self._undo:
             if until == stage:
                 part[...] = before

@@ -343,7 +343,7 @@ def _svg(draw: Callable[[Any], None], name: str, label: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
-    # Names in a page are unique: each chart has its own. Of a type that somebody has invented, letters alone.
+    # Names in a page are unique: each chart has its own. Of an unknown type, letters alone.
     name = re.sub(r"[^\w-]", lambda found: f"{ord(found[0]):x}", name)
     svg = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", svg)
     for colour_name, colour in COLOURS.items():

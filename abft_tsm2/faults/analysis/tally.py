@@ -187,7 +187,7 @@ class _Counting:
         self.tally.clean = {CleanKey(*key): cell for key, cell in self.clean_cells.items()}
 
     def _line(self) -> int:
-        """The number of the line that is looked at, 1 being the first."""
+        """The number of the line being read, from 1."""
         return self.tally.trials + self.tally.repeated + 1
 
     def _batches(self, file: BufferedReader) -> Iterator[list[dict[str, Any]]]:
@@ -293,7 +293,7 @@ def _annotations(kind: type) -> list[tuple[str, str]]:
 
 
 def _new(key: tuple[Any, ...], kind: type[FaultKey] | type[CleanKey]) -> Cell:
-    """An empty cell, after a look at its labels."""
+    """An empty cell, its labels checked."""
     for (name, annotation), value in zip(_annotations(kind), key, strict=True):
         if not isinstance(value, _KINDS[annotation]):
             raise _Unknown(f"has {name} {value!r}, which is no {annotation}")

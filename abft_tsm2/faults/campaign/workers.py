@@ -49,7 +49,7 @@ def carry_out(campaign: Campaign, unit: Unit, xp: Any) -> Iterator[tuple[Line, F
             finding = next(findings)
             yield _line(suite, unit.scene, workload, trial, finding), finding
             trials = trials[1:]
-    except Exception as error:  # of the experiment, not of what it looks at: every trial that is left has failed
+    except Exception as error:  # of the experiment, not of what it tests: every remaining trial has failed
         for trial in trials:
             finding = Finding("crash", note=f"{type(error).__name__}: {error}")
             yield _line(suite, unit.scene, workload, trial, finding), finding

@@ -7,7 +7,7 @@ count, because what comes after follows from the panel as it is. The checksums o
 What has to be found is what the report states of the same call without a fault: its bound is the median of all lines,
 and that of a line is taken to be larger or smaller as the line is, |A_i o v| and |w o A_c|. The bounds that the checks
 have used are up to 7 times as large, in the families of the campaigns (10 times where elements span forty decades); and
-what fails is computed again, and judged with a margin of 8 then: `MARGIN`. It is looked at element by element, too, and
+what fails is computed again, and judged with a margin of 8 then: `MARGIN`. It is judged element by element, too, and
 passes where nothing is wrong but what rounding may do: so some element has to be above that, gamma_K |L||U|
 (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002, theorem 9.3). Finished columns of L are compared
 with w'L only, and finished rows of U with U v: changes that cancel in that sum have no other side to be seen from.

@@ -1,4 +1,4 @@
-"""Trials of stored matrices: bits change while nobody computes with them."""
+"""Trials of stored matrices: bits change between the encoding and the next use."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _crc_of(x: Array) -> int:
 
 
 SCHEMES: Mapping[str, tuple[str, Callable[[StoredCopy], Said]]] = {
-    "none": ("nobody looks", lambda kept: Said(False, True, "")),
+    "none": ("no check", lambda kept: Said(False, True, "")),
     "encoded": ("encode(A), then correct()", _correct),
     "verify": ("encode(A), then verify(): no repair", _verify),
     "fingerprint": ("the quick look that each use of an encoded operand begins with", _fingerprint),
