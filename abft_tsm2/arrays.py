@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,19 +44,19 @@ class FloatType:
     min_exponent: int
     max_exponent: int
 
-    @property
+    @functools.cached_property
     def unit_roundoff(self) -> float:
         return math.ldexp(1.0, -self.precision)
 
-    @property
+    @functools.cached_property
     def smallest_normal(self) -> float:
         return math.ldexp(1.0, self.min_exponent)
 
-    @property
+    @functools.cached_property
     def smallest_subnormal(self) -> float:
         return math.ldexp(1.0, self.min_exponent - self.precision + 1)
 
-    @property
+    @functools.cached_property
     def largest(self) -> float:
         return math.ldexp(2.0 - math.ldexp(1.0, 1 - self.precision), self.max_exponent - 1)
 
@@ -71,17 +72,17 @@ FLOATS: dict[str, FloatType] = {
 }
 
 
-@functools.cache  # NumPy makes the name anew each time it is asked
-def _numpy_name(dtype: np.dtype[Any]) -> str:
-    return dtype.name
+def _name_of(dtype: Any) -> str:
+    name = getattr(dtype, "name", None)
+    return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
+
+
+_numpy_name: Callable[[Any], str] = functools.cache(_name_of)  # NumPy makes the name anew each time it is asked
 
 
 def dtype_name(dtype: Any) -> str:
     """NumPy's spelling of a dtype of any array library (``'float32'``)."""
-    if isinstance(dtype, np.dtype):
-        return _numpy_name(dtype)
-    name = getattr(dtype, "name", None)
-    return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
+    return _numpy_name(dtype) if isinstance(dtype, np.dtype) else _name_of(dtype)
 
 
 def type_name(dtype: Any) -> str:
@@ -102,15 +103,19 @@ def type_name(dtype: Any) -> str:
 
 def float_type(x: Array) -> FloatType:
     """The `FloatType` of an array that `as_operand` has accepted."""
-    return FLOATS[dtype_name(x.dtype)]
+    dtype = x.dtype
+    return FLOATS[_numpy_name(dtype) if isinstance(dtype, np.dtype) else _name_of(dtype)]
 
 
 def is_numpy(x: Array) -> bool:
     return isinstance(x, np.ndarray)
 
 
-def _library(kind: type) -> str:
+def _library_of(kind: type) -> str:
     return kind.__module__.partition(".")[0]
+
+
+_library: Callable[[type], str] = functools.cache(_library_of)
 
 
 def is_cupy(x: Array) -> bool:
@@ -129,11 +134,14 @@ def _compatible(library: str) -> Namespace:
     return importlib.import_module("array_api_compat.numpy")
 
 
-def _namespace_of(kind: type) -> Namespace:
+def _find_namespace(kind: type) -> Namespace:
     """array_api_compat's namespace of an array type, or None for a type that brings its own."""
     if issubclass(kind, np.ndarray):
         return _compatible("numpy")
     return _compatible("cupy") if _library(kind) == "cupy" else None
+
+
+_namespace_of: Callable[[type], Namespace] = functools.cache(_find_namespace)
 
 
 def namespace(*arrays: Array) -> Namespace:
@@ -256,6 +264,13 @@ def to_host(x: Array) -> np.ndarray[Any, Any]:
     if hasattr(x, "get"):
         return np.asarray(x.get())
     return np.from_dlpack(x)
+
+
+def same_bits(x: Array, y: Array) -> bool:
+    """Whether two arrays agree bit for bit, NaN included; on a GPU this copies and synchronises with the host."""
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+        return x.tobytes() == y.tobytes()
+    return to_host(x).tobytes() == to_host(y).tobytes()
 
 
 def from_host(x: np.ndarray[Any, Any], like: Array) -> Array:

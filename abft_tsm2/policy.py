@@ -314,15 +314,18 @@ def deliver(report: Report, on_error: str | None = None) -> None:
 def act(report: Report, on_error: str | None = None) -> None:
     """`deliver` without the monitors: for what a pending report, which they have, came to."""
     held = (report.status, *report.also)
-    actions = {status: _action(status, on_error) for status in held if status in _KEYS}
+    actions: dict[Status, Action] = {}
+    for status in held:
+        if status in _KEYS:
+            actions[status] = _action(status, on_error)
     level = logging.WARNING if "log" in actions.values() else logging.DEBUG
     if logger.isEnabledFor(level):
         logger.log(level, "%s", report, stacklevel=caller_level(), extra={"report": report})
     # First, so that a filter that turns warnings into errors cannot hide the more serious exception.
     if "raise" in actions.values():
         raise SilentDataCorruptionError(report)
-    warned = {status for status, action in actions.items() if action == "warn"}
-    if warned:
+    if "warn" in actions.values():
+        warned = {status for status, action in actions.items() if action == "warn"}
         category = UnverifiableWarning if warned == {Status.UNVERIFIABLE} else CorruptionWarning
         warnings.warn(_warning_text(report), category, stacklevel=caller_level())
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, to_host
 from abft_tsm2.checksum.bounds import statistical_bound
-from abft_tsm2.checksum.weights import equilibrated, exponents, weights
+from abft_tsm2.checksum.encode import equilibrated, exponents
+from abft_tsm2.checksum.weights import weights
 from abft_tsm2.faults.judge.oracle import BLOCK_BYTES
 from benchmarks.rounding_engines import Engine
 from benchmarks.rounding_operands import widened

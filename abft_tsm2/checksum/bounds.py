@@ -40,6 +40,7 @@ what is flagged all the same is computed again and judged by four times that and
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from operator import index
@@ -94,20 +95,21 @@ class Arithmetic:
     u_in: float = 0.0
     partial: bool = False
 
-    @property
+    @functools.cached_property
     def u(self) -> float:
         return self.accumulator.unit_roundoff
 
-    @property
+    @functools.cached_property
     def u_out(self) -> float:
         """Unit roundoff of the extra rounding on storing C."""
         return self.stored.unit_roundoff if self.stored.precision < self.accumulator.precision else 0.0
 
-    @property
+    @functools.cached_property
     def u_added(self) -> float:
         """Unit roundoff of alpha A B before beta C0 is added: cuBLAS may round it as it stores C."""
         return self.u_out if self.truncating else 0.0
 
+    @functools.lru_cache(1024)  # noqa: B019  # of a few frozen instances
     def underflow(self, k: int, alpha: float = 1.0) -> float:
         """The most that underflow takes from one element: in k products, in scaling and adding, in storing."""
         summed, stored = (
@@ -142,6 +144,7 @@ def bound_factors(a: Arithmetic, k: int, n: int, alpha: float = 1.0) -> BoundFac
     return BoundFactors(statistical_factor(a, k, n), INPUT * a.u_in, 4 * a.u_out, root, a.underflow(k, alpha))
 
 
+@functools.cache
 def arithmetic(inputs: str, output: str, *, library: str = "numpy", tf32: bool = False) -> Arithmetic:
     """The arithmetic of a product of promoted input type `inputs` and result type `output`, both by name.
 
@@ -159,6 +162,7 @@ def arithmetic(inputs: str, output: str, *, library: str = "numpy", tf32: bool =
     )
 
 
+@functools.lru_cache(1024)
 def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
     """What multiplies ``max(|alpha| P2, ||C o v||, |beta| ||C0 o v||)`` in the statistical bound.
 

@@ -11,16 +11,15 @@ line i is divided by ``2^E_i`` and each position j by ``2^e_j``, exactly.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import PARTIAL, Arithmetic
-from abft_tsm2.checksum.encode import log2_column_norms
-from abft_tsm2.checksum.weights import exponents
+from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.encode import exponents, log2_column_norms
 from abft_tsm2.core.row_sums import rows_per_block, widened
 
 Floats = NDArray[np.float64]
@@ -40,6 +39,10 @@ class Side:
         Views of the user's arrays; C0 is None where beta is 0.
     again : callable
         ``again()`` multiplies once more, the way C was computed and into the same layout; (m, n).
+    terms : int
+        Roundings in one element: k, and those of alpha and beta.
+    partial : bool
+        Whether checksums may be summed from float32 parts: their rounding is below that of the product.
     """
 
     side: str
@@ -51,16 +54,8 @@ class Side:
     beta: float
     arithmetic: Arithmetic
     again: Callable[[], Array]
-
-    @property
-    def terms(self) -> int:
-        """Roundings in one element: k, and those of alpha and beta."""
-        return int(self.L.shape[1]) + (0 if self.alpha == 1.0 and self.C0 is None else 2)
-
-    @property
-    def partial(self) -> bool:
-        """Whether checksums may be summed from float32 parts: their rounding is below that of the product."""
-        return self.arithmetic.accumulator.name == "float32" and self.L.shape[1] >= PARTIAL
+    terms: int
+    partial: bool
 
     def across(self) -> Side:
         """The same product seen along its other side."""
@@ -70,7 +65,7 @@ class Side:
 
         side = "columns" if self.side == "rows" else "rows"
         C0 = None if self.C0 is None else self.C0.T
-        return Side(side, self.R.T, self.L.T, self.C.T, C0, self.alpha, self.beta, self.arithmetic, unavailable)
+        return replace(self, side=side, L=self.R.T, R=self.L.T, C=self.C.T, C0=C0, again=unavailable)
 
 
 @dataclass(frozen=True, eq=False)

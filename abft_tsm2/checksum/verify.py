@@ -12,17 +12,15 @@ Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fa
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, is_numpy, to_host
+from abft_tsm2.arrays import Array, from_host, is_numpy, same_bits, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
-from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, part_of, same_bits
+from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
-from abft_tsm2.checksum.weights import middle
 from abft_tsm2.core.row_sums import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
 from abft_tsm2.report import Check, Fault
 
@@ -58,8 +56,10 @@ class PredictedSums:
     def intact(self) -> bool:
         """Whether what a verdict is made of, weights included, has the bits it was computed with: O(m + n)."""
         now = (self.t, self.products, self.t0, self.added, self.carried.weights)
-        then = (*self.guard, self.carried.guard[0])
-        return all(x is None or same_bits(x, copy) for x, copy in zip(now, then, strict=True))
+        for x, copy in zip(now, (*self.guard, self.carried.guard[0]), strict=True):
+            if x is not None and not same_bits(x, copy):
+                return False
+        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +87,7 @@ def predict(lines: Side, right: OperandChecksum) -> PredictedSums:
     t0 = added = None
     if lines.C0 is not None:
         t0, added = encoding_pass(lines.C0, V), weighted_squares(lines.C0, V * V)
-    guard = tuple(None if x is None else kept(x) for x in (t, products, t0, added))
-    return PredictedSums(right, t, products, t0, added, guard)
+    return PredictedSums(right, t, products, t0, added, kept(t, products, t0, added))
 
 
 def recompute_checksum(lines: Side, right: OperandChecksum) -> Array:
@@ -114,7 +113,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     V = to_host(expected.carried.weights)
     n, a = V.shape[0], lines.arithmetic
     residual = np.abs(residual_of(lines, expected, u))
-    products2 = _host(expected.products)
+    products2 = to_host(expected.products).astype(np.float64)
     added = None if expected.added is None else abs(lines.beta) * np.sqrt(_host(expected.added))
     underflow = a.underflow(lines.terms, lines.alpha) * np.abs(V.T).sum(axis=1)
     tau = np.empty_like(residual)
@@ -166,10 +165,10 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     return SideVerdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
 
 
-def _portions(rows: Integers, columns: int) -> Iterator[Integers]:
+def _portions(rows: Integers, columns: int) -> list[Integers]:
     """Row numbers, as many at a time as may be gathered at once."""
     step = rows_per_block(columns)
-    return (rows[at : at + step] for at in range(0, rows.size, step))
+    return [rows] if 0 < rows.size <= step else [rows[at : at + step] for at in range(0, rows.size, step)]
 
 
 def _gather(X: Array, rows: Integers) -> Array:
@@ -189,7 +188,7 @@ def _check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: floa
     smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
     with np.errstate(all="ignore"):
         limit = (1.0 + closest) * bound / smallest  # a weight of 0 sees nothing: inf
-    return Check(
+    return Check.made_of(
         side=lines.side,
         vectors=V.shape[1],
         lines=clean.size,

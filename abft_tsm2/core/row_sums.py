@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -58,12 +58,16 @@ def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
     -------
     Y : (p, r) array of float64
     """
-    if float_type(X).bits == 64 or is_cupy(X):  # kernels widen as they read
+    on_numpy = is_numpy(X)
+    if on_numpy and X.dtype.itemsize == 8:
         with np.errstate(all="ignore"):  # overflow shows in the verdict
+            return np.matmul(X, W)
+    if not on_numpy and (is_cupy(X) or float_type(X).bits == 64):  # kernels widen as they read
+        with np.errstate(all="ignore"):
             return tall_skinny_matmul(X, W)
-    if not is_numpy(X):
+    if not on_numpy:
         xp = namespace(X)
-        return _by_blocks(X, W, lambda block: xp.astype(block, xp.float64))
+        return _by_blocks(xp, X, W, lambda block: xp.astype(block, xp.float64), False)
     # BLAS reads at the speed of the memory; other types need einsum's fused cast.
     with np.errstate(all="ignore"):
         if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
@@ -90,13 +94,13 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
     Y : (p, r) array of float64 or, for narrower X, float32
         Statistics need two digits. Where it overflows the caller looks again.
     """
-    xp = namespace(X)
-    kind = xp.float64 if wide or not is_numpy(X) or X.dtype.itemsize == 8 else xp.float32
+    xp, on_numpy = namespace(X), is_numpy(X)
+    kind = xp.float64 if wide or not on_numpy or X.dtype.itemsize == 8 else xp.float32
     scratch = np.empty((0, 0))
 
     def squared(block: Array) -> Array:
         nonlocal scratch
-        if not is_numpy(X):
+        if not on_numpy:
             return xp.astype(block, kind) ** 2
         if not scratch.size:  # one temporary for all blocks: fresh memory costs more than the squares
             scratch = np.empty(block.shape, kind)
@@ -106,17 +110,18 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
         return squares
 
     with np.errstate(all="ignore"):
-        return _by_blocks(X[:, : W2.shape[0]], xp.astype(W2, kind, copy=False), squared, share=4)
+        return _by_blocks(xp, X[:, : W2.shape[0]], xp.astype(W2, kind, copy=False), squared, on_numpy, share=4)
 
 
-def _by_blocks(X: Array, W: Array, prepared: Callable[[Array], Array], share: int = 1) -> Array:
+def _by_blocks(
+    xp: Any, X: Array, W: Array, prepared: Callable[[Array], Array], on_numpy: bool, share: int = 1
+) -> Array:
     """``f(X) W`` in the type of W, in blocks of whole lines; f works on elements, and `prepared` is f of a block."""
     transposed = is_column_major(X)
     lines = X.T if transposed else X
-    xp = namespace(X)
-    product = np.matmul if is_numpy(X) else tall_skinny_matmul  # blocks are small: no checks of what is known to fit
+    product = np.matmul if on_numpy else tall_skinny_matmul  # blocks are small: no checks of what is known to fit
     rows, total = [], xp.zeros((X.shape[0] if transposed else 0, W.shape[1]), dtype=W.dtype, device=X.device)
-    for at, block in _blocks(lines, 0, lines.shape[0], share):
+    for at, block in _blocks(lines, 0, lines.shape[0], share, on_numpy):
         if transposed:  # Y += f(X)(:, at:end) W(at:end, :)
             total += product(prepared(block).T, W[at : at + block.shape[0], :])
         else:  # Y(at:end, :) = f(X)(at:end, :) W
@@ -133,7 +138,7 @@ def column_squares(X: Array) -> Array:
     """
     half = float_type(X).bits < 32
     with np.errstate(all="ignore"):  # overflow shows in the result
-        if is_numpy(X) and not half:
+        if not half and is_numpy(X):
             return np.einsum("ij,ij->j", X, X)
         xp = namespace(X)
         rows = rows_per_block(X.shape[1])
@@ -196,16 +201,15 @@ def _numpy_sums(lines: Array, W: Array, transposed: bool, lo: int, hi: int) -> A
     return sums.T
 
 
-def _blocks(lines: Array, lo: int, hi: int, share: int = 1) -> Iterator[tuple[int, Array]]:
+def _blocks(lines: Array, lo: int, hi: int, share: int = 1, on_numpy: bool = True) -> list[tuple[int, Array]]:
     """Blocks of whole lines that fit a share of the cache, with the index of their first line; larger ones on a GPU."""
-    if is_numpy(lines):
+    if on_numpy:
         rows = max(1, BLOCK_BYTES // share // max(1, lines.shape[1] * lines.dtype.itemsize))
     else:
         rows = rows_per_block(lines.shape[1])
-    for at in range(lo, hi, rows):
-        yield at, lines[at : min(hi, at + rows), :]
-    if lo == hi:
-        yield lo, lines[lo:hi, :]
+    if hi - lo <= rows:
+        return [(lo, lines[lo:hi, :])]
+    return [(at, lines[at : min(hi, at + rows), :]) for at in range(lo, hi, rows)]
 
 
 def _word_sums(lines: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import namespace
+from abft_tsm2.arrays import is_cupy, namespace
 from abft_tsm2.gemm import queued
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
@@ -126,7 +126,7 @@ def protected_gemm(
         return problem_of(a, b, c, alpha=alpha, beta=beta, **given)
 
     key = None
-    if c is None and on_stage is None:
+    if c is None and on_stage is None and is_cupy(a):
         options = (alpha, beta, out_dtype, check, on_error, verify, precision)
         key = queued.key_of(a, b, out, options)
         if key is not None and (found := queued.again(key, a, b, out, on_error, problem)) is not None:
@@ -197,6 +197,7 @@ def verify_gemm(
         raise TypeError("C is None: verify_gemm checks a product that exists; does what computed it return nothing?")
     if on_error == "correct":
         raise ValueError("verify_gemm changes nothing: use on_error=None, 'detect' or 'raise'")
+    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
     problem = problem_of(A, B, c, alpha=alpha, beta=beta, existing=C, check=check)
     report = _run(problem, "verify_gemm", None, on_error, write=False)
     policy.deliver(report, on_error)
@@ -207,13 +208,15 @@ def _run(
     problem: GemmProblem, operation: str, on_stage: Hook | None, on_error: str | None, *, write: bool, key: Any = None
 ) -> Report:
     """Every product of the problem, and one report of them all."""
-    if queued.serves(problem):
+    if is_cupy(problem.c) and queued.serves(problem):
         return queued.run(problem, operation, on_stage, write, on_error, key)
     if problem.wide:
         return _rounded_last(problem, operation, on_stage, write=write)
     caller = np.geterr()  # holds for the product itself, as it would for a @ b
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        reports = [Product(task, problem, operation, on_stage, write, caller).report() for task in problem.tasks()]
+        reports = []
+        for task in problem.tasks():
+            reports.append(Product(task, problem, operation, on_stage, write, caller).report())
     if not problem.batch:
         return reports[0]
     if not reports:  # a batch of no products

@@ -167,7 +167,7 @@ class HostFallback(Product):
             self._corrected(name, arrays)
 
     def report(self) -> Report:
-        intact = self.look_after_encoded()
+        intact = self.verify_encoded()
         if self.differing:
             self.changed = set(self.differing)
             if intact and (Status.CORRECTED in self.statuses or self.restore_changed()):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, is_writable, namespace
-from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.bounds import PARTIAL, Arithmetic
 from abft_tsm2.checksum.diagnose import Decision, diagnose
 from abft_tsm2.checksum.encode import OperandChecksum, carry
 from abft_tsm2.checksum.encoded import Encoded, storage_faults
@@ -27,6 +27,7 @@ from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 Hook = Callable[[str, Mapping[str, Array]], None]
 _PASSES = 3  # over both sides of one product
+_balanced = lru_cache(64)(partial(weights, "balanced"))  # made once for a length
 
 
 @dataclass
@@ -55,11 +56,9 @@ class Product:
         self.distrusted: list[Encoded] = []
         self.changed: set[str] = set()
 
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+    def took(self, step: str, start: float) -> None:
+        """Add the time since `start` to that of a step."""
+        self.seconds[step] = self.seconds.get(step, 0.0) + perf_counter() - start
 
     def stage(self, name: str, **arrays: Array) -> None:
         if self.on_stage is not None:
@@ -68,8 +67,7 @@ class Product:
     def report(self) -> Report:
         """Do it, and say how it went."""
         self.stage("inputs", A=self.A, B=self.B)
-        with self.step("encode"):
-            intact = self.look_after_encoded()
+        intact = self.verify_encoded()
         first = self.product()
         if intact and self.changed and self.restore_changed():
             self.decisions.clear()
@@ -82,8 +80,9 @@ class Product:
     def product(self, before: Sequence[_OperandSums] = ()) -> list[_OperandSums]:
         """Encode, multiply, verify; decide where the check failed. `before`: what was encoded for the product that this
         one repeats, of which what was not restored has to be the same."""
-        with self.step("encode"):
-            encodings = [self.encode(side) for side in self.task.sides]
+        start = perf_counter()
+        encodings = list(map(self.encode, self.task.sides))
+        self.took("encode", start)
         for e, old in zip(encodings, before, strict=False):
             if e.expected.carried is old.expected.carried:
                 self.note_changed(e.lines, changed_operands(e.lines, old.expected, e.expected))
@@ -95,8 +94,10 @@ class Product:
             self.stage("encoded", A=self.A, B=self.B, s=e.expected.carried.sums, t=e.expected.t)
         C = self.task.C
         if not self.problem.exists:
-            with self.step("multiply"), np.errstate(**self.caller):
+            start = perf_counter()
+            with np.errstate(**self.caller):
                 self.multiply(self.A, self.B, C, self.task.C0)
+            self.took("multiply", start)
             self.stage("multiplied", C=C)
         self.settle(encodings)
         return encodings
@@ -111,7 +112,6 @@ class Product:
         for _ in range(_PASSES):
             decisions = self.verify(encodings)
             self.decisions += decisions
-            self.checks = [d.check for d in decisions]
             if len(encodings) == 1 or self.changed or not any(d.repaired for d in decisions):
                 return
         # a repair that satisfies one side has to satisfy the other
@@ -129,53 +129,67 @@ class Product:
             before = owner.right if side == "rows" else owner.left
             if before is not None:
                 return before
-        return carry(lines.R, weights("balanced", lines.R.shape[1]), partial=lines.partial)
+        return carry(lines.R, _balanced(lines.R.shape[1]), partial=lines.partial)
 
     def verify(self, encodings: list[_OperandSums]) -> list[Decision]:
         """Check every side of C as it is; then decide, side by side, where a check failed."""
-        looks = [self.look(e) for e in encodings]
+        checked = list(map(self.check, encodings))
         decisions: list[Decision] = []
-        for e, (u, verdict) in zip(encodings, looks, strict=True):
+        self.checks, repaired = [], False
+        for e, (u, verdict) in zip(encodings, checked, strict=True):
             earlier = None
-            if any(d.repaired for d in decisions):  # C is no longer what was looked at
+            if repaired:  # C is no longer what was checked
                 earlier = np.flatnonzero(~verdict.ok)
-                u, verdict = self.look(e)
+                u, verdict = self.check(e)
             if verdict.ok.all() and (earlier is None or earlier.size == 0) and e.expected.intact():
-                decisions.append(Decision(self.certain(e, verdict.check)))
-                continue
-            with self.step("correct"):
-                decision = diagnose(
-                    e.lines,
-                    e.expected,
-                    u,
-                    verdict,
-                    write=self.write,
-                    foreign=self.problem.exists,
-                    earlier=earlier,
-                    corrected=lambda: self.stage("corrected", C=self.task.C),
-                )
-            self.note_changed(e.lines, decision.changed)
-            decision.check = self.certain(e, decision.check)
+                decision = Decision(verdict.check)
+            else:
+                decision = self.diagnose(e, u, verdict, earlier)
+            if self.problem.exists:
+                decision.check = self.certain(e, decision.check)
+            repaired |= decision.repaired
             decisions.append(decision)
+            self.checks.append(decision.check)
         return decisions
+
+    def diagnose(self, e: _OperandSums, u: Array, verdict: SideVerdict, earlier: NDArray[np.intp] | None) -> Decision:
+        """What is wrong where the check of one side failed; repaired, where that is allowed."""
+        start = perf_counter()
+        decision = diagnose(
+            e.lines,
+            e.expected,
+            u,
+            verdict,
+            write=self.write,
+            foreign=self.problem.exists,
+            earlier=earlier,
+            corrected=lambda: self.stage("corrected", C=self.task.C),
+        )
+        self.took("correct", start)
+        self.note_changed(e.lines, decision.changed)
+        return decision
 
     def certain(self, e: _OperandSums, check: Check) -> Check:
         """The check, with a limit that holds for products from elsewhere, too: how these were added up is not known."""
-        if not self.problem.exists:
-            return check
-        with self.step("verify"):
-            return check.certain_from(excusable(e.lines, e.expected.carried.weights))
+        start = perf_counter()
+        check = check.certain_from(excusable(e.lines, e.expected.carried.weights))
+        self.took("verify", start)
+        return check
 
-    def look(self, e: _OperandSums) -> tuple[Array, SideVerdict]:
-        with self.step("verify"):
-            u = recompute_checksum(e.lines, e.expected.carried)
+    def check(self, e: _OperandSums) -> tuple[Array, SideVerdict]:
+        """Recompute the checksums of C along one side, and judge every line."""
+        start = perf_counter()
+        u = recompute_checksum(e.lines, e.expected.carried)
+        self.took("verify", start)
         self.stage("verified", C=self.task.C, u=u)
-        with self.step("verify"):
-            return u, judge(e.lines, e.expected, u)
+        start = perf_counter()
+        verdict = judge(e.lines, e.expected, u)
+        self.took("verify", start)
+        return u, verdict
 
     def encoded(self) -> list[tuple[str, Encoded]]:
-        pairs = (("A", self.task.encoded_a), ("B", self.task.encoded_b))
-        return [(name, encoded) for name, encoded in pairs if encoded is not None]
+        a, b = self.task.encoded_a, self.task.encoded_b
+        return ([] if a is None else [("A", a)]) + ([] if b is None else [("B", b)])
 
     def multiply(self, A: Array, B: Array, C: Array, C0: Array | None) -> None:
         multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
@@ -185,10 +199,12 @@ class Product:
         A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
         p, again = self.problem, partial(self.again, side)
         arithmetic: Arithmetic = p.arithmetic
-        if side == "rows":
-            return Side(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again)
-        C0T = None if C0 is None else C0.T
-        return Side(side, B.T, A.T, C.T, C0T, p.alpha, p.beta, arithmetic, again)
+        k = A.shape[1]
+        terms = k + (0 if p.alpha == 1.0 and C0 is None else 2)
+        partial_sums = arithmetic.accumulator.bits == 32 and k >= PARTIAL
+        if side == "columns":
+            A, B, C, C0 = B.T, A.T, C.T, None if C0 is None else C0.T
+        return Side(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again, terms, partial_sums)
 
     def again(self, side: str) -> Array:
         """The product once more, the same way: of a part of it, or in another layout, roundings may be others."""
@@ -198,14 +214,17 @@ class Product:
 
     # -- operands that are encoded --
 
-    def look_after_encoded(self) -> bool:
+    def verify_encoded(self) -> bool:
         """Recheck encoded operands and what they carry; restore a corrupted one. False if that was refused."""
-        fine = True
-        for name, encoded in self.encoded():
+        operands, fine, start = self.encoded(), True, perf_counter()
+        if not operands:
+            return True
+        for name, encoded in operands:
             if not encoded.intact() or (encoded.recheck and encoded.changed()):
                 fine = self.restore(name, encoded) and fine
         if not fine:
             self.statuses.append(Status.INPUT_CHANGED)
+        self.took("encode", start)
         return fine
 
     def restore_changed(self) -> bool:
@@ -252,11 +271,17 @@ class Product:
         return True
 
     def summary(self) -> Report:
-        t, d = self.task, self.decisions
-        statuses = self.statuses + [s for one in d for s in one.statuses]
-        status, also = by_precedence(statuses)
+        statuses, faults, reasons = list(self.statuses), list(self.faults), list(self.reasons)
+        suspicions, multiplications = 0, 0.0
+        for one in self.decisions:
+            statuses += one.statuses
+            faults += one.faults
+            reasons += one.reasons
+            suspicions += one.suspicions
+            multiplications += one.multiplications
+        status, also = by_precedence(statuses) if statuses else (Status.CLEAN, ())
         (m, k), n = self.A.shape, self.B.shape[1]
-        return Report(
+        return Report.made_of(
             status=status,
             operation=self.operation,
             m=m,
@@ -264,11 +289,11 @@ class Product:
             n=n,
             dtype=self.problem.dtype,
             checks=tuple(self.checks),
-            faults=tuple(self.faults + [f for one in d for f in one.faults]),
-            suspicions=sum(one.suspicions for one in d),
-            recomputed=sum(one.multiplications for one in d) / max(1, m * k * n),
+            faults=tuple(faults),
+            suspicions=int(suspicions),
+            recomputed=float(multiplications / max(1, m * k * n)),
             also=also,
-            reasons=tuple(dict.fromkeys(self.reasons + [r for one in d for r in one.reasons])),
+            reasons=tuple(dict.fromkeys(reasons)),
             seconds=self.seconds,
-            index=t.index,
+            index=self.task.index,
         )

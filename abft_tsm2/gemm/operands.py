@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,29 +79,26 @@ class GemmProblem:
     wide: bool = False
 
     def tasks(self) -> Iterator[GemmTask]:
-        for index in itertools.product(*(range(size) for size in self.batch)):
-            yield GemmTask(
-                _at(self.a, index),
-                _at(self.b, index),
-                _at(self.c, index),
-                None if self.c0 is None else _at(self.c0, index),
-                self.encoded_a,
-                self.encoded_b,
-                self.sides(self._carried(), "rows" if self.b.shape[-1] <= self.a.shape[-2] else "columns"),
-                index,
-            )
+        """One task for each product of the batch, in order."""
+        a, b, c, c0 = self.a, self.b, self.c, self.c0
+        sides = self.sides("rows" if b.shape[-1] <= a.shape[-2] else "columns")
+        more = self.encoded_a, self.encoded_b, sides
+        if not self.batch:
+            return iter([GemmTask(a, b, c, c0, *more, ())])
+        return (
+            GemmTask(a[index], b[index], c[index], None if c0 is None else c0[index], *more, index)
+            for index in np.ndindex(*self.batch)
+        )
 
-    def sides(self, carried: list[str], usual: str) -> tuple[str, ...]:
+    def sides(self, usual: str) -> tuple[str, ...]:
         """Which lines are checked; "auto": the one side that an encoded operand pays for, else the `usual` one."""
         if self.check == "both":
             return ("rows", "columns")
         if self.check != "auto":
             return (self.check,)
-        return tuple(carried) if len(carried) == 1 else (usual,)
-
-    def _carried(self) -> list[str]:
-        operands = (("rows", self.encoded_b, "right"), ("columns", self.encoded_a, "left"))
-        return [side for side, e, name in operands if e is not None and getattr(e, name) is not None]
+        rows = self.encoded_b is not None and self.encoded_b.right is not None
+        columns = self.encoded_a is not None and self.encoded_a.left is not None
+        return (usual,) if rows == columns else ("rows",) if rows else ("columns",)
 
     def result(self) -> Array:
         if self.given is not None:
@@ -110,7 +106,7 @@ class GemmProblem:
         C = self.c
         for axis in sorted(self.squeeze, reverse=True):
             C = namespace(C).squeeze(C, axis=axis) if C.ndim > 1 else C[0]
-        if is_numpy(C) and C.ndim == 0:
+        if C.ndim == 0 and is_numpy(C):
             return C[()]  # numpy.matmul of two vectors gives a scalar
         return C
 
@@ -136,13 +132,12 @@ def problem_of(
         raise ValueError(f"verify is {verify!r}: choose one of {', '.join(map(repr, VERIFY))}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}: choose one of {', '.join(map(repr, PRECISIONS))}")
-    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
     encoded_a, a = (a, a.as_encoded()) if isinstance(a, Encoded) else (None, as_operand(a, "a"))
     encoded_b, b = (b, b.as_encoded()) if isinstance(b, Encoded) else (None, as_operand(b, "b"))
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError("a and b must have at least one dimension: multiply by a scalar with *")
     xp = namespace(a, b)
-    squeeze = tuple(axis for axis, x in ((-2, a), (-1, b)) if x.ndim == 1)
+    squeeze = (*((-2,) if a.ndim == 1 else ()), *((-1,) if b.ndim == 1 else ()))
     shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
     a = a[None, :] if a.ndim == 1 else a
     b = b[:, None] if b.ndim == 1 else b
@@ -156,7 +151,7 @@ def problem_of(
     promoted = _promoted(xp, a, b)
     dtype = _result_dtype(xp, promoted, out_dtype, existing)
     full = (*batch, m, n)
-    shown = tuple(size for axis, size in zip(range(-len(full), 0), full, strict=True) if axis not in squeeze)
+    shown = full if not squeeze else (*batch, *(() if -2 in squeeze else (m,)), *(() if -1 in squeeze else (n,)))
 
     def fits(x: Any, name: str) -> Array:
         x = in_native_order(as_operand(x, name))
@@ -168,7 +163,8 @@ def problem_of(
             )
         return xp.reshape(x, full) if squeeze else x
 
-    alpha, beta = _representable(alpha, "alpha", promoted), _representable(beta, "beta", promoted)
+    if (alpha, beta) != (1.0, 0.0):
+        alpha, beta = _representable(alpha, "alpha", promoted), _representable(beta, "beta", promoted)
     c0 = None
     if beta != 0.0:
         if c is None:
@@ -199,8 +195,8 @@ def problem_of(
         raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
     wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
     return GemmProblem(
-        a=_broadcast(xp, a, batch),
-        b=_broadcast(xp, b, batch),
+        a=_broadcast(xp, a, batch) if batch else a,
+        b=_broadcast(xp, b, batch) if batch else b,
         c=C,
         c0=c0,
         encoded_a=encoded_a,
@@ -218,17 +214,13 @@ def problem_of(
     )
 
 
-def _at(x: Array, index: tuple[int, ...]) -> Array:
-    return x[(*index, slice(None), slice(None))] if index else x
-
-
 def _broadcast(xp: Any, x: Array, batch: tuple[int, ...]) -> Array:
-    return x if not batch or tuple(x.shape[:-2]) == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
+    return x if tuple(x.shape[:-2]) == batch else xp.broadcast_to(x, (*batch, *x.shape[-2:]))
 
 
 def factor(value: Any, name: str) -> float:
     """alpha or beta; an error where it is no finite real number."""
-    number = real_number(value, name)
+    number = value if type(value) is float else real_number(value, name)
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}: nothing could be checked; it must be finite")
     return number

@@ -124,7 +124,7 @@ def _sides(problem: GemmProblem) -> tuple[str, ...]:
         usual = "rows" if n <= _MUCH_LONGER * m else "columns"
     else:
         usual = "columns" if m <= _MUCH_LONGER * n else "rows"
-    return p.sides([side for side in ("rows", "columns") if _kept(p, side) is not None], usual)
+    return p.sides(usual)
 
 
 # ---- the same again, with little work for the host ------------------------------------------------------------------

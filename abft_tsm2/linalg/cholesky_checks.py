@@ -29,8 +29,9 @@ from abft_tsm2.checksum.bounds import (
     definite_element,
     rigorous_factored,
 )
+from abft_tsm2.checksum.encode import exponents, middle
 from abft_tsm2.checksum.rigorous import definite_rounding
-from abft_tsm2.checksum.weights import exponents, middle, weights
+from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.blas import add_product, like_columns, multiply_triangle, product, symmetric_product
 from abft_tsm2.linalg.encode import add_sums, wide
 from abft_tsm2.linalg.line_check import LineCheck, growth, norm

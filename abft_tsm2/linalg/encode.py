@@ -15,7 +15,8 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, Namespace, from_host, is_column_major, is_numpy, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS
-from abft_tsm2.checksum.weights import exponents, weights
+from abft_tsm2.checksum.encode import exponents
+from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.blas import add_product, like_columns, product
 
 GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs

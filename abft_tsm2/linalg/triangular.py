@@ -16,8 +16,9 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations
+from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.rigorous import solved_rounding, substituted_rounding, underflow
-from abft_tsm2.checksum.weights import exponents, weights
+from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.accurate import Difference, Part, parts
 from abft_tsm2.core.blas import add_product, multiply_triangle, product
 from abft_tsm2.linalg.encode import wide

@@ -74,10 +74,15 @@ def test_the_second_product_lies_as_the_first_one_does(view: Any) -> None:
 def test_without_its_layout_and_a_measure_of_errors_it_convicts_what_is_right(monkeypatch: Patch) -> None:
     A, B = np.full((3, 30000), np.float32(0.1)), np.full((30000, 3), np.float32(0.3))
 
+    def by_order(A: Any, B: Any, out: Any, *more: Any, **options: Any) -> None:
+        """A library that sums otherwise for another order of the result."""
+        (chain if out.flags.f_contiguous else multiply)(A, B, out, *more, **options)
+
     def status() -> str:
         out = np.empty((3, 3), np.float32, order="F")
         return str(protected_gemm(A, B, out=out, return_report=True)[1].status.name)
 
+    everywhere(monkeypatch, multiply, by_order)
     everywhere(monkeypatch, products.same_layout, lambda X: np.empty(X.shape, X.dtype))
     assert status() == "CLEAN"  # rounded otherwise, and no worse
     everywhere(monkeypatch, second_product._beyond_second, all_of_them)
@@ -354,7 +359,7 @@ def test_a_bound_that_was_hit_hides_no_fault() -> None:
         return expected
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("abft_tsm2.gemm.host.expect", hit)
+        patch.setattr("abft_tsm2.gemm.host.predict", hit)
         product = Product(A, B, put((5, 7), 99.0), check="rows")
         assert (product.status, product.report.also[0].name) == ("CORRECTED", "CHECKSUM_FAULT")
         assert not product.wrong.any()

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abft_tsm2 import weights
-from abft_tsm2.checksum.weights import MEAN_SQUARE, equilibrated, exponents
+from abft_tsm2.checksum.encode import equilibrated, exponents
+from abft_tsm2.checksum.weights import MEAN_SQUARE
 from abft_tsm2.core.generated import MAGNITUDES
 
 RANDOM = ("balanced", "signs", "normal")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import Status, encode, protected_gemm, verify_gemm, weights
-from abft_tsm2.checksum.weights import exponents
+from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.faults import Plan
 from abft_tsm2.faults.models import plant
 from abft_tsm2.faults.trials.gemm import GemmTrials

@@ -15,7 +15,8 @@ from abft_tsm2.checksum import correct, repairs, storage, verify
 from abft_tsm2.checksum import encode as carry
 from abft_tsm2.checksum import encoded as encoding
 from abft_tsm2.checksum import sides as lines
-from abft_tsm2.checksum.weights import exponents, weights
+from abft_tsm2.checksum.encode import exponents
+from abft_tsm2.gemm import host
 from tests.checksum.test_decisions import an_outlier_row
 from tests.support.planting import Product, at, everywhere, normal, pair, put, scale, transient
 
@@ -94,7 +95,7 @@ def test_ones_as_weights_do_not_see_two_elements_swapped(monkeypatch: Patch) -> 
         C[3, [4, 9]] = C[3, [9, 4]]
 
     assert Product(A, B, swap, check="rows").status == "CORRECTED"
-    everywhere(monkeypatch, weights, lambda kind, n: np.ones((n, 1)))
+    everywhere(monkeypatch, host._balanced, lambda n: np.ones((n, 1)))
     everywhere(monkeypatch, exponents, lambda x: np.zeros(x.shape, np.int64))
     assert Product(A, B, swap, check="rows").status == "CLEAN"
 

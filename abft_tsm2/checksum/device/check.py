@@ -40,8 +40,8 @@ from abft_tsm2.checksum.device.layout import (
     elements,
     padded,
 )
-from abft_tsm2.checksum.encode import OFF_BY, log2_column_norms
-from abft_tsm2.checksum.weights import MEAN_SQUARE, equilibrated, exponents, weights
+from abft_tsm2.checksum.encode import OFF_BY, equilibrated, exponents, log2_column_norms
+from abft_tsm2.checksum.weights import MEAN_SQUARE, weights
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
 from abft_tsm2.core.memory import scratch
