@@ -6,7 +6,7 @@ operands' bits; behind it, `DeviceCheck.verify` takes ``u = C v`` and compares i
 `DeviceCheck.repair` lets kernels/repair/repair.cu locate and repair what failed, and write down for the host what it
 found.
 
-Matrices whose lines are contiguous are read by kernels/check/line_sums.cu, the others by kernels/check/across_sums.cu.
+Matrices whose lines are contiguous are read by kernels/check/tsm2r_rows.cu, the others by kernels/check/tsm2r_columns.cu.
 """
 
 from __future__ import annotations
