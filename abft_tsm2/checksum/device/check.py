@@ -6,7 +6,8 @@ operands' bits; behind it, `DeviceCheck.verify` takes ``u = C v`` and compares i
 `DeviceCheck.repair` lets kernels/repair/repair.cu locate and repair what failed, and write down for the host what it
 found.
 
-Matrices whose lines are contiguous are read by kernels/check/tsm2r_rows.cu, the others by kernels/check/tsm2r_columns.cu.
+Each is TSM2R with one column of weights and an epilogue, which takes statistics or gives the verdict: of matrices whose
+lines are contiguous kernels/check/tsm2r_rows.cu, of the others tsm2r_columns.cu beside it.
 """
 
 from __future__ import annotations
