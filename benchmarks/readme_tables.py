@@ -9,7 +9,7 @@ from benchmarks.gemm_device import ENCODED, ONE
 from benchmarks.tables import Row, gpu, markdown, number, read
 
 CPU = (
-    *("float64 256 x 256 x 256", "float64 1024 x 1024 x 1024", "float64 4096 x 4096 x 4096"),
+    *("float64 256 x 256 x 256", "float64 4096 x 4096 x 4096"),
     *("float32 256 x 256 x 256", "float32 4096 x 4096 x 4096"),
 )
 LU = "float32 512 x 512, by columns", "float64 4096 x 4096, by columns"
