@@ -63,6 +63,12 @@ def test_the_readme_is_one_page() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 180
 
 
+def test_the_readme_shows_losing_rows() -> None:
+    text = README.read_text(encoding="utf-8")
+    for lost in ("| CPU, A @ B | float32 256 x 256 x 256 |", "| GPU, A @ B | float16 1024 x 1024 x 1024 |"):
+        assert text.count(lost) == 1
+
+
 def test_what_the_readme_links_to_exists() -> None:
     links = re.findall(r"\]\(([^):]+)\)", README.read_text(encoding="utf-8"))
     assert links
@@ -88,12 +94,14 @@ def test_the_examples_of_the_documentation_run(page: Path) -> None:
 
 def named(text: str) -> list[str]:
     """The full names of the objects that a page of the documentation lists or refers to."""
-    found = re.findall(r":(?:class|func|data|mod):`~?(abft_tsm2[\w.]*)`", text)
-    module = ""
+    found = re.findall(r":(?:class|func):`~?(abft_tsm2[\w.]*)`", text)
+    module, listed = "", False
     for line in text.splitlines():
         if line.startswith(".. currentmodule:: "):
             module = line.split()[-1]
-        elif re.fullmatch(r"   [A-Za-z_][\w.]*", line) and module:
+        elif line and not line.startswith(" "):
+            listed = line == ".. autosummary::"
+        elif listed and re.fullmatch(r"   [A-Za-z_][\w.]*", line):
             found.append(f"{module}.{line.strip()}")
     return found
 
@@ -101,8 +109,7 @@ def named(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_the_documentation_names_exists(page: Path) -> None:
     names = named(page.read_text(encoding="utf-8"))
-    if page.stem == "api":
-        assert {f"abft_tsm2.{name}" for name in ("encode", "faults.Plan", "core.generated.Generated")} <= {*names}
+    assert names or page.stem not in ("api", "kernels", "model")
     for name in names:
         pkgutil.resolve_name(name)
 
