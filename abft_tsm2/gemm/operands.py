@@ -85,10 +85,8 @@ class GemmProblem:
         more = self.encoded_a, self.encoded_b, sides
         if not self.batch:
             return iter([GemmTask(a, b, c, c0, *more, ())])
-        return (
-            GemmTask(a[index], b[index], c[index], None if c0 is None else c0[index], *more, index)
-            for index in np.ndindex(*self.batch)
-        )
+        each = ((index, (*index, ...)) for index in np.ndindex(*self.batch))
+        return (GemmTask(a[at], b[at], c[at], None if c0 is None else c0[at], *more, index) for index, at in each)
 
     def sides(self, usual: str) -> tuple[str, ...]:
         """Which lines are checked; "auto": the one side that an encoded operand pays for, else the `usual` one."""
