@@ -359,7 +359,7 @@ _SWEPT_AFTER = 64  # pending reports, after which those are acted on that were d
 
 
 class PendingReport(Protocol):
-    """A verdict on its way."""
+    """A verdict that is awaited."""
 
     @property
     def arrived(self) -> bool:

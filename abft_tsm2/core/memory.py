@@ -30,8 +30,8 @@ class _Page:
         import cupy
 
         nbytes = 8 * WORDS * _PAGE
-        self.there = cupy.zeros(nbytes, cupy.uint8)
-        self.here = cupy.cuda.alloc_pinned_memory(nbytes)
+        self.on_device = cupy.zeros(nbytes, cupy.uint8)
+        self.on_host = cupy.cuda.alloc_pinned_memory(nbytes)
         cupy.cuda.get_current_stream().synchronize()
 
 
@@ -48,20 +48,20 @@ class DeviceRecord:
         Number of the call whose verdict it is for, less than 2^56, and how many lines that is on.
     """
 
-    __slots__ = ("_device", "_here", "_page", "address", "call", "lines", "words")
+    __slots__ = ("_device", "_on_host", "_page", "address", "call", "lines", "words")
 
     def __init__(self, device: int, page: _Page, number: int) -> None:
         at = 8 * WORDS * number
         self._device, self._page = device, page
-        self.address, self._here = page.there.data.ptr + at, page.here.ptr + at
-        self.words = np.frombuffer(page.here, np.uint64, WORDS, at)
+        self.address, self._on_host = page.on_device.data.ptr + at, page.on_host.ptr + at
+        self.words = np.frombuffer(page.on_host, np.uint64, WORDS, at)
         self.call = self.lines = 0
 
     def bring(self, stream: int) -> None:
         """Queue its copy to the host on a stream, given by its handle."""
         from cupy.cuda import runtime
 
-        runtime.memcpyAsync(self._here, self.address, 8 * WORDS, runtime.memcpyDeviceToHost, stream)
+        runtime.memcpyAsync(self._on_host, self.address, 8 * WORDS, runtime.memcpyDeviceToHost, stream)
 
     @property
     def head(self) -> list[int]:
@@ -116,7 +116,7 @@ def bring(records: Iterable[DeviceRecord]) -> None:
     stream = _stream()
     for page in pages.values():
         nbytes = 8 * WORDS * _PAGE
-        runtime.memcpyAsync(page.here.ptr, page.there.data.ptr, nbytes, runtime.memcpyDeviceToHost, stream)
+        runtime.memcpyAsync(page.on_host.ptr, page.on_device.data.ptr, nbytes, runtime.memcpyDeviceToHost, stream)
     runtime.streamSynchronize(stream)
 
 

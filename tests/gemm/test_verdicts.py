@@ -34,7 +34,7 @@ INFO = CallInfo("gemm", (M, K, N), "float32", None, (), ("rows",), (M,))
 
 def record_of(words: np.ndarray) -> DeviceRecord:
     """A record of the call, as it was brought."""
-    page: Any = SimpleNamespace(there=SimpleNamespace(data=SimpleNamespace(ptr=0)), here=_Pinned(8 * WORDS))
+    page: Any = SimpleNamespace(on_device=SimpleNamespace(data=SimpleNamespace(ptr=0)), on_host=_Pinned(8 * WORDS))
     record = DeviceRecord(0, page, 0)
     record.call, record.lines = CALL, M
     record.words[...] = words

@@ -1,4 +1,4 @@
-"""The fast check on a GPU: weights, checksums, bounds and verdicts by kernels that read each matrix once, no host.
+"""Encode, verify and repair on a GPU: the launches of one check, by kernels that read each matrix once; no host.
 
 A product is seen line by line as in `abft_tsm2.checksum.sides`: C (m lines of n) = alpha L R + beta C0. Before it,
 `DeviceCheck.encode` takes ``s = R v`` and ``t = L s`` with the squares behind the bounds, and the sums of both
@@ -47,7 +47,7 @@ from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
 from abft_tsm2.core.memory import scratch
 
 OPERANDS = ("L", "R", "C", "C0", "D")
-"""Names under which steps look for addresses; "record" is where the repair writes what it found. "encoded" and "call"
+"""Names under which steps are given addresses; "record" is where the repair writes what it found. "encoded" and "call"
 are the numbers of the call that has encoded the operands, and of the verdict on C."""
 _OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by about 2^4
 
@@ -57,7 +57,7 @@ _FEW = 16  # lines, or a quarter of all, are repaired on the device: what hit mo
 
 
 class LineSumsArguments(NamedTuple):
-    """Where a pass over a matrix puts what it takes: addresses (0 for none), the type of both sums, the elements from
+    """Where a pass over a matrix writes its sums: addresses (0 for none), the type of both sums, the elements from
     one product's to the next's, and the address of the guards of both sums."""
 
     sums: int
@@ -328,7 +328,7 @@ class DeviceCheck:
         return bool(self.flags(memory.data.ptr) & CHANGED)
 
     def flags(self, memory: int) -> int:
-        """MISSED, CHANGED: what passes have noticed so far. Synchronises."""
+        """MISSED, CHANGED: flags that passes have set so far. Synchronises."""
         return int(self.workspace.array(memory, "state")[0, 0]) >> 32
 
 

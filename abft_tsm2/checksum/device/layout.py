@@ -1,4 +1,4 @@
-"""What a check on a GPU is about (`CheckSpec`), and the workspace of its kernels (`WorkspaceLayout`)."""
+"""What a check on a GPU is compiled and launched by (`CheckSpec`), and where its workspace's parts lie."""
 
 from __future__ import annotations
 
