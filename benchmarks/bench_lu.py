@@ -23,8 +23,8 @@ import numpy as np
 import abft_tsm2
 from abft_tsm2 import Report, Status
 from abft_tsm2.faults.judge.factor_oracle import Matrix, cholesky_error, lu_error, solution_error, unit
-from abft_tsm2.linalg.blocked_lu import unprotected
 from abft_tsm2.linalg.cholesky import unprotected as unprotected_cholesky
+from abft_tsm2.linalg.lu import unprotected
 from benchmarks import tables
 from benchmarks.sheet import Sheet
 from benchmarks.timing import machine, overhead, paired

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,11 @@ from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound
 from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.blas import multiply_triangle, product
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums, wide
+from abft_tsm2.linalg.evidence import Evidence, Lines
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, unit_lower
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines, unit_lower
+from abft_tsm2.linalg.outcome import Outcome, check_of
+from abft_tsm2.report import SIDES, Check
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
 LOOKED_AT = 64  # lines whose norms are computed one by one
@@ -187,6 +190,57 @@ def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, Li
             for line in flagged.tolist() if flagged.size <= EXPLAINED else ():
                 verdict.ok[line] = _explained(A, W, carried, line, axis)
     return rows, columns
+
+
+class Certificate(NamedTuple):
+    """What is known of a factorisation when nothing but its result is.
+
+    Attributes
+    ----------
+    outcome : Outcome
+    rows, columns : tuple of int
+        In which L U is not P A; empty where the pivots are none.
+    blind : pair of boolean arrays, or None
+        Lines with elements that the sums of neither side show.
+    checks : tuple of Check
+        For the report.
+    """
+
+    outcome: Outcome
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    blind: Lines | None = None
+    checks: tuple[Check, ...] = ()
+
+    def after(self, found: Evidence) -> Certificate:
+        """The certificate with what evidence says of its suspects: where it names no lines, those that it had."""
+        if found.right:
+            return self._replace(outcome=Outcome.CERTIFIED, rows=(), columns=())
+        if not found.rows:
+            return self._replace(outcome=Outcome.DISAGREES)
+        rows, columns = (tuple(sorted(lines)) for lines in (found.rows, found.columns))
+        return self._replace(outcome=Outcome.DISAGREES, rows=rows, columns=columns)
+
+
+def certified(A: Array, W: Array, pivots: Any, encoding: MatrixChecksums) -> Certificate:
+    """Verify a factorisation of which nothing is known: by the `certificate`, and multipliers that are at most 1."""
+    K = min(W.shape)
+    carried = LuChecksums(A, encoding, W)
+    if not carried.order_by(pivots):
+        return Certificate(Outcome.DISAGREES)
+    carried.g[...], carried.y[...] = read(W, carried, K, K)
+    carried.count_operations()
+    verdicts = certificate(A, W, carried)
+    rows, columns = ({*np.flatnonzero(~to_host(verdict.ok)).tolist()} for verdict in verdicts)
+    columns |= {*carried.too_large()}
+    checks = tuple(
+        check_of(side, verdict.residual, verdict.bound, weight)
+        for side, verdict, weight in zip(SIDES, verdicts, (carried.v, carried.w), strict=True)
+    )
+    blind = blind_lines(A, carried, (verdicts[0].bound, verdicts[1].bound))
+    suspected = rows or columns or blind is not None
+    outcome = Outcome.SUSPECTED if suspected else Outcome.CERTIFIED
+    return Certificate(outcome, tuple(sorted(rows)), tuple(sorted(columns)), blind, checks)
 
 
 def _norms_of(W: Array, carried: LuChecksums, lines: Any, axis: int) -> Array:

@@ -25,7 +25,6 @@ from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, symmetric_column
 from abft_tsm2.linalg.encode import wide
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, Unrepairable, differing, largest
-from abft_tsm2.report import Fault, Status
 
 MOVED = 8.0  # roundings that a finished column may bring when it is computed again: few, beside those that are granted
 
@@ -34,17 +33,13 @@ class NotDefinite(Exception):
     """A leading minor of A, of this order, is not positive."""
 
 
-class Changed(Unrepairable):
-    """A is not what was encoded."""
-
-
 @dataclass(eq=False)
 class CholeskyRepair:
     """Repairs the lower triangle of W, which becomes L, and its checksums.
 
     Attributes
     ----------
-    state : Definite
+    state : CholeskyChecksums
     findings : Findings
     """
 
@@ -78,16 +73,14 @@ class CholeskyRepair:
         kept = self.state.kept
         return stored_bound(4 * kept.norms, kept.norms.shape[0])
 
-    def look_at_A(self) -> None:
-        """A against its sums; raises Changed."""
+    def verify_input(self) -> None:
+        """A against its sums; raise InputChanged where it is A that differs."""
         with np.errstate(all="ignore"):
             self.sums()
             kept, A = self.state.kept, self.state.A
             again = symmetric_sums(A, kept.w)
             if moved(kept.Z, again, lambda lines: symmetric_columns(A, lines) * kept.w[:, None]).size:
-                self.findings.statuses.append(Status.INPUT_CHANGED)
-                self.findings.faults.append(Fault("A", "operand", (), (), 0, float("nan")))
-                raise Changed("A is not what was encoded")
+                self.findings.input_changed()
 
     def _Z(self, j: int, j1: int) -> None:
         """Z(j:j1), from A's and the finished columns."""
@@ -105,7 +98,7 @@ class CholeskyRepair:
 
     def before(self, j: int, j1: int) -> None:
         """What the check of the columns j:j1 rests on: A, what is finished, and Z."""
-        self.look_at_A()
+        self.verify_input()
         self.finished(j)
         self._Z(j, j1)
 
@@ -176,7 +169,7 @@ class CholeskyRepair:
             columns = self.state.changed(now)
             if not columns:
                 return
-            self.look_at_A()
+            self.verify_input()
             for c in columns:
                 self._column(c, float(now[c]))
         raise Unrepairable(f"sums of L still differ after {ROUNDS} repairs")

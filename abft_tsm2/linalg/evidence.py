@@ -84,7 +84,7 @@ class FactorEvidence:
         self.found = Evidence()
         self.pivots, self._explained = pivots, False
 
-    def look(self, rows: slice, columns: slice, depth: int) -> None:
+    def compare(self, rows: slice, columns: slice, depth: int) -> None:
         """Whether ``(PA)(rows, columns) = L(rows, :depth) U(:depth, columns)``, of which L and U have no more terms."""
         W, (first, across) = self.W, (rows.start, columns.start)
         # L and U have zeros beyond; elements of theirs that only meet those must not set the scale of a line
@@ -170,7 +170,7 @@ class FactorEvidence:
 def factor_evidence(A: Array, W: Array, pivots: Any) -> Evidence:
     """Of a whole factorisation, packed L \\\\ U and pivots that are valid exchanges."""
     evidence = FactorEvidence(A, W, pivots)
-    evidence.look(slice(0, W.shape[0]), slice(0, W.shape[1]), min(W.shape))
+    evidence.compare(slice(0, W.shape[0]), slice(0, W.shape[1]), min(W.shape))
     return evidence.verdict()
 
 
@@ -179,17 +179,17 @@ def evidence_of_lines(A: Array, W: Array, pivots: Any, lines: Lines) -> Evidence
     rows or of the columns, whichever are fewer."""
     evidence = FactorEvidence(A, W, pivots)
     across = int(np.count_nonzero(lines[1]) * lines[0].size <= np.count_nonzero(lines[0]) * lines[1].size)
-    for run in _runs(lines[across]):
+    for run in runs(lines[across], APART):
         rows, columns = (slice(0, W.shape[0]), run) if across else (run, slice(0, W.shape[1]))
-        evidence.look(rows, columns, min(W.shape))
+        evidence.compare(rows, columns, min(W.shape))
     return evidence.verdict()
 
 
-def _runs(mask: Any) -> list[slice]:
-    """Runs of True, those that are near each other as one."""
+def runs(mask: Any, apart: int = 1) -> list[slice]:
+    """Runs of True; two with less than `apart` lines from the one to the other are one."""
     found: list[slice] = []
     for line in np.flatnonzero(mask).tolist():
-        if found and line - found[-1].stop < APART:
+        if found and line - found[-1].stop < apart:
             found[-1] = slice(found[-1].start, line + 1)
         else:
             found.append(slice(line, line + 1))

@@ -105,7 +105,7 @@ class LuRepair:
         left as it is, bit for bit: a row of U with another pivot would no longer be that of its column of L.
         """
         self.order(places)
-        self.look_at_A()
+        self.verify_input()
         for _ in range(ROUNDS):
             wL, Uv = read(self.W, self.carried, left, top)
             columns, rows = changed(self.W, self.carried, wL, Uv)
@@ -168,14 +168,14 @@ class LuRepair:
     def S(self, j: int) -> None:
         """S(j:), from A's sums and the finished factors, which have been looked after."""
         carried = self.carried
-        now, then = carried.S[j:], carried.S_again(j)[j:]
+        now, then = carried.S[j:], carried.recompute_S(j)[j:]
         reach = carried.reach(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
         bound = factored_bound(carried.type, reach, j, carried.moduli[1])
         # A v - L y in two orders of addition; what is added up may be much larger than what is left
         terms = column_norms((wide(self.W[j:, :j]) * carried.y[:j]).T)
         self._compared("S", now, then, bound + changed_bound(terms + carried.xp.abs(then), j + 1), j)
 
-    def look_at_A(self) -> None:
+    def verify_input(self) -> None:
         """A, from which everything is computed again, against its sums S and Z as they were encoded.
 
         Where sums by rows and by columns both differ, A has changed. One kind alone is wrong itself, and taken again.
@@ -183,7 +183,7 @@ class LuRepair:
         e = self.carried.encoding
         found = differing_sums(self.A, self.carried.encoding)
         if all(lines.size for lines, _ in found):
-            raise Unrepairable("A is not what was encoded")
+            self.findings.input_changed()
         for name, kept, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), found, strict=True):
             if lines.size:
                 off = largest((to_host(kept) - to_host(again))[lines])
@@ -342,7 +342,7 @@ class LuRepair:
         if far.size:
             evidence = FactorEvidence(self.A, self.W, self.pivots[:0])
             evidence.place = self.carried.place
-            evidence.look(rows, columns, depth)
+            evidence.compare(rows, columns, depth)
             found = evidence.verdict()
             lines = [i - rows.start for i in found.rows], [c - columns.start for c in found.columns]
             far[np.ix_(*lines)] = True
