@@ -18,9 +18,9 @@ from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound
 from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.blas import multiply_triangle, product
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums, wide
-from abft_tsm2.linalg.evidence import Evidence, Lines
+from abft_tsm2.linalg.evidence import Evidence, Lines, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines, unit_lower
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines
 from abft_tsm2.linalg.outcome import Outcome, check_of
 from abft_tsm2.report import SIDES, Check
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, namespace
-from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, factor_definite, subtract_square
+from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, factor_definite
 from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
 from abft_tsm2.linalg.cholesky_repair import CholeskyRepair, NotDefinite
@@ -391,17 +391,3 @@ class CholeskyFactorisation(BlockedFactorisation):
 
 def _not_definite(minor: int) -> np.linalg.LinAlgError:
     return np.linalg.LinAlgError(f"{minor}-th leading minor of the array is not positive definite")
-
-
-def unprotected(A: Array, lower: bool = False, block: int | None = None) -> Array:
-    """The blocked factorisation without any check. What protection is measured against."""
-    result = copy_by_columns(A)
-    W, n = result if lower else result.T, A.shape[0]
-    b = block or block_size(n)
-    for j in range(0, n, b):
-        j1 = min(j + b, n)
-        if factor_columns(W[j:, j:j1]):
-            raise np.linalg.LinAlgError("not positive definite")
-        subtract_square(W[j1:, j1:], W[j1:, j:j1])
-    clear_above(W)
-    return result

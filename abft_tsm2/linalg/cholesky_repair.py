@@ -75,12 +75,11 @@ class CholeskyRepair:
 
     def verify_input(self) -> None:
         """A against its sums; raise InputChanged where it is A that differs."""
-        with np.errstate(all="ignore"):
-            self.sums()
-            kept, A = self.state.kept, self.state.A
-            again = symmetric_sums(A, kept.w)
-            if moved(kept.Z, again, lambda lines: symmetric_columns(A, lines) * kept.w[:, None]).size:
-                self.findings.input_changed()
+        self.sums()
+        kept, A = self.state.kept, self.state.A
+        again = symmetric_sums(A, kept.w)
+        if moved(kept.Z, again, lambda lines: symmetric_columns(A, lines) * kept.w[:, None]).size:
+            self.findings.input_changed()
 
     def _Z(self, j: int, j1: int) -> None:
         """Z(j:j1), from A's and the finished columns."""

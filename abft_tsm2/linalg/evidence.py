@@ -94,7 +94,7 @@ class FactorEvidence:
         self._skipped(depth)
 
         def left(i: slice, p: slice) -> Array:
-            return _lower(W[first + i.start : first + i.stop, p], first + i.start - p.start)
+            return unit_lower(W[first + i.start : first + i.stop, p], first + i.start - p.start)
 
         def right(p: slice, j: slice) -> Array:
             block, above = W[p, across + j.start : across + j.stop], p.start - across - j.start
@@ -167,21 +167,19 @@ class FactorEvidence:
         return self.found
 
 
-def factor_evidence(A: Array, W: Array, pivots: Any) -> Evidence:
-    """Of a whole factorisation, packed L \\\\ U and pivots that are valid exchanges."""
-    evidence = FactorEvidence(A, W, pivots)
-    evidence.compare(slice(0, W.shape[0]), slice(0, W.shape[1]), min(W.shape))
-    return evidence.verdict()
+def factor_evidence(A: Array, W: Array, pivots: Any, lines: Lines | None = None) -> Evidence:
+    """Compare a whole factorisation, packed L \\ U and pivots that are valid exchanges, with P A.
 
-
-def evidence_of_lines(A: Array, W: Array, pivots: Any, lines: Lines) -> Evidence:
-    """Of a whole factorisation, where no sums show what happens to elements in these rows and columns (masks): of the
-    rows or of the columns, whichever are fewer."""
-    evidence = FactorEvidence(A, W, pivots)
-    across = int(np.count_nonzero(lines[1]) * lines[0].size <= np.count_nonzero(lines[0]) * lines[1].size)
-    for run in runs(lines[across], APART):
-        rows, columns = (slice(0, W.shape[0]), run) if across else (run, slice(0, W.shape[1]))
-        evidence.compare(rows, columns, min(W.shape))
+    `lines`: rows and columns in which no sums show what happens to elements; then those rows alone, or those columns,
+    whichever are fewer.
+    """
+    evidence, (m, n) = FactorEvidence(A, W, pivots), W.shape
+    parts = [(slice(0, m), slice(0, n))]
+    if lines is not None:
+        across = int(np.count_nonzero(lines[1]) * m <= np.count_nonzero(lines[0]) * n)
+        parts = [(slice(0, m), run) if across else (run, slice(0, n)) for run in runs(lines[across], APART)]
+    for rows, columns in parts:
+        evidence.compare(rows, columns, min(m, n))
     return evidence.verdict()
 
 
@@ -236,12 +234,12 @@ def beyond(measured: Measured, lost: Any, like: Array) -> tuple[Any, Any]:
         return ~to_host(ok), to_host(size)
 
 
-def _lower(block: Array, above: int) -> Array:
-    """Rows of the unit lower triangle, `above` of which are above the first column's."""
-    xp, (m, n) = namespace(block), block.shape
+def unit_lower(X: Array, above: int = 0) -> Array:
+    """The unit lower triangle of X, below which there may be more rows; `above` rows of the square one are missing."""
+    xp, (m, n) = namespace(X), X.shape
     if above >= n:
-        return block
-    return xp.tril(block, k=above - 1) + xp.eye(m, n, k=above, dtype=block.dtype, device=block.device)
+        return X
+    return xp.tril(X, k=above - 1) + xp.eye(m, n, k=above, dtype=X.dtype, device=X.device)
 
 
 def _triangle(W: Array, rows: slice, columns: slice) -> Array:

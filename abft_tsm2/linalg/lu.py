@@ -15,11 +15,11 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_numpy, namespace, to_host
-from abft_tsm2.core.blas import add_product, copy_by_columns, exchange_rows, factor_panel, solve_triangle
+from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
 from abft_tsm2.linalg.certify import Certificate, certificate, certified, changed, differing_sums, read, whole
 from abft_tsm2.linalg.encode import MatrixChecksums
-from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, evidence_of_lines, factor_evidence, runs
+from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence, runs
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, not_finite, stacked
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
 from abft_tsm2.linalg.lu_repair import LuRepair
@@ -175,43 +175,15 @@ class LuOptions(FactorOptions):
         return "online", f"another factorisation of {K} columns would take long: a fault is to cost one step"
 
 
-@dataclass(frozen=True, eq=False)
-class LuFactors:
-    """A factored matrix: what `lu_factor` returns, the first zero pivot, and the report."""
-
-    W: Array
-    piv: Array
-    info: int
-    report: Report
-
-
-def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactors:
+def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactorisation:
     """Factor one matrix that is not empty."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        factors = _factored(for_blas(A), options)
-    if factors.info and warn:
-        _warn_of_zero(factors.info)
-    return factors
-
-
-def _factored(A: Array, options: LuOptions) -> LuFactors:
-    run = LuFactorisation(A, options, block_size(min(A.shape)))
-    options.stage("inputs", {"A": A})
-    mode, why = options.chosen(run.K)
-    run.encode()
-    if not run.encoding.is_of_finite(A):
-        if options.check_finite:
-            raise not_finite()
-        mode, why = "offline", "A is not finite"
-        run.by_lapack()
-        run.findings.unverifiable("A holds NaN or Inf: its factors were not checked")
-    elif mode == "online":
-        run.online()
-    else:
-        run.offline()
-    more: dict[str, Any] = {"checks": run.checks, "mode": f"{mode}: {why}"}
-    report = run.findings.report("lu_factor", _sizes(A), dtype_name(A.dtype), run.clock.seconds, **more)
-    return LuFactors(run.W, run.pivots if is_numpy(run.W) else from_host(run.pivots, run.W), run.info, report)
+        A = for_blas(A)
+        run = LuFactorisation(A, options, block_size(min(A.shape)))
+        run.factored()
+    if run.info and warn:
+        _warn_of_zero(run.info)
+    return run
 
 
 def _sizes(A: Array) -> tuple[int, int, int]:
@@ -238,10 +210,12 @@ class LuFactorisation(BlockedFactorisation):
     """
 
     EQUATION, RECHECKS = "L U = P A", False
+    options: LuOptions
     encoding: MatrixChecksums
     checksums: LuChecksums
     repair: LuRepair
     pivots: Any
+    report: Report
     info = 0
     checks: tuple[Check, ...] = ()
 
@@ -252,6 +226,30 @@ class LuFactorisation(BlockedFactorisation):
     def stage_encoded(self) -> None:
         e = self.encoding
         self.options.stage("encoded", {"A": self.A, "S": e.S, "Z": e.Z, "v": e.v, "w": e.w})
+
+    def factored(self) -> None:
+        """Factor A in the mode that is asked for, and set the report."""
+        self.options.stage("inputs", {"A": self.A})
+        mode, why = self.options.chosen(self.K)
+        self.encode()
+        if not self.encoding.is_of_finite(self.A):
+            if self.options.check_finite:
+                raise not_finite()
+            mode, why = "offline", "A is not finite"
+            self.by_lapack()
+            self.findings.unverifiable("A holds NaN or Inf: its factors were not checked")
+        elif mode == "online":
+            self.online()
+        else:
+            self.offline()
+        more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}"}
+        sizes, dtype = _sizes(self.A), dtype_name(self.A.dtype)
+        self.report = self.findings.report("lu_factor", sizes, dtype, self.clock.seconds, **more)
+
+    @property
+    def piv(self) -> Array:
+        """The pivots in the library of A."""
+        return self.pivots if is_numpy(self.W) else from_host(self.pivots, self.W)
 
     # -- offline: LAPACK's own factorisation, and a certificate --
 
@@ -295,10 +293,7 @@ class LuFactorisation(BlockedFactorisation):
         sums = differing_sums(A, e)
         if all(lines.size for lines, _ in sums):
             return Evidence(count=1, magnitude=float("nan"))
-        if blind is None:
-            found = factor_evidence(A, self.W, self.pivots)
-        else:
-            found = evidence_of_lines(A, self.W, self.pivots, blind)
+        found = factor_evidence(A, self.W, self.pivots, blind)
         if found.right:
             for name, before, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), sums, strict=True):
                 if lines.size:
@@ -374,7 +369,8 @@ class LuFactorisation(BlockedFactorisation):
         if not self.options.repair and not are_exchanges(local, self.W.shape[0] - j):  # LAPACK would write outside of W
             raise Unrepairable(f"the pivots of columns {j} to {j1 - 1} are no rows below them")
         with self.clock("swap"):
-            _exchange(self.checksums.workspace, local, j, j1)
+            for outside in (slice(0, j), slice(j1, None)):
+                exchange_rows(self.checksums.workspace[j:, outside], local)
         self.stage("swapped", step=(j, j1))
 
     def solve(self, j: int, j1: int) -> None:
@@ -461,7 +457,7 @@ class LuFactorisation(BlockedFactorisation):
                     blind = blind_lines(A, c, (rows.bound, columns.bound))
         if blind is not None:
             with self.clock("evidence"):
-                found = evidence_of_lines(A, W, self.pivots, blind)
+                found = factor_evidence(A, W, self.pivots, blind)
             self.require(found)
 
     def detect(self) -> None:
@@ -497,12 +493,6 @@ def _check_of_steps(side: str, seen: list[tuple[Array, Array]], weight: Array) -
     return check_of(side, residual, bound, weight)
 
 
-def _exchange(W: Array, local: Any, j: int, j1: int) -> None:
-    """The panel's exchanges in the columns left and right of it."""
-    exchange_rows(W[j:, :j], local)
-    exchange_rows(W[j:, j1:], local)
-
-
 def _lapack(A: Array, clock: Clock) -> tuple[Array, Any, int]:
     """LAPACK's own factorisation of a copy: packed factors, pivots, and info."""
     with clock("encode"):
@@ -526,18 +516,3 @@ def _warn_of_zero(info: int) -> None:
     linalg = importlib.import_module("scipy.linalg")
     text = f"Diagonal number {info} is exactly zero. Singular matrix."
     warnings.warn(text, linalg.LinAlgWarning, stacklevel=policy.caller_level())
-
-
-def unprotected(A: Array, block: int | None = None) -> tuple[Array, Any]:
-    """The blocked factorisation without any check: packed L \\\\ U and pivots. What protection is measured against."""
-    W = copy_by_columns(A)
-    pivots = np.empty(min(A.shape), np.int32)
-    b = block or block_size(pivots.size)
-    for j in range(0, pivots.size, b):
-        j1 = min(j + b, pivots.size)
-        local, _ = factor_panel(W[j:, j:j1])
-        pivots[j:j1] = local + np.int32(j)
-        _exchange(W, local, j, j1)
-        solve_triangle(W[j:j1, j:j1], W[j:j1, j1:], lower=True, unit=True)
-        add_product(W[j1:, j1:], W[j1:, j:j1], W[j:j1, j1:])
-    return W, pivots

@@ -33,7 +33,7 @@ from abft_tsm2.checksum.bounds import (
 from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle, permutation
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, wide
-from abft_tsm2.linalg.evidence import Lines
+from abft_tsm2.linalg.evidence import Lines, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, norm
 from abft_tsm2.linalg.outcome import Origin
 
@@ -329,12 +329,6 @@ def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
 def _steps(b: int) -> Any:
     """1/b, 2/b, ... 1."""
     return np.arange(1, b + 1) / b
-
-
-def unit_lower(X: Array, above: int = 0) -> Array:
-    """The unit lower triangle of X, below which there may be more rows; `above` rows of the square one are missing."""
-    xp = namespace(X)
-    return xp.tril(X, k=above - 1) + xp.eye(*X.shape, k=above, dtype=X.dtype, device=X.device)
 
 
 # Measured: bounds of lines of normal data of 150 to 3000 columns are up to 63 times what `blind_factor` counts for one,

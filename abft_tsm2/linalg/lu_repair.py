@@ -25,9 +25,9 @@ from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound
 from abft_tsm2.core.blas import add_product, permutation, product, solve_triangle
 from abft_tsm2.linalg.certify import changed, differing_sums, read
 from abft_tsm2.linalg.encode import counts, wide
-from abft_tsm2.linalg.evidence import FactorEvidence
+from abft_tsm2.linalg.evidence import FactorEvidence, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, places, unit_lower
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, places
 from abft_tsm2.linalg.outcome import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
 from abft_tsm2.report import Fault, Status
 
@@ -42,7 +42,7 @@ class LuRepair:
         As it was encoded; only read.
     W : (m, n) array
     pivots : int32 array on the host
-    carried : Carried
+    carried : LuChecksums
     findings : Findings
     doubted : bool
         Whether finished lines were left, or put, in a state that only evidence of the whole can vouch for.
@@ -61,7 +61,7 @@ class LuRepair:
         """The panel J = j:j1 is wrong: put there what it was before it was factored."""
         old = self._before_factoring(j, j1)
         self._above(j, j1)
-        active, sizes = self._columns(j, j1)
+        active, sizes = self._updated(slice(j, None), slice(j, j1), j)
         self._look_for_overflow(active)
         xp = namespace(active)
         # What getrf adds up is no larger than that, or than what it has grown to in U.
@@ -143,8 +143,7 @@ class LuRepair:
             self._pivots_from(place, j)
         elif expected is not None and np.array_equal(expected, place):
             wrong = np.flatnonzero(original[place] != present)
-            with np.errstate(all="ignore"):
-                off = float(np.max(np.abs(original[place] - present)))
+            off = float(np.max(np.abs(original[place] - present)))
             carried.rows[:, ROWS.w] = from_host(original[place], self.W)
             self.findings.wrong_sums("w", wrong, off)
         else:
@@ -230,52 +229,40 @@ class LuRepair:
         local = self.pivots[j:j1] - np.int32(j)
         if not are_exchanges(local, m - j):
             return None
-        with np.errstate(all="ignore"):
-            panel = wide(self.W[j:, j:j1])
-            xp = namespace(panel)
-            old = xp.asarray(panel, copy=True)
-            corner = xp.triu(panel[:b, :])
-            old[:b, :] = product(unit_lower(panel[:b, :]), corner)
-            old[b:, :] = product(panel[b:, :], corner)
-            back = np.argsort(permutation(local, m - j))
-            return _take_rows(old, back)
+        panel = wide(self.W[j:, j:j1])
+        xp = namespace(panel)
+        old = xp.asarray(panel, copy=True)
+        corner = xp.triu(panel[:b, :])
+        old[:b, :] = product(unit_lower(panel[:b, :]), corner)
+        old[b:, :] = product(panel[b:, :], corner)
+        return _take_rows(old, np.argsort(permutation(local, m - j)))
 
     def _permuted(self, rows: slice, columns: slice) -> Array:
         """A part of PA in float64."""
         return wide(_take_rows(self.A[:, columns], self.carried.place[rows]))
 
-    def _columns(self, j: int, j1: int) -> tuple[Array, Array]:
-        """(PA)(j:, j:j1) - L(j:, :j) U(:j, j:j1), and the reach of rounding."""
-        X = self._permuted(slice(j, None), slice(j, j1))
+    def _updated(self, rows: slice, columns: slice, j: int) -> tuple[Array, Array]:
+        """(PA)(rows, columns) - L(rows, :j) U(:j, columns), and the reach of rounding."""
+        X = self._permuted(rows, columns)
         sizes = math.sqrt(FLOOR_TERMS) * namespace(X).abs(X)
         if j:
-            left, top = wide(self.W[j:, :j]), wide(self.W[:j, j:j1])
+            left, top = wide(self.W[rows, :j]), wide(self.W[:j, columns])
             X, sizes = X - product(left, top), sizes + _reach(left, top)
-            self.findings.multiplications += 2.0 * left.shape[0] * j * (j1 - j)
+            self.findings.multiplications += 2.0 * j * X.shape[0] * X.shape[1]
         return X, sizes
 
     def _rows(self, j: int, j1: int) -> tuple[Array, Array]:
-        """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sizes as in `_columns`."""
-        X = self._permuted(slice(j, j1), slice(j, None))
-        xp = namespace(X)
-        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(X)
-        if j:
-            left, top = wide(self.W[j:j1, :j]), wide(self.W[:j, j:])
-            X, sizes = X - product(left, top), sizes + _reach(left, top)
-            self.findings.multiplications += 2.0 * (j1 - j) * j * X.shape[1]
-        corner = xp.asarray(wide(self.W[j:j1, j:j1]), copy=True)
+        """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sizes as in `_updated`."""
+        X, sizes = self._updated(slice(j, j1), slice(j, None), j)
+        corner = namespace(X).asarray(wide(self.W[j:j1, j:j1]), copy=True)
         new = _by_columns(X)
         solve_triangle(_by_columns(corner), new, lower=True, unit=True)
         return new, sizes + _reach(unit_lower(corner), new, j)
 
     def _row(self, r: int) -> None:
         """U(r, r:) or y(r) is not what it was. Where S bears out y it is U; where it does not, evidence tells."""
-        new = self._permuted(slice(r, r + 1), slice(r, None))[0, :]
+        new, sizes = (x[0, :] for x in self._updated(slice(r, r + 1), slice(r, None), r))
         xp = namespace(new)
-        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(new)
-        if r:
-            left, top = wide(self.W[r : r + 1, :r]), wide(self.W[:r, r:])
-            new, sizes = new - product(left, top)[0, :], sizes + _reach(left, top)[0, :]
         old = wide(self.W[r, r:])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, r + 1))
         differ = self._wrong(differ, self._row_borne_out(r), (slice(r, r + 1), slice(r, self.W.shape[1]), r + 1))
@@ -288,17 +275,12 @@ class LuRepair:
         self.carried.y[r] = xp.sum(wide(self.W[r, r:]) * self.carried.v[r:])
         if not differ.any():
             self.findings.wrong_sums("y", [r], abs(before - float(self.carried.y[r])))
-        self.findings.multiplications += 2.0 * r * new.shape[0]
         self.findings.wrong_elements(differ[None, :], distance[None, :], (r, r))
 
     def _column(self, c: int) -> None:
         """L(c+1:, c) or g(c) is not what it was: as `_row`, with w'A in place of S."""
-        new = self._permuted(slice(c + 1, None), slice(c, c + 1))[:, 0]
+        new, sizes = (x[:, 0] for x in self._updated(slice(c + 1, None), slice(c, c + 1), c))
         xp = namespace(new)
-        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(new)
-        if c:
-            left, top = wide(self.W[c + 1 :, :c]), wide(self.W[:c, c : c + 1])
-            new, sizes = new - product(left, top)[:, 0], sizes + _reach(left, top)[:, 0]
         pivot = float(self.W[c, c])
         if pivot != 0.0:  # under a zero pivot there are zeros, which nobody divides
             # no multiplier is larger than 1; where the pivot is all rounding, the quotient may be
@@ -321,7 +303,6 @@ class LuRepair:
             differ[most : most + 1] = True
         elif not differ.any():
             self.findings.wrong_sums("g", [c], abs(before - float(self.carried.g[c])))
-        self.findings.multiplications += 2.0 * c * new.shape[0]
         self.findings.wrong_elements(differ[:, None], distance[:, None], (c + 1, c))
 
     def _wrong(self, differ: Any, borne_out: bool, line: tuple[slice, slice, int]) -> Any:
