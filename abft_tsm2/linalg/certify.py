@@ -1,4 +1,4 @@
-"""Finished factors, looked at as they lie in memory: sums against those taken when they were made, and A against L U.
+"""Certify finished LU factors as they lie in memory: against the sums kept when they were made, and against A.
 
 Online, every line of L and U was checked when it was made, and g = w'L and y = U v were kept. So one reading of both,
 which has to give the same sums again, and ``w'A v = g y`` as a whole, certify the factorisation. Where nothing was
@@ -25,7 +25,7 @@ from abft_tsm2.linalg.outcome import Outcome, check_of
 from abft_tsm2.report import SIDES, Check
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
-LOOKED_AT = 64  # lines whose norms are computed one by one
+FEW = 64  # lines whose norms are computed one by one
 EXPLAINED = 8  # lines whose elements are computed; evidence of the whole is as soon where there are more
 
 
@@ -69,7 +69,7 @@ def product_sums(W: Array, carried: LuChecksums) -> tuple[Array, Array]:
 
 
 def changed(W: Array, carried: LuChecksums, wL: Array, Uv: Array) -> tuple[list[int], list[int]]:
-    """Columns of L and rows of U that are no longer what they were, or whose g or y is not.
+    """Find columns of L and rows of U that are no longer what they were, or whose g or y is not.
 
     A norm that the bound needs is first guessed: |g| itself estimates it, as does that of A's column over the pivot,
     and |l| <= 1 limits it. Lines that are flagged get theirs computed.
@@ -170,7 +170,7 @@ def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, Li
         verdict = LineCheck.of(residuals[side], bound)
         if not verdict.clean:
             far = np.flatnonzero(~to_host(verdict.ok))
-            if far.size <= LOOKED_AT:
+            if far.size <= FEW:
                 for line, more in zip(far.tolist(), to_host(_norms_of(W, carried, far, side)).tolist(), strict=True):
                     reach[line] = reach[line] + more
                 bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
@@ -213,7 +213,7 @@ class Certificate(NamedTuple):
     checks: tuple[Check, ...] = ()
 
     def after(self, found: Evidence) -> Certificate:
-        """The certificate with what evidence says of its suspects: where it names no lines, those that it had."""
+        """The certificate once evidence has decided about its suspects; they stay where evidence names no lines."""
         if found.right:
             return self._replace(outcome=Outcome.CERTIFIED, rows=(), columns=())
         if not found.rows:
@@ -289,7 +289,7 @@ def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
 
 def _explained(A: Array, W: Array, carried: LuChecksums, line: int, axis: int) -> bool:
     """Whether every element of one row (axis 0) or column (1) of PA - LU is what rounding usually is, and no more than
-    it may be: evidence does not look at it again."""
+    it may be; evidence does not compare it again."""
     xp, K, place = carried.xp, min(W.shape), from_host(carried.place, W)
     if axis == 0:
         one = xp.zeros(K, dtype=xp.float64, device=W.device)

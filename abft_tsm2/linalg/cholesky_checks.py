@@ -1,4 +1,4 @@
-"""Checksums of a symmetric positive definite matrix that is being factored, A = L L': kept, carried, compared.
+"""Encode a symmetric positive definite matrix, carry its checksums through A = L L', and check its panels and L.
 
 With weights w, ``Z = w'A`` takes part in every step: where the trailing matrix loses L21 L21', Z loses g L21', with
 ``g = w'L`` of the columns just finished. So Z is the sum of what the trailing matrix, both of its halves, should be, g
@@ -148,7 +148,7 @@ class CholeskyChecksums:
     Attributes
     ----------
     A, W : (n, n) arrays
-        Only the lower triangles are looked at.
+        Only the lower triangles are read.
     kept : SymmetricChecksums
     w, Z, g : (n,) arrays
         Weights, sums of the trailing matrix's columns, and ``w'L`` of the columns that are finished.
@@ -207,11 +207,11 @@ class CholeskyChecksums:
         last = (g * xp.linalg.diagonal(corner))[run]  # what is left of a column when all before it have been taken off
         size = xp.maximum(self.kept.norms[lines], xp.maximum(xp.abs(self.Z[lines]), xp.abs(last)))
         rows = xp.concat([wide(self.W[lines, :j]), xp.tril(corner[run, :], k=run.start)], axis=1)
-        size = size + self._on_the_way(rows * xp.concat([self.g[:j], g])[None, :], lines.start)
+        size = size + self._remaining_norms(rows * xp.concat([self.g[:j], g])[None, :], lines.start)
         bound = definite_bound(self.type, size, j1, self.W.shape[0], self.modulus)
         return bound + self._rigorous(rows) if again else bound
 
-    def _on_the_way(self, parts: Array, j: int) -> Array:
+    def _remaining_norms(self, parts: Array, j: int) -> Array:
         """The root mean square of the sums that columns had in every trailing matrix, from their parts g_l L_cl."""
         xp = self.xp
         roots = self.kept.roots[j : j + parts.shape[0]]
@@ -268,7 +268,7 @@ class CholeskyChecksums:
         return found
 
     def certificate(self, back: Array) -> LineCheck:
-        """``L (L'w) = A w`` line by line, from `read`; lines that are in doubt are looked at element by element."""
+        """``L (L'w) = A w`` line by line, from `read`; lines that fail are compared element by element."""
         n, kept = self.W.shape[0], self.kept
         verdict = LineCheck.of(back - kept.Z, definite_bound(self.type, kept.norms, n, 2 * n, self.modulus))
         flagged = np.flatnonzero(~to_host(verdict.ok))
@@ -281,7 +281,7 @@ class CholeskyChecksums:
 
     def _explained(self, lines: Any) -> Array:
         """Whether all elements of some columns of A - L L' are what rounding usually is, and no more than it may be:
-        evidence does not look at them again."""
+        evidence does not compare them again."""
         xp, W, n = self.xp, self.W, self.W.shape[0]
         roots = xp.where(self.kept.roots > 0, self.kept.roots, xp.ones_like(self.kept.roots))
         exact = symmetric_columns(self.A, lines)

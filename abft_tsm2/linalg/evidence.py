@@ -1,5 +1,4 @@
-"""Evidence: whether factors and solutions are right, element by element, where a statistical bound has raised a
-suspicion.
+"""Decide by evidence, element by element, whether factors that a statistical bound suspects are right.
 
 P A - L U, A - L L' and b - A x are computed with an error far below rounding (`abft_tsm2.core.accurate`) and compared
 with what rounding may do, whatever its pattern (`abft_tsm2.checksum.rigorous`). Structured matrices correlate
@@ -30,7 +29,7 @@ from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.encode import wide
 
 Lines = tuple[Any, Any]  # masks of rows, in the order of P A, and of columns; on the host
-APART = 32  # lines between two that are looked at with them: each call splits all of the other factor
+APART = 32  # lines between two that are compared with them: each call splits all of the other factor
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Evidence:
 
 
 class FactorEvidence:
-    """P A - L U of parts of a factorisation under way or done.
+    """Compares P A with L U, in parts of a factorisation under way or done.
 
     Parameters
     ----------
@@ -85,7 +84,7 @@ class FactorEvidence:
         self.pivots, self._explained = pivots, False
 
     def compare(self, rows: slice, columns: slice, depth: int) -> None:
-        """Whether ``(PA)(rows, columns) = L(rows, :depth) U(:depth, columns)``, of which L and U have no more terms."""
+        """Compare ``(PA)(rows, columns)`` with ``L(rows, :depth) U(:depth, columns)``, which have no more terms."""
         W, (first, across) = self.W, (rows.start, columns.start)
         # L and U have zeros beyond; elements of theirs that only meet those must not set the scale of a line
         shape = rows.stop - first, min(depth, rows.stop, columns.stop), columns.stop - across
@@ -161,7 +160,7 @@ class FactorEvidence:
                 self.found.add(~(sizes <= limit), sizes, (here.start, columns.start))
 
     def verdict(self) -> Evidence:
-        """Of all parts that were looked at."""
+        """The evidence of all parts that were compared."""
         if self._explained and self.found.right:
             self.found.subnormal = self.smallest
         return self.found
@@ -195,7 +194,7 @@ def runs(mask: Any, apart: int = 1) -> list[slice]:
 
 
 def definite_evidence(A: Array, W: Array, columns: slice) -> Evidence:
-    """A - L L' in some columns of the lower triangle, L in that of W, finished up to there."""
+    """Compare A with L L' in some columns of the lower triangle, L in that of W, finished up to there."""
     xp, n, kind, found, depth = namespace(W), W.shape[0], float_type(A), Evidence(), columns.stop
     first = columns.start
 

@@ -1,4 +1,4 @@
-"""The verdict of a check over many lines: what is beyond its bound, or stands out among its like."""
+"""Compare the residuals of many lines with their bounds, and with their median."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LineCheck(NamedTuple):
 
     @property
     def suspected(self) -> list[slice]:
-        """The lines that are not fine, and some more around each of them."""
+        """Runs of the lines that are not fine, and of some around each of them."""
         found: list[slice] = []
         for line in np.flatnonzero(~to_host(self.ok)).tolist():
             first, last = max(0, line - BESIDE), min(int(self.ok.shape[0]), line + 1 + BESIDE)

@@ -1,4 +1,4 @@
-"""Checksums of a matrix that is being factored: encoded, carried from step to step, compared.
+"""Carry the checksums of A through P A = L U from step to step, and check panels and rows against them.
 
 With row weights w and column weights v, ``S = A v`` and ``Z = w'A``. Rows of S and w are exchanged with the rows they
 belong to; where the trailing matrix loses L21 U12, S loses L21 y, with ``y = U v`` of the rows just finished: so S
@@ -7,7 +7,7 @@ less g U of what is above, with ``g = w'L`` of the columns that are finished. (T
 memory in short runs.) An error anywhere in the trailing matrix stays where it is, added to one element, until its row
 or column is consumed, and is seen then: in the panel (g against Z) or in the new rows of U (y against S).
 
-The other way round: an element is used only after the check of its panel, or of its rows.
+Conversely, an element is used only after the check of its panel, or of its rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, norm
 from abft_tsm2.linalg.outcome import Origin
 
 COUNTED = 64  # rows of U whose growth is taken to be the same
-PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: look at the column
+PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: its multipliers are compared
 
 
 class Rows(NamedTuple):
@@ -148,7 +148,7 @@ class LuChecksums:
 
         proved = origin is Origin.PROVED
         fine = proved or self._judged(1, residual, reach, j1, exact, rigorous if origin is Origin.RECOMPUTED else None)
-        # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is looked at element by element
+        # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is compared element by element
         size, limit = xp.abs(g), PIVOT_SIGMAS * norm(w)
         if fine and not proved and not float(xp.max(size)) <= limit:
             fine = self._small(panel, np.flatnonzero(~(to_host(size) <= limit)))
@@ -334,7 +334,7 @@ def _steps(b: int) -> Any:
 # Measured: bounds of lines of normal data of 150 to 3000 columns are up to 63 times what `blind_factor` counts for one,
 # and those of 209 of 225 kinds of matrices of the campaigns (150 columns) up to 420 times.
 BLIND = 512.0
-AT_ONCE = 256  # columns whose elements are looked at together
+AT_ONCE = 256  # columns whose elements are compared at once
 
 
 def blind_factor(stored: FloatType, terms: int, length: int) -> float:

@@ -1,4 +1,4 @@
-"""Linear systems: SciPy's `lu_solve` and `solve`, with both substitutions checked and the solution certified."""
+"""Solve linear systems, protected: SciPy's `lu_solve` and `solve`, substitutions checked and the solution certified."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def protected_lu_solve(
     Raises
     ------
     SilentDataCorruptionError
-        The solution is wrong, again and again.
+        The solution is wrong and could not be repaired.
     TypeError, ValueError
         Shapes that do not fit, with SciPy's messages; pivots that are no numbers of rows.
 
@@ -257,7 +257,7 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         work.findings.faults.append(wrong_rows("x", verdict, "solved again"))
     else:
         work.findings.statuses.append(Status.UNCORRECTABLE)
-        work.findings.reasons.append(f"a x = b failed the check after {ATTEMPTS} solutions")
+        work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
     _warn_of_condition(A, factors.W)
     sizes, seconds = (n, n, r), work.clock.seconds
     more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode}

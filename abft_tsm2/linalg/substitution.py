@@ -1,4 +1,4 @@
-"""Forward and backward substitution, each checked by its residual and done again where that is wrong."""
+"""Substitute forward and backward; check each solution by its residual, and solve again where that is wrong."""
 
 from __future__ import annotations
 
