@@ -242,6 +242,7 @@ def test_a_fault_that_stays_after_repairs_is_refused(kind: str, stage: str, lowe
     assert (refused.verdict[0], again.verdict) == (Status.UNCORRECTABLE, REPAIRED)
     assert f"after {ROUNDS} repairs" in refused.report.reasons[-1]
     assert again.report.restarted
+    assert "restarted" not in again.report.to_dict()
 
 
 @halves_and_types
