@@ -50,7 +50,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types (non-finite floats as "NaN", "Infinity", "-Infinity")."""
-        return {part.name: _plain(getattr(self, part.name)) for part in fields(self)}
+        return {part.name: _plain(getattr(self, part.name)) for part in fields(self) if part.metadata.get("json", True)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -122,6 +122,7 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "str": _text,
     "int": index,  # refuses 1.5, and makes a bool the number that JSON has to show
     "float": _number,
+    "bool": bool,
     "tuple[int, ...]": each(index),
     "tuple[str, ...]": each(_text),
     "Mapping[str, float]": _numbers,  # a plain dict, not a mapping proxy, because a report has to be picklable
@@ -301,6 +302,8 @@ class Report(Record):
         Position in a batch; the entries of a batch.
     mode : str
         Of a factorisation: "online" or "offline", and why.
+    restarted : bool
+        Whether a factorisation that stayed wrong was done again from its matrix; not in the JSON.
 
     Examples
     --------
@@ -327,6 +330,7 @@ class Report(Record):
     index: tuple[int, ...] = ()
     products: tuple[Report, ...] = ()
     mode: str = field(default="", metadata={"optional": True})
+    restarted: bool = field(default=False, metadata={"optional": True, "json": False})
 
     SCHEMA: ClassVar[str] = "abft_tsm2/report/1"
 
@@ -408,6 +412,7 @@ class Report(Record):
             reasons=tuple(dict.fromkeys(reason for report in reports for reason in report.reasons)),
             seconds=seconds,
             products=tuple(reports),
+            restarted=any(report.restarted for report in reports),
         )
 
     def followed_by(self, later: Report) -> Report:

@@ -22,9 +22,10 @@ import numpy as np
 
 import abft_tsm2
 from abft_tsm2 import Report, Status
+from abft_tsm2.core import blas
 from abft_tsm2.faults.judge.factor_oracle import Matrix, cholesky_error, lu_error, solution_error, unit
-from abft_tsm2.linalg.blocked_lu import unprotected
-from abft_tsm2.linalg.cholesky import unprotected as unprotected_cholesky
+from abft_tsm2.linalg import cholesky as definite
+from abft_tsm2.linalg import lu
 from benchmarks import tables
 from benchmarks.sheet import Sheet
 from benchmarks.timing import machine, overhead, paired
@@ -92,6 +93,34 @@ def grid(sizes: Sequence[int] = SIZES) -> list[Cell]:
 # ---- what is timed -----------------------------------------------------------------------------------------
 
 
+def unprotected(A: Matrix) -> tuple[Matrix, Any]:
+    """The blocked LU without any check: what protection is measured against."""
+    W, pivots = blas.copy_by_columns(A), np.empty(min(A.shape), np.int32)
+    b = lu.block_size(pivots.size)
+    for j in range(0, pivots.size, b):
+        j1 = min(j + b, pivots.size)
+        local, _ = blas.factor_panel(W[j:, j:j1])
+        pivots[j:j1] = local + np.int32(j)
+        blas.exchange_rows(W[j:, :j], local)
+        blas.exchange_rows(W[j:, j1:], local)
+        blas.solve_triangle(W[j:j1, j:j1], W[j:j1, j1:], lower=True, unit=True)
+        blas.add_product(W[j1:, j1:], W[j1:, j:j1], W[j:j1, j1:])
+    return W, pivots
+
+
+def unprotected_cholesky(A: Matrix) -> Matrix:
+    """The same of Cholesky, of a lower triangle."""
+    W, n = blas.copy_by_columns(A), A.shape[0]
+    b = definite.block_size(n)
+    for j in range(0, n, b):
+        j1 = min(j + b, n)
+        if blas.factor_columns(W[j:, j:j1]):
+            raise np.linalg.LinAlgError("not positive definite")
+        blas.subtract_square(W[j1:, j1:], W[j1:, j:j1])
+    blas.clear_above(W)
+    return W
+
+
 def factoring(a: Matrix, online: list[Report]) -> dict[str, Callable[[], Any]]:
     """The ways to factor; the reports of one are kept."""
     from scipy import linalg
@@ -149,7 +178,7 @@ def cholesky(cell: Cell, pairs: int) -> list[Row]:
     a = cell.definite()
     calls = {
         "scipy": lambda: linalg.cholesky(a, lower=True),
-        "unprotected": lambda: unprotected_cholesky(a, lower=True),
+        "unprotected": lambda: unprotected_cholesky(a),
         "online": lambda: abft_tsm2.protected_cholesky(a, lower=True),
     }
     wrong, worst = judged({name: cholesky_error(a, call()) for name, call in calls.items()}, cell.dtype)

@@ -1,4 +1,4 @@
-"""How far rounding alone may move a checksum: every tolerance of the package, with its source.
+"""Bound how far rounding alone moves a checksum: every tolerance of the package, with its source.
 
 With ``s = B v``, ``t = A s`` and ``u = C v``, row i of ``C = alpha A B + beta C0`` has the residual
 ``r_i = u_i - alpha t_i - beta (C0 v)_i = sum_j v_j E_ij + checksum rounding``, E being the rounding error of C.

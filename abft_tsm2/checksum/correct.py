@@ -1,4 +1,4 @@
-"""Location and correction: from suspected lines to wrong elements, by recomputation.
+"""Locate and correct wrong elements of C in suspected lines, by recomputation.
 
 A suspected line is computed again in float64 and compared element by element. An element further off than the
 rigorous rounding bound is wrong beyond doubt. A line whose checksum disagrees though none of its elements does so is
@@ -29,7 +29,7 @@ from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scaled
 from abft_tsm2.core.row_sums import rows_per_block, take_rows, widened
 from abft_tsm2.report import Fault
 
-_FEW_LINES = 16  # and a sixteenth of all: more suspects than these are looked at together
+_FEW_LINES = 16  # and a sixteenth of all: more suspects than these are compared with a second product at once
 _SAMPLE = 8  # the worst lines of a mass suspicion
 _COMPLETE = 8  # so many columns are always completed; more only where several lines point at them
 _TILE_BYTES = 2 << 20  # of one of the dozen temporaries of a recomputed tile
@@ -48,7 +48,7 @@ class _Tile:
 
 
 def few(lines: Side) -> int:
-    """So many suspected lines are looked at one by one."""
+    """The most suspected lines that are recomputed one by one."""
     return max(_FEW_LINES, int(lines.L.shape[0]) // _FEW_LINES)
 
 
@@ -65,7 +65,7 @@ def locate_and_correct(
     mass: bool = False,
     written: Written | None = None,
 ) -> RepairOutcome:
-    """Judge the suspected lines and, where `write`, replace what is wrong.
+    """Locate what is wrong in the suspected lines and, where `write`, replace it.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def locate_and_correct(
     suspects : integer array
         The lines whose check failed, the worst first.
     others : integer array
-        Lines to look at element by element although their check holds.
+        Lines to recompute element by element although their check holds.
     V : (n, r) array
         Scaled weights.
     tau : (m, r) array
@@ -93,7 +93,7 @@ def locate_and_correct(
     surely_wrong = False
     if not mass and suspects.size <= few(lines):
         m = lines.L.shape[0]
-        # Where half of the lines are suspected the others are looked at too: what hit these may have hit all.
+        # Where half of the lines are suspected the others are recomputed too: what hit these may have hit all.
         if 2 * suspects.size >= m:
             others = np.setdiff1d(np.flatnonzero(scale.usable_line), suspects)
         undecided = _line_by_line(lines, scale, np.concatenate([suspects, others]), outcome, write)
@@ -119,7 +119,7 @@ def locate_and_correct(
 
 
 def _recompute(lines: Side, scale: Scale, at: Integers) -> _Tile:
-    """Lines `at` in float64: value, rigorous verdict, distance.
+    """Recompute lines `at` in float64: value, rigorous verdict, distance.
 
     exact = gain (L R) + beta C0,  S = |gain| |L||R| + |beta C0|,  H^2 = gain^2 (L o L)(R o R) + (beta C0)^2
     """
@@ -235,11 +235,11 @@ def _common_columns(lines: Side, scale: Scale, at: Integers, outcome: RepairOutc
 
 def _complete_columns(lines: Side, scale: Scale, outcome: RepairOutcome, write: bool) -> None:
     """Recompute whole columns; replace what is wrong and what is out of the ordinary."""
-    across, turned = lines.across(), scale.across()
+    across, scale_across = lines.across(), scale.across()
     columns = np.asarray(sorted(outcome.columns), np.int64)
     m, k = lines.L.shape
     known = {(f.rows, f.columns) for f in outcome.faults}
-    for tile in _tiles(across, turned, columns):
+    for tile in _tiles(across, scale_across, columns):
         outcome.multiplications += tile.at.size * m * k
         usable = scale.usable_line[None, :]
         outliers, all_of_it = _outliers(tile.distance)
@@ -286,7 +286,7 @@ def _multiply_again(
 ) -> None:
     """Compare lines with a second product, and replace C by it where one of them is wrong."""
     second, wrong = compare(lines, scale, at, V, tau, outcome, foreign=foreign)
-    # A line in which an Inf is right has no residual: what differs in it is looked at element by element.
+    # A line in which an Inf is right has no residual: what differs in it is recomputed element by element.
     by_element = ~second.equal & ~second.finite
     if by_element.any():
         undecided = _line_by_line(lines, scale, at[by_element], outcome, write)

@@ -1,7 +1,7 @@
-"""The decision procedure: from a failed check to a verdict, with as many repairs as it takes.
+"""Diagnose a failed check: from suspected lines to statuses, faults and repairs.
 
-In order: Did an operand change since it was encoded? Was it the checksum that was wrong? Computed anew with care,
-which lines still disagree? Which elements of those are wrong? After each repair the whole of C is verified again.
+In order: Did an operand change since it was encoded? Was it a checksum that was wrong? Verified rescaled, which lines
+still disagree? Which elements of those are wrong? After each repair the whole of C is verified again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _ROUNDS = 3  # repairs before giving up: each starts from what the last one left
 
 @dataclass
 class Decision:
-    """What one side's check came to.
+    """The diagnosis of one side: statuses, faults and what was done.
 
     Attributes
     ----------
     statuses : list of Status
         Every status that holds; empty when all is well.
     changed : list of str
-        Which of "L", "R", "C0" changed after they were encoded; nothing else was looked at then.
+        Which of "L", "R", "C0" changed after they were encoded; nothing else was verified then.
     """
 
     check: Check
@@ -71,11 +71,11 @@ def diagnose(
     earlier: NDArray[np.int64] | None = None,
     corrected: Callable[[], None] = lambda: None,
 ) -> Decision:
-    """Find out what a verdict that is not all ok means, and repair C where `write`.
+    """Diagnose a verdict that is not all ok, and repair C where `write`.
 
     Parameters
     ----------
-    lines : Lines
+    lines : Side
     expected, u, verdict
         What the fast check computed and found.
     write : bool
@@ -102,24 +102,24 @@ def diagnose(
         decision.suspicions = int(np.count_nonzero(~verdict.ok))
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
-    scrutiny = verify_rescaled(lines, V)
+    rescaled = verify_rescaled(lines, V)
     found: list[Fault] = []
     mass, written, excused = False, Written(), 0.0
     for turn in range(_ROUNDS + 1):
-        suspects = np.flatnonzero(~scrutiny.verdict.ok)
+        suspects = np.flatnonzero(~rescaled.verdict.ok)
         others = suspects[:0]
         if turn == 0 and earlier is not None:
             others = np.setdiff1d(earlier, suspects)
         if suspects.size + others.size == 0:
             break
-        worst_first = suspects[np.argsort(-scrutiny.verdict.residual[suspects], kind="stable")]
+        worst_first = suspects[np.argsort(-rescaled.verdict.residual[suspects], kind="stable")]
         outcome = locate_and_correct(
             lines,
-            scrutiny.scale,
+            rescaled.scale,
             worst_first,
-            others[scrutiny.scale.usable_line[others]],
-            scrutiny.V,
-            scrutiny.tau,
+            others[rescaled.scale.usable_line[others]],
+            rescaled.V,
+            rescaled.tau,
             write=write and turn < _ROUNDS,
             foreign=foreign,
             mass=mass,
@@ -141,8 +141,8 @@ def diagnose(
             found += outcome.faults
             if write:
                 decision.reasons.append(
-                    f"{_ROUNDS} repairs did not hold: {suspects.size} {lines.side} of C still disagree; "
-                    "the machine is damaging data faster than it can be recomputed"
+                    f"{suspects.size} {lines.side} of C still disagree after {_ROUNDS} repairs: "
+                    "the data change faster than they are recomputed; compute the product on another machine"
                 )
             break
         found += outcome.faults
@@ -152,22 +152,22 @@ def diagnose(
         since = differing(lines, now, recompute(lines, expected))
         if since is not None:
             return decision.input_changed({"s": "R", "t": "L", "t0": "C0"}[since.operand])
-        scrutiny = verify_rescaled(lines, V, scrutiny.scale)
+        rescaled = verify_rescaled(lines, V, rescaled.scale)
     if found:
         decision.faults += found
         decision.suspicions = 0
         if Status.UNCORRECTABLE not in decision.statuses:
             decision.statuses.append(Status.CORRECTED)
-    decision.check = scrutiny.verdict.check.certain_from(excused)
-    decision.reasons += unverifiable(lines, scrutiny.scale)
-    if not (scrutiny.scale.usable_line.all() and scrutiny.scale.usable_column.all()):
+    decision.check = rescaled.verdict.check.certain_from(excused)
+    decision.reasons += unverifiable(lines, rescaled.scale)
+    if not (rescaled.scale.usable_line.all() and rescaled.scale.usable_column.all()):
         decision.statuses.append(Status.UNVERIFIABLE)
         decision.suspicions = 0
     return decision
 
 
 def unverifiable(lines: Side, scale: Scale) -> list[str]:
-    """Which parts of C nothing can be said about, in the user's terms."""
+    """Name the parts of C that cannot be checked, in the user's terms."""
     reasons = []
     rows_first = lines.side == "rows"
     for usable, line in ((scale.usable_line, rows_first), (scale.usable_column, not rows_first)):

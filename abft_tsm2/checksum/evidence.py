@@ -1,4 +1,4 @@
-"""Evidence on single lines and elements: how far they are from an accurate product, and how far rounding may be.
+"""Measure the errors of single lines and elements against an accurate product, and bound what rounding may leave.
 
 The bounds that raise suspicions are statistical; a line that exceeds one may be right, where its roundings have one
 direction (long sums of equal terms). What decides then is the line's own error, against what honest arithmetic was
@@ -22,7 +22,7 @@ _TERMS = 1 << 22  # products of elements held at a time
 
 
 def line_errors(lines: Side, scale: Scale, at: Integers, X: Array, columns: Integers | None = None) -> Floats:
-    """How far lines of a product are from ``alpha L R + beta C0``, in the scaled domain, on the host.
+    """Measure the errors of lines of a product, against ``alpha L R + beta C0``; scaled, on the host.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def _columns(X: Array, columns: Integers) -> Array:
 
 
 def summed_in_order(lines: Side, line: int, columns: Integers) -> Array:
-    """Elements of a line, their terms summed from the first to the last: (1, columns), on the device of C.
+    """Sum the terms of elements of a line from the first to the last: (1, columns), on the device of C.
 
     No honest order of summation rounds much worse where all roundings have one direction.
     """
@@ -71,7 +71,7 @@ def summed_in_order(lines: Side, line: int, columns: Integers) -> Array:
 
 
 def sequential_errors(lines: Side, scale: Scale, line: int, columns: Integers) -> Floats:
-    """The most that these elements of a line may be off by when they were summed in order, from either end; scaled.
+    """Bound the errors of elements of a line that were summed in order, from either end; scaled.
 
     The partial sums ``S_l = sum_{p <= l} l_ip r_pj`` are what a running error bound is made of.
     """

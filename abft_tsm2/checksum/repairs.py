@@ -1,9 +1,8 @@
-"""What a repair writes into C, and what the report says of it."""
+"""Write recomputed elements into C, and record the faults they repair for the report."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ class Written:
 
 @dataclass
 class RepairOutcome:
-    """What one round of location and correction found; written to by the steps of `abft_tsm2.checksum.correct`.
+    """The findings of one round of `abft_tsm2.checksum.correct`, whose steps add to them.
 
     `excused`: a change of so many bounds of its line would have been found in those that were cleared.
     """
@@ -58,6 +57,7 @@ def place(lines: Side, line: int, position: int) -> tuple[tuple[int, ...], tuple
 def line_faults(
     lines: Side, line: int, wrong: Mask, found: Floats, value: Floats, whole: bool, write: bool
 ) -> list[Fault]:
+    """The faults of one line: one of the `whole` line, or one for each wrong element."""
     if whole:
         return [fault(lines, "row", line, (), wrong, found, value, write)]
     faults = []
@@ -77,11 +77,11 @@ def fault(
     value: Floats,
     write: bool,
 ) -> Fault:
+    """The fault of the `wrong` elements of a line, in rows and columns of the user's C."""
     with np.errstate(all="ignore"):
         off = np.abs(found - value)[wrong]
     magnitude = float("nan") if np.isnan(off).any() else float(off.max(initial=0.0))
     rows, columns = ((line,), at) if lines.side == "rows" else (at, (line,))
     if kind == "row" and lines.side == "columns":
         kind = "column"
-    kinds: Any = kind
-    return Fault("C", kinds, rows, columns, int(np.count_nonzero(wrong)), magnitude, RECOMPUTED if write else "")
+    return Fault("C", kind, rows, columns, int(np.count_nonzero(wrong)), magnitude, RECOMPUTED if write else "")

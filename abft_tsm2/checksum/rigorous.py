@@ -1,4 +1,4 @@
-"""What rounding may do to an element of a product, a factorisation or a solution, whatever its pattern: evidence.
+"""Bound the rounding of single elements of products, factorisations and solutions, whatever its pattern.
 
 Unlike those of `abft_tsm2.checksum.bounds` for whole lines, they take nothing for random: an honest result of any order
 of additions never exceeds them, underflow included. Sources: N. J. Higham, Accuracy and Stability of Numerical

@@ -1,4 +1,4 @@
-"""The same product once more, beside the first one: which of the lines that failed their check are wrong.
+"""Compare suspected lines with a second product, multiplied in the same manner: which of them are wrong.
 
 Lines that were not suspected are the controls. Where they come back bit for bit, the second product is the same
 computation, and a suspect that differs from it is wrong. Where they differ, or there are none, it may be another one,
@@ -27,7 +27,7 @@ _TILE_BYTES = 2 << 20  # of one of the temporaries of some lines
 
 @dataclass(frozen=True, eq=False)
 class Second:
-    """Suspected lines beside those of the second product, on the host.
+    """Suspected lines compared with those of the second product, on the host.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ def _outlying_from(size: Floats, tau: Floats) -> Floats:
 def compare(
     lines: Side, scale: Scale, at: Integers, V: Floats, tau: Floats, outcome: RepairOutcome, *, foreign: bool
 ) -> tuple[Second, Mask]:
-    """A second product beside the suspects `at`, and which of those that are finite are wrong.
+    """Compare the suspects `at` with a second product; tell which of those that are finite are wrong.
 
     Elements of a product from elsewhere that stand out are added to the outcome's faults.
     """
@@ -206,13 +206,13 @@ def excusable(lines: Side, weights: Array) -> float:
         C=part(lines.C),
         C0=None if lines.C0 is None else part(lines.C0),
     )
-    look = verify_rescaled(few, xp.take(weights, along, axis=0))
+    again = verify_rescaled(few, xp.take(weights, along, axis=0))
     every = np.arange(columns.size)
     with np.errstate(all="ignore"):
-        errors = line_errors(few, look.scale, np.arange(rows.size), few.C)
-        usual = weighted_norms(errors, look.V) / look.tau
-        most = np.stack([sequential_errors(few, look.scale, i, every) for i in range(rows.size)])
-        known = np.maximum(OUTLIER * np.maximum(usual, 1 / OUTLIER), weighted_norms(most, look.V) / look.tau)
+        errors = line_errors(few, again.scale, np.arange(rows.size), few.C)
+        usual = weighted_norms(errors, again.V) / again.tau
+        most = np.stack([sequential_errors(few, again.scale, i, every) for i in range(rows.size)])
+        known = np.maximum(OUTLIER * np.maximum(usual, 1 / OUTLIER), weighted_norms(most, again.V) / again.tau)
     return 2 * float(np.max(known, where=np.isfinite(known), initial=1.0))
 
 

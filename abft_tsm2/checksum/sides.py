@@ -1,11 +1,11 @@
-"""A product seen along the lines that one side checks, and its exact rescaling.
+"""View a product along the lines that one side checks, and rescale it exactly.
 
 Rows of C are checked with ``C v = A (B v)``; its columns are the rows of ``C^T = B^T A^T``. So everything behind
 the encoding knows one case only: *lines* of C (m of them, n long) ``= alpha L R + beta C0``, with L (m x k) and
 R (k x n) and all of them views.
 
-When something looks wrong, the numbers are looked at again in a domain where nothing overflows or underflows: each
-line i is divided by ``2^E_i`` and each position j by ``2^e_j``, exactly.
+What fails its check is verified rescaled, in a domain where nothing overflows or underflows: each line i is divided by
+``2^E_i`` and each position j by ``2^e_j``, exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Side:
     L, R, C, C0 : arrays (m, k), (k, n), (m, n), (m, n) or None
         Views of the user's arrays; C0 is None where beta is 0.
     again : callable
-        ``again()`` multiplies once more, the way C was computed and into the same layout; (m, n).
+        ``again()`` multiplies once more, as C was computed and into the same layout; (m, n).
     terms : int
         Roundings in one element: k, and those of alpha and beta.
     partial : bool
@@ -138,7 +138,7 @@ def _log2(x: float) -> float:
 
 
 def scale_of(lines: Side) -> Scale:
-    """Look at all operands once and choose the powers of two. Synchronises with the host."""
+    """Choose the powers of two from one read of all operands. Synchronises with the host."""
     left_norm, right_norm = log2_column_norms(lines.L.T), log2_column_norms(lines.R)
     left, right = exponents(left_norm), exponents(right_norm)
     usable_line, usable_column = finite_lines(lines.L), finite_lines(lines.R.T)

@@ -1,4 +1,4 @@
-"""Integer checksums of a stored matrix: find, locate and restore wrong bits, exactly.
+"""Encode, verify, locate and restore a stored matrix bit for bit, by integer checksums.
 
 The bit pattern of an element is one word (16 or 32 bits) or, for float64, two (its 32-bit halves). For each
 row, each column and each word, two sums are kept modulo 2**64:

@@ -1,10 +1,10 @@
-"""Verification: is the residual of every line within what rounding explains?
+"""Verify the lines of C: compare their residuals with what rounding explains, fast and then rescaled.
 
-Two looks. `predict`, `recompute_checksum` and `judge` are the fast one, on every product: each matrix is read once, and
-the 2-norms behind the bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a
-residual within the bound it gives is within the true bound; the few lines that are not are looked at with the whole.
-`verify_rescaled` is the careful one, for what remains: everything is computed anew, rescaled so that nothing overflows,
-without the columns and lines that hold NaN or Inf from the start.
+`predict`, `recompute_checksum` and `judge` verify every product: each matrix is read once, and the 2-norms behind the
+bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a residual within the
+bound it gives is within the true bound; the few lines that are not are compared with the whole. `verify_rescaled`
+verifies what remains: everything is computed anew, rescaled so that nothing overflows, without the columns and lines
+that hold NaN or Inf from the start.
 
 Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fault, and so is a bound that overflowed.
 """
@@ -30,11 +30,11 @@ _MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before t
 
 @dataclass(frozen=True, eq=False)
 class PredictedSums:
-    """What must hold of C, computed before the product.
+    """The predicted sums of C, computed before the product.
 
     Attributes
     ----------
-    carried : Carried
+    carried : OperandChecksum
         V and ``s = R V``.
     t : (m, r) array of float64
         ``L s``.
@@ -64,7 +64,7 @@ class PredictedSums:
 
 @dataclass(frozen=True, eq=False)
 class SideVerdict:
-    """The outcome of one look at all lines; host arrays.
+    """The verdict on all lines; host arrays.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class SideVerdict:
 
 
 def predict(lines: Side, right: OperandChecksum) -> PredictedSums:
-    """The A pass: one read of L (and of C0)."""
+    """Predict the sums of C from the operand checksum: one read of L (and of C0)."""
     V = right.weights
     products = weighted_squares(lines.L, right.squares)
     t = encoding_pass(lines.L, right.sums, partial=lines.partial)
@@ -91,7 +91,7 @@ def predict(lines: Side, right: OperandChecksum) -> PredictedSums:
 
 
 def recompute_checksum(lines: Side, right: OperandChecksum) -> Array:
-    """The C pass, ``u = C V`` (m, r): one read of C."""
+    """Recompute the checksum of C, ``u = C V`` (m, r): one read of C."""
     return encoding_pass(lines.C, right.weights, partial=lines.partial)
 
 
@@ -146,10 +146,10 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     ratio = _ratio(residual, tau)
     seen = ~ok  # these get their true bound, and so do the few that came closest
     seen[np.argpartition(np.where(ok, -ratio, 0.0), _FEW)[:_FEW] if ok.size > _FEW else slice(None)] = True
-    look = np.flatnonzero(seen)
+    closer = np.flatnonzero(seen)
     V2 = expected.carried.weights * expected.carried.weights
     q2 = None
-    for at in _portions(look, max(lines.R.shape)):
+    for at in _portions(closer, max(lines.R.shape)):
         whole = weighted_squares(_gather(lines.C, at), V2, wide=True)
         compare(at, whole)
         bad = at[~ok[at]]
@@ -158,8 +158,8 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
                 q2 = weighted_squares(lines.R, V2, wide=True)
             products2[bad] = _host(weighted_squares(_gather(lines.L, bad), q2, wide=True))
             compare(bad, _host(whole)[np.isin(at, bad)], 1.0)
-    ratio[look] = _ratio(residual[look], tau[look])
-    bounds = tau[look].max(axis=1, initial=0.0)
+    ratio[closer] = _ratio(residual[closer], tau[closer])
+    bounds = tau[closer].max(axis=1, initial=0.0)
     bounds = bounds[np.isfinite(bounds)]
     bound_seen = float(middle(bounds)) if bounds.size else 0.0
     return SideVerdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
@@ -201,7 +201,7 @@ def _check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: floa
 
 
 def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
-    """The checksums of the operands once more, with the same weights, in the same order of summation."""
+    """Recompute the checksums of the operands, with the same weights and in the same order of summation."""
     old = expected.carried
     from_old = predict(lines, old)  # t from the s it was made of: a difference in s is told from one in L
     return replace(from_old, carried=carried(lines.R, old.weights, partial=old.partial))
@@ -210,7 +210,7 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
 def differing(
     lines: Side, old: PredictedSums, new: PredictedSums, u: tuple[Array | None, Array | None] = (None, None)
 ) -> Fault | None:
-    """The first of the checksums s, t, t0, u that differs between two evaluations, of which one is the older."""
+    """Name the first of the checksums s, t, t0, u that differs between two evaluations, of which one is the older."""
     apart = _Apart(lines, new, old.carried.lasting)
     for name, then, now in (
         ("s", old.carried.sums, new.carried.sums),
@@ -229,7 +229,7 @@ def differing(
 
 
 def changed_operands(lines: Side, expected: PredictedSums, now: PredictedSums) -> list[str]:
-    """The operands ("R", "L", "C0") that are not what was encoded; `now`: the checksums once more.
+    """Name the operands ("R", "L", "C0") that are not what was encoded; `now`: the checksums, recomputed.
 
     A checksum is a fingerprint of what it was computed from. Where it differs from what the operand gives now, and so
     does its copy, the operand changed; where one of the two agrees, the other was hit. Of s and V, from which others
@@ -292,16 +292,16 @@ class _Apart:
         return np.asarray(~same), off
 
 
-# ---- the careful look ---------------------------------------------------------------------------------------------
+# ---- rescaled ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Scrutiny:
-    """The careful look: verdict, the scale it was taken in, and what a change of a line is measured with.
+class RescaledVerdict:
+    """The verdict of `verify_rescaled`, its scale, and what a change of a line is measured with.
 
     Attributes
     ----------
-    verdict : Verdict
+    verdict : SideVerdict
         Lines that cannot be checked count as ok.
     scale : Scale
     V : (n, r) array
@@ -316,8 +316,8 @@ class Scrutiny:
     tau: Floats
 
 
-def verify_rescaled(lines: Side, weights: Array, scale: Scale | None = None) -> Scrutiny:
-    """Compute everything anew, exactly rescaled, in blocks. Synchronises with the host."""
+def verify_rescaled(lines: Side, weights: Array, scale: Scale | None = None) -> RescaledVerdict:
+    """Verify all lines anew, exactly rescaled, in blocks. Synchronises with the host."""
     scale = scale_of(lines) if scale is None else scale
     L, R, C, C0, a = lines.L, lines.R, lines.C, lines.C0, lines.arithmetic
     m, (k, n) = L.shape[0], R.shape
@@ -367,4 +367,4 @@ def verify_rescaled(lines: Side, weights: Array, scale: Scale | None = None) -> 
     seen = in_users_units[usable & np.isfinite(in_users_units)]  # a line with an Inf that is right has no bound
     bound = float(middle(seen)) if seen.size else 0.0
     check = _check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))
-    return Scrutiny(SideVerdict(ok, ratio, check), scale, V, tau)
+    return RescaledVerdict(SideVerdict(ok, ratio, check), scale, V, tau)

@@ -1,4 +1,4 @@
-"""Weight columns: what a matrix is multiplied by to be encoded.
+"""Choose the weights: the columns that a matrix is multiplied by to be encoded.
 
 A checksum of a row is ``sum_j v_j c_ij``. Random signs make the rounding errors of the n terms add like ``sqrt(n)``
 whatever the data are (Hoeffding 1963); signs nearly in balance keep the mean of the data from drowning the rest;

@@ -1,4 +1,4 @@
-"""X - L R with an error far below the roundoff of X's own type: evidence, where bounds of rounding raise a suspicion.
+"""Compute X - L R with an error far below the roundoff of X's own type, by error-free splitting.
 
 Products of float32 and 16-bit elements are exact in float64, which adds them up. Elements of float64 are split without
 error (K. Ozaki, T. Ogita, S. Oishi and S. M. Rump, Error-free transformations of matrix multiplication, Numer.

@@ -1,9 +1,9 @@
-"""The steps of a blocked factorisation, in place: factor a panel, exchange rows, solve with a triangle, subtract a
-product.
+"""Call BLAS and LAPACK in place, for the steps of blocked factorisations: factor a panel, exchange rows, solve with a
+triangle, subtract a product.
 
 On NumPy they are SciPy's BLAS and LAPACK, working on parts of a larger matrix where they lie: SciPy's wrappers copy
 what is not contiguous as a whole, so the routines are called by the addresses that ``scipy.linalg.cython_blas`` and
-``cython_lapack`` export. The products with a few columns in between go the same way. NumPy's matmul would serve them
+``cython_lapack`` export. The products with a few columns in between go to BLAS as well. NumPy's matmul would serve them
 as well, but brings threads of its own, and two pools that take turns keep each other from the cores: 40 ms instead
 of 16 for a product of 1024 x 1024 matrices with a thin one after it, on two cores.
 
@@ -350,14 +350,14 @@ def copy_by_columns(A: Array, extra: int = 0) -> Array:
     Tile by tile where A is row-major, so that what is read and what is written both stay in the cache.
     """
     m, n = A.shape
-    room = like_columns(A, (m, n + extra))
+    copy = like_columns(A, (m, n + extra))
     if not is_numpy(A) or A.strides[0] <= A.strides[1]:
-        room[:, :n] = A
-        return room
+        copy[:, :n] = A
+        return copy
     for j in range(0, n, TILE):
         for i in range(0, m, TILE):
-            room[i : i + TILE, j : min(j + TILE, n)] = A[i : i + TILE, j : j + TILE]
-    return room
+            copy[i : i + TILE, j : min(j + TILE, n)] = A[i : i + TILE, j : j + TILE]
+    return copy
 
 
 DEFINITE_NARROW = 64  # columns that are factored at a time

@@ -1,4 +1,4 @@
-"""The product that is protected: the array library's own, with BLAS's alpha, beta and c around it.
+"""Multiply by the array library's own product, with BLAS's alpha, beta and c around it: what is protected.
 
 float32 and float64 go to the library in one call. 16-bit operands are multiplied through float32 in blocks and
 rounded once, because NumPy's own 16-bit product is neither fast nor accurate; no operand is copied whole.

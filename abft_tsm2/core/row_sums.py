@@ -1,4 +1,4 @@
-"""Passes that read a large matrix once: weighted sums, sums of squares, fingerprints.
+"""Read a large matrix once, for its weighted sums, sums of squares or fingerprint, on any array library.
 
 Encoding and checking are both products of a large matrix with a few weight columns; what they cost is the reading
 of the large matrix. So each pass walks it once, in blocks that fit the cache and follow the storage order, whichever
@@ -92,7 +92,7 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
     Returns
     -------
     Y : (p, r) array of float64 or, for narrower X, float32
-        Statistics need two digits. Where it overflows the caller looks again.
+        Statistics need two digits. Where it overflows the caller computes wider.
     """
     xp, on_numpy = namespace(X), is_numpy(X)
     kind = xp.float64 if wide or not on_numpy or X.dtype.itemsize == 8 else xp.float32

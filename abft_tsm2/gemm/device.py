@@ -13,7 +13,7 @@ from typing import Any
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.device.layout import CarriedChecksum
-from abft_tsm2.checksum.device.record import CallInfo, DeviceVerdict, Outcome
+from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict
 from abft_tsm2.core import memory
 from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.gemm.host import Hook
@@ -173,7 +173,7 @@ class DeviceProduct:
             if verdict.repaired:
                 verdict.give_up()
         if faults and verdict.settled and self._operands_changed(sequence):
-            verdict.outcome = Outcome.UNSETTLED
+            verdict.outcome = DeviceOutcome.UNSETTLED
         verdict.faults = faults + verdict.faults
         verdict.replaced |= bool(faults)
         return verdict

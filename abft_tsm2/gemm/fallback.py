@@ -14,7 +14,7 @@ import numpy as np
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.device.check import DeviceOperandChecksum, carried_on_device
 from abft_tsm2.checksum.device.layout import CarriedChecksum
-from abft_tsm2.checksum.device.record import DeviceVerdict, Outcome
+from abft_tsm2.checksum.device.record import DeviceOutcome, DeviceVerdict
 from abft_tsm2.checksum.encode import OperandChecksum, carried
 from abft_tsm2.checksum.sides import Side
 from abft_tsm2.core.matmul import same_layout
@@ -204,7 +204,7 @@ class HostFallback(Product):
             elif Status.INPUT_CHANGED not in self.statuses:
                 self.statuses.append(Status.INPUT_CHANGED)
             return self.summary()
-        held = self.verdict.outcome is not Outcome.NOT_HELD
+        held = self.verdict.outcome is not DeviceOutcome.NOT_HELD
         self.settle([self.encode(side) for side in self.verdict.info.sides])
         if self.differences.hit is not None:
             self.statuses.append(Status.CHECKSUM_FAULT)

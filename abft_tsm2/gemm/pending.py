@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from abft_tsm2.arrays import Array, float_type
-from abft_tsm2.checksum.device.record import DeviceVerdict, Outcome, clean
+from abft_tsm2.checksum.device.record import DeviceOutcome, DeviceVerdict, clean
 from abft_tsm2.core import memory
 from abft_tsm2.gemm import fallback
 from abft_tsm2.gemm.device import DeviceProduct, products_of
@@ -76,7 +76,7 @@ class Pending:
         gone = any(array is None and weak is not None for array, weak in zip(arrays, self._arrays, strict=True))
         report, why = verdict.report(), "its operands are gone"
         # Right in every element, whatever its operands are by now; perhaps less sharp than can be, as its limit says.
-        if verdict.outcome <= Outcome.CLEARED and (gone or not verdict.missed):
+        if verdict.outcome <= DeviceOutcome.CLEARED and (gone or not verdict.missed):
             return report if verdict.explained else replace(report, suspicions=verdict.flagged)
         if not gone:
             report, right = self._verify_again(report, *arrays)
@@ -84,7 +84,7 @@ class Pending:
                 return replace(report, suspicions=max(report.suspicions, verdict.flagged))
             why = "it still disagrees"
         failed = f"{verdict.flagged} lines of C failed the check, more than the device repairs by itself"
-        if verdict.outcome is Outcome.NO_VERDICT:
+        if verdict.outcome is DeviceOutcome.NO_VERDICT:
             failed = "the device has left no verdict on C"
         reason = f"{failed}, and {why}: repeat the product under errstate(sync=True)"
         return replace(report, status=Status.UNCORRECTABLE, also=(), reasons=(*report.reasons, reason))

@@ -1,4 +1,4 @@
-"""Finished factors, looked at as they lie in memory: sums against those taken when they were made, and A against L U.
+"""Certify finished LU factors as they lie in memory: against the sums kept when they were made, and against A.
 
 Online, every line of L and U was checked when it was made, and g = w'L and y = U v were kept. So one reading of both,
 which has to give the same sums again, and ``w'A v = g y`` as a whole, certify the factorisation. Where nothing was
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound
 from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.blas import multiply_triangle, product
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums, wide
+from abft_tsm2.linalg.evidence import Evidence, Lines, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, unit_lower
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines
+from abft_tsm2.linalg.outcome import FactorOutcome, check_of
+from abft_tsm2.report import SIDES, Check
 
 BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
-LOOKED_AT = 64  # lines whose norms are computed one by one
+FEW = 64  # lines whose norms are computed one by one
 EXPLAINED = 8  # lines whose elements are computed; evidence of the whole is as soon where there are more
 
 
@@ -66,7 +69,7 @@ def product_sums(W: Array, carried: LuChecksums) -> tuple[Array, Array]:
 
 
 def changed(W: Array, carried: LuChecksums, wL: Array, Uv: Array) -> tuple[list[int], list[int]]:
-    """Columns of L and rows of U that are no longer what they were, or whose g or y is not.
+    """Find columns of L and rows of U that are no longer what they were, or whose g or y is not.
 
     A norm that the bound needs is first guessed: |g| itself estimates it, as does that of A's column over the pivot,
     and |l| <= 1 limits it. Lines that are flagged get theirs computed.
@@ -167,7 +170,7 @@ def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, Li
         verdict = LineCheck.of(residuals[side], bound)
         if not verdict.clean:
             far = np.flatnonzero(~to_host(verdict.ok))
-            if far.size <= LOOKED_AT:
+            if far.size <= FEW:
                 for line, more in zip(far.tolist(), to_host(_norms_of(W, carried, far, side)).tolist(), strict=True):
                     reach[line] = reach[line] + more
                 bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
@@ -187,6 +190,57 @@ def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, Li
             for line in flagged.tolist() if flagged.size <= EXPLAINED else ():
                 verdict.ok[line] = _explained(A, W, carried, line, axis)
     return rows, columns
+
+
+class Certificate(NamedTuple):
+    """What is known of a factorisation when nothing but its result is.
+
+    Attributes
+    ----------
+    outcome : FactorOutcome
+    rows, columns : tuple of int
+        In which L U is not P A; empty where the pivots are none.
+    blind : pair of boolean arrays, or None
+        Lines with elements that the sums of neither side show.
+    checks : tuple of Check
+        For the report.
+    """
+
+    outcome: FactorOutcome
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    blind: Lines | None = None
+    checks: tuple[Check, ...] = ()
+
+    def after(self, found: Evidence) -> Certificate:
+        """The certificate once evidence has decided about its suspects; they stay where evidence names no lines."""
+        if found.right:
+            return self._replace(outcome=FactorOutcome.CERTIFIED, rows=(), columns=())
+        if not found.rows:
+            return self._replace(outcome=FactorOutcome.DISAGREES)
+        rows, columns = (tuple(sorted(lines)) for lines in (found.rows, found.columns))
+        return self._replace(outcome=FactorOutcome.DISAGREES, rows=rows, columns=columns)
+
+
+def certified(A: Array, W: Array, pivots: Any, encoding: MatrixChecksums) -> Certificate:
+    """Verify a factorisation of which nothing is known: by the `certificate`, and multipliers that are at most 1."""
+    K = min(W.shape)
+    carried = LuChecksums(A, encoding, W)
+    if not carried.order_by(pivots):
+        return Certificate(FactorOutcome.DISAGREES)
+    carried.g[...], carried.y[...] = read(W, carried, K, K)
+    carried.count_operations()
+    verdicts = certificate(A, W, carried)
+    rows, columns = ({*np.flatnonzero(~to_host(verdict.ok)).tolist()} for verdict in verdicts)
+    columns |= {*carried.too_large()}
+    checks = tuple(
+        check_of(side, verdict.residual, verdict.bound, weight)
+        for side, verdict, weight in zip(SIDES, verdicts, (carried.v, carried.w), strict=True)
+    )
+    blind = blind_lines(A, carried, (verdicts[0].bound, verdicts[1].bound))
+    suspected = rows or columns or blind is not None
+    outcome = FactorOutcome.SUSPECTED if suspected else FactorOutcome.CERTIFIED
+    return Certificate(outcome, tuple(sorted(rows)), tuple(sorted(columns)), blind, checks)
 
 
 def _norms_of(W: Array, carried: LuChecksums, lines: Any, axis: int) -> Array:
@@ -235,7 +289,7 @@ def _norms_through(W: Array, weight: Array, *, left: bool = False) -> Array:
 
 def _explained(A: Array, W: Array, carried: LuChecksums, line: int, axis: int) -> bool:
     """Whether every element of one row (axis 0) or column (1) of PA - LU is what rounding usually is, and no more than
-    it may be: evidence does not look at it again."""
+    it may be; evidence does not compare it again."""
     xp, K, place = carried.xp, min(W.shape), from_host(carried.place, W)
     if axis == 0:
         one = xp.zeros(K, dtype=xp.float64, device=W.device)

@@ -1,6 +1,7 @@
-"""Protected Cholesky factorisation: SciPy's `cholesky` and `cho_factor`, the factor checked, repaired and certified.
+"""Factor a positive definite matrix by Cholesky, protected: SciPy's `cholesky` and `cho_factor`, and their steps.
 
-`abft_tsm2.linalg.blocked_cholesky` is the factorisation.
+The loop over blocks is `abft_tsm2.linalg.blocked`, the checksums are `abft_tsm2.linalg.cholesky_checks` and the repairs
+`abft_tsm2.linalg.cholesky_repair`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, namespace
-from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, subtract_square
-from abft_tsm2.linalg.blocked_cholesky import CholeskyFactorisation, block_size
-from abft_tsm2.linalg.blocked_lu import Clock, Hook
-from abft_tsm2.linalg.inputs import as_array, for_blas, over_batch, report_of, stacked
-from abft_tsm2.linalg.lu import check_options
-from abft_tsm2.linalg.outcome import FACTORS, Findings
-from abft_tsm2.report import Check, Fault, Report
+from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, factor_definite
+from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
+from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
+from abft_tsm2.linalg.cholesky_repair import CholeskyRepair, NotDefinite
+from abft_tsm2.linalg.evidence import Evidence, definite_evidence, runs
+from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, stacked
+from abft_tsm2.linalg.outcome import FACTORS, Clock, FactorOutcome, Findings, Origin, Unrepairable, check_of
+from abft_tsm2.report import Check, Fault, Report, Status
 
 
 def protected_cholesky(
@@ -106,8 +108,8 @@ def protected_cholesky(
     >>> bool(np.allclose(L @ L.T, A))
     True
     """
-    asked = CholeskyOptions("cholesky", bool(lower), True, block, on_stage, on_error)
-    c, report = _factored(a, asked, check_finite)
+    options = CholeskyOptions(block=block, on_stage=on_stage, on_error=on_error, lower=bool(lower), clear=True)
+    c, report = _factored(a, options, check_finite)
     return (c, report) if return_report else c
 
 
@@ -163,66 +165,60 @@ def protected_cho_factor(
     >>> bool(np.allclose(A @ x, 1))
     True
     """
-    asked = CholeskyOptions("cho_factor", bool(lower), False, block, on_stage, on_error)
-    c, report = _factored(a, asked, check_finite)
+    options = CholeskyOptions(block=block, on_stage=on_stage, on_error=on_error, lower=bool(lower), clear=False)
+    c, report = _factored(a, options, check_finite)
     return ((c, lower), report) if return_report else (c, lower)
 
 
-@dataclass(frozen=True)
-class CholeskyOptions:
-    """How matrices are to be factored."""
+@dataclass(frozen=True, kw_only=True)
+class CholeskyOptions(FactorOptions):
+    """Those of Cholesky: which triangle, and whether there are to be zeros in the other one."""
 
-    function: str
     lower: bool
     clear: bool
-    block: int | None
-    on_stage: Hook | None
-    on_error: str | None
 
 
-def _factored(a: Any, asked: CholeskyOptions, check_finite: bool) -> tuple[Array, Report]:
+def _factored(a: Any, options: CholeskyOptions, check_finite: bool) -> tuple[Array, Report]:
     """Factor a matrix, or a stack of them, and deliver the report."""
-    policy.check_on_error(asked.on_error)
-    check_options("online", asked.block)
     A = as_array(a, "a", check_finite=check_finite)
     if A.ndim < 2:
         A = namespace(A).reshape(A, (1, -1))
     *batch, m, n = A.shape
     if 0 in batch:
-        raise ValueError(f"`{asked.function}` does not support zero-size batches.")
+        function = "cholesky" if options.clear else "cho_factor"
+        raise ValueError(f"`{function}` does not support zero-size batches.")
     if m != n:
         raise ValueError(f"Input array is expected to be square but has the shape: {(m, n)}.")
     if n == 0:
-        c, report = namespace(A).empty_like(A), _report(Findings(), A, asked, Clock())
+        c, report = namespace(A).empty_like(A), _report(Findings(), A, options, Clock())
     elif not batch:
-        c, report = _one(A, asked)
+        c, report = _one(A, options)
     else:
-        done = over_batch(lambda one: _one(one, asked), A)
+        done = [_one(one, options) for one in matrices_of(A)]
         c = stacked([one for one, _ in done], tuple(batch))
         reports = [replace(one, index=at) for at, (_, one) in zip(np.ndindex(*batch), done, strict=True)]
         report = Report.merge(reports, operation="cholesky")
-    policy.deliver(report, asked.on_error)
+    policy.deliver(report, options.on_error)
     return c, report
 
 
-def _one(A: Array, asked: CholeskyOptions) -> tuple[Array, Report]:
+def _one(A: Array, options: CholeskyOptions) -> tuple[Array, Report]:
     """Factor one matrix that is not empty."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        run = CholeskyFactorisation(
-            for_blas(A), asked.lower, asked.block, asked.on_stage, repair=asked.on_error != "detect"
-        )
-        run.run()
-        if asked.clear:
+        A = for_blas(A)
+        run = CholeskyFactorisation(A if options.lower else A.T, options, block_size(A.shape[0]))
+        run.online()
+        if options.clear:
             clear_above(run.W)
-    return run.result, _report(run.findings, A, asked, run.clock, run.checks())
+    return run.result, _report(run.findings, A, options, run.clock, run.checks)
 
 
 def _report(
-    findings: Findings, A: Array, asked: CholeskyOptions, clock: Clock, checks: tuple[Check, ...] = ()
+    findings: Findings, A: Array, options: CholeskyOptions, clock: Clock, checks: tuple[Check, ...] = ()
 ) -> Report:
     n = int(A.shape[-1])
-    findings.faults[:] = [_in_result(fault, asked.lower) for fault in findings.faults]
-    report = report_of(findings, "cholesky", (n, n, n), dtype_name(A.dtype), clock.seconds, checks=checks)
+    findings.faults[:] = [_in_result(fault, options.lower) for fault in findings.faults]
+    report = findings.report("cholesky", (n, n, n), dtype_name(A.dtype), clock.seconds, checks=checks)
     return replace(report, recomputed=2 * report.recomputed)  # half as many operations as an LU
 
 
@@ -236,15 +232,162 @@ def _in_result(fault: Fault, lower: bool) -> Fault:
     return replace(fault, operand="U", kind=kind, rows=fault.columns, columns=fault.rows)
 
 
-def unprotected(A: Array, lower: bool = False, block: int | None = None) -> Array:
-    """The blocked factorisation without any check. What protection is measured against."""
-    result = copy_by_columns(A)
-    W, n = result if lower else result.T, A.shape[0]
-    b = block or block_size(n)
-    for j in range(0, n, b):
-        j1 = min(j + b, n)
-        if factor_columns(W[j:, j:j1]):
-            raise np.linalg.LinAlgError("not positive definite")
-        subtract_square(W[j1:, j1:], W[j1:, j:j1])
-    clear_above(W)
-    return result
+def block_size(n: int) -> int:
+    """Columns of a panel: the fastest of those measured on two cores, 512 to 4096."""
+    return 64 if n <= 256 else 128 if n <= 768 else 256
+
+
+class CholeskyFactorisation(BlockedFactorisation):
+    """A = L L', of lower triangles; for an upper triangle A and W are transposes.
+
+    Attributes
+    ----------
+    result : (n, n) array
+        What is returned: W, or its transpose; column-major.
+    stopped : int
+        Number, from 1, of the column of the panel at which LAPACK has stopped; 0 where it has not.
+    suspects : tuple of int
+        Columns that failed the first check that failed, where nothing is repaired.
+    """
+
+    EQUATION, RECHECKS = "L L' = A", True
+    encoding: SymmetricChecksums
+    checksums: CholeskyChecksums
+    repair: CholeskyRepair
+    options: CholeskyOptions
+    suspects: tuple[int, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    def online(self) -> None:
+        """Factor with checksums carried along. Raises LinAlgError where a leading minor of A is not positive."""
+        self.options.stage("inputs", {"A": self.A})
+        self.encode()
+        if not self.encoding.is_of_finite(self.A):
+            self.result, self.W = self.copied()
+            self.by_lapack(self.W)
+            self.findings.unverifiable("a holds NaN or Inf: its factor was not checked")
+            return
+        try:
+            self.run()
+        except Unrepairable as reason:
+            self.give_up(str(reason))
+        except NotDefinite as minor:
+            raise _not_definite(minor.args[0]) from None
+        if seen := self.checksums.seen:
+            residual, bound = (namespace(self.A).concat([x[part] for x in seen]) for part in (0, 1))
+            self.checks = (check_of("columns", residual, bound, self.checksums.w),)
+
+    def encode(self) -> None:
+        with self.clock("encode"):
+            self.encoding = SymmetricChecksums.of(self.A)
+
+    def copied(self) -> tuple[Array, Array]:
+        """A copy of A, as it is returned and as it is worked on."""
+        with self.clock("encode"):
+            result = copy_by_columns(self.A if self.options.lower else self.A.T)
+            return result, result if self.options.lower else result.T
+
+    def by_lapack(self, W: Array) -> None:
+        """LAPACK's own factorisation."""
+        with self.clock("factor"):
+            stopped = factor_definite(W)
+        if stopped:
+            raise _not_definite(stopped)
+
+    # -- the steps --
+
+    def begin(self) -> None:
+        e = self.encoding
+        if self.findings.restarted:
+            self.findings.multiplications += self.K**3 / 3
+        self.result, self.W = self.copied()
+        self.checksums = CholeskyChecksums(self.A, self.W, e)
+        self.repair = CholeskyRepair(self.checksums, self.findings)
+        (self.proved_columns,) = self.proved = (np.zeros(self.K, bool),)
+        self.options.stage("encoded", {"A": self.A, "Z": e.Z, "w": e.w})
+        self.checksums.begin()
+
+    def live(self) -> dict[str, Any]:
+        c = self.checksums
+        return {"A": self.A, "W": self.W, "Z": c.Z, "g": c.g, "w": c.w}
+
+    def panel(self, j: int, j1: int) -> None:
+        with self.clock("panel"):
+            self.stopped = factor_columns(self.W[j:, j:j1])
+        self.stage("panel", step=(j, j1))
+        self.agree(
+            Part(
+                f"columns {j} to {j1 - 1}",
+                lambda origin: self.check(j, j1, origin),
+                lambda: self.repair.before(j, j1),
+                lambda: None if self.stopped else self.evidence_of(slice(j, j1)),
+                lambda: self.recompute(j, j1),
+            )
+        )
+
+    def check(self, j: int, j1: int, origin: Origin) -> bool:
+        if self.stopped and not self.options.repair:
+            raise Unrepairable(f"the factorisation stopped in column {j + self.stopped - 1}")
+        agrees = origin is Origin.PROVED or (not self.stopped and self.checksums.check(j, j1, origin))
+        if not agrees and not self.options.repair:
+            self.suspects = self.suspects or self.checksums.failed
+        return agrees
+
+    def recompute(self, j: int, j1: int) -> None:
+        self.stopped = self.repair.panel(j, j1, self.stopped)
+
+    def evidence_of(self, columns: slice) -> Evidence:
+        """Compare some columns."""
+        found = definite_evidence(self.A, self.W, columns)
+        self.proved_columns[columns] = found.right
+        return found
+
+    # -- the end --
+
+    def verify_finished(self) -> FactorOutcome:
+        now, back = self.checksums.read(self.K)
+        if self.checksums.changed(now):
+            return FactorOutcome.CHANGED
+        return FactorOutcome.CERTIFIED if self.checksums.certificate(back).clean else FactorOutcome.DISAGREES
+
+    def repair_finished(self) -> None:
+        self.repair.finished(self.K)
+
+    def evidence_of_rest(self) -> list[Evidence]:
+        return [self.evidence_of(columns) for columns in runs(~self.proved_columns)]
+
+    def detect(self) -> None:
+        with self.clock("certify"):
+            self.repair.sums()
+            now, back = self.checksums.read(self.K)
+            changed = self.checksums.changed(now)
+            if not changed and not self.suspects and self.checksums.certificate(back).clean:
+                return
+        with self.clock("evidence"):
+            found = self.evidence_of(slice(0, self.K))
+        if not found.right:
+            columns = tuple(sorted({*found.columns, *changed, *self.suspects}))
+            self.refuse(columns, f"{self.EQUATION} does not hold, element by element")
+            return
+        with self.clock("certify"):
+            self.repair.verify_input()
+            for c in changed:
+                self.repair.wrong_g(c, float(now[c]))
+        if not self.findings.statuses:
+            self.findings.proved(found)
+
+    def refuse(self, columns: tuple[int, ...], reason: str) -> None:
+        self.findings.refused((), columns, len(columns))
+        self.findings.reasons.append(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Compare with what LAPACK makes of A: it may not be positive definite; else the machine is at fault."""
+        if Status.INPUT_CHANGED in self.findings.statuses:
+            self.findings.reasons.append(reason)
+            return
+        self.by_lapack(self.copied()[1])
+        self.refuse(self.suspects, reason)
+
+
+def _not_definite(minor: int) -> np.linalg.LinAlgError:
+    return np.linalg.LinAlgError(f"{minor}-th leading minor of the array is not positive definite")

@@ -1,4 +1,4 @@
-"""Checksums of a symmetric positive definite matrix that is being factored, A = L L': kept, carried, compared.
+"""Encode a symmetric positive definite matrix, carry its checksums through A = L L', and check its panels and L.
 
 With weights w, ``Z = w'A`` takes part in every step: where the trailing matrix loses L21 L21', Z loses g L21', with
 ``g = w'L`` of the columns just finished. So Z is the sum of what the trailing matrix, both of its halves, should be, g
@@ -32,9 +32,17 @@ from abft_tsm2.checksum.bounds import (
 from abft_tsm2.checksum.encode import exponents, middle
 from abft_tsm2.checksum.rigorous import definite_rounding
 from abft_tsm2.checksum.weights import weights
-from abft_tsm2.core.blas import add_product, like_columns, multiply_triangle, product, symmetric_product
+from abft_tsm2.core.blas import (
+    add_product,
+    like_columns,
+    multiply_triangle,
+    product,
+    subtract_square,
+    symmetric_product,
+)
 from abft_tsm2.linalg.encode import add_sums, wide
 from abft_tsm2.linalg.line_check import LineCheck, growth, norm
+from abft_tsm2.linalg.outcome import Origin
 from abft_tsm2.linalg.triangular import Triangle, modulus
 
 BLOCK, NARROW = 256, 64  # columns that are read at a time; those that are widened
@@ -80,6 +88,11 @@ class SymmetricChecksums:
             norms = roots * xp.maximum(_sampled(A, w, roots), floor)
             copies = xp.asarray(w, copy=True), xp.asarray(Z, copy=True)
             return cls(w, Z, copies, roots, xp.maximum(norms, xp.abs(Z)))
+
+    def is_of_finite(self, A: Array) -> bool:
+        """Whether the triangle of A holds neither NaN nor Inf; it is read only where Z is not finite."""
+        xp = namespace(A)
+        return bool(xp.all(xp.isfinite(self.Z))) or bool(xp.all(xp.isfinite(xp.tril(A))))
 
 
 def _sampled(A: Array, w: Array, roots: Array) -> Array:
@@ -135,8 +148,8 @@ class CholeskyChecksums:
     Attributes
     ----------
     A, W : (n, n) arrays
-        Only the lower triangles are looked at.
-    kept : Kept
+        Only the lower triangles are read.
+    kept : SymmetricChecksums
     w, Z, g : (n,) arrays
         Weights, sums of the trailing matrix's columns, and ``w'L`` of the columns that are finished.
     seen, failed : list, tuple
@@ -158,27 +171,28 @@ class CholeskyChecksums:
 
     # -- the check of a step, and what the step does --
 
-    def check(self, j: int, j1: int, *, again: bool = False) -> bool:
+    def check(self, j: int, j1: int, origin: Origin = Origin.COMPUTED) -> bool:
         """Whether the columns j:j1 are what they should be, ``L11 g = Z(j:j1)`` with ``g = w'L``; sets g(j:j1).
 
-        Norms are estimated first; where that does not do, those on the way are summed up. What was computed `again` may
-        round in a pattern, up to the rigorous bound.
+        Norms are estimated first; where that does not do, those of every trailing matrix are summed up. What was
+        recomputed may round in a pattern, up to the rigorous bound.
         """
+        again = origin is Origin.RECOMPUTED
         corner, self._below, n = wide(self.W[j:j1, j:j1]), self.W[j1:, j:j1], self.W.shape[0]
         g = multiply_triangle(corner.T, self.w[j:j1], lower=False)
         add_sums(g, self._below.T, self.w[j1:])
         residual = multiply_triangle(corner, g, lower=True) - self.Z[j:j1]
         norms, terms = self.kept.norms[j:j1], self.terms + self.shrunk * (j1 - j)
         bound = definite_bound(self.type, norms, terms, n, self.modulus)
-        verdict = LineCheck.among_its_like(residual, bound, DEFINITE_USUAL, DEFINITE_LEAST)
+        verdict = LineCheck.relative_to_median(residual, bound, DEFINITE_USUAL, DEFINITE_LEAST)
         if not verdict.clean:
-            runs = [slice(0, j1 - j)] if again else verdict.in_doubt
+            runs = [slice(0, j1 - j)] if again else verdict.suspected
             for run in runs:
-                bound[run] = self._looked_at(corner, g, j, run, again=again)
+                bound[run] = self._exact_bound(corner, g, j, run, again=again)
             if again:
                 verdict = LineCheck.of(residual, bound)
             else:
-                verdict = LineCheck.among_these(residual, bound, runs, DEFINITE_COMPUTED, DEFINITE_LEAST)
+                verdict = LineCheck.relative_in_runs(residual, bound, runs, DEFINITE_COMPUTED, DEFINITE_LEAST)
         verdict.ok[...] = verdict.ok & (self.xp.linalg.diagonal(corner) > 0)  # L L' does not tell a column's sign
         self.g[j:j1] = g
         if verdict.clean:
@@ -187,17 +201,17 @@ class CholeskyChecksums:
             self.failed = tuple((j + np.flatnonzero(~to_host(verdict.ok))).tolist())
         return verdict.clean
 
-    def _looked_at(self, corner: Array, g: Array, j: int, run: slice, *, again: bool) -> Array:
+    def _exact_bound(self, corner: Array, g: Array, j: int, run: slice, *, again: bool) -> Array:
         """The bound of some columns, counted from j, that exceed what is granted to all."""
         xp, j1, lines = self.xp, j + g.shape[0], slice(j + run.start, j + run.stop)
         last = (g * xp.linalg.diagonal(corner))[run]  # what is left of a column when all before it have been taken off
         size = xp.maximum(self.kept.norms[lines], xp.maximum(xp.abs(self.Z[lines]), xp.abs(last)))
         rows = xp.concat([wide(self.W[lines, :j]), xp.tril(corner[run, :], k=run.start)], axis=1)
-        size = size + self._on_the_way(rows * xp.concat([self.g[:j], g])[None, :], lines.start)
+        size = size + self._remaining_norms(rows * xp.concat([self.g[:j], g])[None, :], lines.start)
         bound = definite_bound(self.type, size, j1, self.W.shape[0], self.modulus)
         return bound + self._rigorous(rows) if again else bound
 
-    def _on_the_way(self, parts: Array, j: int) -> Array:
+    def _remaining_norms(self, parts: Array, j: int) -> Array:
         """The root mean square of the sums that columns had in every trailing matrix, from their parts g_l L_cl."""
         xp = self.xp
         roots = self.kept.roots[j : j + parts.shape[0]]
@@ -210,8 +224,12 @@ class CholeskyChecksums:
         sizes = Triangle(self.W.T, False, False).times(xp.abs(self.w), modulus)
         return rigorous_factored(self.type, 2 * n) * product(xp.abs(rows), sizes[: rows.shape[1]])
 
+    def trailing_update(self, j: int, j1: int) -> None:
+        """``A22 -= L21 L21'``."""
+        subtract_square(self.W[j1:, j1:], self.W[j1:, j:j1])
+
     def advance(self, j: int, j1: int) -> None:
-        """``Z(j1:) -= g L21'``: what the columns that were checked last take off."""
+        """``Z(j1:) -= g L21'``, with the columns that were checked last."""
         add_sums(self.Z[j1:], self._below, self.g[j:j1], alpha=-1.0)
         self.terms += self.shrunk * (j1 - j)
         self.shrunk = min(1.0, growth(self.kept.norms[j1:], self.Z[j1:]))
@@ -250,7 +268,7 @@ class CholeskyChecksums:
         return found
 
     def certificate(self, back: Array) -> LineCheck:
-        """``L (L'w) = A w`` line by line, from `read`; lines that are in doubt are looked at element by element."""
+        """``L (L'w) = A w`` line by line, from `read`; lines that fail are compared element by element."""
         n, kept = self.W.shape[0], self.kept
         verdict = LineCheck.of(back - kept.Z, definite_bound(self.type, kept.norms, n, 2 * n, self.modulus))
         flagged = np.flatnonzero(~to_host(verdict.ok))
@@ -263,7 +281,7 @@ class CholeskyChecksums:
 
     def _explained(self, lines: Any) -> Array:
         """Whether all elements of some columns of A - L L' are what rounding usually is, and no more than it may be:
-        evidence does not look at them again."""
+        evidence does not compare them again."""
         xp, W, n = self.xp, self.W, self.W.shape[0]
         roots = xp.where(self.kept.roots > 0, self.kept.roots, xp.ones_like(self.kept.roots))
         exact = symmetric_columns(self.A, lines)

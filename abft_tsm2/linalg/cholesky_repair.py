@@ -1,4 +1,4 @@
-"""Repair of a Cholesky factorisation under way: whatever is wrong is computed again from A, left-looking.
+"""Repair a Cholesky factorisation under way: recompute what is wrong from A, left-looking.
 
 With L(:, :j) right, everything else follows from A alone:
 
@@ -25,7 +25,6 @@ from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, symmetric_column
 from abft_tsm2.linalg.encode import wide
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, Unrepairable, differing, largest
-from abft_tsm2.report import Fault, Status
 
 MOVED = 8.0  # roundings that a finished column may bring when it is computed again: few, beside those that are granted
 
@@ -34,17 +33,13 @@ class NotDefinite(Exception):
     """A leading minor of A, of this order, is not positive."""
 
 
-class Changed(Unrepairable):
-    """A is not what was encoded."""
-
-
 @dataclass(eq=False)
 class CholeskyRepair:
     """Repairs the lower triangle of W, which becomes L, and its checksums.
 
     Attributes
     ----------
-    state : Definite
+    state : CholeskyChecksums
     findings : Findings
     """
 
@@ -54,7 +49,7 @@ class CholeskyRepair:
     # -- sums --
 
     def sums(self) -> None:
-        """w and Z of A against their copies: where two differ, what A gives decides."""
+        """Compare w and Z of A with their copies, and repair them: where two differ, what A gives decides."""
         kept, A = self.state.kept, self.state.A
         for at, name in enumerate(("w", "Z of A")):
             live, copy = (kept.w, kept.Z)[at], kept.copies[at]
@@ -67,7 +62,7 @@ class CholeskyRepair:
             lines = from_host(differ, live)
             good = [LineCheck.of(xp.take(x - again, lines), xp.take(bound, lines)).clean for x in (live, copy)]
             if not any(good):
-                raise Unrepairable(f"{name} and its copy differ, and neither is what A gives")
+                raise Unrepairable(f"{name} and its copy differ in {differ.size} places, and neither is what A gives")
             wrong, right = (copy, live) if good[0] else (live, copy)
             off = largest(to_host(wrong - right)[differ])
             wrong[...] = right
@@ -78,19 +73,16 @@ class CholeskyRepair:
         kept = self.state.kept
         return stored_bound(4 * kept.norms, kept.norms.shape[0])
 
-    def look_at_A(self) -> None:
-        """A against its sums; raises Changed."""
-        with np.errstate(all="ignore"):
-            self.sums()
-            kept, A = self.state.kept, self.state.A
-            again = symmetric_sums(A, kept.w)
-            if moved(kept.Z, again, lambda lines: symmetric_columns(A, lines) * kept.w[:, None]).size:
-                self.findings.statuses.append(Status.INPUT_CHANGED)
-                self.findings.faults.append(Fault("A", "operand", (), (), 0, float("nan")))
-                raise Changed("A is not what was encoded")
+    def verify_input(self) -> None:
+        """Verify A against its sums; raise InputChanged where it is A that differs."""
+        self.sums()
+        kept, A = self.state.kept, self.state.A
+        again = symmetric_sums(A, kept.w)
+        if moved(kept.Z, again, lambda lines: symmetric_columns(A, lines) * kept.w[:, None]).size:
+            self.findings.input_changed()
 
     def _Z(self, j: int, j1: int) -> None:
-        """Z(j:j1), from A's and the finished columns."""
+        """Repair Z(j:j1), from the sums of A and the finished columns."""
         state = self.state
         now, then = state.Z[j:j1], state.xp.asarray(state.kept.Z[j:j1], copy=True)
         add_product(then, wide(state.W[j:j1, :j]), state.g[:j])
@@ -104,13 +96,13 @@ class CholeskyRepair:
     # -- the panel --
 
     def before(self, j: int, j1: int) -> None:
-        """What the check of the columns j:j1 rests on: A, what is finished, and Z."""
-        self.look_at_A()
+        """Repair what the check of the columns j:j1 rests on: A's sums, what is finished, and Z."""
+        self.verify_input()
         self.finished(j)
         self._Z(j, j1)
 
     def panel(self, j: int, j1: int, failed: int) -> int:
-        """The columns j:j1 are wrong, or the factorisation has stopped there: factor them again, from A.
+        """Factor the columns j:j1 again, from A: they are wrong, or the factorisation has stopped there.
 
         Parameters
         ----------
@@ -169,20 +161,20 @@ class CholeskyRepair:
     # -- what is finished --
 
     def finished(self, count: int) -> None:
-        """The first `count` columns of L, and their g."""
+        """Repair the first `count` columns of L, and their g."""
         self.sums()
         for _ in range(ROUNDS):
             now, _back = self.state.read(count)
             columns = self.state.changed(now)
             if not columns:
                 return
-            self.look_at_A()
+            self.verify_input()
             for c in columns:
                 self._column(c, float(now[c]))
         raise Unrepairable(f"sums of L still differ after {ROUNDS} repairs")
 
     def _column(self, c: int, now: float) -> None:
-        """One column of L, whose sum is no longer g(c): either of them is wrong."""
+        """Repair a column of L whose sum is no longer g(c), or g(c)."""
         state, found = self.state, self.compared(c, now)
         if not found.wrong:
             self.wrong_g(c, now)
@@ -204,7 +196,7 @@ class CholeskyRepair:
         X, sizes = self._rebuilt(c, c + 1)
         left = float(X[0, 0])
         if not left > 0.0:
-            raise Unrepairable(f"column {c} of L cannot be computed again: {left} is left of its diagonal")
+            raise Unrepairable(f"column {c} of L cannot be computed again: what remains of its diagonal is {left}")
         root = left**0.5
         new, bound = X[:, 0] / root, definite_element(state.type, sizes[:, 0], c + 1) / root
         differ, distance = differing(wide(state.W[c:, c]), new, bound)

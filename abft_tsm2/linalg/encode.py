@@ -1,4 +1,4 @@
-"""What is kept of a matrix before it is factored: weights, its weighted sums by rows and by columns, and norms.
+"""Encode a matrix that is to be factored by LU: weights, its weighted sums by rows and by columns, and norms.
 
 Each row's weight undoes the row's norm, each column's that of the column so scaled (as powers of two), so that no large
 line hides what happens in the others. Any weights are valid; so the norms they are made from, and those that

@@ -1,5 +1,4 @@
-"""Evidence: whether factors and solutions are right, element by element, where a statistical bound has raised a
-suspicion.
+"""Decide by evidence, element by element, whether factors that a statistical bound suspects are right.
 
 P A - L U, A - L L' and b - A x are computed with an error far below rounding (`abft_tsm2.core.accurate`) and compared
 with what rounding may do, whatever its pattern (`abft_tsm2.checksum.rigorous`). Structured matrices correlate
@@ -30,7 +29,7 @@ from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.encode import wide
 
 Lines = tuple[Any, Any]  # masks of rows, in the order of P A, and of columns; on the host
-APART = 32  # lines between two that are looked at with them: each call splits all of the other factor
+APART = 32  # lines between two that are compared with them: each call splits all of the other factor
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Evidence:
 
 
 class FactorEvidence:
-    """P A - L U of parts of a factorisation under way or done.
+    """Compares P A with L U, in parts of a factorisation under way or done.
 
     Parameters
     ----------
@@ -84,8 +83,8 @@ class FactorEvidence:
         self.found = Evidence()
         self.pivots, self._explained = pivots, False
 
-    def look(self, rows: slice, columns: slice, depth: int) -> None:
-        """Whether ``(PA)(rows, columns) = L(rows, :depth) U(:depth, columns)``, of which L and U have no more terms."""
+    def compare(self, rows: slice, columns: slice, depth: int) -> None:
+        """Compare ``(PA)(rows, columns)`` with ``L(rows, :depth) U(:depth, columns)``, which have no more terms."""
         W, (first, across) = self.W, (rows.start, columns.start)
         # L and U have zeros beyond; elements of theirs that only meet those must not set the scale of a line
         shape = rows.stop - first, min(depth, rows.stop, columns.stop), columns.stop - across
@@ -94,7 +93,7 @@ class FactorEvidence:
         self._skipped(depth)
 
         def left(i: slice, p: slice) -> Array:
-            return _lower(W[first + i.start : first + i.stop, p], first + i.start - p.start)
+            return unit_lower(W[first + i.start : first + i.stop, p], first + i.start - p.start)
 
         def right(p: slice, j: slice) -> Array:
             block, above = W[p, across + j.start : across + j.stop], p.start - across - j.start
@@ -161,35 +160,33 @@ class FactorEvidence:
                 self.found.add(~(sizes <= limit), sizes, (here.start, columns.start))
 
     def verdict(self) -> Evidence:
-        """Of all parts that were looked at."""
+        """The evidence of all parts that were compared."""
         if self._explained and self.found.right:
             self.found.subnormal = self.smallest
         return self.found
 
 
-def factor_evidence(A: Array, W: Array, pivots: Any) -> Evidence:
-    """Of a whole factorisation, packed L \\\\ U and pivots that are valid exchanges."""
-    evidence = FactorEvidence(A, W, pivots)
-    evidence.look(slice(0, W.shape[0]), slice(0, W.shape[1]), min(W.shape))
+def factor_evidence(A: Array, W: Array, pivots: Any, lines: Lines | None = None) -> Evidence:
+    """Compare a whole factorisation, packed L \\ U and pivots that are valid exchanges, with P A.
+
+    `lines`: rows and columns in which no sums show what happens to elements; then those rows alone, or those columns,
+    whichever are fewer.
+    """
+    evidence, (m, n) = FactorEvidence(A, W, pivots), W.shape
+    parts = [(slice(0, m), slice(0, n))]
+    if lines is not None:
+        across = int(np.count_nonzero(lines[1]) * m <= np.count_nonzero(lines[0]) * n)
+        parts = [(slice(0, m), run) if across else (run, slice(0, n)) for run in runs(lines[across], APART)]
+    for rows, columns in parts:
+        evidence.compare(rows, columns, min(m, n))
     return evidence.verdict()
 
 
-def evidence_of_lines(A: Array, W: Array, pivots: Any, lines: Lines) -> Evidence:
-    """Of a whole factorisation, where no sums show what happens to elements in these rows and columns (masks): of the
-    rows or of the columns, whichever are fewer."""
-    evidence = FactorEvidence(A, W, pivots)
-    across = int(np.count_nonzero(lines[1]) * lines[0].size <= np.count_nonzero(lines[0]) * lines[1].size)
-    for run in _runs(lines[across]):
-        rows, columns = (slice(0, W.shape[0]), run) if across else (run, slice(0, W.shape[1]))
-        evidence.look(rows, columns, min(W.shape))
-    return evidence.verdict()
-
-
-def _runs(mask: Any) -> list[slice]:
-    """Runs of True, those that are near each other as one."""
+def runs(mask: Any, apart: int = 1) -> list[slice]:
+    """Runs of True; two with less than `apart` lines from the one to the other are one."""
     found: list[slice] = []
     for line in np.flatnonzero(mask).tolist():
-        if found and line - found[-1].stop < APART:
+        if found and line - found[-1].stop < apart:
             found[-1] = slice(found[-1].start, line + 1)
         else:
             found.append(slice(line, line + 1))
@@ -197,7 +194,7 @@ def _runs(mask: Any) -> list[slice]:
 
 
 def definite_evidence(A: Array, W: Array, columns: slice) -> Evidence:
-    """A - L L' in some columns of the lower triangle, L in that of W, finished up to there."""
+    """Compare A with L L' in some columns of the lower triangle, L in that of W, finished up to there."""
     xp, n, kind, found, depth = namespace(W), W.shape[0], float_type(A), Evidence(), columns.stop
     first = columns.start
 
@@ -236,12 +233,12 @@ def beyond(measured: Measured, lost: Any, like: Array) -> tuple[Any, Any]:
         return ~to_host(ok), to_host(size)
 
 
-def _lower(block: Array, above: int) -> Array:
-    """Rows of the unit lower triangle, `above` of which are above the first column's."""
-    xp, (m, n) = namespace(block), block.shape
+def unit_lower(X: Array, above: int = 0) -> Array:
+    """The unit lower triangle of X, below which there may be more rows; `above` rows of the square one are missing."""
+    xp, (m, n) = namespace(X), X.shape
     if above >= n:
-        return block
-    return xp.tril(block, k=above - 1) + xp.eye(m, n, k=above, dtype=block.dtype, device=block.device)
+        return X
+    return xp.tril(X, k=above - 1) + xp.eye(m, n, k=above, dtype=X.dtype, device=X.device)
 
 
 def _triangle(W: Array, rows: slice, columns: slice) -> Array:

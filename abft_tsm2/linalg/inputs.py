@@ -1,15 +1,12 @@
-"""What linear systems and factorisations have in common: the arrays that SciPy's functions take, and their reports."""
+"""Check the operands of factorisations and linear systems, as SciPy does, and split stacks of them into matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, as_operand, dtype_name, is_numpy, namespace, to_host
-from abft_tsm2.linalg.outcome import Findings
-from abft_tsm2.report import Report, by_precedence
 
 NATIVE = ("float32", "float64")
 
@@ -98,44 +95,12 @@ def for_blas(A: Array) -> Array:
     return A if taken and A.flags.aligned else np.array(A, order="F")
 
 
-def over_batch(one: Callable[[Array], tuple[Any, ...]], stack: Array, core: int = 2) -> list[tuple[Any, ...]]:
-    """`one` of every matrix of a stack, in order."""
-    return [one(stack[index]) for index in np.ndindex(tuple(stack.shape[: stack.ndim - core]))]
+def matrices_of(stack: Array) -> list[Array]:
+    """The matrices of a stack, in order."""
+    return [stack[index] for index in np.ndindex(tuple(stack.shape[:-2]))]
 
 
 def stacked(items: list[Any], batch: tuple[int, ...]) -> Any:
     """Results of a stack in one array."""
     xp = namespace(items[0])
     return xp.reshape(xp.stack(items), (*batch, *items[0].shape))
-
-
-def report_of(
-    findings: Findings, operation: str, sizes: tuple[int, int, int], dtype: str, seconds: dict[str, float], **more: Any
-) -> Report:
-    """The report of one factorisation or solution.
-
-    `sizes`: L is m x k and U is k x n, or A m x k and the solution k x n. `more`: checks, mode.
-    """
-    m, k, n = sizes
-    status, also = by_precedence(findings.statuses)
-    return Report(
-        status=status,
-        operation=operation,
-        m=m,
-        k=k,
-        n=n,
-        dtype=dtype,
-        faults=tuple(findings.faults),
-        suspicions=findings.suspicions,
-        recomputed=findings.multiplications / max(1.0, factor_flops(m, n)),
-        also=also,
-        reasons=tuple(dict.fromkeys(findings.reasons)),
-        seconds=seconds,
-        **more,
-    )
-
-
-def factor_flops(m: int, n: int) -> float:
-    """Floating-point operations of an LU of an m x n matrix."""
-    k = min(m, n)
-    return 2.0 * m * n * k - (m + n) * k * k + 2.0 * k**3 / 3

@@ -1,4 +1,4 @@
-"""The verdict of a check over many lines: what is beyond its bound, or stands out among its like."""
+"""Compare the residuals of many lines with their bounds, and with their median."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LineCheck(NamedTuple):
         return cls(residual, bound, (xp.abs(residual) <= bound) & xp.isfinite(bound))
 
     @classmethod
-    def among_its_like(cls, residual: Array, bound: Array, usual: float, least: float) -> LineCheck:
+    def relative_to_median(cls, residual: Array, bound: Array, usual: float, least: float) -> LineCheck:
         """Fine is what is within its bound, and no more than `usual` times as far from clean, in units of the bound, as
         the median; up to `least` of the bound always is. Synchronises with the host."""
         xp = namespace(residual)
@@ -37,11 +37,13 @@ class LineCheck(NamedTuple):
         return cls(residual, bound, (ratio <= limit) & xp.isfinite(bound))
 
     @classmethod
-    def among_these(cls, residual: Array, bound: Array, runs: list[slice], usual: float, least: float) -> LineCheck:
-        """`among_its_like` of the lines in these runs; the others are fine."""
+    def relative_in_runs(
+        cls, residual: Array, bound: Array, runs: list[slice], usual: float, least: float
+    ) -> LineCheck:
+        """`relative_to_median` of the lines in these runs; the others are fine."""
         xp = namespace(residual)
         residuals, bounds = (xp.concat([x[run] for run in runs]) for x in (residual, bound))
-        found, at = cls.among_its_like(residuals, bounds, usual, least), 0
+        found, at = cls.relative_to_median(residuals, bounds, usual, least), 0
         ok = xp.ones(bound.shape, dtype=xp.bool, device=bound.device)
         for run in runs:
             ok[run] = found.ok[at : at + run.stop - run.start]
@@ -53,8 +55,8 @@ class LineCheck(NamedTuple):
         return bool(namespace(self.ok).all(self.ok))
 
     @property
-    def in_doubt(self) -> list[slice]:
-        """The lines that are not fine, and some more around each of them."""
+    def suspected(self) -> list[slice]:
+        """Runs of the lines that are not fine, and of some around each of them."""
         found: list[slice] = []
         for line in np.flatnonzero(~to_host(self.ok)).tolist():
             first, last = max(0, line - BESIDE), min(int(self.ok.shape[0]), line + 1 + BESIDE)

@@ -1,13 +1,13 @@
-"""Protected LU: SciPy's `lu_factor`, with the factors checked, repaired and certified.
+"""Factor a matrix by LU with partial pivoting, protected: SciPy's `lu_factor`, and the steps of LU.
 
-`abft_tsm2.linalg.blocked_lu` is the factorisation, `abft_tsm2.linalg.solve` what is done with its result.
+Online, checksums are carried through every step of `abft_tsm2.linalg.blocked`; offline, LAPACK factors and the result
+is certified. The repairs are in `abft_tsm2.linalg.lu_repair`.
 """
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,20 +15,29 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_numpy, namespace, to_host
-from abft_tsm2.core.blas import copy_by_columns, factor_panel
-from abft_tsm2.linalg.blocked_lu import Clock, Hook, LuFactorisation, check_of
-from abft_tsm2.linalg.certify import certificate, differing_sums, read
+from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
+from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
+from abft_tsm2.linalg.certify import Certificate, certificate, certified, changed, differing_sums, read, whole
 from abft_tsm2.linalg.encode import MatrixChecksums
-from abft_tsm2.linalg.evidence import Evidence, Lines, evidence_of_lines, factor_evidence
-from abft_tsm2.linalg.inputs import as_array, for_blas, not_finite, over_batch, report_of, stacked
-from abft_tsm2.linalg.line_check import LineCheck
-from abft_tsm2.linalg.lu_checks import LuChecksums, blind_lines
-from abft_tsm2.linalg.outcome import FACTORS, Findings, Overflowed, Unrepairable, largest
-from abft_tsm2.report import SIDES, Fault, Report, Status
+from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence, runs
+from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, not_finite, stacked
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
+from abft_tsm2.linalg.lu_repair import LuRepair
+from abft_tsm2.linalg.outcome import (
+    FACTORS,
+    Clock,
+    FactorOutcome,
+    Findings,
+    Overflowed,
+    Unrepairable,
+    check_of,
+    largest,
+)
+from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
 GROWN = "elements of the factors grow beyond the range of the type"
 MODES = ("auto", "online", "offline")
-SQUARED = 1e140  # growth whose square leaves float64 room for sums
+SQUARED = 1e140  # growth whose square float64 can still add up
 OFFLINE_UP_TO = 4096  # what one factorisation of this size takes may be lost: a second or two on two cores
 
 
@@ -124,92 +133,57 @@ def protected_lu_factor(
     >>> bool(np.allclose(L @ U, A))
     True
     """
-    policy.check_on_error(on_error)
-    check_options(mode, block)
+    options = LuOptions(block=block, on_stage=on_stage, on_error=on_error, mode=mode, check_finite=check_finite)
     A = as_array(a, "a", check_finite=False)
     if A.ndim < 2:
         raise ValueError(f"a must be a matrix or a stack of them; it has {A.ndim} dimensions, shape {A.shape}")
-    asked = FactorOptions(mode, block, on_stage, repair=on_error != "detect", check_finite=check_finite)
     if 0 in A.shape:
         xp = namespace(A)
         lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], min(A.shape[-2:])), dtype=xp.int32)
-        report = report_of(Findings(), "lu_factor", _sizes(A), dtype_name(A.dtype), {}, mode="nothing to do")
+        report = Findings().report("lu_factor", _sizes(A), dtype_name(A.dtype), {}, mode="nothing to do")
     elif A.ndim == 2:
-        factors = factored(A, asked)
+        factors = factored(A, options)
         lu, piv, report = factors.W, factors.piv, factors.report
     else:
-        done = over_batch(lambda one: (factored(one, asked),), A)
+        done = [factored(one, options) for one in matrices_of(A)]
         batch = tuple(A.shape[:-2])
-        lu, piv = (stacked([getattr(one, name) for (one,) in done], batch) for name in ("W", "piv"))
-        places = list(np.ndindex(batch))
-        reports = [replace(one.report, index=at) for at, (one,) in zip(places, done, strict=True)]
+        lu, piv = (stacked([getattr(one, name) for one in done], batch) for name in ("W", "piv"))
+        reports = [replace(one.report, index=at) for at, one in zip(np.ndindex(batch), done, strict=True)]
         report = Report.merge(reports, operation="lu_factor")
     policy.deliver(report, on_error)
     return ((lu, piv), report) if return_report else (lu, piv)
 
 
-def check_options(mode: str, block: int | None) -> None:
-    if mode not in MODES:
-        raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
-    if block is not None and (isinstance(block, bool) or not isinstance(block, int | np.integer) or block < 1):
-        raise ValueError(f"block is {block!r}: the columns of a panel, at least 1, or None")
-
-
-@dataclass(frozen=True)
-class FactorOptions:
-    """How a matrix is to be factored."""
+@dataclass(frozen=True, kw_only=True)
+class LuOptions(FactorOptions):
+    """Those of LU."""
 
     mode: str
-    block: int | None
-    on_stage: Hook | None
-    repair: bool
     check_finite: bool
 
-    def stage(self, name: str, **arrays: Any) -> None:
-        if self.on_stage is not None:
-            self.on_stage(name, arrays)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in MODES:
+            raise ValueError(f"unknown mode {self.mode!r}: choose one of {', '.join(MODES)}")
+
+    def chosen(self, K: int) -> tuple[str, str]:
+        """Online or offline, for a matrix of K pivots, and why."""
+        if self.mode != "auto":
+            return self.mode, "as asked"
+        if K <= OFFLINE_UP_TO:
+            return "offline", f"a certificate is cheapest, and another factorisation of {K} columns is soon done"
+        return "online", f"another factorisation of {K} columns would take long: a fault is to cost one step"
 
 
-@dataclass(frozen=True, eq=False)
-class LuFactors:
-    """A factored matrix: what `lu_factor` returns, and what the checks know of it."""
-
-    W: Array
-    piv: Array
-    info: int
-    report: Report
-
-
-def factored(A: Array, asked: FactorOptions, *, warn: bool = True) -> LuFactors:
+def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactorisation:
     """Factor one matrix that is not empty."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        factors = _factored(A, asked)
-    if factors.info and warn:
-        _warn_of_zero(factors.info)
-    return factors
-
-
-def _factored(A: Array, asked: FactorOptions) -> LuFactors:
-    clock, A = Clock(), for_blas(A)
-    asked.stage("inputs", A=A)
-    mode, why = _chosen(asked.mode, min(A.shape))
-    with clock("encode"):
-        encoding = MatrixChecksums.of(A)
-    if not encoding.is_of_finite(A):
-        if asked.check_finite:
-            raise not_finite()
-        findings, mode, why = Findings(), "offline", "A is not finite"
-        W, pivots, info = _plain(A, clock)
-        _unverifiable(findings, "A holds NaN or Inf: its factors were not checked")
-        done: tuple[Any, ...] = (W, pivots, info, findings, ())
-    elif mode == "online":
-        done = _online(A, asked, clock, Findings(), encoding)
-    else:
-        done = _offline(A, asked, clock, encoding)
-    W, pivots, info, findings, checks = done
-    more: Mapping[str, Any] = {"checks": checks, "mode": f"{mode}: {why}"}
-    report = report_of(findings, "lu_factor", _sizes(A), dtype_name(A.dtype), clock.seconds, **more)
-    return LuFactors(W, pivots if is_numpy(W) else from_host(pivots, W), info, report)
+        A = for_blas(A)
+        run = LuFactorisation(A, options, block_size(min(A.shape)))
+        run.factored()
+    if run.info and warn:
+        _warn_of_zero(run.info)
+    return run
 
 
 def _sizes(A: Array) -> tuple[int, int, int]:
@@ -217,161 +191,315 @@ def _sizes(A: Array) -> tuple[int, int, int]:
     return m, min(m, n), n
 
 
-def _chosen(mode: str, K: int) -> tuple[str, str]:
-    if mode != "auto":
-        return mode, "as asked"
-    if K <= OFFLINE_UP_TO:
-        return "offline", f"a certificate is cheapest, and another factorisation of {K} columns is soon done"
-    return "online", f"another factorisation of {K} columns would take long: a fault is to cost one step"
+def block_size(K: int) -> int:
+    """Columns of a panel. Wide ones cost fewer checks, and are as fast without them because panels are halved; narrow
+    ones leave less to compute again after a fault: a quarter of all at most, but for small matrices."""
+    return max(64, min(512, K // 4 // 64 * 64))
 
 
-def _plain(A: Array, clock: Clock) -> tuple[Array, Any, int]:
-    """LAPACK's own factorisation of a copy."""
+class LuFactorisation(BlockedFactorisation):
+    """P A = L U, packed in W.
+
+    Attributes
+    ----------
+    pivots : int32 array on the host
+    info : int
+        Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
+    checks : tuple of Check
+        For the report; empty where the factors were not checked to the end.
+    """
+
+    EQUATION, RECHECKS = "L U = P A", False
+    options: LuOptions
+    encoding: MatrixChecksums
+    checksums: LuChecksums
+    repair: LuRepair
+    pivots: Any
+    report: Report
+    info = 0
+    checks: tuple[Check, ...] = ()
+
+    def encode(self) -> None:
+        with self.clock("encode"):
+            self.encoding = MatrixChecksums.of(self.A)
+
+    def stage_encoded(self) -> None:
+        e = self.encoding
+        self.options.stage("encoded", {"A": self.A, "S": e.S, "Z": e.Z, "v": e.v, "w": e.w})
+
+    def factored(self) -> None:
+        """Factor A in the mode that is asked for, and set the report."""
+        self.options.stage("inputs", {"A": self.A})
+        mode, why = self.options.chosen(self.K)
+        self.encode()
+        if not self.encoding.is_of_finite(self.A):
+            if self.options.check_finite:
+                raise not_finite()
+            mode, why = "offline", "A is not finite"
+            self.by_lapack()
+            self.findings.unverifiable("A holds NaN or Inf: its factors were not checked")
+        elif mode == "online":
+            self.online()
+        else:
+            self.offline()
+        more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}"}
+        sizes, dtype = _sizes(self.A), dtype_name(self.A.dtype)
+        self.report = self.findings.report("lu_factor", sizes, dtype, self.clock.seconds, **more)
+
+    @property
+    def piv(self) -> Array:
+        """The pivots in the library of A."""
+        return self.pivots if is_numpy(self.W) else from_host(self.pivots, self.W)
+
+    # -- offline: LAPACK's own factorisation, and a certificate --
+
+    def by_lapack(self) -> None:
+        self.W, self.pivots, self.info = _lapack(self.A, self.clock)
+
+    def offline(self) -> None:
+        """Factor and certify; factor again, online, where the result is wrong."""
+        self.stage_encoded()
+        self.by_lapack()
+        self.options.stage("factored", {"W": self.W, "piv": self.pivots})
+        found = self.verify_whole()
+        if found.outcome is FactorOutcome.CERTIFIED:
+            self.checks = found.checks
+            return
+        rows, columns = found.rows, found.columns
+        elements = max(1, len(rows) * len(columns) or len(rows or columns))
+        if not self.options.repair:
+            self.refuse(found, elements)
+            return
+        self.findings.statuses.append(Status.CORRECTED)
+        fault = Fault(FACTORS, "block", rows, columns, elements, float("nan"), "factored again, online")
+        self.findings.faults.append(fault)
+        self.online()
+
+    def verify_whole(self) -> Certificate:
+        """Verify factors of which nothing is known; what is suspected, element by element."""
+        with self.clock("certify"):
+            found = certified(self.A, self.W, self.pivots, self.encoding)
+        if found.outcome is not FactorOutcome.SUSPECTED:
+            return found
+        with self.clock("evidence"):
+            return found.after(self.evidence_of(None if found.rows or found.columns else found.blind))
+
+    def evidence_of(self, blind: Lines | None) -> Evidence:
+        """Compare all elements, or those of `blind` lines; factors of another matrix than was encoded are wrong.
+
+        Sums of A that were suspected in vain are compared as well.
+        """
+        A, e = self.A, self.encoding
+        sums = differing_sums(A, e)
+        if all(lines.size for lines, _ in sums):
+            return Evidence(count=1, magnitude=float("nan"))
+        found = factor_evidence(A, self.W, self.pivots, blind)
+        if found.right:
+            for name, before, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), sums, strict=True):
+                if lines.size:
+                    self.findings.wrong_sums(name, lines, largest((to_host(before) - to_host(again))[lines]))
+            self.findings.proved(found)
+        return found
+
+    def refuse(self, found: Certificate, elements: int) -> None:
+        """Note that the factors are wrong, or that those of this matrix cannot be right."""
+        if _overflows(_lapack(self.A, self.clock)[0], self.A):
+            self.findings.unverifiable(GROWN)
+        else:
+            self.findings.refused(found.rows, found.columns, elements)
+            self.checks = found.checks
+
+    # -- online: the steps --
+
+    def online(self) -> None:
+        """Factor with checksums carried along."""
+        try:
+            self.run()
+        except (Unrepairable, Overflowed) as reason:
+            self.give_up(str(reason))
+            return
+        if self.options.repair:
+            c = self.checksums
+            sides = zip(SIDES, c.seen, (c.v, c.encoding.w), strict=True)
+            self.checks = tuple(_check_of_steps(side, seen, weight) for side, seen, weight in sides)
+
+    def begin(self) -> None:
+        with self.clock("encode"):
+            workspace = copy_by_columns(self.A, int(dtype_name(self.A.dtype) == "float64"))
+        self.stage_encoded()
+        with self.clock("encode"):
+            self.checksums = LuChecksums(self.A, self.encoding, workspace)
+            self.W, self.pivots = self.checksums.W, np.zeros(self.K, np.int32)
+        self.repair = LuRepair(self.A, self.W, self.pivots, self.checksums, self.findings)
+        self.proved = self.proved_rows, self.proved_columns = np.zeros(self.K, bool), np.zeros(self.K, bool)
+        self.info = 0
+
+    def live(self) -> dict[str, Any]:
+        c = self.checksums
+        arrays = {"W": self.W, "piv": self.pivots, "S": c.S, "Z": c.Z, "g": c.g, "y": c.y, "w": c.w}
+        return {**arrays, "perm": c.rows[:, ROWS.place], "A": self.A}
+
+    def panel(self, j: int, j1: int) -> None:
+        self.factor_panel(j, j1)
+        self.agree(
+            Part(
+                f"the panel of columns {j} to {j1 - 1}",
+                lambda origin: self.checksums.check_panel(self.pivots[j:j1], j, j1, origin),
+                lambda: self.repair.finished(j, j, j),
+                lambda: self.evidence_of_panel(j, j1),
+                lambda: self.recompute_panel(j, j1),
+            )
+        )
+        self.info = self.info or self.first_zero
+
+    def factor_panel(self, j: int, j1: int) -> None:
+        with self.clock("panel"):
+            local, info = factor_panel(self.W[j:, j:j1])
+            self.pivots[j:j1] = local + np.int32(j)
+        self.first_zero = j + info if info else 0
+        self.stage("panel", step=(j, j1))
+
+    def recompute_panel(self, j: int, j1: int) -> None:
+        self.repair.panel(j, j1)
+        self.factor_panel(j, j1)
+        self.forget_proofs()
+
+    def exchange(self, j: int, j1: int) -> None:
+        local = self.pivots[j:j1] - np.int32(j)
+        if not self.options.repair and not are_exchanges(local, self.W.shape[0] - j):  # LAPACK would write outside of W
+            raise Unrepairable(f"the pivots of columns {j} to {j1 - 1} are no rows below them")
+        with self.clock("swap"):
+            for outside in (slice(0, j), slice(j1, None)):
+                exchange_rows(self.checksums.workspace[j:, outside], local)
+        self.stage("swapped", step=(j, j1))
+
+    def solve(self, j: int, j1: int) -> None:
+        with self.clock("solve"):
+            solve_triangle(self.W[j:j1, j:j1], self.W[j:j1, j1:], lower=True, unit=True)
+        self.stage("solved", step=(j, j1))
+        self.agree(
+            Part(
+                f"rows {j} to {j1 - 1} of U",
+                lambda origin: self.checksums.check_rows(j, j1, origin),
+                lambda: self.repair.before_rows(j, j1),
+                lambda: self.evidence_of_rows(j, j1),
+                lambda: self.recompute_rows(j, j1),
+            )
+        )
+
+    def recompute_rows(self, j: int, j1: int) -> None:
+        self.repair.rows(j, j1)
+        self.forget_proofs()
+
+    def evidence_of_panel(self, j: int, j1: int) -> Evidence:
+        """Compare the columns of a panel, but for rows above it that are proved already."""
+        m, local = self.W.shape[0], self.pivots[j:j1] - np.int32(j)
+        if not are_exchanges(local, m - j):
+            return Evidence(columns=set(range(j, j1)), count=j1 - j, magnitude=float("nan"))
+        evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
+        exchange_rows(self.W[j:, :j], local)  # as the step will do, once its panel is right
+        for rows in (*runs(~self.proved_rows[:j]), slice(j, m)):
+            evidence.compare(rows, slice(j, j1), j1)
+        exchange_rows(self.W[j:, :j], local, back=True)
+        found = evidence.verdict()
+        self.proved_columns[j:j1] = found.right
+        return found
+
+    def evidence_of_rows(self, j: int, j1: int) -> Evidence:
+        """Compare rows, right of their panel."""
+        evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
+        evidence.compare(slice(j, j1), slice(j1, self.W.shape[1]), j1)
+        found = evidence.verdict()
+        self.proved_rows[j:j1] = found.right
+        return found
+
+    # -- online: the end --
+
+    def verify_finished(self) -> FactorOutcome:
+        W, c, K = self.W, self.checksums, self.K
+        self.repair.order(K)
+        if any(changed(W, c, *read(W, c, K, K))):
+            return FactorOutcome.CHANGED
+        return FactorOutcome.CERTIFIED if whole(c).clean or self.clean_by_lines() else FactorOutcome.DISAGREES
+
+    def clean_by_lines(self) -> bool:
+        """Whether the certificate is clean line by line, where that of the whole is in doubt; not asked where most has
+        been proved element by element: then the rest is as soon."""
+        if np.count_nonzero(self.proved_columns) > self.K // 2:
+            return False
+        clean = all(verdict.clean for verdict in certificate(self.A, self.W, self.checksums))
+        self.findings.suspicions += clean
+        return clean
+
+    def repair_finished(self) -> None:
+        self.repair.finished(self.K, self.K, self.K)
+
+    def evidence_of_rest(self) -> list[Evidence]:
+        (m, n), K = self.W.shape, self.K
+        evidence = FactorEvidence(self.A, self.W, self.pivots)
+        for columns in (*runs(~self.proved_columns), slice(K, n)):
+            first = min(columns.start, K)
+            for rows in (*runs(~self.proved_rows[:first]), slice(first, m)):
+                evidence.compare(rows, columns, K)
+        return [evidence.verdict()]
+
+    def verify_blind_lines(self) -> None:
+        """Verify, by the certificate and evidence, lines with elements that no check of a step or of the finished
+        factors would have shown; all of them after a repair that only evidence can vouch for."""
+        A, W, c = self.A, self.W, self.checksums
+        blind: Lines | None = (np.ones(W.shape[0], bool), np.ones(W.shape[1], bool))
+        with self.clock("certify"):
+            if not self.repair.doubted:
+                if sees_all(c):
+                    return
+                rows, columns = certificate(A, W, c)
+                if rows.clean and columns.clean:
+                    blind = blind_lines(A, c, (rows.bound, columns.bound))
+        if blind is not None:
+            with self.clock("evidence"):
+                found = factor_evidence(A, W, self.pivots, blind)
+            self.require(found)
+
+    def detect(self) -> None:
+        found = self.verify_whole()
+        if found.outcome is FactorOutcome.CERTIFIED:
+            self.checks = found.checks
+        else:
+            self.refuse(found, len(found.rows) + len(found.columns))
+
+    def give_up(self, reason: str) -> None:
+        """Compare with what LAPACK makes of A: numbers may be beyond the type's range; else the machine is at fault."""
+        findings = self.findings
+        if Status.INPUT_CHANGED not in findings.statuses:
+            own = self.W, self.pivots, self.info
+            self.by_lapack()
+            grown = _overflows(self.W, self.A)
+            found = None if grown else factor_evidence(self.A, self.W, self.pivots)
+            if found is None or found.subnormal:
+                findings.statuses.clear()
+                findings.faults.clear()
+                if found is None:
+                    findings.unverifiable(GROWN)
+                else:
+                    findings.proved(found)
+                return
+            self.W, self.pivots, self.info = own
+            findings.statuses.append(Status.UNCORRECTABLE)
+        findings.reasons.append(reason)
+
+
+def _check_of_steps(side: str, seen: list[tuple[Array, Array]], weight: Array) -> Check:
+    residual, bound = (namespace(weight).concat([x[part] for x in seen] or [weight[:0]]) for part in (0, 1))
+    return check_of(side, residual, bound, weight)
+
+
+def _lapack(A: Array, clock: Clock) -> tuple[Array, Any, int]:
+    """LAPACK's own factorisation of a copy: packed factors, pivots, and info."""
     with clock("encode"):
         W = copy_by_columns(A)
     with clock("factor"):
         pivots, info = factor_panel(W, narrow=min(W.shape))
     return W, pivots, info
-
-
-def _offline(A: Array, asked: FactorOptions, clock: Clock, encoding: MatrixChecksums) -> tuple[Any, ...]:
-    """Factor, look at the result; factor again, online, where it is not right."""
-    asked.stage("encoded", A=A, S=encoding.S, Z=encoding.Z, v=encoding.v, w=encoding.w)
-    W, pivots, info = _plain(A, clock)
-    asked.stage("factored", W=W, piv=pivots)
-    findings = Findings()
-    with clock("certify"), np.errstate(all="ignore"):
-        rows, columns, blind, checks = _certified(A, W, pivots, encoding)
-    if rows is not None and not rows and not columns and blind is None:
-        return W, pivots, info, findings, checks
-    if rows is not None:
-        found = _evidence(A, W, pivots, encoding, findings, clock, blind if not rows and not columns else None)
-        if found.right:
-            return W, pivots, info, findings, checks
-        rows, columns = _lines(found, rows, columns)
-    size = max(1, len(rows or ()) * len(columns or ()) if rows and columns else len(rows or columns or ()))
-    if not asked.repair:
-        if _overflows(_plain(A, clock)[0], A):
-            _unverifiable(findings, GROWN)
-            return W, pivots, info, findings, ()
-        findings.statuses.append(Status.UNCORRECTABLE)
-        findings.faults.append(Fault(FACTORS, "block", rows or (), columns or (), size, float("nan")))
-        return W, pivots, info, findings, checks
-    fault = Fault(FACTORS, "block", rows or (), columns or (), size, float("nan"), "factored again, online")
-    findings.statuses.append(Status.CORRECTED)
-    findings.faults.append(fault)
-    return _online(A, asked, clock, findings, encoding)
-
-
-def _certified(
-    A: Array, W: Array, pivots: Any, encoding: MatrixChecksums
-) -> tuple[tuple[int, ...] | None, tuple[int, ...], Lines | None, tuple[Any, ...]]:
-    """Rows and columns in which L U is not P A, of a factorisation of which nothing is known; None where the pivots are
-    none. Also lines that the checks are blind for, if any, and the checks, for the report."""
-    K = min(W.shape)
-    carried = LuChecksums(A, encoding, W)
-    if not carried.order_by(pivots):
-        return None, (), None, ()
-    carried.g[...], carried.y[...] = read(W, carried, K, K)
-    carried.count_operations()
-    verdicts = certificate(A, W, carried)
-    lines = [_failed(verdict) for verdict in verdicts]
-    small = carried.too_large()
-    checks = tuple(
-        check_of(side, verdict.residual, verdict.bound, float(namespace(A).min(abs(weight))))
-        for side, verdict, weight in zip(SIDES, verdicts, (carried.v, carried.w), strict=True)
-    )
-    blind = blind_lines(A, carried, (verdicts[0].bound, verdicts[1].bound))
-    return lines[0], tuple(sorted({*lines[1], *small})), blind, checks
-
-
-def _evidence(
-    A: Array,
-    W: Array,
-    pivots: Any,
-    encoding: MatrixChecksums,
-    findings: Findings,
-    clock: Clock,
-    blind: Lines | None = None,
-) -> Evidence:
-    """Whether a suspected factorisation is wrong, element by element; one of another matrix than was encoded is. Sums
-    of A that suspected it in vain are tried as well. Where nothing is suspected but lines that the checks are `blind`
-    for, it is those that count."""
-    with clock("evidence"), np.errstate(all="ignore"):
-        sums = differing_sums(A, encoding)
-        if all(lines.size for lines, _ in sums):
-            return Evidence(count=1, magnitude=float("nan"))
-        found = factor_evidence(A, W, pivots) if blind is None else evidence_of_lines(A, W, pivots, blind)
-        if not found.right:
-            return found
-        kept = zip(("S of A", "Z of A"), (encoding.S, encoding.Z), sums, strict=True)
-        for name, before, (lines, again) in kept:
-            if lines.size:
-                findings.wrong_sums(name, lines, largest((to_host(before) - to_host(again))[lines]))
-    findings.proved(found)
-    return found
-
-
-def _lines(found: Evidence, rows: tuple[int, ...], columns: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where wrong elements are, or what was suspected where evidence names none."""
-    if not found.rows:
-        return rows, columns
-    return tuple(sorted(found.rows)), tuple(sorted(found.columns))
-
-
-def _failed(verdict: LineCheck) -> tuple[int, ...]:
-    return tuple(np.flatnonzero(~to_host(verdict.ok)).tolist())
-
-
-def _online(
-    A: Array, asked: FactorOptions, clock: Clock, findings: Findings, encoding: MatrixChecksums | None = None
-) -> tuple[Any, ...]:
-    """Factor with checksums carried along."""
-    run = LuFactorisation(A, asked.block, asked.on_stage, clock, repair=asked.repair, encoding=encoding)
-    run.findings = findings
-    try:
-        run.run()
-    except (Unrepairable, Overflowed) as reason:
-        return _given_up(A, run, clock, reason)
-    if not asked.repair:
-        with clock("certify"), np.errstate(all="ignore"):
-            rows, columns, blind, checks = _certified(A, run.W, run.pivots, run.encoding)
-        if rows is not None and (rows or columns or blind is not None):
-            which = None if rows or columns else blind
-            found = _evidence(A, run.W, run.pivots, run.encoding, findings, clock, which)
-            rows, columns = ((), ()) if found.right else _lines(found, rows or (), columns)
-        if rows is None or rows or columns:
-            if _overflows(_plain(A, clock)[0], A):
-                _unverifiable(findings, GROWN)
-                return run.W, run.pivots, run.info, findings, ()
-            size = max(1, len(rows or ()) + len(columns))
-            findings.statuses.append(Status.UNCORRECTABLE)
-            findings.faults.append(Fault(FACTORS, "block", rows or (), columns, size, float("nan")))
-        return run.W, run.pivots, run.info, findings, checks
-    return run.W, run.pivots, run.info, findings, run.checks()
-
-
-def _given_up(A: Array, run: LuFactorisation, clock: Clock, reason: Exception) -> tuple[Any, ...]:
-    """What LAPACK makes of it tells whether the numbers are beyond the type's range, or the machine beyond repair."""
-    findings = run.findings
-    with np.errstate(all="ignore"):
-        W, pivots, info = _plain(A, clock)
-    if _overflows(W, A) and Status.INPUT_CHANGED not in findings.statuses:
-        findings.statuses.clear()
-        findings.faults.clear()
-        _unverifiable(findings, GROWN)
-        return W, pivots, info, findings, ()
-    with np.errstate(all="ignore"):
-        found = factor_evidence(A, W, pivots) if Status.INPUT_CHANGED not in findings.statuses else Evidence(count=1)
-    if found.subnormal:
-        findings.statuses.clear()
-        findings.faults.clear()
-        findings.proved(found)
-        return W, pivots, info, findings, ()
-    findings.reasons.append(str(reason))
-    if Status.INPUT_CHANGED not in findings.statuses:
-        findings.statuses.append(Status.UNCORRECTABLE)
-    return run.W, run.pivots, run.info, findings, ()
 
 
 def _overflows(W: Array, A: Array) -> bool:
@@ -381,11 +509,6 @@ def _overflows(W: Array, A: Array) -> bool:
     double = W.dtype == xp.float64
     limit = float(xp.max(xp.abs(A))) * SQUARED if double else FLOATS["float32"].largest
     return not bool(xp.all((xp.abs(W) <= limit) & xp.isfinite(W)))
-
-
-def _unverifiable(findings: Findings, reason: str) -> None:
-    findings.statuses.append(Status.UNVERIFIABLE)
-    findings.reasons.append(reason)
 
 
 def _warn_of_zero(info: int) -> None:

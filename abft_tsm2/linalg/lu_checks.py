@@ -1,4 +1,4 @@
-"""Checksums of a matrix that is being factored: encoded, carried from step to step, compared.
+"""Carry the checksums of A through P A = L U from step to step, and check panels and rows against them.
 
 With row weights w and column weights v, ``S = A v`` and ``Z = w'A``. Rows of S and w are exchanged with the rows they
 belong to; where the trailing matrix loses L21 U12, S loses L21 y, with ``y = U v`` of the rows just finished: so S
@@ -7,7 +7,7 @@ less g U of what is above, with ``g = w'L`` of the columns that are finished. (T
 memory in short runs.) An error anywhere in the trailing matrix stays where it is, added to one element, until its row
 or column is consumed, and is seen then: in the panel (g against Z) or in the new rows of U (y against S).
 
-The other way round: an element is used only after the check of its panel, or of its rows.
+Conversely, an element is used only after the check of its panel, or of its rows.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from abft_tsm2.checksum.bounds import (
 from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle, permutation
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, wide
-from abft_tsm2.linalg.evidence import Lines
+from abft_tsm2.linalg.evidence import Lines, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, norm
+from abft_tsm2.linalg.outcome import Origin
 
 COUNTED = 64  # rows of U whose growth is taken to be the same
-PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: look at the column
+PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: its multipliers are compared
 
 
 class Rows(NamedTuple):
@@ -57,7 +58,7 @@ class LuChecksums:
     Attributes
     ----------
     W : (m, n) array
-    room : (m, n + 1) or (m, n) array
+    workspace : (m, n + 1) or (m, n) array
         W, and S to the right of it where S has the type of W: the exchanges of rows and the update of the trailing
         matrix then take it with them.
     S : (m,) array
@@ -71,14 +72,15 @@ class LuChecksums:
         ``w'L`` and ``U v`` of the columns and rows that are finished. Where S lies beside W, y takes its place.
     """
 
-    def __init__(self, A: Array, encoding: MatrixChecksums, room: Array) -> None:
+    def __init__(self, A: Array, encoding: MatrixChecksums, workspace: Array) -> None:
         xp = namespace(A)
         m, n = A.shape
         self.xp, self.type, self.encoding = xp, float_type(A), encoding
-        self.room, self.W, self.beside = room, room[:, :n], room.shape[1] > n
-        self.S = room[:, n] if self.beside else like_columns(A, (m, 1), xp.float64)[:, 0]
+        self.workspace, self.W = workspace, workspace[:, :n]
+        self.adjacent = workspace.shape[1] > n
+        self.S = workspace[:, n] if self.adjacent else like_columns(A, (m, 1), xp.float64)[:, 0]
         self.S[...] = encoding.S
-        self.y = self.S[: min(m, n)] if self.beside else xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
+        self.y = self.S[: min(m, n)] if self.adjacent else xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
         self.g = xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
         self.rows = like_columns(A, (m, len(ROWS)), xp.float64)
         self.rows[:, ROWS.w] = encoding.w
@@ -108,9 +110,9 @@ class LuChecksums:
 
     # -- the two checks of a step --
 
-    def check_panel(self, pivots: Any, j: int, j1: int, *, again: bool = False, proved: bool = False) -> bool:
-        """Whether the panel W(j:m, j:j1) is what getrf should have made of it; if so, or if that is `proved`, sets
-        g(j:j1) and exchanges rows of the table.
+    def check_panel(self, pivots: Any, j: int, j1: int, origin: Origin = Origin.COMPUTED) -> bool:
+        """Whether the panel W(j:m, j:j1) is what getrf should have made of it; if so, set g(j:j1) and exchange rows of
+        the table.
 
         ``g U11 = Z(j:j1)`` with ``g = w'L`` in the new order of rows, and pivots that leave ``|L| <= 1``.
         """
@@ -144,8 +146,9 @@ class LuChecksums:
             add_sums(sizes, xp.abs(below).T, xp.abs(w[b:]))
             return rigorous_factored(self.type, m) * multiply_triangle(xp.abs(square).T, sizes, lower=True)
 
-        fine = proved or self._judged(1, residual, reach, j1, exact, rigorous if again else None)
-        # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is looked at element by element
+        proved = origin is Origin.PROVED
+        fine = proved or self._judged(1, residual, reach, j1, exact, rigorous if origin is Origin.RECOMPUTED else None)
+        # |l| <= 1 keeps |g_c| within a few ||w||; a column beyond it is compared element by element
         size, limit = xp.abs(g), PIVOT_SIGMAS * norm(w)
         if fine and not proved and not float(xp.max(size)) <= limit:
             fine = self._small(panel, np.flatnonzero(~(to_host(size) <= limit)))
@@ -157,7 +160,7 @@ class LuChecksums:
 
     def _exchange(self, local: Any, j: int, *, back: bool = False) -> None:
         exchange_rows(self.rows[j:, :], local, back=back)
-        if not self.beside:
+        if not self.adjacent:
             exchange_rows(self.S[j:, None], local, back=back)
 
     def table_is_whole(self) -> bool:
@@ -194,9 +197,9 @@ class LuChecksums:
         """Whether no multiplier in these columns is larger than 1."""
         return all(bool(self.xp.all(self.xp.abs(panel[c + 1 :, c]) <= self._largest)) for c in columns.tolist())
 
-    def check_rows(self, j: int, j1: int, *, again: bool = False, proved: bool = False) -> bool:
-        """Whether U(j:j1, j:n) is right, or `proved` to be: ``L11 y = S(j:j1)`` with ``y = U v``, which `take_off` puts
-        into place."""
+    def check_rows(self, j: int, j1: int, origin: Origin = Origin.COMPUTED) -> bool:
+        """Whether U(j:j1, j:n) is right: ``L11 y = S(j:j1)`` with ``y = U v``, which `trailing_update` puts into
+        place."""
         xp, n = self.xp, self.W.shape[1]
         square, right = wide(self.W[j:j1, j:j1]), self.W[j:j1, j1:]
         S, v = self.S[j:j1], self.v
@@ -217,7 +220,9 @@ class LuChecksums:
             return rigorous_factored(self.type, n + j1) * sizes
 
         self._y = y
-        return proved or self._judged(0, residual, reach, j1, exact, rigorous if again else None)
+        if origin is Origin.PROVED:
+            return True
+        return self._judged(0, residual, reach, j1, exact, rigorous if origin is Origin.RECOMPUTED else None)
 
     def _judged(
         self,
@@ -233,17 +238,17 @@ class LuChecksums:
         rigorous bound."""
         weight = self.moduli[1 - side]
         bound = factored_bound(self.type, reach, terms, weight)
-        verdict = LineCheck.among_its_like(residual, bound, USUAL, LEAST)
+        verdict = LineCheck.relative_to_median(residual, bound, USUAL, LEAST)
         fine = verdict.clean
         if not fine:
-            runs = [slice(0, residual.shape[0])] if rigorous else verdict.in_doubt
+            runs = [slice(0, residual.shape[0])] if rigorous else verdict.suspected
             for run in runs:
                 norms, residual[run] = exact(run)
                 bound[run] = COMPUTED * factored_bound(self.type, reach[run] + norms, terms, weight)
             if rigorous:
                 verdict = LineCheck.of(residual, 8 * bound + rigorous())
             else:
-                verdict = LineCheck.among_these(residual, bound, runs, USUAL, COMPUTED_LEAST)
+                verdict = LineCheck.relative_in_runs(residual, bound, runs, USUAL, COMPUTED_LEAST)
             fine = verdict.clean
         if fine:
             self.seen[side].append((residual, bound))
@@ -265,14 +270,14 @@ class LuChecksums:
 
     # -- what a step does to them --
 
-    def take_off(self, j: int, j1: int) -> None:
+    def trailing_update(self, j: int, j1: int) -> None:
         """A22 -= L21 U12, and with it S(j1:) -= L21 y where S lies beside W."""
         self.y[j:j1] = self._y
-        add_product(self.room[j1:, j1:], self.W[j1:, j:j1], self.room[j:j1, j1:])
+        add_product(self.workspace[j1:, j1:], self.W[j1:, j:j1], self.workspace[j:j1, j1:])
 
     def advance(self, j: int, j1: int) -> None:
         """S(j1:) -= L21 y unless that is done."""
-        if not self.beside:
+        if not self.adjacent:
             add_sums(self.S[j1:], self.W[j1:, j:j1], self.y[j:j1], alpha=-1.0)
         self._count(j, j1, self._grown)
 
@@ -302,7 +307,7 @@ class LuChecksums:
 
     # -- what they should be, from the beginning --
 
-    def S_again(self, j: int) -> Array:
+    def recompute_S(self, j: int) -> Array:
         """S when j columns are finished, from A's and the finished factors: A v - L y."""
         S = self.xp.take(self.encoding.S, from_host(self.place, self.W))
         if j:
@@ -326,16 +331,10 @@ def _steps(b: int) -> Any:
     return np.arange(1, b + 1) / b
 
 
-def unit_lower(X: Array, above: int = 0) -> Array:
-    """The unit lower triangle of X, below which there may be more rows; `above` rows of the square one are missing."""
-    xp = namespace(X)
-    return xp.tril(X, k=above - 1) + xp.eye(*X.shape, k=above, dtype=X.dtype, device=X.device)
-
-
 # Measured: bounds of lines of normal data of 150 to 3000 columns are up to 63 times what `blind_factor` counts for one,
 # and those of 209 of 225 kinds of matrices of the campaigns (150 columns) up to 420 times.
 BLIND = 512.0
-AT_ONCE = 256  # columns whose elements are looked at together
+AT_ONCE = 256  # columns whose elements are compared at once
 
 
 def blind_factor(stored: FloatType, terms: int, length: int) -> float:

@@ -1,4 +1,4 @@
-"""Repair of a factorisation under way: whatever is wrong is computed again from A, left-looking.
+"""Repair an LU factorisation under way: recompute what is wrong from A, left-looking.
 
 Rows of A are in the order of W's rows (PA). With L(:, :j) and U(:j, :) right, everything else follows from A alone:
 
@@ -25,9 +25,9 @@ from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound
 from abft_tsm2.core.blas import add_product, permutation, product, solve_triangle
 from abft_tsm2.linalg.certify import changed, differing_sums, read
 from abft_tsm2.linalg.encode import counts, wide
-from abft_tsm2.linalg.evidence import FactorEvidence
+from abft_tsm2.linalg.evidence import FactorEvidence, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, places, unit_lower
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, places
 from abft_tsm2.linalg.outcome import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
 from abft_tsm2.report import Fault, Status
 
@@ -42,7 +42,7 @@ class LuRepair:
         As it was encoded; only read.
     W : (m, n) array
     pivots : int32 array on the host
-    carried : Carried
+    carried : LuChecksums
     findings : Findings
     doubted : bool
         Whether finished lines were left, or put, in a state that only evidence of the whole can vouch for.
@@ -58,11 +58,11 @@ class LuRepair:
     # -- the whole repair of a step --
 
     def panel(self, j: int, j1: int) -> None:
-        """The panel J = j:j1 is wrong: put there what it was before it was factored."""
+        """Restore the panel J = j:j1, which is wrong, to what it was before it was factored."""
         old = self._before_factoring(j, j1)
         self._above(j, j1)
-        active, sizes = self._columns(j, j1)
-        self._look_for_overflow(active)
+        active, sizes = self._updated(slice(j, None), slice(j, j1), j)
+        self._refuse_overflow(active)
         xp = namespace(active)
         # What getrf adds up is no larger than that, or than what it has grown to in U.
         most = xp.max(xp.abs(active), axis=0)[None, :]
@@ -79,14 +79,14 @@ class LuRepair:
         self.W[j:, j:j1] = xp.astype(active, self.W.dtype)
 
     def before_rows(self, j: int, j1: int) -> None:
-        """What the check of rows of U rests on: what is finished, their panel, and S."""
+        """Repair what the check of rows of U rests on: what is finished, their panel, and S."""
         self.finished(j1, j1, j)
         self.S(j)
 
     def rows(self, j: int, j1: int) -> None:
-        """The new rows of U are wrong: solve for them again."""
+        """Solve again for the new rows of U, which are wrong."""
         new, sizes = self._rows(j, j1)
-        self._look_for_overflow(new)
+        self._refuse_overflow(new)
         old = wide(self.W[j:j1, j:])
         xp = namespace(old)
         bound = factored_element(self.carried.type, sizes, j1)
@@ -98,14 +98,14 @@ class LuRepair:
             self.findings.wrong_elements(differ, distance, (j, j))
 
     def finished(self, places: int, left: int, top: int) -> None:
-        """Pivots, and what is finished: the first `left` columns of L and `top` rows of U, and their g and y.
+        """Repair the pivots, the first `left` columns of L and `top` rows of U, and their g and y.
 
         A line whose sum is not what it was is computed again from A, and so is the sum. Where the old elements were
         the same but for rounding, it was the sum that was wrong; unless U and w'A still bear it out. What is right is
         left as it is, bit for bit: a row of U with another pivot would no longer be that of its column of L.
         """
         self.order(places)
-        self.look_at_A()
+        self.verify_input()
         for _ in range(ROUNDS):
             wL, Uv = read(self.W, self.carried, left, top)
             columns, rows = changed(self.W, self.carried, wL, Uv)
@@ -143,8 +143,7 @@ class LuRepair:
             self._pivots_from(place, j)
         elif expected is not None and np.array_equal(expected, place):
             wrong = np.flatnonzero(original[place] != present)
-            with np.errstate(all="ignore"):
-                off = float(np.max(np.abs(original[place] - present)))
+            off = float(np.max(np.abs(original[place] - present)))
             carried.rows[:, ROWS.w] = from_host(original[place], self.W)
             self.findings.wrong_sums("w", wrong, off)
         else:
@@ -166,24 +165,24 @@ class LuRepair:
             raise Unrepairable(f"no {j} exchanges lead to the order that the rows are in")
 
     def S(self, j: int) -> None:
-        """S(j:), from A's sums and the finished factors, which have been looked after."""
+        """Repair S(j:), from the sums of A and the finished factors, which have been repaired."""
         carried = self.carried
-        now, then = carried.S[j:], carried.S_again(j)[j:]
+        now, then = carried.S[j:], carried.recompute_S(j)[j:]
         reach = carried.reach(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
         bound = factored_bound(carried.type, reach, j, carried.moduli[1])
         # A v - L y in two orders of addition; what is added up may be much larger than what is left
         terms = column_norms((wide(self.W[j:, :j]) * carried.y[:j]).T)
         self._compared("S", now, then, bound + changed_bound(terms + carried.xp.abs(then), j + 1), j)
 
-    def look_at_A(self) -> None:
-        """A, from which everything is computed again, against its sums S and Z as they were encoded.
+    def verify_input(self) -> None:
+        """Verify A, from which everything is recomputed, against its sums S and Z as they were encoded.
 
-        Where sums by rows and by columns both differ, A has changed. One kind alone is wrong itself, and taken again.
+        Where sums by rows and by columns both differ, A has changed. One kind alone is wrong itself, and is recomputed.
         """
         e = self.carried.encoding
         found = differing_sums(self.A, self.carried.encoding)
         if all(lines.size for lines, _ in found):
-            raise Unrepairable("A is not what was encoded")
+            self.findings.input_changed()
         for name, kept, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), found, strict=True):
             if lines.size:
                 off = largest((to_host(kept) - to_host(again))[lines])
@@ -212,7 +211,7 @@ class LuRepair:
         solve_triangle(left, new, lower=True, unit=True)
         self.findings.multiplications += float(j) * j * (j1 - j)
         old = xp.asarray(wide(W[:j, j:j1]), copy=True)
-        # every row has rounded in its own way on the way down: the largest element of a column tells how much
+        # every row has rounded differently: the largest element of a column tells how much
         reach = math.sqrt(j + FLOOR_TERMS) * xp.max(xp.abs(new), axis=0)[None, :] + xp.zeros_like(new)
         differ, distance = differing(old, new, factored_element(carried.type, reach, j))
         W[:j, j:j1] = xp.astype(new, W.dtype)
@@ -230,108 +229,90 @@ class LuRepair:
         local = self.pivots[j:j1] - np.int32(j)
         if not are_exchanges(local, m - j):
             return None
-        with np.errstate(all="ignore"):
-            panel = wide(self.W[j:, j:j1])
-            xp = namespace(panel)
-            old = xp.asarray(panel, copy=True)
-            corner = xp.triu(panel[:b, :])
-            old[:b, :] = product(unit_lower(panel[:b, :]), corner)
-            old[b:, :] = product(panel[b:, :], corner)
-            back = np.argsort(permutation(local, m - j))
-            return _take_rows(old, back)
+        panel = wide(self.W[j:, j:j1])
+        xp = namespace(panel)
+        old = xp.asarray(panel, copy=True)
+        corner = xp.triu(panel[:b, :])
+        old[:b, :] = product(unit_lower(panel[:b, :]), corner)
+        old[b:, :] = product(panel[b:, :], corner)
+        return _take_rows(old, np.argsort(permutation(local, m - j)))
 
     def _permuted(self, rows: slice, columns: slice) -> Array:
         """A part of PA in float64."""
         return wide(_take_rows(self.A[:, columns], self.carried.place[rows]))
 
-    def _columns(self, j: int, j1: int) -> tuple[Array, Array]:
-        """(PA)(j:, j:j1) - L(j:, :j) U(:j, j:j1), and the reach of rounding."""
-        X = self._permuted(slice(j, None), slice(j, j1))
+    def _updated(self, rows: slice, columns: slice, j: int) -> tuple[Array, Array]:
+        """(PA)(rows, columns) - L(rows, :j) U(:j, columns), and the reach of rounding."""
+        X = self._permuted(rows, columns)
         sizes = math.sqrt(FLOOR_TERMS) * namespace(X).abs(X)
         if j:
-            left, top = wide(self.W[j:, :j]), wide(self.W[:j, j:j1])
+            left, top = wide(self.W[rows, :j]), wide(self.W[:j, columns])
             X, sizes = X - product(left, top), sizes + _reach(left, top)
-            self.findings.multiplications += 2.0 * left.shape[0] * j * (j1 - j)
+            self.findings.multiplications += 2.0 * j * X.shape[0] * X.shape[1]
         return X, sizes
 
     def _rows(self, j: int, j1: int) -> tuple[Array, Array]:
-        """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sizes as in `_columns`."""
-        X = self._permuted(slice(j, j1), slice(j, None))
-        xp = namespace(X)
-        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(X)
-        if j:
-            left, top = wide(self.W[j:j1, :j]), wide(self.W[:j, j:])
-            X, sizes = X - product(left, top), sizes + _reach(left, top)
-            self.findings.multiplications += 2.0 * (j1 - j) * j * X.shape[1]
-        corner = xp.asarray(wide(self.W[j:j1, j:j1]), copy=True)
+        """L11^-1 ((PA)(j:j1, j:) - L(j:j1, :j) U(:j, j:)) and sizes as in `_updated`."""
+        X, sizes = self._updated(slice(j, j1), slice(j, None), j)
+        corner = namespace(X).asarray(wide(self.W[j:j1, j:j1]), copy=True)
         new = _by_columns(X)
         solve_triangle(_by_columns(corner), new, lower=True, unit=True)
         return new, sizes + _reach(unit_lower(corner), new, j)
 
     def _row(self, r: int) -> None:
-        """U(r, r:) or y(r) is not what it was. Where S bears out y it is U; where it does not, evidence tells."""
-        new = self._permuted(slice(r, r + 1), slice(r, None))[0, :]
+        """Repair U(r, r:) or y(r). Where S agrees with y it is U that is wrong; where not, evidence decides."""
+        new, sizes = (x[0, :] for x in self._updated(slice(r, r + 1), slice(r, None), r))
         xp = namespace(new)
-        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(new)
-        if r:
-            left, top = wide(self.W[r : r + 1, :r]), wide(self.W[:r, r:])
-            new, sizes = new - product(left, top)[0, :], sizes + _reach(left, top)[0, :]
         old = wide(self.W[r, r:])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, r + 1))
-        differ = self._wrong(differ, self._row_borne_out(r), (slice(r, r + 1), slice(r, self.W.shape[1]), r + 1))
+        differ = self._wrong(differ, self._row_agrees(r), (slice(r, r + 1), slice(r, self.W.shape[1]), r + 1))
         if differ.any():
             self.W[r, r:] = xp.astype(xp.where(from_host(differ, new), new, old), self.W.dtype)
-            # L(:, r) was divided by the pivot that was there first, which rounded in its own way
+            # L(:, r) was divided by the pivot that was there first, which rounded differently
             below = slice(r + 1, self.W.shape[0] if differ[0] else r + 1)
             self.doubted |= bool(self._far(below, slice(r, r + 1), r + 1).any())
         before = float(self.carried.y[r])
         self.carried.y[r] = xp.sum(wide(self.W[r, r:]) * self.carried.v[r:])
         if not differ.any():
             self.findings.wrong_sums("y", [r], abs(before - float(self.carried.y[r])))
-        self.findings.multiplications += 2.0 * r * new.shape[0]
         self.findings.wrong_elements(differ[None, :], distance[None, :], (r, r))
 
     def _column(self, c: int) -> None:
-        """L(c+1:, c) or g(c) is not what it was: as `_row`, with w'A in place of S."""
-        new = self._permuted(slice(c + 1, None), slice(c, c + 1))[:, 0]
+        """Repair L(c+1:, c) or g(c): as `_row`, with w'A in place of S."""
+        new, sizes = (x[:, 0] for x in self._updated(slice(c + 1, None), slice(c, c + 1), c))
         xp = namespace(new)
-        sizes = math.sqrt(FLOOR_TERMS) * xp.abs(new)
-        if c:
-            left, top = wide(self.W[c + 1 :, :c]), wide(self.W[:c, c : c + 1])
-            new, sizes = new - product(left, top)[:, 0], sizes + _reach(left, top)[:, 0]
         pivot = float(self.W[c, c])
-        if pivot != 0.0:  # under a zero pivot there are zeros, which nobody divides
+        if pivot != 0.0:  # under a zero pivot there are zeros, which are not divided
             # no multiplier is larger than 1; where the pivot is all rounding, the quotient may be
             new, sizes = xp.clip(new / pivot, -1.0, 1.0), sizes / abs(pivot)
         old = wide(self.W[c + 1 :, c])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, c + 1))
-        borne_out = self._borne_out(c)
-        differ = self._wrong(differ, borne_out, (slice(c + 1, self.W.shape[0]), slice(c, c + 1), c + 1))
-        if not differ.any() and borne_out and not largest(distance) <= rigorous_factored(self.carried.type, c + 1):
+        agrees = self._column_agrees(c)
+        differ = self._wrong(differ, agrees, (slice(c + 1, self.W.shape[0]), slice(c, c + 1), c + 1))
+        if not differ.any() and agrees and not largest(distance) <= rigorous_factored(self.carried.type, c + 1):
             # the pivot is so small that any multipliers will do in this column: those of now are no better
-            borne_out, self.doubted = False, True
+            agrees, self.doubted = False, True
         if differ.any():
             self.W[c + 1 :, c] = xp.astype(xp.where(from_host(differ, new), new, old), self.W.dtype)
-        elif borne_out:
+        elif agrees:
             self.W[c + 1 :, c] = xp.astype(new, self.W.dtype)
         before = float(self.carried.g[c])
         self.carried.g[c] = self.carried.w[c] + xp.sum(wide(self.W[c + 1 :, c]) * self.carried.w[c + 1 :])
-        if not differ.any() and borne_out:  # an element is off by less than two ways to compute it may be
+        if not differ.any() and agrees:  # an element is off by less than two ways to compute it may be
             most = int(np.argmax(distance)) if distance.size else 0
             differ[most : most + 1] = True
         elif not differ.any():
             self.findings.wrong_sums("g", [c], abs(before - float(self.carried.g[c])))
-        self.findings.multiplications += 2.0 * c * new.shape[0]
         self.findings.wrong_elements(differ[:, None], distance[:, None], (c + 1, c))
 
-    def _wrong(self, differ: Any, borne_out: bool, line: tuple[slice, slice, int]) -> Any:
+    def _wrong(self, differ: Any, agrees: bool, line: tuple[slice, slice, int]) -> Any:
         """Elements of a line to be replaced, of which so many `differ` from what was computed again: those, and what
         evidence convicts. Where its sum is not borne out and evidence convicts none, it was the sum: the line is kept,
         but not what was computed from it borne out, so that evidence of the whole is due."""
-        if borne_out and not differ.any():
+        if agrees and not differ.any():
             return differ
         far = self._far(*line).reshape(-1)
-        if borne_out or far.any():
+        if agrees or far.any():
             return differ | far
         self.doubted |= bool(differ.any())
         return far
@@ -342,13 +323,13 @@ class LuRepair:
         if far.size:
             evidence = FactorEvidence(self.A, self.W, self.pivots[:0])
             evidence.place = self.carried.place
-            evidence.look(rows, columns, depth)
+            evidence.compare(rows, columns, depth)
             found = evidence.verdict()
             lines = [i - rows.start for i in found.rows], [c - columns.start for c in found.columns]
             far[np.ix_(*lines)] = True
         return far
 
-    def _row_borne_out(self, r: int) -> bool:
+    def _row_agrees(self, r: int) -> bool:
         """Whether the y(r) that is kept gives A v in row r: ``L(r, :r+1) y(:r+1) = S(r)``."""
         carried, place = self.carried, int(self.carried.place[r])
         parts = np.append(to_host(wide(self.W[r, :r]) * carried.y[:r]), float(carried.y[r]))
@@ -358,7 +339,7 @@ class LuRepair:
         bound = float(factored_bound(carried.type, reach, r, 0.0)[0])
         return bool(abs(residual) <= bound) and math.isfinite(bound)
 
-    def _borne_out(self, c: int) -> bool:
+    def _column_agrees(self, c: int) -> bool:
         """Whether the g(c) that is kept gives w'A in column c: ``g(:c+1) U(:c+1, c) = Z(c)``."""
         carried = self.carried
         parts = carried.g[: c + 1] * wide(self.W[: c + 1, c])
@@ -366,7 +347,7 @@ class LuRepair:
         bound = factored_bound(carried.type, carried.reach(1, carried.floor[c : c + 1], 0.0, c, parts[c:]), c, 0.0)
         return bool(abs(float(residual)) <= float(bound[0]))
 
-    def _look_for_overflow(self, X: Array) -> None:
+    def _refuse_overflow(self, X: Array) -> None:
         xp = namespace(X)
         if not bool(xp.all(xp.isfinite(xp.astype(X, self.W.dtype)))):
             raise Overflowed("elements grow beyond the range of the type")

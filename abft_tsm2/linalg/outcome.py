@@ -1,23 +1,200 @@
-"""What was found and done in a factorisation, until it becomes a report."""
+"""What a factorisation or a solution has found, done and taken in time, until it becomes a report."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, NoReturn
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, to_host
+from abft_tsm2.arrays import Array, namespace, to_host
 from abft_tsm2.linalg.evidence import Evidence
-from abft_tsm2.report import Fault, Status
+from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 ROUNDS = 3  # repairs before giving up
 FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
 AGAIN = "computed again from A"
 SUBNORMAL = (
-    "it is subnormal, or nearly so: LAPACK does not divide by one so small, and its factors are not those of a; "
+    "it is subnormal, or nearly so: LAPACK does not divide by a pivot so small, and its factors are not those of a; "
     "multiply a by a power of two"
 )
+
+
+class Origin(Enum):
+    """Where the numbers that are checked come from."""
+
+    COMPUTED = "a step of the factorisation"
+    RECOMPUTED = "a repair: they may round in a pattern, up to the rigorous bound"
+    PROVED = "evidence has shown that they are right: their sums are kept whatever they are"
+
+
+class FactorOutcome(Enum):
+    """What the sums say of finished factors."""
+
+    CERTIFIED = "their product is A"
+    CHANGED = "some lines are not what they were when they were checked"
+    SUSPECTED = "some lines may be wrong, or their sums would not show it: evidence decides"
+    DISAGREES = "their product is not A"
+
+
+class Unrepairable(Exception):
+    """A repair did not lead to an agreement; the message says where."""
+
+
+class InputChanged(Unrepairable):
+    """A is not what was encoded."""
+
+
+class Overflowed(Exception):
+    """Recomputation gives numbers beyond the type's range again: the factors themselves are not finite."""
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass
+class Findings:
+    """What was found on the way, for the report.
+
+    Attributes
+    ----------
+    suspicions : int
+        Failed checks of what evidence has shown to be right.
+    multiplications : float
+        Those done again by repairs.
+    restarted : bool
+        Whether a factorisation that stayed wrong was done again from A.
+    """
+
+    statuses: list[Status] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    suspicions: int = 0
+    multiplications: float = 0.0
+    restarted: bool = False
+
+    def restart(self, reason: str) -> None:
+        """Note that the factorisation is done again from A, and why."""
+        self.restarted = True
+        self.reasons.append(f"restarted from A: {reason}")
+        self.statuses.append(Status.CORRECTED)
+
+    def input_changed(self) -> NoReturn:
+        """Note that A is not what was encoded, and raise InputChanged."""
+        self.statuses.append(Status.INPUT_CHANGED)
+        self.faults.append(Fault("A", "operand", (), (), 0, float("nan")))
+        raise InputChanged("A is not what was encoded: it changed while it was factored; pass it once more")
+
+    def unverifiable(self, reason: str) -> None:
+        self.statuses.append(Status.UNVERIFIABLE)
+        self.reasons.append(reason)
+
+    def wrong_sums(self, name: str, lines: Any, magnitude: float, repair: str = "computed again") -> None:
+        """Note that a checksum was wrong in these lines, and by how much."""
+        lines = tuple(int(i) for i in lines)
+        self.statuses.append(Status.CHECKSUM_FAULT)
+        self.faults.append(Fault(name, "checksum", lines, (), len(lines), magnitude, repair))
+
+    def proved(self, found: Evidence) -> None:
+        """Note that evidence has shown that what was suspected is right, or why it cannot be."""
+        self.suspicions += 1
+        if found.subnormal:
+            column, pivot = found.subnormal
+            self.unverifiable(f"the pivot of column {column} is {pivot:.3g}: {SUBNORMAL}")
+
+    def convicted(self, found: Evidence, repair: str = AGAIN) -> None:
+        """Note that evidence has shown elements of W to be wrong."""
+        rows, columns = (tuple(sorted(int(i) for i in lines)) for lines in (found.rows, found.columns))
+        self.faults.append(Fault(FACTORS, "block", rows, columns, found.count, found.magnitude, repair))
+
+    def recomputed(self, found: Evidence | None) -> None:
+        """Note what was computed again without a difference beyond rounding; what evidence said of it, if anything."""
+        if found is None:
+            self.suspicions += 1
+        else:
+            self.statuses.append(Status.CORRECTED)
+            self.convicted(found)
+
+    def refused(self, rows: tuple[int, ...], columns: tuple[int, ...], elements: int) -> None:
+        """Note that W is wrong in these lines, and stays so."""
+        self.statuses.append(Status.UNCORRECTABLE)
+        self.faults.append(Fault(FACTORS, "block", rows, columns, max(1, elements), float("nan")))
+
+    def wrong_elements(self, differ: Any, distance: Any, first: tuple[int, int]) -> None:
+        """Note elements of W that were replaced: a boolean matrix, how far they were off, and where its corner lies."""
+        i, c = np.nonzero(differ)
+        if not i.size:
+            return
+        rows = tuple(np.unique(i + first[0]).tolist())
+        columns = tuple(np.unique(c + first[1]).tolist())
+        kind = "element" if i.size == 1 else "row" if len(rows) == 1 else "column" if len(columns) == 1 else "block"
+        self.statuses.append(Status.CORRECTED)
+        self.faults.append(Fault(FACTORS, kind, rows, columns, int(i.size), largest(distance[differ]), AGAIN))
+
+    def report(
+        self, operation: str, sizes: tuple[int, int, int], dtype: str, seconds: dict[str, float], **more: Any
+    ) -> Report:
+        """The report of one factorisation or solution.
+
+        `sizes`: L is m x k and U is k x n, or A m x k and the solution k x n. `more`: checks, mode.
+        """
+        m, k, n = sizes
+        status, also = by_precedence(self.statuses)
+        return Report(
+            status=status,
+            operation=operation,
+            m=m,
+            k=k,
+            n=n,
+            dtype=dtype,
+            faults=tuple(self.faults),
+            suspicions=self.suspicions,
+            recomputed=self.multiplications / max(1.0, factor_flops(m, n)),
+            also=also,
+            reasons=tuple(dict.fromkeys(self.reasons)),
+            seconds=seconds,
+            restarted=self.restarted,
+            **more,
+        )
+
+
+def factor_flops(m: int, n: int) -> float:
+    """Floating-point operations of an LU of an m x n matrix."""
+    k = min(m, n)
+    return 2.0 * m * n * k - (m + n) * k * k + 2.0 * k**3 / 3
+
+
+def check_of(side: str, residual: Array, bound: Array, weight: Array) -> Check:
+    """What the check of a side says in a report; `weight`: of the elements that its sums add up."""
+    xp, lines = namespace(residual), int(residual.shape[0])
+    if lines == 0:
+        return Check(side, 1, 0, 0, 0.0, 0.0, -1, 0.0)
+    with np.errstate(all="ignore"):
+        ratio = xp.abs(residual) / bound
+        ratio = xp.where(bound > 0, ratio, xp.zeros_like(ratio))
+        ratio = xp.where(ratio <= 1, ratio, xp.full_like(ratio, -1.0))  # evidence has decided about these lines
+        middle = float(xp.sort(bound)[lines // 2])
+        limit = float(np.divide(middle, float(xp.min(xp.abs(weight))) if weight.shape[0] else 1.0))
+    worst, verified = int(xp.argmax(ratio)), int(xp.sum(xp.astype(ratio >= 0, xp.int64)))
+    if not verified:
+        return Check(side, 1, lines, 0, middle, 0.0, -1, limit)
+    return Check(side, 1, lines, verified, middle, float(ratio[worst]), worst, limit)
 
 
 def differing(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
@@ -31,51 +208,3 @@ def differing(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
 def largest(x: Any) -> float:
     """max |x|, NaN where there is one, 0 where there is nothing."""
     return float(np.max(np.abs(x), initial=0.0))
-
-
-class Unrepairable(Exception):
-    """A repair did not lead to an agreement; the message says where."""
-
-
-class Overflowed(Exception):
-    """Recomputation gives numbers beyond the type's range again: the factors themselves are not finite."""
-
-
-@dataclass
-class Findings:
-    """What was found on the way, for the report."""
-
-    statuses: list[Status] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    suspicions: int = 0
-    multiplications: float = 0.0
-
-    def wrong_sums(self, name: str, lines: Any, magnitude: float, repair: str = "computed again") -> None:
-        lines = tuple(int(i) for i in lines)
-        self.statuses.append(Status.CHECKSUM_FAULT)
-        self.faults.append(Fault(name, "checksum", lines, (), len(lines), magnitude, repair))
-
-    def proved(self, found: Evidence) -> None:
-        """Evidence has shown that what was suspected is right, or why it cannot be."""
-        self.suspicions += 1
-        if found.subnormal:
-            column, pivot = found.subnormal
-            self.statuses.append(Status.UNVERIFIABLE)
-            self.reasons.append(f"the pivot of column {column} is {pivot:.3g}: {SUBNORMAL}")
-
-    def convicted(self, found: Evidence, repair: str = AGAIN) -> None:
-        """Evidence has shown elements of W to be wrong."""
-        rows, columns = (tuple(sorted(int(i) for i in lines)) for lines in (found.rows, found.columns))
-        self.faults.append(Fault(FACTORS, "block", rows, columns, found.count, found.magnitude, repair))
-
-    def wrong_elements(self, differ: Any, distance: Any, first: tuple[int, int]) -> None:
-        """Elements of W that were replaced: a boolean matrix, how far they were off, and where its corner lies."""
-        i, c = np.nonzero(differ)
-        if not i.size:
-            return
-        rows = tuple(np.unique(i + first[0]).tolist())
-        columns = tuple(np.unique(c + first[1]).tolist())
-        kind = "element" if i.size == 1 else "row" if len(rows) == 1 else "column" if len(columns) == 1 else "block"
-        self.statuses.append(Status.CORRECTED)
-        self.faults.append(Fault(FACTORS, kind, rows, columns, int(i.size), largest(distance[differ]), AGAIN))

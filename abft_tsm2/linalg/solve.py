@@ -1,4 +1,4 @@
-"""Linear systems: SciPy's `lu_solve` and `solve`, with both substitutions checked and the solution certified."""
+"""Solve linear systems, protected: SciPy's `lu_solve` and `solve`, substitutions checked and the solution certified."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import permutation
-from abft_tsm2.linalg.blocked_lu import Hook, check_of
-from abft_tsm2.linalg.inputs import as_array, for_blas, pair_of, pivots_of, report_of, stacked
+from abft_tsm2.linalg.blocked import Hook
+from abft_tsm2.linalg.inputs import as_array, for_blas, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
-from abft_tsm2.linalg.lu import FactorOptions, check_options, factored
-from abft_tsm2.linalg.outcome import Findings
-from abft_tsm2.linalg.substitution import ATTEMPTS, Work, same, smallest, substituted, wrong_rows
+from abft_tsm2.linalg.lu import LuOptions, factored
+from abft_tsm2.linalg.outcome import Findings, check_of
+from abft_tsm2.linalg.substitution import ATTEMPTS, Work, same, substituted, wrong_rows
 from abft_tsm2.linalg.triangular import (
     Triangle,
     check_solution,
@@ -71,7 +71,7 @@ def protected_lu_solve(
     Raises
     ------
     SilentDataCorruptionError
-        The solution is wrong, again and again.
+        The solution is wrong and could not be repaired.
     TypeError, ValueError
         Shapes that do not fit, with SciPy's messages; pivots that are no numbers of rows.
 
@@ -111,11 +111,11 @@ def protected_lu_solve(
     lu, B = _of_one_type(lu, B)
 
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
-        work = Work("lu_solve", on_stage, repair=on_error != "detect")
+        work = Work(on_stage, repair=on_error != "detect")
         work.stage("inputs", lu=lu, b=B)
         x = substituted(lu, piv, B, int(trans), work)
         sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
-        return x, report_of(work.findings, "lu_solve", sizes, dtype_name(B.dtype), seconds, checks=work.checks)
+        return x, work.findings.report("lu_solve", sizes, dtype_name(B.dtype), seconds, checks=work.checks)
 
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         x, report = _each(one, "lu_solve", lu, piv, B)
@@ -200,8 +200,7 @@ def protected_solve(
     >>> report.status.name, bool(np.allclose(A @ x, b))
     ('CLEAN', True)
     """
-    policy.check_on_error(on_error)
-    check_options(mode, None)
+    options = LuOptions(on_stage=on_stage, on_error=on_error, mode=mode, check_finite=check_finite)
     partly = assume_a not in GENERAL  # then what is not read has to be finite as well; else the checksums of a tell
     A, B = as_array(a, "a", check_finite=check_finite and partly), as_array(b, "b", check_finite=check_finite)
     namespace(A, B)
@@ -214,10 +213,9 @@ def protected_solve(
         raise ValueError(f"incompatible shapes: a1.shape={tuple(A.shape)} and b1.shape={tuple(B.shape)}")
     A, B = _of_one_type(_whole(A, assume_a, lower), B)
     A = namespace(A).matrix_transpose(A) if transposed else A
-    asked = FactorOptions(mode, None, on_stage, repair=on_error != "detect", check_finite=check_finite)
 
     def one(A: Array, _: Any, B: Array) -> tuple[Array, Report]:
-        return _solved(for_blas(A), for_blas(B), asked, refine=refine)
+        return _solved(for_blas(A), for_blas(B), options, refine=refine)
 
     with np.errstate(all="ignore"):
         x, report = _each(one, "solve", A, None, B)
@@ -228,15 +226,15 @@ def protected_solve(
 # ---- one system ---------------------------------------------------------------------------------------------------
 
 
-def _solved(A: Array, B: Array, asked: FactorOptions, *, refine: bool) -> tuple[Array, Report]:
+def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Array, Report]:
     """Factor, solve, certify against A, and once more from the beginning where that fails."""
-    work = Work("solve", asked.on_stage, asked.repair)
+    work = Work(options.on_stage, options.repair)
     n, r = B.shape
     if 0 in (n, r):
-        return namespace(B).zeros_like(B), report_of(Findings(), "solve", (n, n, r), dtype_name(B.dtype), {})
+        return namespace(B).zeros_like(B), Findings().report("solve", (n, n, r), dtype_name(B.dtype), {})
     X = namespace(B).full_like(B, float("nan"))  # until there is a solution
     for _ in range(ATTEMPTS):
-        factors = factored(A, asked, warn=False)
+        factors = factored(A, options, warn=False)
         _take_over(work, factors.report)
         if work.findings.statuses and work.findings.statuses[-1] in (Status.UNCORRECTABLE, Status.INPUT_CHANGED):
             break
@@ -247,7 +245,7 @@ def _solved(A: Array, B: Array, asked: FactorOptions, *, refine: bool) -> tuple[
         X = substituted(factors.W, piv, B, 0, work)
         with work.clock("certify"):
             verdict = _certificate(A, factors.W, piv, X, B, work)
-            work.checks = (check_of("rows", verdict.residual, verdict.bound, smallest(summing_weights(B))),)
+            work.checks = (check_of("rows", verdict.residual, verdict.bound, summing_weights(B)),)
         if refine and verdict.clean:
             X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses:
@@ -259,11 +257,11 @@ def _solved(A: Array, B: Array, asked: FactorOptions, *, refine: bool) -> tuple[
         work.findings.faults.append(wrong_rows("x", verdict, "solved again"))
     else:
         work.findings.statuses.append(Status.UNCORRECTABLE)
-        work.findings.reasons.append(f"a x = b failed the check after {ATTEMPTS} solutions")
+        work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
     _warn_of_condition(A, factors.W)
     sizes, seconds = (n, n, r), work.clock.seconds
     more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode}
-    report = report_of(work.findings, "solve", sizes, dtype_name(B.dtype), seconds, **more)
+    report = work.findings.report("solve", sizes, dtype_name(B.dtype), seconds, **more)
     return X, report
 
 
@@ -273,6 +271,7 @@ def _take_over(work: Work, report: Report) -> None:
     findings.statuses += [status for status in (*report.also, report.status) if status is not Status.CLEAN]
     findings.faults += report.faults
     findings.reasons += report.reasons
+    findings.restarted |= report.restarted
     findings.suspicions += report.suspicions
     for step, seconds in report.seconds.items():
         work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
@@ -393,7 +392,7 @@ def _each(
     x = stacked([x for x, _ in done], batch) if done else xp.zeros_like(B)
     reports = [replace(report, index=at) for at, (_, report) in zip(places, done, strict=True)]
     if not reports:
-        report = report_of(Findings(), operation, (B.shape[-2], B.shape[-2], B.shape[-1]), dtype_name(B.dtype), {})
+        report = Findings().report(operation, (B.shape[-2], B.shape[-2], B.shape[-1]), dtype_name(B.dtype), {})
     else:
         report = Report.merge(reports, operation=operation)
     return (x[..., 0] if vector else x), report

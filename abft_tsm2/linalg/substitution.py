@@ -1,4 +1,4 @@
-"""Forward and backward substitution, each checked by its residual and done again where that is wrong."""
+"""Substitute forward and backward; check each solution by its residual, and solve again where that is wrong."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.core.blas import like_columns, permutation, solve_triangle
-from abft_tsm2.linalg.blocked_lu import Clock, Hook, check_of
+from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.inputs import for_blas
 from abft_tsm2.linalg.line_check import LineCheck
-from abft_tsm2.linalg.outcome import Findings, largest
+from abft_tsm2.linalg.outcome import Clock, Findings, check_of, largest
 from abft_tsm2.linalg.triangular import Triangle, check_substitution, substitution_evidence, summing_weights
 from abft_tsm2.report import Check, Fault, Status
 
@@ -23,7 +23,6 @@ ATTEMPTS = 3
 class Work:
     """One solution under way."""
 
-    operation: str
     on_stage: Hook | None
     repair: bool
     findings: Findings = field(default_factory=Findings)
@@ -66,7 +65,7 @@ def substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, 
         work.stage(stage, **{name: X})
         with work.clock("check"):
             verdict = check_substitution(triangle, X, B, t)
-            work.checks = (check_of("rows", verdict.residual, verdict.bound, smallest(t)),)
+            work.checks = (check_of("rows", verdict.residual, verdict.bound, t),)
         if verdict.clean:
             if last is not None:
                 _note_repair(work.findings, name, last, X)
@@ -134,7 +133,3 @@ def _note_repair(findings: Findings, name: str, wrong: Array, right: Array) -> N
     findings.statuses.append(Status.CORRECTED)
     rows, columns = tuple(np.unique(i).tolist()), tuple(np.unique(c).tolist())
     findings.faults.append(Fault(name, "block", rows, columns, int(i.size), largest(distance[differ]), "solved again"))
-
-
-def smallest(t: Array) -> float:
-    return float(namespace(t).min(abs(t))) if t.shape[0] else 1.0

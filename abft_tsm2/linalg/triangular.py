@@ -1,4 +1,4 @@
-"""Checks of substitution: T x = b for a triangle T, by the residual of all right-hand sides at once.
+"""Check solutions of T X = B, for a triangle T, and of A X = B: by the residual of all right-hand sides at once.
 
 The right-hand sides are added up with random weights first, ``X t`` and ``B t``, so that a check costs two products of
 T with a vector, however many there are. The bound is that of a random walk of the rounding errors; what exceeds it is

@@ -17,7 +17,7 @@ USUAL, LEAST = 10.0, 0.03
 
 def verdict(*residual: float, bound: Any = 1.0) -> LineCheck:
     x = np.array(residual)
-    return LineCheck.among_its_like(x, np.broadcast_to(np.asarray(bound, float), x.shape), USUAL, LEAST)
+    return LineCheck.relative_to_median(x, np.broadcast_to(np.asarray(bound, float), x.shape), USUAL, LEAST)
 
 
 def fine(found: LineCheck) -> list[bool]:
@@ -57,15 +57,15 @@ def test_lines_in_doubt_have_company() -> None:
     beside, n = line_check.BESIDE, 10 * line_check.BESIDE
     ok = np.ones(n, bool)
     ok[[0, 2, 5 * beside, n - 1]] = False
-    found = LineCheck(np.zeros(n), np.ones(n), ok).in_doubt
+    found = LineCheck(np.zeros(n), np.ones(n), ok).suspected
     assert found == [slice(0, beside + 3), slice(4 * beside, 6 * beside + 1), slice(n - 1 - beside, n)]
     ok[...] = False
-    assert LineCheck(np.zeros(n), np.ones(n), ok).in_doubt == [slice(0, n)]
+    assert LineCheck(np.zeros(n), np.ones(n), ok).suspected == [slice(0, n)]
 
 
 def test_lines_are_compared_with_those_of_their_runs() -> None:
     residual = np.array([0.9, 0.02, 0.03, 0.02, 0.9, 0.9, 0.05])
-    found = LineCheck.among_these(residual, np.ones(7), [slice(1, 4), slice(4, 5), slice(6, 7)], USUAL, LEAST)
+    found = LineCheck.relative_in_runs(residual, np.ones(7), [slice(1, 4), slice(4, 5), slice(6, 7)], USUAL, LEAST)
     assert fine(found) == [True, True, True, True, False, True, True]
     assert found.residual is residual
 

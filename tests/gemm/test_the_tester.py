@@ -239,7 +239,7 @@ def test_without_a_second_look_a_damaged_repair_is_returned(monkeypatch: Patch) 
     honest = verify.verify_rescaled
     looks: list[int] = []
 
-    def only_once(*arguments: Any) -> verify.Scrutiny:
+    def only_once(*arguments: Any) -> verify.RescaledVerdict:
         found = honest(*arguments)
         if looks:
             found = replace(found, verdict=replace(found.verdict, ok=np.ones_like(found.verdict.ok)))

@@ -14,7 +14,7 @@ import pytest
 
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.device.kernels import JudgeKernel, RepairKernel
-from abft_tsm2.checksum.device.record import CallInfo, DeviceVerdict, Outcome, clean
+from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict, clean
 from abft_tsm2.core.memory import WORDS, DeviceRecord
 from abft_tsm2.gemm import pending
 from abft_tsm2.gemm.pending import Pending
@@ -74,7 +74,7 @@ def left_of(library: Library, work: Work, *, judge: bool = True, repair: bool = 
 def test_the_kernels_leave_verdicts(library: Library) -> None:
     for fault, status in (("clean", Status.CLEAN), ("element", Status.CORRECTED)):
         verdict = DeviceVerdict([record_of(left_behind(library, fault))], INFO)
-        assert verdict.outcome is (Outcome.CLEAN if fault == "clean" else Outcome.REPAIRED)
+        assert verdict.outcome is (DeviceOutcome.CLEAN if fault == "clean" else DeviceOutcome.REPAIRED)
         assert verdict.settled
         assert verdict.report().status is status
         assert verdict.checks[0].verified == M
@@ -114,7 +114,7 @@ def test_what_is_no_verdict_is_not_believed(library: Library, name: str) -> None
         if sides == 2:
             found[1].lines = M
         verdict = DeviceVerdict(found, info)
-        assert verdict.outcome is Outcome.NO_VERDICT
+        assert verdict.outcome is DeviceOutcome.NO_VERDICT
         assert not any((verdict.settled, verdict.explained, verdict.repaired))
         assert verdict.replaced
         assert verdict.flagged == M  # all lines

@@ -179,10 +179,8 @@ def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
     """All statistical checks fail."""
     monkeypatch.setattr(LuChecksums, "_judged", lambda *_: False)
     monkeypatch.setattr(CholeskyChecksums, "check", _failing(CholeskyChecksums.check))
-    monkeypatch.setattr("abft_tsm2.linalg.blocked_lu.whole", lambda *_: LineCheck.of(np.ones(1), np.zeros(1)))
-    monkeypatch.setattr(
-        "abft_tsm2.linalg.blocked_lu.certificate", lambda *_, **__: [LineCheck.of(np.ones(1), np.zeros(1))]
-    )
+    monkeypatch.setattr("abft_tsm2.linalg.lu.whole", lambda *_: LineCheck.of(np.ones(1), np.zeros(1)))
+    monkeypatch.setattr("abft_tsm2.linalg.lu.certificate", lambda *_, **__: [LineCheck.of(np.ones(1), np.zeros(1))])
 
 
 def _failing(check: Callable[..., bool]) -> Callable[..., bool]:

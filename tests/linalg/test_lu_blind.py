@@ -207,7 +207,7 @@ def test_evidence_of_a_part_is_as_sharp_as_that_of_the_whole() -> None:
     i, c = (int(x) for x in np.unravel_index(sizes.argmin(), sizes.shape))
     lu[20 + i, c] *= -1
     evidence = FactorEvidence(a, lu, piv)
-    evidence.look(slice(0, 35), slice(0, 16), 35)
+    evidence.compare(slice(0, 35), slice(0, 16), 35)
     assert evidence.verdict().rows == factor_evidence(a, lu, piv).rows == {20 + i}
 
 

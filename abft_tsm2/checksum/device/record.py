@@ -19,7 +19,7 @@ _WORDS, _CLOSEST = struct.Struct("=QQ"), struct.Struct("=Ifd")
 _ELEMENT = {"operand": "C", "kind": "element", "elements": 1, "repair": _REPAIR}
 
 
-class Outcome(IntEnum):
+class DeviceOutcome(IntEnum):
     """What a verdict came to, from the best to the worst."""
 
     CLEAN = 0  # every line passed
@@ -30,7 +30,11 @@ class Outcome(IntEnum):
     NO_VERDICT = 5  # the kernels have left none: nothing is believed
 
 
-_OUTCOMES = {0: Outcome.CLEAN, 1: Outcome.REPAIRED, 3: Outcome.CLEARED}  # by a record's third word; else for the host
+_OUTCOMES = {
+    0: DeviceOutcome.CLEAN,
+    1: DeviceOutcome.REPAIRED,
+    3: DeviceOutcome.CLEARED,
+}  # by a record's third word; else for the host
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,14 @@ class CallInfo:
 
 def clean(found: list[DeviceRecord]) -> bool:
     """Whether nothing was found, as nearly always."""
-    return all(_outcome(record, record.head) is Outcome.CLEAN for record in found)
+    return all(_outcome(record, record.head) is DeviceOutcome.CLEAN for record in found)
 
 
-def _outcome(record: DeviceRecord, head: list[int]) -> Outcome:
+def _outcome(record: DeviceRecord, head: list[int]) -> DeviceOutcome:
     """Of one side, by its record."""
     if not record.made(head):
-        return Outcome.NO_VERDICT
-    return Outcome.UNSETTLED if head[7] & CHANGED else _OUTCOMES.get(head[2], Outcome.UNSETTLED)
+        return DeviceOutcome.NO_VERDICT
+    return DeviceOutcome.UNSETTLED if head[7] & CHANGED else _OUTCOMES.get(head[2], DeviceOutcome.UNSETTLED)
 
 
 class DeviceVerdict:
@@ -73,7 +77,7 @@ class DeviceVerdict:
 
     Attributes
     ----------
-    outcome : Outcome
+    outcome : DeviceOutcome
         The worst of all sides.
     repaired : bool
         Whether any side's repair is complete.
@@ -90,19 +94,19 @@ class DeviceVerdict:
 
     def __init__(self, found: list[DeviceRecord], info: CallInfo) -> None:
         self.info = info
-        self.outcome, self.flagged = Outcome.CLEAN, 0
+        self.outcome, self.flagged = DeviceOutcome.CLEAN, 0
         self.repaired = self.missed = self.replaced = False
         checks, self.faults = [], list[tuple[int, Fault]]()
         for record, side, lines in zip(found, info.sides, info.lines, strict=True):
             head = record.head
             outcome = _outcome(record, head)
             self.outcome = max(self.outcome, outcome)
-            if outcome is Outcome.NO_VERDICT:
+            if outcome is DeviceOutcome.NO_VERDICT:
                 self.replaced = True
                 self.flagged += record.lines
                 checks.append(Check(side, 1, lines, 0, float("nan"), 0.0, -1, float("nan")))
                 continue
-            self.repaired |= outcome is Outcome.REPAIRED
+            self.repaired |= outcome is DeviceOutcome.REPAIRED
             self.missed |= bool(head[7] & MISSED)
             self.replaced |= head[6] > 0
             self.flagged += head[1] & _HALF
@@ -114,16 +118,16 @@ class DeviceVerdict:
     @property
     def explained(self) -> bool:
         """Whether all that failed the check is explained, and repaired."""
-        return self.outcome <= Outcome.REPAIRED
+        return self.outcome <= DeviceOutcome.REPAIRED
 
     @property
     def settled(self) -> bool:
         """Whether nothing is left to the host."""
-        return self.outcome <= Outcome.REPAIRED and not self.missed
+        return self.outcome <= DeviceOutcome.REPAIRED and not self.missed
 
     def give_up(self) -> None:
         """What this verdict found was found again and again."""
-        self.outcome = Outcome.NOT_HELD
+        self.outcome = DeviceOutcome.NOT_HELD
         self.faults = [(product, replace(fault, repair="")) for product, fault in self.faults]
 
     def _check(self, record: DeviceRecord, head: list[int], side: str, m: int) -> Check:

@@ -21,7 +21,7 @@ from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.sites import FACTOR_SITES, STAGES, sites_of
 from abft_tsm2.faults.trials.factor_calls import FactorAnswer, FactorProblem, Watch, at_visit, rms, same
 from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
-from abft_tsm2.linalg import blocked_cholesky, blocked_lu
+from abft_tsm2.linalg import cholesky, lu
 from abft_tsm2.report import Report, Status
 
 BLOCK = {"block": "columns of a panel, or a list of such numbers of which each matrix has one"}
@@ -30,7 +30,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "solve": {"refine": "whether to refine the solution, true or false"},
     "cholesky": BLOCK,
 }
-STEPS = {("lu", "online"): blocked_lu.block_size, ("cholesky", "protected"): blocked_cholesky.block_size}
+STEPS = {("lu", "online"): lu.block_size, ("cholesky", "protected"): cholesky.block_size}
 """By operation and scheme, where a matrix is factored panel by panel: the columns of one by default."""
 PROMISING = {"lu": "offline", "solve": "protected", "cholesky": "protected"}
 """The scheme whose promise counts where "none" makes none, so that all are judged alike."""
@@ -278,12 +278,12 @@ def _of_wrong(effects: Sequence[Effect], faults: int) -> str:
 def located(report: Report, effect: Effect) -> str:
     """Whether a report names what a fault has changed of L and U, or of a solution: "exact", "covered" or "wrong".
 
-    Empty where it names none of these, or the fault was elsewhere; and where all was begun again, since then it names
+    Empty where it names none of these, or the fault was elsewhere; and where all was restarted, since then it names
     what had been found until then. Rows of factors under way are exchanged later, and only the columns are compared. Of
     factors that are checked when they are finished either side may tell: errors of a column of U are spread over rows.
     """
     named = [fault for fault in report.faults if fault.operand in ("LU", "L", "x", "z")]
-    if any(reason.startswith("begun again") for reason in report.reasons):
+    if report.restarted:
         return ""
     sides = ((effect.rows, [fault.rows for fault in named]), (effect.columns, [fault.columns for fault in named]))
     found = {places.compared(lines) for places, lines in sides if places is not None and named}
