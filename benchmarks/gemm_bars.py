@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import gemm_device, stream_bars
-from benchmarks.gemm_device import ENCODED, HALVES, ONE, QUEUED, TWO, WIDE, Cell
-from benchmarks.gemm_rows import Key, empty_row, key
+from benchmarks import gemm_grid, stream_bars
+from benchmarks.gemm_grid import ENCODED, HALVES, ONE, QUEUED, TWO, WIDE, Cell, Key, empty_row, key
 from benchmarks.stream_bars import Verdict, table
 
 __all__ = ["BARS", "Bar", "Verdict", "table", "verdicts"]
@@ -75,7 +74,7 @@ def verdicts(rows: Iterable[Row], bars: Sequence[Bar] = BARS) -> list[Verdict]:
     by_cell: dict[Key, list[Row]] = {}
     for row in rows:
         by_cell.setdefault(key(row), []).append(row)
-    cells: dict[Key, Cell] = {key(empty_row(cell)): cell for cell in gemm_device.grid()}
+    cells: dict[Key, Cell] = {key(empty_row(cell)): cell for cell in gemm_grid.grid()}
     found = []
     for bar in bars:
         covered: dict[Key, Any] = {at: cell for at, cell in cells.items() if bar.covers(cell)}  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import math
 import os
 import platform
@@ -29,6 +30,7 @@ QUEUE = 400  # launches that a stream takes in while it waits (1024 on today's d
 GRAPH = 1024  # launches in one graph
 SHORT = 2e-4  # seconds below which gaps between launches are worth a graph
 LONGEST_SPIN = 0.1
+CALLS, BURST = 2000, 20  # host times of each call; calls after which the queue is drained, far fewer than it takes in
 CACHES = 4  # operands spread over this many times the level-2 cache are read from memory
 
 # The clock cycles are there for a timer that stands still: the kernel ends within seconds whatever happens.
@@ -263,6 +265,36 @@ class Stopwatch:
             times.error = message(error)
             times.seconds.clear()
             require_device(error)
+
+
+def host_times(calls: Mapping[str, Callable[[], Any]], count: int = 0) -> dict[str, list[float]]:
+    """Seconds of each call on the host, `count` of them at least, or `CALLS`, in bursts that take turns.
+
+    The card is idle when a burst begins: no call waits for a place in the queue. Waiting is not part of the times, nor
+    is the first call of a burst, which the wait before it slows down.
+    """
+    import cupy
+
+    device = cupy.cuda.Device()
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    names, collecting = list(calls), gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(-(-(count or CALLS) // BURST)):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                call, times = calls[name], seconds[name]
+                device.synchronize()
+                call()
+                for _ in range(BURST):
+                    begun = time.perf_counter()
+                    call()
+                    times.append(time.perf_counter() - begun)
+    finally:
+        if collecting:
+            gc.enable()
+    device.synchronize()
+    return seconds
 
 
 def message(error: BaseException) -> str:

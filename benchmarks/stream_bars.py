@@ -9,8 +9,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks import stream_grid
-from benchmarks.stream_grid import ORDERS, SQUARE, Cell
-from benchmarks.stream_rows import OWN, Key, empty_row, key
+from benchmarks.stream_grid import ORDERS, OWN, SQUARE, Cell, Key, empty_row, key
 from benchmarks.tables import markdown
 
 Rows = Sequence[Mapping[str, Any]]

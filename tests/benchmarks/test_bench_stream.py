@@ -18,24 +18,12 @@ import pytest
 
 from abft_tsm2.core.device import known
 from abft_tsm2.core.encode_both import encode_both
-from benchmarks import (
-    bench_tsm2,
-    campaign,
-    contenders,
-    gpu_timing,
-    host_times,
-    stream_bars,
-    stream_contenders,
-    stream_grid,
-    tables,
-)
-from benchmarks.contenders import CUPY, GEMV
+from benchmarks import bench_tsm2, contenders, gpu_timing, stream_bars, stream_grid, suite, tables
+from benchmarks.bench_tsm2 import StreamSuite
+from benchmarks.contenders import BOTH, CUPY, GEMV, TWO
+from benchmarks.operands import Encodings, Products
 from benchmarks.stream_bars import BARS, Bar
-from benchmarks.stream_contenders import BOTH, FUNCTION, TWO
-from benchmarks.stream_grid import SUITES, Cell, grid
-from benchmarks.stream_operands import Encodings, Products
-from benchmarks.stream_rows import OTHER, OWN, PAPER
-from benchmarks.stream_suites import StreamCampaign
+from benchmarks.stream_grid import FUNCTION, OTHER, OWN, PAPER, SUITES, Cell, grid
 from tests.support.fake_card import Card
 
 H200 = known("H200")
@@ -99,16 +87,16 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
     for name in ("perf_counter", "monotonic"):
         monkeypatch.setattr(gpu_timing.time, name, lambda: card.host)
-    monkeypatch.setattr(stream_contenders, "tall_skinny_matmul", function)
-    monkeypatch.setattr(stream_contenders, "encode_both", both)
-    monkeypatch.setattr(stream_contenders, "run", paper)
-    monkeypatch.setattr(contenders, "compiled", lambda config: None)
-    monkeypatch.setattr(campaign, "query", lambda: H200)
-    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(contenders, "tall_skinny_matmul", function)
+    monkeypatch.setattr(contenders, "encode_both", both)
+    monkeypatch.setattr(contenders, "run", paper)
+    monkeypatch.setattr(suite, "compiled", lambda config: None)
+    monkeypatch.setattr(suite, "query", lambda: H200)
+    monkeypatch.setattr(suite.signal, "signal", lambda *_: None)
     monkeypatch.setattr(stream_grid, "grid", lambda: SMALL)
     monkeypatch.setattr(stream_bars, "BARS", [bar for bar in BARS if bar.column != "share_of_ceiling"])
     monkeypatch.setattr("benchmarks.ceilings.BYTES", 1 << 20)
-    monkeypatch.setattr(host_times.measure, "__defaults__", (40,))
+    monkeypatch.setattr(gpu_timing, "CALLS", 40)
     return card
 
 
@@ -193,7 +181,7 @@ def test_without_pytorch_and_bfloat16_the_others_are_timed(
     notes = {one["contender"]: one["note"] for one in rows if one["dtype"] == "bfloat16" and one["ms"] == ""}
     assert notes == {CUPY: "TypeError: bfloat16 is not supported"}
     missing = {one["contender"] for one in rows if one["dtype"] == "float32" and "torch" in one["note"]}
-    assert missing == {stream_contenders.LT, contenders.TORCH}
+    assert missing == {contenders.LT, contenders.TORCH}
     assert [one["contender"] for one in rows if one["error"]] == [CUPY]  # of float32, where it has to be
 
 
@@ -217,14 +205,14 @@ def test_pytorch_is_timed_in_a_graph_and_left_out_where_it_fails(
         backends=SimpleNamespace(cuda=SimpleNamespace(preferred_blas_library=chosen.append)),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(stream_contenders, "torch_graph", gpu_timing.graph)
+    monkeypatch.setattr(contenders, "torch_graph", gpu_timing.graph)
     path = tmp_path / "stream.csv"
     bench_tsm2.main(["--output", str(path), "--suite", "stream", "--suite", "columns"])
     rows = [one for one in tables.read("stream", path) if "PyTorch" in one["contender"]]
     assert not any(one["error"] for one in rows)
-    assert {one["contender"] for one in rows} == {stream_contenders.LT, contenders.TORCH}
+    assert {one["contender"] for one in rows} == {contenders.LT, contenders.TORCH}
     for one in rows:
-        if one["contender"] == stream_contenders.LT and not works:
+        if one["contender"] == contenders.LT and not works:
             assert (one["ms"], one["note"]) == ("", "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED")
         else:
             assert float(one["ms"]) == pytest.approx(0.03, rel=1e-3)
@@ -235,7 +223,7 @@ def test_pytorch_is_timed_in_a_graph_and_left_out_where_it_fails(
 def test_a_wrong_product_is_found(
     card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, capsys: Any
 ) -> None:
-    right, count = stream_contenders.tall_skinny_matmul, 0
+    right, count = contenders.tall_skinny_matmul, 0
 
     def function(A: Any, B: Any, *, out: Any, dtype: Any) -> Any:
         nonlocal count
@@ -250,7 +238,7 @@ def test_a_wrong_product_is_found(
         if fault == "one element" or (fault == "only in the end" and count > 10):
             out[3, 1] *= 1 + 1e-11
 
-    monkeypatch.setattr(stream_contenders, "tall_skinny_matmul", function)
+    monkeypatch.setattr(contenders, "tall_skinny_matmul", function)
     code, rows = bench(tmp_path, "--suite", "rows", "--suite", "transposed")
     assert code == 1
     assert {(one["contender"], one["out"]) for one in rows if one["error"]} == {(FUNCTION, "float64")}
@@ -274,14 +262,14 @@ def test_a_wrong_product_of_another_library_is_left_out(
 
 
 def test_a_wrong_encoding_is_found(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = stream_contenders.encode_both
+    right = contenders.encode_both
 
     def both(A: Any, V: Any, W: Any, *, squares: bool) -> Any:
         found = right(A, V, W, squares=squares)
         found.column_squares[7] *= 1 + 1e-4
         return found
 
-    monkeypatch.setattr(stream_contenders, "encode_both", both)
+    monkeypatch.setattr(contenders, "encode_both", both)
     code, rows = bench(tmp_path, "--suite", "both", "--only", "float32")
     assert code == 1
     assert {one["contender"] for one in rows if one["error"].startswith("wrong product of normal")} == {BOTH}
@@ -291,9 +279,7 @@ def test_a_call_that_makes_its_result_leaves_nan_behind_for_the_next(card: Card)
     (cell,) = (one for one in SMALL if one.suite == "host")
     operands = Products([cell], 1)
     operands.fill("normal", 0)
-    entry = next(
-        make() for name, _, make in stream_contenders.products(cell, operands, H200, False) if name == FUNCTION
-    )
+    entry = next(make() for name, _, make in contenders.products(cell, operands, H200, False) if name == FUNCTION)
     entry.call.run(0)
     (made,) = entry.outputs[0]
     assert operands.judge(entry.outputs[0]).ok
@@ -319,7 +305,7 @@ def test_memory_and_time_limits_leave_cells_out(
 ) -> None:
     assert bench(tmp_path, "--limit-seconds", "1") == (0, [])
     assert f"{len(SMALL)} cells left out after the time limit" in capsys.readouterr().out
-    monkeypatch.setattr(StreamCampaign, "bytes", lambda self, cells: card.memory + 1)
+    monkeypatch.setattr(StreamSuite, "bytes", lambda self, cells: card.memory + 1)
     code, rows = bench(tmp_path, "--suite", "both")
     assert code == 0
     assert {one["note"].partition(":")[0] for one in rows} == {"not measured"}
@@ -346,7 +332,7 @@ def test_host_times_are_of_the_calls_and_not_of_the_card(card: Card) -> None:
 
         return run
 
-    found = host_times.measure({"one": call("one", 1), "three": call("three", 3)}, 50)
+    found = gpu_timing.host_times({"one": call("one", 1), "three": call("three", 3)}, 50)
     assert {name: len(times) for name, times in found.items()} == {"one": 60, "three": 60}
     assert found["one"] == pytest.approx([1e-5] * 60)
     assert found["three"] == pytest.approx([3e-5] * 60)

@@ -12,10 +12,13 @@ import pytest
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import DETECT
-from benchmarks import gpu_timing, rounding, rounding_engines, rounding_lines, tables
-from benchmarks.rounding import Cell
-from benchmarks.rounding_engines import ENGINES, Engine, kept, probe, reduction
-from benchmarks.rounding_operands import FAMILIES, Draw, rounded, widened
+from benchmarks import gpu_timing, tables
+from benchmarks.rounding import __main__ as rounding
+from benchmarks.rounding import engines as rounding_engines
+from benchmarks.rounding import lines as rounding_lines
+from benchmarks.rounding.__main__ import Cell
+from benchmarks.rounding.engines import ENGINES, Engine, kept, probe, reduction
+from benchmarks.rounding.operands import FAMILIES, Draw, rounded, widened
 from tests.support.rounding_library import computed, gemm_ex, lifted, plain, strict, tf32
 
 BY_NAME = {engine.name: engine for engine in ENGINES}

@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from benchmarks.rounding_engines import Engine
-from benchmarks.rounding_operands import rounded, widened
+from benchmarks.rounding.engines import Engine
+from benchmarks.rounding.operands import rounded, widened
 from tests.support.fake_card import Array
 
 

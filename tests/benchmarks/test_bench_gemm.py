@@ -1,6 +1,6 @@
 """Protected products on a GPU where no GPU is: the grid, planted faults, and whole runs on a fake card.
 
-The stopwatch is tested in test_gpu_timing.py. The kernel that plants faults is the real one, run on the CPU.
+The stopwatch is tested in test_gpu_timing.py.
 """
 
 from __future__ import annotations
@@ -18,23 +18,10 @@ from abft_tsm2 import protected_gemm
 from abft_tsm2.core.device import known
 from abft_tsm2.faults.judge.oracle import arithmetic
 from abft_tsm2.report import Status
-from benchmarks import (
-    bench_gemm,
-    campaign,
-    gemm_bars,
-    gemm_device,
-    gemm_faults,
-    gemm_rows,
-    gemm_suites,
-    gpu_timing,
-    tables,
-)
+from benchmarks import bench_gemm, gemm_bars, gemm_grid, gemm_suite, gpu_timing, suite, tables
 from benchmarks.gemm_bars import BARS, verdicts
-from benchmarks.gemm_device import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
-from benchmarks.gemm_judge import Judge
+from benchmarks.gemm_grid import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
 from benchmarks.gpu_timing import Call, Stopwatch
-from benchmarks.registers import compiled
-from tests.support.cuda_on_cpu import Library, build
 from tests.support.fake_card import Card
 from tests.support.fake_products import TYPES, Protected, multiplied, operands
 
@@ -44,18 +31,18 @@ H200 = known("H200")
 
 
 def test_names_are_unique_and_groups_are_neighbours() -> None:
-    cells = gemm_device.grid()
+    cells = gemm_grid.grid()
     assert len({str(cell) for cell in cells}) == len(cells)
-    assert {cell.suite for cell in cells} == set(gemm_device.SUITES)
+    assert {cell.suite for cell in cells} == set(gemm_grid.SUITES)
     groups = [group for group, _ in groupby(cells, key=lambda cell: cell.group)]
     assert len(groups) == len(set(groups))
-    assert len([cell for cell in cells if cell.default]) == len(gemm_device._EVERY_DAY) + 2  # three kinds of faults
+    assert len([cell for cell in cells if cell.default]) == len(gemm_grid._EVERY_DAY) + 2  # three kinds of faults
 
 
 def test_every_bar_speaks_of_one_cell() -> None:
     assert len({bar.name for bar in BARS}) == len(BARS)
     for bar in BARS:
-        assert len([cell for cell in gemm_device.grid() if bar.covers(cell)]) == 1, bar.name  # type: ignore[arg-type]
+        assert len([cell for cell in gemm_grid.grid() if bar.covers(cell)]) == 1, bar.name  # type: ignore[arg-type]
     by_name = {bar.name: bar.limit for bar in BARS}
     assert by_name["float32, one-sided, n = 2048"] == 4
     assert by_name["float32, B encoded, n = 2048"] == 2.8
@@ -71,23 +58,11 @@ def test_bytes() -> None:
 
 
 def test_the_kernels_of_all_cells_can_be_named() -> None:
-    found = {one for cell in gemm_device.grid() for one in gemm_device.kernels(cell, H200.multiprocessors)}
+    found = {one for cell in gemm_grid.grid() for one in gemm_grid.kernels(cell, H200.multiprocessors)}
     assert len({one.name for one in found}) == len(found) > 20
 
 
 # ---- faults -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def planting(build_cache: Path) -> dict[str, Library]:
-    """The kernel that plants faults, for each type, on the CPU."""
-    return {dtype: build([("plant", gemm_faults.source(dtype))], cache=build_cache) for dtype in TYPES}
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_the_planting_kernel_compiles(dtype: str) -> None:
-    code, _ = compiled(gemm_faults.source(dtype), "sm_90")
-    assert b"plant" in code
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -96,10 +71,10 @@ def test_what_is_planted(card: Card, dtype: str) -> None:
     C = multiplied(A, B)
     report = protected_gemm(A, B, return_report=True)[1]
     limit = report.checks[0].detection_limit
-    faults = gemm_faults.Faults(C, 64, limit, 0)
+    faults = gemm_suite.Faults(C, 64, limit, 0)
     for name, changed in ((CLEAN, 0), ("1", 1), ("16", 16), ("tile", 128 * 128)):
         plant, places = faults.plant(name), []
-        for turn in range(3):
+        for _ in range(3):
             after = C.copy()
             plant(after)
             where = np.flatnonzero(after.view(f"u{C.itemsize}") != C.view(f"u{C.itemsize}"))
@@ -107,27 +82,25 @@ def test_what_is_planted(card: Card, dtype: str) -> None:
             values = C.reshape(-1)[where].astype(float)
             expected = np.full(changed, 64 * 20.0) if name == "tile" else 1 - 3 * values
             np.testing.assert_array_equal(after.reshape(-1)[where], expected.astype(C.dtype))
-            assert name in (CLEAN, "tile") or abs(expected - values).min() >= gemm_faults.SURE * limit
+            assert name in (CLEAN, "tile") or abs(expected - values).min() >= gemm_suite.SURE * limit
             assert name != "16" or len(set(where // 400)) == 16
             places.append(where.tolist())
-            if turn == 0:
-                assert {int(place) // 400 for place in where[:1]} <= set(faults.rows)
         assert name == CLEAN or places[0] != places[1]
 
 
-@pytest.mark.parametrize("faults", gemm_device.FAULTS)
+@pytest.mark.parametrize("faults", gemm_grid.FAULTS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_what_is_planted_is_found_in_every_row(card: Card, dtype: str, faults: str) -> None:
     A, B = operands(dtype, (300, 512, 400))
     clean = protected_gemm(A, B, return_report=True)
-    judge = Judge(A, B, arithmetic(dtype), np)
-    plant = gemm_faults.Faults(clean[0], 512, clean[1].checks[0].detection_limit, 0).plant(faults)
+    judge = gemm_suite.judge_of(A, B, arithmetic(dtype), np)
+    plant = gemm_suite.Faults(clean[0], 512, clean[1].checks[0].detection_limit, 0).plant(faults)
 
     def hook(stage: str, arrays: Any) -> None:
         if stage == "multiplied":
             plant(arrays["C"])
 
-    for _ in range(gemm_faults.SETS):
+    for _ in range(gemm_suite.SETS):
         C, report = protected_gemm(A, B, check="rows", return_report=True, on_stage=hook)
         assert report.status is (Status.CLEAN if faults == CLEAN else Status.CORRECTED)
         rows = {row for fault in report.faults for row in fault.rows or range(300)}
@@ -135,36 +108,50 @@ def test_what_is_planted_is_found_in_every_row(card: Card, dtype: str, faults: s
         assert judge(C) <= 1
 
 
+# ---- the judge ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(40, 30, 50), (3, 40, 30, 50), (1, 64, 200), (200, 8, 90)])
+@pytest.mark.parametrize("dtype", [*TYPES, "float16"])
+def test_a_right_product_passes_and_a_wrong_element_does_not(dtype: str, shape: tuple[int, ...]) -> None:
+    A, B = operands(dtype, shape)
+    judge = gemm_suite.judge_of(A, B, arithmetic(dtype), np)
+    C = multiplied(A, B)
+    assert judge(C) <= (1 if C.itemsize == 2 else 0.6)
+    m = C.shape[-2]
+    for row in {0, m // 2, m - 1}:
+        wrong = C.copy()
+        wrong[..., row, 3] = 3e3
+        assert judge(wrong) > 1
+        wrong[..., row, 3] = np.nan
+        assert np.isnan(judge(wrong))
+
+
+def test_tf32_is_allowed_what_cutting_its_operands_takes_and_no_more() -> None:
+    A, B = operands("float32", (60, 400, 50))
+    cut = [(x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (A, B)]
+    C = multiplied(*cut)
+    judge = gemm_suite.judge_of(A, B, arithmetic("float32", tf32=True), np)
+    assert judge(C) <= 1
+    assert gemm_suite.judge_of(A, B, arithmetic("float32"), np)(C) > 1
+    C[3, 4] += 2
+    assert judge(C) > 1
+
+
 # ---- a fake card --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch, planting: dict[str, Library]) -> Card:
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
     for name, module in card.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    spinning = sys.modules["cupy"].RawKernel
-
-    def raw_kernel(code: str, name: str) -> Any:
-        if name != "plant":
-            return spinning(code, name)
-        (dtype,) = (dtype for dtype in TYPES if code == gemm_faults.source(dtype))
-
-        def call(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
-            C, places, count, *numbers = arguments
-            assert C.itemsize == np.dtype({"bfloat16": "u2"}.get(dtype, dtype)).itemsize
-            given = (np.asarray(C).view(), np.asarray(places), int(count), *map(float, numbers))
-            card.launch(lambda: planting[dtype].run("plant", grid[0], block[0], given), 1e-6)
-
-        return call
-
-    monkeypatch.setattr(sys.modules["cupy"], "RawKernel", raw_kernel)
     for name in ("perf_counter", "monotonic"):
         monkeypatch.setattr(gpu_timing.time, name, lambda: card.host)
-    monkeypatch.setattr(campaign, "query", lambda: H200)
-    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(campaign.contenders, "compiled", lambda config: None)
-    monkeypatch.setattr(gemm_device, "grid", lambda: SMALL)
+    monkeypatch.setattr(suite, "query", lambda: H200)
+    monkeypatch.setattr(suite.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(suite, "compiled", lambda config: None)
+    monkeypatch.setattr(gemm_grid, "grid", lambda: SMALL)
     monkeypatch.setattr(gemm_bars, "verdicts", lambda rows: verdicts(rows, ()))
     monkeypatch.setattr("benchmarks.ceilings.BYTES", 1 << 20)
     return card
@@ -173,9 +160,8 @@ def card(monkeypatch: pytest.MonkeyPatch, planting: dict[str, Library]) -> Card:
 @pytest.fixture
 def library(card: Card, monkeypatch: pytest.MonkeyPatch) -> Protected:
     made = Protected(card)
-    monkeypatch.setattr(gemm_device, "protected_gemm", made)
-    monkeypatch.setattr(gemm_suites, "protected_gemm", made)
-    monkeypatch.setattr(gemm_faults, "TILE", 16)
+    monkeypatch.setattr(gemm_suite, "protected_gemm", made)
+    monkeypatch.setattr(gemm_suite, "TILE", 16)
     return made
 
 
@@ -188,8 +174,8 @@ SMALL = (
     Cell("square", 40, 40, 40, "float64"),
     *(Cell("skinny", 1, 48, 64, "bfloat16", one) for one in (ENCODED, RECHECKED)),
     *(Cell("batched", 20, 20, 20, dtype, batch=5) for dtype in ("float32", "bfloat16")),
-    *(Cell("repair", 48, 40, 64, t, clock, one) for t in TYPES for clock in CLOCKS for one in gemm_device.FAULTS),
-    *(Cell("host", 40, 40, 40, "float32", one) for one in (gemm_device.CUPY, PLAN, QUEUED, WAITED, DROPPED)),
+    *(Cell("repair", 48, 40, 64, t, clock, one) for t in TYPES for clock in CLOCKS for one in gemm_grid.FAULTS),
+    *(Cell("host", 40, 40, 40, "float32", one) for one in (gemm_grid.CUPY, PLAN, QUEUED, WAITED, DROPPED)),
 )
 
 
@@ -207,7 +193,7 @@ def test_a_run_measures_and_judges_every_cell(library: Protected, tmp_path: Path
     text = capsys.readouterr().out
     assert [row["error"] or row["note"] for row in rows if row["error"] or row["note"]] == []
     assert code == 0, text
-    assert [gemm_rows.key(row) for row in rows] == [gemm_rows.key(gemm_rows.empty_row(cell)) for cell in SMALL]
+    assert [gemm_grid.key(row) for row in rows] == [gemm_grid.key(gemm_grid.empty_row(cell)) for cell in SMALL]
     for row in rows:
         assert 0 <= float(row["judged"]) <= 1
         assert row["device"] == "Fake card"
@@ -236,13 +222,13 @@ def test_the_floor_is_that_of_the_variant(library: Protected, tmp_path: Path) ->
 
 def test_what_repairs_cost_is_beside_a_launch_that_plants_nothing(library: Protected, tmp_path: Path) -> None:
     _, rows = bench(tmp_path, "--only", "repair")
-    assert [row["faults"] for row in rows] == 6 * list(gemm_device.FAULTS)
+    assert [row["faults"] for row in rows] == 6 * list(gemm_grid.FAULTS)
     assert [row["variant"] for row in rows[::4]] == 3 * list(CLOCKS)
     for row in rows:
         assert row["hidden"] == ("" if row["variant"] == WAITED else row["samples"])
         faults = {CLEAN: 0, "1": 1, "16": 16, "tile": 16 * 16}[row["faults"]]
         assert row["status"] == ("CORRECTED" if faults else "CLEAN")
-        extra = 10 * faults**0.5 if faults else 202  # where none is planted, also by the launch that plants
+        extra = 10 * faults**0.5 if faults else 201
         assert float(row["overhead_us"]) == pytest.approx(extra, abs=0.1)
         assert float(row["overhead_pct"]) == pytest.approx(100 * extra / float(row["plain_us"]), rel=1e-3)
         assert int(row["samples"]) >= 15
@@ -310,7 +296,7 @@ def test_memory_and_time_limits_leave_cells_out(
 ) -> None:
     assert bench(tmp_path, "--limit-seconds", "1") == (0, [])
     assert "4 cells left out after the time limit" in capsys.readouterr().out
-    monkeypatch.setattr(gemm_device, "memory", lambda cell, outputs: card.memory + 1)
+    monkeypatch.setattr(gemm_suite, "memory", lambda cell, outputs: card.memory + 1)
     code, rows = bench(tmp_path)
     assert code == 0
     assert {row["note"].partition(":")[0] for row in rows} == {"not measured"}
@@ -319,11 +305,11 @@ def test_memory_and_time_limits_leave_cells_out(
 
 def test_copies_are_enough_for_a_cold_cache_and_not_too_many(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell("square", 40, 40, 40, "float32")
-    assert gemm_device.copies_of(cell, 2) == -(-4 * (1 << 16) // cell.bytes)
-    monkeypatch.setattr(gemm_device, "MOST_BYTES", 3 * (cell.bytes + 4 * 1600))
-    assert gemm_device.copies_of(cell, 2) == 3
-    assert gemm_device.copies_of(replace(cell, m=10**6), 2) == 1
-    made = gemm_device.Operands(cell, 12, 0)
+    assert gemm_suite.copies_of(cell, 2) == -(-4 * (1 << 16) // cell.bytes)
+    monkeypatch.setattr(gemm_suite, "MOST_BYTES", 3 * (cell.bytes + 4 * 1600))
+    assert gemm_suite.copies_of(cell, 2) == 3
+    assert gemm_suite.copies_of(replace(cell, m=10**6), 2) == 1
+    made = gemm_suite.Operands(cell, 12, 0)
     assert len(made.encoded(True)) == 12
     assert all(one.recheck and one.array is B for one, B in zip(made.encoded(True), made.B, strict=True))
     assert not made.encoded(False)[11].recheck

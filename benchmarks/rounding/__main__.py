@@ -9,7 +9,7 @@ of each family of operands and each shape is checked by rows as protected_gemm c
 float64 and with the package's weights. The residual r = |u - t| of each row is then compared with what the constants of
 `abft_tsm2.checksum.bounds` multiply, and with the bound itself. docs/rounding.rst explains the columns.
 
-Everything but `benchmarks.rounding_engines.Cublas` is written against the array module `xp`, NumPy or CuPy; bfloat16 is
+Everything but `benchmarks.rounding.engines.Cublas` is written against the array module `xp`, NumPy or CuPy; bfloat16 is
 kept as its bit patterns.
 The exit code is 1 where something failed, which "not offered on this card" is not.
 """
@@ -29,9 +29,9 @@ from abft_tsm2.arrays import Array, bit_pattern
 from abft_tsm2.checksum.bounds import DETECT, arithmetic
 from abft_tsm2.faults.judge.oracle import reference
 from benchmarks import gpu_timing, tables
-from benchmarks.rounding_engines import ENGINES, Cublas, Engine, Multiply, declined, reduction
-from benchmarks.rounding_lines import MEASURES, Encoded, measure
-from benchmarks.rounding_operands import FAMILIES, Draw, fitted, rounded, widened
+from benchmarks.rounding.engines import ENGINES, Cublas, Engine, Multiply, declined, reduction
+from benchmarks.rounding.lines import MEASURES, Encoded, measure
+from benchmarks.rounding.operands import FAMILIES, Draw, fitted, rounded, widened
 
 Shape = tuple[int, int, int]  # m, k, n
 Row = dict[str, Any]
