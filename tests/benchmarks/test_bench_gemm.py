@@ -21,7 +21,6 @@ from abft_tsm2.report import Status
 from benchmarks import bench_gemm, gemm_bars, gemm_grid, gemm_suite, gpu_timing, suite, tables
 from benchmarks.gemm_bars import BARS, verdicts
 from benchmarks.gemm_grid import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
-from benchmarks.gpu_timing import Call, Stopwatch
 from tests.support.fake_card import Card
 from tests.support.fake_products import TYPES, Protected, multiplied, operands
 
@@ -55,11 +54,6 @@ def test_bytes() -> None:
     assert replace(cell, variant=ENCODED).checked_bytes == 2 * (200 + 300)
     assert replace(cell, variant=RECHECKED, batch=3).checked_bytes == 3 * cell.bytes
     assert replace(cell, variant=WIDE).checked_bytes == 2 * (200 + 600) + (2 * 4 + 2) * 300
-
-
-def test_the_kernels_of_all_cells_can_be_named() -> None:
-    found = {one for cell in gemm_grid.grid() for one in gemm_grid.kernels(cell, H200.multiprocessors)}
-    assert len({one.name for one in found}) == len(found) > 20
 
 
 # ---- faults -------------------------------------------------------------------------------------------------------
@@ -211,15 +205,6 @@ def test_a_run_measures_and_judges_every_cell(library: Protected, tmp_path: Path
     assert set(library.asked) == {*wanted, "encoded, recheck=True"}
 
 
-def test_the_floor_is_that_of_the_variant(library: Protected, tmp_path: Path) -> None:
-    _, rows = bench(tmp_path, "--only", "square float32", "--only", "bfloat16 40x40x40")
-    floors = {(row["dtype"], row["variant"]): float(row["floor_pct"]) for row in rows}
-    matrix = 100 * 40 * 40 / 4000e9 / 2e-3
-    assert floors["float32", ONE] == pytest.approx(3 * 4 * matrix, rel=0.01)
-    assert floors["float32", ENCODED] == pytest.approx(2 * 4 * matrix, rel=0.01)
-    assert floors["bfloat16", WIDE] == pytest.approx(14 * matrix, rel=0.01)
-
-
 def test_what_repairs_cost_is_beside_a_launch_that_plants_nothing(library: Protected, tmp_path: Path) -> None:
     _, rows = bench(tmp_path, "--only", "repair")
     assert [row["faults"] for row in rows] == 6 * list(gemm_grid.FAULTS)
@@ -232,19 +217,6 @@ def test_what_repairs_cost_is_beside_a_launch_that_plants_nothing(library: Prote
         assert float(row["overhead_us"]) == pytest.approx(extra, abs=0.1)
         assert float(row["overhead_pct"]) == pytest.approx(100 * extra / float(row["plain_us"]), rel=1e-3)
         assert int(row["samples"]) >= 15
-
-
-def test_one_kind_of_fault_can_be_measured_alone(library: Protected, tmp_path: Path) -> None:
-    _, rows = bench(tmp_path, "--only", "repair float64 48x40x64 one-sided, faults: 16")
-    assert [(row["faults"], row["status"], row["error"]) for row in rows] == [("16", "CORRECTED", "")]
-
-
-def test_host_times_are_of_the_calls(library: Protected, tmp_path: Path) -> None:
-    _, rows = bench(tmp_path, "--only", "host")
-    times = {row["variant"]: float(row["host_us"]) for row in rows}
-    assert times[PLAN] == times[QUEUED] == times[DROPPED] == pytest.approx(10)  # a launch of the fake card
-    assert times[WAITED] == pytest.approx(2211, rel=1e-2)
-    assert {row["status"] for row in rows if row["variant"] == QUEUED} == {"CLEAN"}
 
 
 @pytest.mark.parametrize(
@@ -267,82 +239,3 @@ def test_what_goes_wrong_is_a_fault(
     text = capsys.readouterr().out
     assert "FAULT square float32 float32 40 40 40 1 one-sided clean: " in text
     assert "1 of 1 cells" in text
-
-
-def test_a_repair_that_left_something_wrong_is_a_fault(library: Protected, tmp_path: Path) -> None:
-    library.wrong = "not repaired"
-    code, rows = bench(tmp_path, "--only", "repair float32")
-    assert code == 1
-    assert [bool(row["error"]) for row in rows] == 2 * [False, True, True, True]
-
-
-def test_a_wrong_plain_product_is_told(library: Protected, card: Card, tmp_path: Path, monkeypatch: Any) -> None:
-    cublas = sys.modules["cupy_backends.cuda.libs.cublas"]
-    monkeypatch.setattr(cublas, "dgemm", lambda *arguments: None)
-    code, rows = bench(tmp_path, "--only", "square float64")
-    assert code == 1
-    assert rows[0]["error"] == "ArithmeticError: the plain product: wrong product: nan of what is allowed"
-
-
-def test_calls_that_are_not_queued_are_told(library: Protected, tmp_path: Path) -> None:
-    library.wrong = "not queued"
-    code, rows = bench(tmp_path, "--only", "square float64")
-    assert code == 0
-    assert "the kernels do not serve this product" in rows[0]["note"]
-
-
-def test_memory_and_time_limits_leave_cells_out(
-    library: Protected, card: Card, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert bench(tmp_path, "--limit-seconds", "1") == (0, [])
-    assert "4 cells left out after the time limit" in capsys.readouterr().out
-    monkeypatch.setattr(gemm_suite, "memory", lambda cell, outputs: card.memory + 1)
-    code, rows = bench(tmp_path)
-    assert code == 0
-    assert {row["note"].partition(":")[0] for row in rows} == {"not measured"}
-    assert len(rows) == 4
-
-
-def test_copies_are_enough_for_a_cold_cache_and_not_too_many(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = Cell("square", 40, 40, 40, "float32")
-    assert gemm_suite.copies_of(cell, 2) == -(-4 * (1 << 16) // cell.bytes)
-    monkeypatch.setattr(gemm_suite, "MOST_BYTES", 3 * (cell.bytes + 4 * 1600))
-    assert gemm_suite.copies_of(cell, 2) == 3
-    assert gemm_suite.copies_of(replace(cell, m=10**6), 2) == 1
-    made = gemm_suite.Operands(cell, 12, 0)
-    assert len(made.encoded(True)) == 12
-    assert all(one.recheck and one.array is B for one, B in zip(made.encoded(True), made.B, strict=True))
-    assert not made.encoded(False)[11].recheck
-    assert all(np.array_equal(made.A[0], A) for A in made.A)
-
-
-# ---- the stopwatch's rounds ---------------------------------------------------------------------------------------
-
-
-def test_even_rounds_have_a_sample_of_every_contender(card: Card) -> None:
-    watch, seen = Stopwatch(budget=0.05, even=True), []
-    watch.after = lambda: seen.append(card.host)
-
-    def taking(seconds: float) -> Call:
-        return Call(lambda _: card.launch(lambda: None, seconds))
-
-    times = watch.measure({"fast": taking(2e-3), "slow": taking(9e-3)})
-    assert len(times["fast"].seconds) == len(times["slow"].seconds) >= 7
-    assert len(seen) >= 2 * len(times["fast"].seconds)
-
-
-# ---- the command line ---------------------------------------------------------------------------------------------
-
-
-def test_the_command_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert bench_gemm.main([]) == 2
-    assert "pytest benchmarks/bench_gemm.py" in capsys.readouterr().out
-    assert bench_gemm.main(["--device", "--only", "nothing of the kind"]) == 2
-    capsys.readouterr()
-    assert bench_gemm.main(["--device", "--list", "--only", "skinny bfloat16 64x"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"skinny bfloat16 64x8192x8192 {variant}" for variant in (ENCODED, RECHECKED)
-    ]
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert bench_gemm.main(["--device", "--output", str(tmp_path / "x.csv")]) == 2
-    assert "nothing can be measured here" in capsys.readouterr().out
