@@ -1,4 +1,4 @@
-"""What happens when something was found: ignore, log, warn or raise; and watching every report of a block.
+"""Handling of what a check has found: ignore, log, warn or raise; monitors, and reports that are still pending.
 
 The policy lives in a context variable, as NumPy's floating-point error state does: each thread and each
 asynchronous task has its own, and a new thread has the defaults. Monitors see the reports of all threads.
@@ -136,7 +136,7 @@ class errstate:
         self._sync = sync
 
     def __enter__(self) -> None:
-        # The way back is kept in the context, not in this object, which several threads may hold at once.
+        # The scope to return to is kept in the context, not in this object, which several threads may hold at once.
         outer = _scope.get()
         sync = outer.sync if self._sync is None else self._sync
         _scope.set(_Scope({**outer.actions, **self._changes}, outer, sync))
@@ -198,7 +198,7 @@ class Monitor:
     """The reports of a `monitor` block, in order of arrival.
 
     ``len(log)`` is their number, iterating gives them; a batch counts as one report. Reports that are PENDING are
-    collected at the end of the block, and replaced by what they came to.
+    collected at the end of the block, and replaced by the final ones.
     """
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class Monitor:
 
 
 # Replaced as a whole under the lock and read without it: a process forked while another thread delivers must
-# not inherit a lock that nobody will release.
+# not inherit a lock that no thread releases.
 _monitors: tuple[Monitor, ...] = ()
 _lock = threading.Lock()
 
@@ -312,7 +312,7 @@ def deliver(report: Report, on_error: str | None = None) -> None:
 
 
 def act(report: Report, on_error: str | None = None) -> None:
-    """`deliver` without the monitors: for what a pending report, which they have, came to."""
+    """`deliver` without the monitors, for the final report of a pending one, which they have."""
     held = (report.status, *report.also)
     actions: dict[Status, Action] = {}
     for status in held:
@@ -355,22 +355,22 @@ def caller_level() -> int:
     return level
 
 
-_LOOKED_AT = 64  # pending reports, after which those are looked for that nobody has any more
+_SETTLED_AT = 64  # pending reports, after which verdicts of dropped reports are settled
 
 
 class PendingReport(Protocol):
-    """A verdict on its way."""
+    """A verdict that is not known yet."""
 
     @property
     def there(self) -> bool:
         """Whether it has arrived."""
 
     def wait(self) -> Report:
-        """Wait for it, and say what it came to. Called once."""
+        """Wait for it and return the final report. Called once."""
 
     @staticmethod
     def dismiss(pending: Any, /) -> Any:
-        """Of verdicts that have arrived, those that somebody has to hear of."""
+        """Return, of verdicts that have arrived, those that are to be reported."""
 
 
 class ReportFacts(Protocol):
@@ -430,7 +430,7 @@ class Deferred(Report):
 
 @dataclass(eq=False)
 class _Open:
-    """A report that somebody may have, and its verdict until that has been waited for: it is heard of once."""
+    """A pending report and its verdict, which is None once it was waited for: each is reported once."""
 
     report: weakref.ref[Deferred]
     verdict: PendingReport | None
@@ -441,40 +441,40 @@ _open: deque[_Open] = deque()
 
 def _remember(entry: _Open) -> None:
     _open.append(entry)
-    if len(_open) >= _LOOKED_AT * _interval[0]:
-        _look()
+    if len(_open) >= _SETTLED_AT * _interval[0]:
+        _settle()
 
 
-def _look() -> None:
-    """Let go of what was waited for, and look at verdicts that have arrived and whose reports nobody has."""
-    with _looking:
-        forgotten = []
+def _settle() -> None:
+    """Forget reports that were waited for, and settle verdicts that have arrived and whose reports were dropped."""
+    with _settling:
+        dropped = []
         for _ in range(len(_open)):
             entry = _open.popleft()
             verdict = entry.verdict
             if verdict is None:
                 continue
             if entry.report() is None and verdict.there:
-                forgotten.append(verdict)
+                dropped.append(verdict)
             else:
                 _open.append(entry)
-        _interval[0] = 1 + 2 * len(_open) // _LOOKED_AT  # not each time at the same ones
-    kinds = {type(verdict) for verdict in forgotten}
+        _interval[0] = 1 + 2 * len(_open) // _SETTLED_AT  # not each time at the same ones
+    kinds = {type(verdict) for verdict in dropped}
     for kind in kinds:
-        for verdict in kind.dismiss([one for one in forgotten if type(one) is kind]):
-            _forgotten(verdict)
+        for verdict in kind.dismiss([one for one in dropped if type(one) is kind]):
+            _dropped(verdict)
 
 
-_looking = threading.Lock()
+_settling = threading.Lock()
 _interval = [1]
 
 
-def _forgotten(verdict: PendingReport) -> None:
-    """Say what a verdict came to whose report nobody has any more."""
+def _dropped(verdict: PendingReport) -> None:
+    """Log, and warn of, a wrong result whose report was dropped before its verdict was known."""
     report = verdict.wait()
     if not report.ok:
-        logger.warning("nobody waited for: %s", report, extra={"report": report})
-        warnings.warn(f"nobody waited for a report: {report.headline}", CorruptionWarning, stacklevel=2)
+        logger.warning("dropped without wait(): %s", report, extra={"report": report})
+        warnings.warn(f"a report was dropped without wait(): {report.headline}", CorruptionWarning, stacklevel=2)
 
 
 @atexit.register
@@ -482,4 +482,4 @@ def _last() -> None:
     while _open:
         entry = _open.popleft()
         if entry.verdict is not None:
-            _forgotten(entry.verdict)
+            _dropped(entry.verdict)
