@@ -33,7 +33,7 @@ from benchmarks import gemm_grid, suite, tables
 from benchmarks.gemm_suite import GemmSuite
 from benchmarks.timing import PROBLEMS, Problem, machine
 
-WAYS: dict[str, Callable[[np.ndarray, np.ndarray], Callable[[], Any]]] = {
+CALLS: dict[str, Callable[[np.ndarray, np.ndarray], Callable[[], Any]]] = {
     "plain": lambda a, b: lambda: a @ b,
     "protected": lambda a, b: lambda: protected_gemm(a, b),
     "encoded": lambda a, b: partial(protected_gemm, a, encode(b, side="rows")),
@@ -41,10 +41,10 @@ WAYS: dict[str, Callable[[np.ndarray, np.ndarray], Callable[[], Any]]] = {
 operands = lru_cache(maxsize=1)(Problem.operands)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: str(problem).replace(" ", "-"))
-def test_gemm(benchmark: Any, problem: Problem, way: str) -> None:
-    call = WAYS[way](*operands(problem))
+def test_gemm(benchmark: Any, problem: Problem, kind: str) -> None:
+    call = CALLS[kind](*operands(problem))
     benchmark.group = str(problem)
     benchmark.extra_info.update(machine(), flops=2 * problem.m * problem.k * problem.n)
     result = benchmark.pedantic(call, rounds=problem.pairs, warmup_rounds=1)

@@ -41,7 +41,7 @@ FEW = 2  # columns up to which reading A for each of them may be worth a try
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute what a cell asks for.
+    """A computation of what a cell asks for.
 
     Attributes
     ----------

@@ -345,8 +345,8 @@ def lu(source: Path | None) -> Drawn:
         for axis, (order, name) in zip(line, lu_tables.ORDERS.items(), strict=True):
             shown = [row for row in rows if (row["dtype"], row["order"]) == (dtype, order)]
             sizes = [int(row["n"]) for row in shown]
-            for (way, label), colour in zip(PROTECTED.items(), COLOURS, strict=False):
-                times = [float(row[way]) for row in shown]
+            for (method, label), colour in zip(PROTECTED.items(), COLOURS, strict=False):
+                times = [float(row[method]) for row in shown]
                 axis.plot(sizes, times, color=colour, marker="o", markersize=3, label=label)
             by_size(axis, sizes, f"{dtype}, {name}", "n", "time / SciPy's")
             axis.minorticks_off()

@@ -298,7 +298,7 @@ class Reports:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to have the product.
+    """A product that is timed, plain or protected.
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
-"""The GPU side of the stopwatch: events around queued calls, in rounds that every contender takes part in.
+"""The stopwatch of a GPU: events around queued calls, in rounds that every contender takes part in.
 
 A sample is: a kernel that spins for a while, an event, the calls, an event. While the kernel spins the host queues
-the calls, so that the card goes through them without waiting for Python; the stopwatch looks whether that worked and
-spins longer where it did not. Short calls share a pair of events, or a CUDA graph; calls that would find their
+the calls, so that the card goes through them without waiting for Python; the stopwatch checks that it was ahead and
+spins longer where it was not. Short calls share a pair of events, or a CUDA graph; calls that would find their
 operands in the cache walk through several copies of them.
 """
 
@@ -26,7 +26,7 @@ Replay = Callable[[], Any]
 Capture = Callable[[Callable[[], None], Any], Replay]
 """Records what a function launches into a CUDA graph; takes the stream on which the graph is replayed."""
 
-QUEUE = 400  # launches that a stream takes in while it waits (1024 on today's drivers), with room to spare
+QUEUE = 400  # launches that a stream takes in while it waits (1024 on today's drivers), and some to spare
 GRAPH = 1024  # launches in one graph
 SHORT = 2e-4  # seconds below which gaps between launches are worth a graph
 LONGEST_SPIN = 0.1
@@ -131,7 +131,7 @@ class Stopwatch:
     Attributes
     ----------
     after : function
-        Called behind each sample, while nobody looks at the clock: for what contenders leave to be tidied up.
+        Called after each sample, outside of its time: for what contenders have left pending.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _BFLOAT16_NAN = 0x7FC0
 
 def array(shape: Sequence[int], dtype: str, order: str = "C", lead: int = 0) -> Array:
     """An (..., rows, columns) array with contiguous rows ("C") or columns ("F"), `lead` elements apart; what lies
-    between them is NaN: who reads it shows."""
+    between them is NaN: a kernel that reads it shows."""
     import cupy
 
     *stack, rows, columns = shape

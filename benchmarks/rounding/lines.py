@@ -1,4 +1,4 @@
-"""What a checked product shows of its rounding, for `benchmarks.rounding`: residuals of rows, and units for them."""
+"""Residuals of the rows of a checked product, for `benchmarks.rounding`, and the units that they are measured in."""
 
 from __future__ import annotations
 
