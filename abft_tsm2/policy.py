@@ -239,7 +239,7 @@ class Monitor:
 
 
 # Replaced as a whole under the lock and read without it: a process forked while another thread delivers must
-# not inherit a lock that no thread releases.
+# not inherit a lock that nobody will release.
 _monitors: tuple[Monitor, ...] = ()
 _lock = threading.Lock()
 
@@ -355,22 +355,22 @@ def caller_level() -> int:
     return level
 
 
-_SETTLED_AT = 64  # pending reports, after which verdicts of dropped reports are settled
+_LOOKED_AT = 64  # pending reports, after which those are looked for that nobody has any more
 
 
 class PendingReport(Protocol):
-    """A verdict that is not known yet."""
+    """A verdict on its way."""
 
     @property
     def there(self) -> bool:
         """Whether it has arrived."""
 
     def wait(self) -> Report:
-        """Wait for it and return the final report. Called once."""
+        """Wait for it, and say what it came to. Called once."""
 
     @staticmethod
     def dismiss(pending: Any, /) -> Any:
-        """Return, of verdicts that have arrived, those that are to be reported."""
+        """Of verdicts that have arrived, those that somebody has to hear of."""
 
 
 class ReportFacts(Protocol):
@@ -430,7 +430,7 @@ class Deferred(Report):
 
 @dataclass(eq=False)
 class _Open:
-    """A pending report and its verdict, which is None once it was waited for: each is reported once."""
+    """A report that somebody may have, and its verdict until that has been waited for: it is heard of once."""
 
     report: weakref.ref[Deferred]
     verdict: PendingReport | None
@@ -441,40 +441,40 @@ _open: deque[_Open] = deque()
 
 def _remember(entry: _Open) -> None:
     _open.append(entry)
-    if len(_open) >= _SETTLED_AT * _interval[0]:
-        _settle()
+    if len(_open) >= _LOOKED_AT * _interval[0]:
+        _look()
 
 
-def _settle() -> None:
-    """Forget reports that were waited for, and settle verdicts that have arrived and whose reports were dropped."""
-    with _settling:
-        dropped = []
+def _look() -> None:
+    """Let go of what was waited for, and look at verdicts that have arrived and whose reports nobody has."""
+    with _looking:
+        forgotten = []
         for _ in range(len(_open)):
             entry = _open.popleft()
             verdict = entry.verdict
             if verdict is None:
                 continue
             if entry.report() is None and verdict.there:
-                dropped.append(verdict)
+                forgotten.append(verdict)
             else:
                 _open.append(entry)
-        _interval[0] = 1 + 2 * len(_open) // _SETTLED_AT  # not each time at the same ones
-    kinds = {type(verdict) for verdict in dropped}
+        _interval[0] = 1 + 2 * len(_open) // _LOOKED_AT  # not each time at the same ones
+    kinds = {type(verdict) for verdict in forgotten}
     for kind in kinds:
-        for verdict in kind.dismiss([one for one in dropped if type(one) is kind]):
-            _dropped(verdict)
+        for verdict in kind.dismiss([one for one in forgotten if type(one) is kind]):
+            _forgotten(verdict)
 
 
-_settling = threading.Lock()
+_looking = threading.Lock()
 _interval = [1]
 
 
-def _dropped(verdict: PendingReport) -> None:
-    """Log, and warn of, a wrong result whose report was dropped before its verdict was known."""
+def _forgotten(verdict: PendingReport) -> None:
+    """Say what a verdict came to whose report nobody has any more."""
     report = verdict.wait()
     if not report.ok:
-        logger.warning("dropped without wait(): %s", report, extra={"report": report})
-        warnings.warn(f"a report was dropped without wait(): {report.headline}", CorruptionWarning, stacklevel=2)
+        logger.warning("nobody waited for: %s", report, extra={"report": report})
+        warnings.warn(f"nobody waited for a report: {report.headline}", CorruptionWarning, stacklevel=2)
 
 
 @atexit.register
@@ -482,4 +482,4 @@ def _last() -> None:
     while _open:
         entry = _open.popleft()
         if entry.verdict is not None:
-            _dropped(entry.verdict)
+            _forgotten(entry.verdict)

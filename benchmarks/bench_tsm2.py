@@ -13,7 +13,7 @@ where products are timed; normally distributed ones are multiplied once more, to
 compared with a product in more precision, element by element.
 
 Each row goes to the CSV as soon as its cell is done: an interrupted run keeps what it has. The exit code is 1 if
-a product was wrong or failed, or a bar is missed; 130 after an interrupt. `python -m benchmarks.tables README.md` and
+a product was wrong or failed, or a bar is missed; 130 after an interrupt. `python -m benchmarks.tables` and
 `python -m benchmarks.figures` make tables and figures of it.
 """
 

@@ -104,12 +104,12 @@ def test_json_of_a_pending_report() -> None:
 def test_verdicts_that_nobody_waits_for_are_looked_at_later() -> None:
     pending(Verdict(Status.UNCORRECTABLE))
     gc.collect()
-    with pytest.warns(CorruptionWarning, match="dropped without wait"):
-        _many(2 * module._SETTLED_AT)
-    assert len(module._open) <= 2 * module._SETTLED_AT
+    with pytest.warns(CorruptionWarning, match="nobody waited"):
+        _many(2 * module._LOOKED_AT)
+    assert len(module._open) <= 2 * module._LOOKED_AT
 
 
-@pytest.mark.parametrize("look", [module._settle, module._last])
+@pytest.mark.parametrize("look", [module._look, module._last])
 def test_a_verdict_that_was_waited_for_is_never_heard_of_again(look: Callable[[], None]) -> None:
     verdict = Verdict(Status.UNCORRECTABLE)
     report = pending(verdict, "detect")
@@ -125,7 +125,7 @@ def test_those_on_their_way_and_those_that_somebody_has_are_left_alone() -> None
     late, held = Verdict(Status.UNCORRECTABLE, there=False), Verdict(Status.UNCORRECTABLE)
     pending(late)
     report = pending(held)
-    for _ in range(3 * module._SETTLED_AT):
+    for _ in range(3 * module._LOOKED_AT):
         pending(Verdict())
     assert (late.waits, held.waits) == (0, 0)
     with pytest.raises(SilentDataCorruptionError):
@@ -134,7 +134,7 @@ def test_those_on_their_way_and_those_that_somebody_has_are_left_alone() -> None
 
 def test_what_is_left_at_the_end_is_not_silent() -> None:
     pending(Verdict(Status.UNCORRECTABLE, there=False))
-    with pytest.warns(CorruptionWarning, match="dropped without wait"):
+    with pytest.warns(CorruptionWarning, match="nobody waited"):
         module._last()
     assert not module._open
 

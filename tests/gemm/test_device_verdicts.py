@@ -149,9 +149,9 @@ def test_no_report_is_dismissed_whose_verdict_was_not_made(cp: Any, monkeypatch:
         for _ in range(200):
             ft.protected_gemm(a, b)
             cp.cuda.Device().synchronize()
-        policy._settle()  # at the last of them as well: no later test shall hear of it
+        policy._look()  # at the last of them as well: no later test shall hear of it
 
-    with ft.errstate(sync=False, uncorrectable="log"), planted(hit), pytest.warns(match="dropped without wait"):
+    with ft.errstate(sync=False, uncorrectable="log"), planted(hit), pytest.warns(match="nobody waited"):
         drop()
 
 
