@@ -239,7 +239,7 @@ class Monitor:
 
 
 # Replaced as a whole under the lock and read without it: a process forked while another thread delivers must
-# not inherit a lock that nobody will release.
+# not inherit a lock that is never released.
 _monitors: tuple[Monitor, ...] = ()
 _lock = threading.Lock()
 
@@ -355,33 +355,22 @@ def caller_level() -> int:
     return level
 
 
-_LOOKED_AT = 64  # pending reports, after which those are looked for that nobody has any more
+_SWEPT_AFTER = 64  # pending reports, after which those are acted on that were dropped
 
 
 class PendingReport(Protocol):
-    """A verdict on its way."""
+    """A verdict that is awaited."""
 
     @property
-    def there(self) -> bool:
-        """Whether it has arrived."""
+    def arrived(self) -> bool:
+        """Whether `wait` would return at once."""
 
     def wait(self) -> Report:
-        """Wait for it, and say what it came to. Called once."""
+        """Wait for it, and return its report. Called once."""
 
     @staticmethod
     def dismiss(pending: Any, /) -> Any:
-        """Of verdicts that have arrived, those that somebody has to hear of."""
-
-
-class ReportFacts(Protocol):
-    """What is known of a product before its verdict."""
-
-    @property
-    def operation(self) -> str: ...
-    @property
-    def sizes(self) -> tuple[int, int, int]: ...
-    @property
-    def dtype(self) -> str: ...
+        """Of verdicts that have arrived, those that are not clean."""
 
 
 class Deferred(Report):
@@ -393,10 +382,12 @@ class Deferred(Report):
     _on_error: str | None
 
     @classmethod
-    def of(cls, pending: PendingReport, facts: ReportFacts, on_error: str | None) -> Deferred:
+    def of(
+        cls, pending: PendingReport, on_error: str | None, *, operation: str, sizes: tuple[int, int, int], dtype: str
+    ) -> Deferred:
         """The report of a product whose verdict is pending."""
-        m, k, n = facts.sizes
-        self = cls.made_of(status=Status.PENDING, operation=facts.operation, m=m, k=k, n=n, dtype=facts.dtype)
+        m, k, n = sizes
+        self = cls.made_of(status=Status.PENDING, operation=operation, m=m, k=k, n=n, dtype=dtype)
         entry = _Open(weakref.ref(self), pending)
         state = {"_open": entry, "_final": None, "_lock": threading.Lock(), "_on_error": on_error}
         self.__dict__.update(state)
@@ -430,7 +421,7 @@ class Deferred(Report):
 
 @dataclass(eq=False)
 class _Open:
-    """A report that somebody may have, and its verdict until that has been waited for: it is heard of once."""
+    """A report that may still be waited for, and its verdict until that was: it is acted on once."""
 
     report: weakref.ref[Deferred]
     verdict: PendingReport | None
@@ -441,45 +432,45 @@ _open: deque[_Open] = deque()
 
 def _remember(entry: _Open) -> None:
     _open.append(entry)
-    if len(_open) >= _LOOKED_AT * _interval[0]:
-        _look()
+    if len(_open) >= _SWEPT_AFTER * _interval[0]:
+        _sweep()
 
 
-def _look() -> None:
-    """Let go of what was waited for, and look at verdicts that have arrived and whose reports nobody has."""
-    with _looking:
-        forgotten = []
+def _sweep() -> None:
+    """Let go of what was waited for, and act on verdicts that have arrived and whose reports were dropped."""
+    with _sweeping:
+        dropped = []
         for _ in range(len(_open)):
             entry = _open.popleft()
             verdict = entry.verdict
             if verdict is None:
                 continue
-            if entry.report() is None and verdict.there:
-                forgotten.append(verdict)
+            if entry.report() is None and verdict.arrived:
+                dropped.append(verdict)
             else:
                 _open.append(entry)
-        _interval[0] = 1 + 2 * len(_open) // _LOOKED_AT  # not each time at the same ones
-    kinds = {type(verdict) for verdict in forgotten}
+        _interval[0] = 1 + 2 * len(_open) // _SWEPT_AFTER  # not each time at the same ones
+    kinds = {type(verdict) for verdict in dropped}
     for kind in kinds:
-        for verdict in kind.dismiss([one for one in forgotten if type(one) is kind]):
-            _forgotten(verdict)
+        for verdict in kind.dismiss([one for one in dropped if type(one) is kind]):
+            _act_on_dropped(verdict)
 
 
-_looking = threading.Lock()
+_sweeping = threading.Lock()
 _interval = [1]
 
 
-def _forgotten(verdict: PendingReport) -> None:
-    """Say what a verdict came to whose report nobody has any more."""
+def _act_on_dropped(verdict: PendingReport) -> None:
+    """Wait for a verdict whose report was dropped, and warn if it is not ok."""
     report = verdict.wait()
     if not report.ok:
-        logger.warning("nobody waited for: %s", report, extra={"report": report})
-        warnings.warn(f"nobody waited for a report: {report.headline}", CorruptionWarning, stacklevel=2)
+        logger.warning("never waited for: %s", report, extra={"report": report})
+        warnings.warn(f"a report was never waited for: {report.headline}", CorruptionWarning, stacklevel=2)
 
 
 @atexit.register
-def _last() -> None:
+def _sweep_at_exit() -> None:
     while _open:
         entry = _open.popleft()
         if entry.verdict is not None:
-            _forgotten(entry.verdict)
+            _act_on_dropped(entry.verdict)

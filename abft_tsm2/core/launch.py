@@ -1,4 +1,4 @@
-"""Launches of one kernel with little work for the host: its arguments lie ready, but for the addresses that change.
+"""Prepared launches of a kernel: all arguments lie ready, but for the addresses that change.
 
 CuPy packs arguments one by one, which for the dozens of a check's kernels takes longer than a small product.
 """
@@ -9,8 +9,8 @@ import ctypes
 import functools
 import os
 import struct
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from abft_tsm2.core.compiler import Kernel, kernel
 
@@ -18,13 +18,8 @@ Where = Mapping[str, int]
 """Names of operands, and their addresses."""
 Value = int | float | str
 """An argument of a launch: a number, or the name of an address."""
-
-
-class Step(Protocol):
-    """Something that can be queued on a stream, given by its handle, again and again; not by two threads at a time."""
-
-    def __call__(self, stream: int, where: Where, /) -> None:
-        """Queue it for operands at these addresses."""
+Step = Callable[[int, Where], None]
+"""Queues something on a stream, given by its handle, for operands at these addresses; not by two threads at a time."""
 
 
 class _Attribute(ctypes.Structure):

@@ -1,13 +1,12 @@
-"""Memory that kernels use beside their operands: partial sums and tickets (`scratch`), and the records they leave for
-the
-host.
+"""Memory of kernels beside their operands: partial sums and tickets (`scratch`), and the records that they leave for
+the host.
 
 A scratch buffer belongs to a device and a stream, so that calls on different streams never share it, and it stays: an
 allocation a call would take longer than a small product. A buffer that has become too small is replaced, and CuPy's
 pool hands the old one to later work on the same stream only.
 
-A record is written by the kernel behind a product. The host brings it over when it wants to look, one at a time or a
-page at a time; no kernel waits for the way to the host.
+A record is written by the kernel behind a product. The host copies it when it needs it, one at a time or a page at a
+time; no kernel waits for the transfer.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+PER_THREAD = 2  # the handle of each thread's own default stream
 WORDS = 160  # of a record: 1280 bytes
 _PAGE = 64  # records
 _BOUNDS = 128  # the words from here on are bounds of lines
@@ -30,8 +30,8 @@ class _Page:
         import cupy
 
         nbytes = 8 * WORDS * _PAGE
-        self.there = cupy.zeros(nbytes, cupy.uint8)
-        self.here = cupy.cuda.alloc_pinned_memory(nbytes)
+        self.on_device = cupy.zeros(nbytes, cupy.uint8)
+        self.on_host = cupy.cuda.alloc_pinned_memory(nbytes)
         cupy.cuda.get_current_stream().synchronize()
 
 
@@ -48,20 +48,20 @@ class DeviceRecord:
         Number of the call whose verdict it is for, less than 2^56, and how many lines that is on.
     """
 
-    __slots__ = ("_device", "_here", "_page", "address", "call", "lines", "words")
+    __slots__ = ("_device", "_on_host", "_page", "address", "call", "lines", "words")
 
     def __init__(self, device: int, page: _Page, number: int) -> None:
         at = 8 * WORDS * number
         self._device, self._page = device, page
-        self.address, self._here = page.there.data.ptr + at, page.here.ptr + at
-        self.words = np.frombuffer(page.here, np.uint64, WORDS, at)
+        self.address, self._on_host = page.on_device.data.ptr + at, page.on_host.ptr + at
+        self.words = np.frombuffer(page.on_host, np.uint64, WORDS, at)
         self.call = self.lines = 0
 
     def bring(self, stream: int) -> None:
-        """Queue its way to the host on a stream, given by its handle."""
+        """Queue its copy to the host on a stream, given by its handle."""
         from cupy.cuda import runtime
 
-        runtime.memcpyAsync(self._here, self.address, 8 * WORDS, runtime.memcpyDeviceToHost, stream)
+        runtime.memcpyAsync(self._on_host, self.address, 8 * WORDS, runtime.memcpyDeviceToHost, stream)
 
     @property
     def head(self) -> list[int]:
@@ -116,7 +116,7 @@ def bring(records: Iterable[DeviceRecord]) -> None:
     stream = _stream()
     for page in pages.values():
         nbytes = 8 * WORDS * _PAGE
-        runtime.memcpyAsync(page.here.ptr, page.there.data.ptr, nbytes, runtime.memcpyDeviceToHost, stream)
+        runtime.memcpyAsync(page.on_host.ptr, page.on_device.data.ptr, nbytes, runtime.memcpyDeviceToHost, stream)
     runtime.streamSynchronize(stream)
 
 
@@ -135,7 +135,6 @@ def _stream() -> int:
 
 _kept: dict[tuple[int, int, int], tuple[Any, Any]] = {}
 _captured: list[Any] = []
-_PER_THREAD = 2  # the handle of each thread's own default stream
 
 
 def scratch(nbytes: int, tickets: int) -> tuple[Any, Any]:
@@ -169,7 +168,7 @@ def scratch(nbytes: int, tickets: int) -> tuple[Any, Any]:
         _captured.append(made)
         return made
     # Two threads may queue work on one stream, a launch of one between two of the other: that is in order, and safe.
-    key = (cupy.cuda.runtime.getDevice(), stream.ptr, threading.get_ident() if stream.ptr == _PER_THREAD else 0)
+    key = (cupy.cuda.runtime.getDevice(), stream.ptr, threading.get_ident() if stream.ptr == PER_THREAD else 0)
     found = _kept.get(key)
     if found is None or found[0].size < nbytes or found[1].size < tickets:
         before = (0, 0) if found is None else (found[0].size, found[1].size)

@@ -1,7 +1,8 @@
-"""Protected matrix multiplication: encode, multiply, verify, locate, correct, report.
+"""Protected matrix multiplication: the public functions, and which procedure serves a problem.
 
-These are the public functions; `abft_tsm2.gemm.operands` checks their arguments, `abft_tsm2.gemm.host` puts the steps
-in order, and `abft_tsm2.checksum` and `abft_tsm2.core` are the steps."""
+`abft_tsm2.gemm.operands` checks their arguments. `abft_tsm2.gemm.host` puts the five steps in order (encode, multiply,
+verify, locate and correct, report), and so does `abft_tsm2.gemm.device` on a GPU; `abft_tsm2.checksum` and
+`abft_tsm2.core` are the steps."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace
-from abft_tsm2.gemm import queued
+from abft_tsm2.gemm import fallback, pending
+from abft_tsm2.gemm.device import DeviceProduct
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
+from abft_tsm2.gemm.plan import key_of, recall, serves
 from abft_tsm2.report import Report, Status
 
 
@@ -127,17 +130,21 @@ def protected_gemm(
 
     key = None
     if c is None and on_stage is None and is_cupy(a):
-        options = (alpha, beta, out_dtype, check, on_error, verify, precision)
-        key = queued.key_of(a, b, out, options)
-        if key is not None and (found := queued.again(key, a, b, out, on_error, problem)) is not None:
-            result, report = found
-            policy.deliver(report, on_error)
-            return found if return_report else result
-    asked = problem(out)
-    write = on_error is None or on_error == "correct"
-    report = _run(asked, "gemm", on_stage, on_error, write=write, key=key)
+        key = key_of(a, b, out, (alpha, beta, out_dtype, check, on_error, verify, precision))
+    if key is not None and (known := recall(key, a, b, out)) is not None:
+        product = DeviceProduct(*known)
+        result = product.operands.C
+        report: Report
+        if policy.synchronous():
+            report = product.report() or fallback.verify_on_host(product, problem(result))
+        else:
+            report = pending.queue(product, on_error)
+    else:
+        asked = problem(out)
+        write = on_error is None or on_error == "correct"
+        report = _run(asked, "gemm", on_stage, on_error, write=write, key=key)
+        result = asked.result()
     policy.deliver(report, on_error)
-    result = asked.result()
     return (result, report) if return_report else result
 
 
@@ -208,8 +215,10 @@ def _run(
     problem: GemmProblem, operation: str, on_stage: Hook | None, on_error: str | None, *, write: bool, key: Any = None
 ) -> Report:
     """Every product of the problem, and one report of them all."""
-    if is_cupy(problem.c) and queued.serves(problem):
-        return queued.run(problem, operation, on_stage, write, on_error, key)
+    if is_cupy(problem.c) and serves(problem):
+        if on_stage is None and not policy.synchronous():
+            return pending.run(problem, operation, on_error, write=write, key=key)
+        return fallback.run(problem, operation, on_stage, write=write, key=key)
     if problem.wide:
         return _rounded_last(problem, operation, on_stage, write=write)
     caller = np.geterr()  # holds for the product itself, as it would for a @ b
@@ -226,8 +235,8 @@ def _run(
 
 
 def _rounded_last(problem: GemmProblem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
-    """The products in float32, and rounded to the result's 16 bits when they have been checked: nobody has the float32
-    ones later, so the verdict is waited for."""
+    """Multiply in float32, and round to the result's 16 bits what has been checked. Waits for the verdict: the float32
+    products are gone later."""
     xp = namespace(problem.c)
     c = xp.empty(problem.c.shape, dtype=xp.float32, device=problem.c.device)
     c0 = None if problem.c0 is None else xp.astype(problem.c0, xp.float32)

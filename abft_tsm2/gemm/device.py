@@ -1,213 +1,256 @@
-"""One protected product on a GPU: everything queued in its order, and what the host makes of the verdict."""
+"""The five steps of a product on a GPU, queued on a stream: encode, multiply, verify, locate and repair; the report.
+
+`DeviceProduct` serves CuPy arrays in the layouts that kernels and cuBLAS take as they are. The host waits once, at the
+end, or not at all. What the kernels cannot settle (everything wrong, a checksum that was hit, an operand that changed,
+patterns of rounding) is left to `abft_tsm2.gemm.fallback`.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.device.layout import CarriedChecksum
-from abft_tsm2.checksum.device.record import CallInfo, DeviceVerdict
+from abft_tsm2.checksum.device.record import CallInfo, DeviceVerdict, Outcome
 from abft_tsm2.core import memory
 from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.gemm.host import Hook
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
-from abft_tsm2.gemm.plan import LaunchSequence, Operands, ProductPlan, multiply
-from abft_tsm2.gemm.plan import run as run_steps
+from abft_tsm2.gemm.plan import (
+    CallOptions,
+    LaunchSequence,
+    Operands,
+    ProductPlan,
+    multiply,
+    order_of,
+    plan_of,
+    remember,
+    run_steps,
+    sides_of,
+    wide_product,
+)
 from abft_tsm2.report import Fault, Report
 
-ROUNDS = 3  # repairs that somebody undid before giving up
+ROUNDS = 3  # repairs that were undone before giving up
 _numbers = itertools.count(1)  # of the calls of this process, and of each verdict that is given once more
 
 
-@dataclass(frozen=True, eq=False)
-class CallOptions:
-    """All of a protected call but its arrays.
+class DeviceProduct:
+    """One protected product, or a batch of them, on the current device and stream.
 
     Attributes
     ----------
-    way : Way
-    facts : Facts
-    kept : tuple of Kept or None
-        What operands carry that were encoded before, for each side.
-    alpha, beta : float
-    write : bool
-        Whether C may be repaired.
+    plan, options, info, operands, on_stage
+        What it consists of.
+    unsettled : (DeviceVerdict, LaunchSequence) or None
+        A verdict that is left to the host, and the workspaces that it is from.
     """
 
-    way: ProductPlan
-    facts: CallInfo
-    kept: tuple[CarriedChecksum | None, ...]
-    alpha: float
-    beta: float
-    write: bool
-
-
-class Look(Protocol):
-    """What is done with a product that the kernels could not settle: `abft_tsm2.gemm.fallback.look_at`."""
-
-    def __call__(
+    def __init__(
         self,
-        call: DeviceProduct,
-        verdict: DeviceVerdict,
-        program: LaunchSequence,
-        problem: GemmProblem,
-        task: GemmTask | None,
-        /,
-    ) -> Report: ...
-
-
-class DeviceProduct:
-    """One protected product, or a batch of them, on the current device and stream."""
-
-    def __init__(self, plan: CallOptions, operands: Operands, on_stage: Hook | None = None) -> None:
-        self.plan, self.operands, self.on_stage = plan, operands, on_stage
+        plan: ProductPlan,
+        options: CallOptions,
+        info: CallInfo,
+        operands: Operands,
+        on_stage: Hook | None = None,
+    ) -> None:
+        self.plan, self.options, self.info, self.operands, self.on_stage = plan, options, info, operands, on_stage
+        self.unsettled: tuple[DeviceVerdict, LaunchSequence] | None = None
         self._number = next(_numbers)
 
     def stage(self, name: str, **arrays: Array) -> None:
         if self.on_stage is not None:
             self.on_stage(name, arrays)
 
-    # ---- what is queued ----
+    def report(self) -> Report | None:
+        """Multiply, wait for the verdict, and report; None where it is `unsettled`."""
+        import cupy
 
-    def queue(self, program: LaunchSequence, stream: Any) -> list[DeviceRecord]:
-        """Queue everything; the records are there when the stream has come so far."""
+        stream = cupy.cuda.get_current_stream()
+        sequence = self.plan.take(stream.ptr, self.options)
+        verdict = self._verdict(self._queue(sequence, stream), stream)
+        if self.on_stage is not None:
+            verdict = self._verify_repairs(verdict, sequence, stream)
+        if not verdict.settled:
+            self.unsettled = verdict, sequence
+            return None
+        self.plan.give(sequence)
+        return verdict.report()
+
+    def queue(self) -> list[DeviceRecord]:
+        """Multiply, and wait for nothing; the records are there when the stream has come so far."""
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+        sequence = self.plan.take(stream.ptr, self.options)
+        found = self._queue(sequence, stream)
+        self.plan.give(sequence)
+        return found
+
+    # ---- the steps ----
+
+    def _queue(self, sequence: LaunchSequence, stream: Any) -> list[DeviceRecord]:
+        """Queue every step."""
         plan, o, here = self.plan, self.operands, stream.ptr
-        sides, where = plan.way.sides, self._where()
-        if plan.way.beside:
-            fork, join, side = _beside(stream)
+        sides, where = plan.sides, self._where()
+        if plan.on_side_stream:
+            fork, join, side = _side_stream(stream)
             fork.record(stream)
             side.wait_event(fork)
             for i in range(len(sides)):
-                run_steps(program.encode[i], side.ptr, where[i])
+                run_steps(sequence.encode[i], side.ptr, where[i])
             join.record(side)
             self._multiply()
-            stream.wait_event(join)  # also before the account is somebody else's
+            stream.wait_event(join)  # also before another call takes the workspaces
         else:
             self.stage("inputs", A=o.A, B=o.B)
             for i in range(len(sides)):
-                run_steps(program.encode[i], here, where[i])
-            if self.on_stage is not None:  # all sides are encoded before anybody is told
-                for i, checker in enumerate(plan.way.checkers):
-                    s, t = checker.encoded(program.accounts[i], plan.kept[i])
+                run_steps(sequence.encode[i], here, where[i])
+            if self.on_stage is not None:  # all sides are encoded before the hook hears of one
+                for i, check in enumerate(plan.checks):
+                    s, t = check.encoded(sequence.workspaces[i], self.options.carried[i])
                     self.stage("encoded", A=o.A, B=o.B, s=s, t=t)
             self._multiply()
-        return self._check(program, stream, where, self._number)
+        return self._verify(sequence, stream, where, self._number)
 
     def _where(self) -> list[dict[str, int]]:
         """Addresses of the operands for each side, and the number of the call."""
-        return [{**self.operands.where(side), "encoded": self._number} for side in self.plan.way.sides]
+        return [{**self.operands.where(side), "encoded": self._number} for side in self.plan.sides]
 
-    def _check(
-        self, program: LaunchSequence, stream: Any, where: list[dict[str, int]], number: int, *, again: bool = False
+    def _multiply(self) -> None:
+        if self.plan.gemm is None:
+            return
+        multiply(self.plan.gemm, self.operands, self.options.alpha, self.options.beta)
+        self.stage("multiplied", C=self.operands.multiplied)
+
+    def _verify(
+        self, sequence: LaunchSequence, stream: Any, where: list[dict[str, int]], number: int, *, again: bool = False
     ) -> list[DeviceRecord]:
         """Queue the verdict of every side under a number, and the repairs; `again`: after a repair."""
-        plan, o, here = self.plan, self.operands, stream.ptr
+        o, here = self.operands, stream.ptr
         found = []
-        for i, checker in enumerate(plan.way.checkers):
+        for i, check in enumerate(self.plan.checks):
             where[i]["call"] = number
-            run_steps(program.verify[i], here, where[i])
+            run_steps(sequence.verify[i], here, where[i])
             if self.on_stage is not None:
                 if not again:
-                    self.stage("verified", C=o.multiplied, u=checker.observed(program.accounts[i]))
+                    self.stage("verified", C=o.multiplied, u=check.recomputed(sequence.workspaces[i]))
                 if o.wide is not None:  # what a hook may have changed, rounded; repairs are rounded as they are made
                     o.C[...] = o.wide
-                run_steps(program.judge[i], here, where[i])
-            record = memory.take(number, checker.case.m * checker.case.batch)
+                run_steps(sequence.judge[i], here, where[i])
+            record = memory.take(number, check.spec.m * check.spec.batch)
             where[i]["record"] = record.address
-            run_steps(program.repair[i], here, where[i])
+            run_steps(sequence.repair[i], here, where[i])
             found.append(record)
         return found
 
-    def _multiply(self) -> None:
-        if self.plan.way.gemm is None:
-            return
-        multiply(self.plan.way.gemm, self.operands, self.plan.alpha, self.plan.beta)
-        self.stage("multiplied", C=self.operands.multiplied)
-
-    # ---- what the host makes of it ----
-
-    def report(self, asked: Callable[[], tuple[GemmProblem, GemmTask | None]], look_at: Look) -> Report:
-        """Do it, wait for the verdict, and say how it went; `asked`: the problem, and the product of a batch;
-        `look_at`: what is done where the kernels could not settle it."""
-        import cupy
-
-        plan, stream = self.plan, cupy.cuda.get_current_stream()
-        key, program = plan.way.take(stream.ptr, plan.kept, plan.alpha, plan.beta, plan.write)
-        faults: list[tuple[int, Fault]] = []
-        try:
-            verdict = self._verdict(self.queue(program, stream), stream)
-            for _ in range(ROUNDS if self.on_stage is not None else 0):
-                if not (verdict.settled and verdict.repaired):
-                    break
-                faults += verdict.faults
-                self.stage("corrected", C=self.operands.multiplied)  # which may have changed it
-                program.forget(stream.ptr)
-                again = self._check(program, stream, self._where(), next(_numbers), again=True)
-                verdict = self._verdict(again, stream)
-            else:
-                if self.on_stage is not None and verdict.repaired:
-                    verdict.give_up()
-            if faults and verdict.settled and self._operands_changed(program):  # by what was told of the repair
-                verdict.doubt()
-            verdict.faults = faults + verdict.faults
-            verdict.replaced |= bool(faults)
-            return verdict.report() if verdict.settled else look_at(self, verdict, program, *asked())
-        finally:
-            plan.way.give(key, program)
-
-    def encode_again(
-        self, program: LaunchSequence, *, observe: bool = False
-    ) -> tuple[LaunchSequence, list[dict[str, tuple[int, ...]]]]:
-        """Encode once more, and for each side what is not the same now (`Checker.differences`); `observe`: u too.
-
-        Synchronises.
-        """
-        import cupy
-
-        plan, stream = self.plan, cupy.cuda.get_current_stream().ptr
-        again, found = LaunchSequence(plan.way, plan.kept, plan.alpha, plan.beta, False), []
-        for i, (checker, where) in enumerate(zip(plan.way.checkers, self._where(), strict=True)):
-            run_steps(again.encode[i], stream, where)
-            if observe:
-                run_steps(again.verify[i], stream, where)
-            found.append(
-                checker.differences(program.accounts[i], again.accounts[i], plan.kept[i], where, observed=observe)
-            )
-        return again, found
-
-    def _operands_changed(self, program: LaunchSequence) -> bool:
-        """Whether A, B or c is not what was encoded."""
-        return any(name in found for found in self.encode_again(program)[1] for name in ("L", "R", "C0"))
+    # ---- the verdict ----
 
     def _verdict(self, found: list[DeviceRecord], stream: Any) -> DeviceVerdict:
         """Wait for records, and read them."""
         for record in found:
             record.bring(stream.ptr)
         stream.synchronize()
-        verdict = DeviceVerdict(found, self.plan.facts)
+        verdict = DeviceVerdict(found, self.info)
         for record in found:
             record.free()
         return verdict
 
-    def queued(self) -> list[DeviceRecord]:
-        """Do it, and wait for nothing."""
+    def _verify_repairs(self, verdict: DeviceVerdict, sequence: LaunchSequence, stream: Any) -> DeviceVerdict:
+        """Verify C again after each repair that the hook was told of: it may have changed C, or an operand."""
+        faults: list[tuple[int, Fault]] = []
+        for _ in range(ROUNDS):
+            if not (verdict.settled and verdict.repaired):
+                break
+            faults += verdict.faults
+            self.stage("corrected", C=self.operands.multiplied)
+            sequence.forget(stream.ptr)
+            again = self._verify(sequence, stream, self._where(), next(_numbers), again=True)
+            verdict = self._verdict(again, stream)
+        else:
+            if verdict.repaired:
+                verdict.give_up()
+        if faults and verdict.settled and self._operands_changed(sequence):
+            verdict.outcome = Outcome.UNSETTLED
+        verdict.faults = faults + verdict.faults
+        verdict.replaced |= bool(faults)
+        return verdict
+
+    def encode_again(
+        self, sequence: LaunchSequence, *, recompute: bool = False
+    ) -> tuple[LaunchSequence, list[dict[str, tuple[int, ...]]]]:
+        """Encode once more, and for each side what is not the same now (`DeviceCheck.differences`); `recompute`: u too.
+
+        Synchronises.
+        """
         import cupy
 
-        plan, stream = self.plan, cupy.cuda.get_current_stream()
-        key, program = plan.way.take(stream.ptr, plan.kept, plan.alpha, plan.beta, plan.write)
-        found = self.queue(program, stream)
-        plan.way.give(key, program)
-        return found
+        stream = cupy.cuda.get_current_stream().ptr
+        again, found = LaunchSequence(self.plan, self.options._replace(write=False)), []
+        for i, (check, where) in enumerate(zip(self.plan.checks, self._where(), strict=True)):
+            run_steps(again.encode[i], stream, where)
+            if recompute:
+                run_steps(again.verify[i], stream, where)
+            then, now = sequence.workspaces[i], again.workspaces[i]
+            found.append(check.differences(then, now, self.options.carried[i], where, recomputed=recompute))
+        return again, found
+
+    def _operands_changed(self, sequence: LaunchSequence) -> bool:
+        """Whether A, B or c is not what was encoded."""
+        return any(name in found for found in self.encode_again(sequence)[1] for name in ("L", "R", "C0"))
+
+
+def products_of(
+    problem: GemmProblem, operation: str, on_stage: Hook | None, *, write: bool, key: Any = None
+) -> Iterator[DeviceProduct]:
+    """The products of a problem, one by one: of a batch all in one, unless a hook sees the stages of each.
+
+    `key`: of `plan.key_of` the arguments, to know the next call with such arguments.
+    """
+    sides = sides_of(problem)
+    tasks = [None] if problem.batch and on_stage is None else problem.tasks()
+    for task in tasks:
+        product = _product(problem, operation, sides, task, on_stage, write)
+        if key is not None and not problem.squeeze:
+            wide = order_of(product.operands.C) if problem.wide else None
+            remember(key, product.plan, product.options, product.info, product.operands, wide)
+        yield product
+
+
+def _product(
+    problem: GemmProblem,
+    operation: str,
+    sides: tuple[str, ...],
+    task: GemmTask | None,
+    on_stage: Hook | None,
+    write: bool,
+) -> DeviceProduct:
+    """One product, or the whole batch where `task` is None."""
+    p = problem
+    A, B, C, C0 = (p.a, p.b, p.c, p.c0) if task is None else (task.A, task.B, task.C, task.C0)
+    wide = wide_product(C.shape, order_of(C)) if p.wide and not p.exists else None
+    operands = Operands(A, B, C, C0, wide)
+    carried = tuple(_carried(p, side) for side in sides)
+    plan = plan_of(operands, p, sides, carried, on_stage is not None)
+    products, index = (p.batch[0], ()) if task is None else (None, task.index)
+    lines = tuple(check.spec.m for check in plan.checks)
+    info = CallInfo(operation, (A.shape[-2], A.shape[-1], B.shape[-1]), p.dtype, products, index, sides, lines)
+    return DeviceProduct(plan, CallOptions(carried, p.alpha, p.beta, write), info, operands, on_stage)
+
+
+def _carried(problem: GemmProblem, side: str) -> CarriedChecksum | None:
+    """What the right operand of that side carries, if it is encoded."""
+    owner = problem.encoded_b if side == "rows" else problem.encoded_a
+    return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck)
 
 
 _streams: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
 
 
-def _beside(stream: Any) -> tuple[Any, Any, Any]:
-    """Two events and the stream on which what runs beside a stream's products is queued."""
+def _side_stream(stream: Any) -> tuple[Any, Any, Any]:
+    """Two events and the side stream of a stream."""
     import cupy
 
     key = cupy.cuda.runtime.getDevice(), stream.ptr

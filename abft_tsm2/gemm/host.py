@@ -1,4 +1,4 @@
-"""One protected product of two matrices, step by step."""
+"""The five steps of one product on any array library: encode, multiply, verify, locate and correct, report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, is_writable, namespace
 from abft_tsm2.checksum.bounds import PARTIAL, Arithmetic
@@ -31,11 +30,11 @@ _balanced = lru_cache(64)(partial(weights, "balanced"))  # made once for a lengt
 
 
 @dataclass
-class _OperandSums:
-    """One side's part in a product."""
+class _EncodedSide:
+    """The lines of one side of a product, and the sums that are predicted for them."""
 
     lines: Side
-    expected: PredictedSums
+    predicted: PredictedSums
 
 
 class Product:
@@ -65,7 +64,7 @@ class Product:
             self.on_stage(name, arrays)
 
     def report(self) -> Report:
-        """Do it, and say how it went."""
+        """Multiply, verify, and repair; restore operands that changed, and repeat. The report."""
         self.stage("inputs", A=self.A, B=self.B)
         intact = self.verify_encoded()
         first = self.product()
@@ -77,21 +76,21 @@ class Product:
 
     # -- the steps --
 
-    def product(self, before: Sequence[_OperandSums] = ()) -> list[_OperandSums]:
-        """Encode, multiply, verify; decide where the check failed. `before`: what was encoded for the product that this
-        one repeats, of which what was not restored has to be the same."""
+    def product(self, before: Sequence[_EncodedSide] = ()) -> list[_EncodedSide]:
+        """Encode, multiply, and settle. `before`: what was encoded for the product that this one repeats, of which what
+        was not restored has to be the same."""
         start = perf_counter()
         encodings = list(map(self.encode, self.task.sides))
         self.took("encode", start)
         for e, old in zip(encodings, before, strict=False):
-            if e.expected.carried is old.expected.carried:
-                self.note_changed(e.lines, changed_operands(e.lines, old.expected, e.expected))
+            if e.predicted.carried is old.predicted.carried:
+                self.note_changed(e.lines, changed_operands(e.lines, old.predicted, e.predicted))
         if self.changed:
             self.statuses.append(Status.INPUT_CHANGED)
             self.restore_changed()  # refused: says what to do
             return encodings
         for e in encodings:
-            self.stage("encoded", A=self.A, B=self.B, s=e.expected.carried.sums, t=e.expected.t)
+            self.stage("encoded", A=self.A, B=self.B, s=e.predicted.carried.sums, t=e.predicted.t)
         C = self.task.C
         if not self.problem.exists:
             start = perf_counter()
@@ -107,20 +106,25 @@ class Product:
         left, right = "AB" if lines.side == "rows" else "BA"
         self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in operands}
 
-    def settle(self, encodings: list[_OperandSums]) -> None:
-        """Verify C, and repair it, until all sides agree."""
+    def settle(self, encodings: list[_EncodedSide]) -> None:
+        """Verify C along every side, and diagnose and repair what failed, until all sides agree."""
         for _ in range(_PASSES):
-            decisions = self.verify(encodings)
-            self.decisions += decisions
-            if len(encodings) == 1 or self.changed or not any(d.repaired for d in decisions):
+            verdicts = list(map(self.check, encodings))
+            self.checks, repaired = [], False
+            for e, (u, verdict) in zip(encodings, verdicts, strict=True):
+                decision = self.decide(e, u, verdict, repaired)
+                repaired |= decision.repaired
+                self.decisions.append(decision)
+                self.checks.append(decision.check)
+            if len(encodings) == 1 or self.changed or not repaired:
                 return
         # a repair that satisfies one side has to satisfy the other
         self.statuses.append(Status.UNCORRECTABLE)
         self.reasons.append(f"rows and columns of C still disagree after {_PASSES} repairs: damage is being added")
 
-    def encode(self, side: str) -> _OperandSums:
+    def encode(self, side: str) -> _EncodedSide:
         lines = self.lines(side)
-        return _OperandSums(lines, predict(lines, self.carried(side, lines)))
+        return _EncodedSide(lines, predict(lines, self.carried(side, lines)))
 
     def carried(self, side: str, lines: Side) -> OperandChecksum:
         """What the right operand of that side carries: of before, or encoded now."""
@@ -131,59 +135,45 @@ class Product:
                 return before
         return carry(lines.R, _balanced(lines.R.shape[1]), partial=lines.partial)
 
-    def verify(self, encodings: list[_OperandSums]) -> list[Decision]:
-        """Check every side of C as it is; then decide, side by side, where a check failed."""
-        checked = list(map(self.check, encodings))
-        decisions: list[Decision] = []
-        self.checks, repaired = [], False
-        for e, (u, verdict) in zip(encodings, checked, strict=True):
-            earlier = None
-            if repaired:  # C is no longer what was checked
-                earlier = np.flatnonzero(~verdict.ok)
-                u, verdict = self.check(e)
-            if verdict.ok.all() and (earlier is None or earlier.size == 0) and e.expected.intact():
-                decision = Decision(verdict.check)
-            else:
-                decision = self.diagnose(e, u, verdict, earlier)
-            if self.problem.exists:
-                decision.check = self.certain(e, decision.check)
-            repaired |= decision.repaired
-            decisions.append(decision)
-            self.checks.append(decision.check)
-        return decisions
+    def decide(self, e: _EncodedSide, u: Array, verdict: SideVerdict, repaired: bool) -> Decision:
+        """Diagnose what failed along one side, and repair it where that is allowed.
 
-    def diagnose(self, e: _OperandSums, u: Array, verdict: SideVerdict, earlier: NDArray[np.intp] | None) -> Decision:
-        """What is wrong where the check of one side failed; repaired, where that is allowed."""
-        start = perf_counter()
-        decision = diagnose(
-            e.lines,
-            e.expected,
-            u,
-            verdict,
-            write=self.write,
-            foreign=self.problem.exists,
-            earlier=earlier,
-            corrected=lambda: self.stage("corrected", C=self.task.C),
-        )
-        self.took("correct", start)
-        self.note_changed(e.lines, decision.changed)
+        `repaired`: along the other side, since the verdict was given.
+        """
+        earlier = None
+        if repaired:
+            earlier = np.flatnonzero(~verdict.ok)
+            u, verdict = self.check(e)
+        if verdict.ok.all() and (earlier is None or earlier.size == 0) and e.predicted.intact():
+            decision = Decision(verdict.check)
+        else:
+            start = perf_counter()
+            decision = diagnose(
+                e.lines,
+                e.predicted,
+                u,
+                verdict,
+                write=self.write,
+                foreign=self.problem.exists,
+                earlier=earlier,
+                corrected=lambda: self.stage("corrected", C=self.task.C),
+            )
+            self.took("correct", start)
+            self.note_changed(e.lines, decision.changed)
+        if self.problem.exists:  # how a product from elsewhere was added up is not known: its limit holds for any order
+            start = perf_counter()
+            decision.check = decision.check.certain_from(excusable(e.lines, e.predicted.carried.weights))
+            self.took("verify", start)
         return decision
 
-    def certain(self, e: _OperandSums, check: Check) -> Check:
-        """The check, with a limit that holds for products from elsewhere, too: how these were added up is not known."""
+    def check(self, e: _EncodedSide) -> tuple[Array, SideVerdict]:
+        """Recompute the checksums of C along one side, and verify every line."""
         start = perf_counter()
-        check = check.certain_from(excusable(e.lines, e.expected.carried.weights))
-        self.took("verify", start)
-        return check
-
-    def check(self, e: _OperandSums) -> tuple[Array, SideVerdict]:
-        """Recompute the checksums of C along one side, and judge every line."""
-        start = perf_counter()
-        u = recompute_checksum(e.lines, e.expected.carried)
+        u = recompute_checksum(e.lines, e.predicted.carried)
         self.took("verify", start)
         self.stage("verified", C=self.task.C, u=u)
         start = perf_counter()
-        verdict = judge(e.lines, e.expected, u)
+        verdict = judge(e.lines, e.predicted, u)
         self.took("verify", start)
         return u, verdict
 
@@ -195,7 +185,7 @@ class Product:
         multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
 
     def lines(self, side: str) -> Side:
-        """The product along one side, and how to do it again the same way."""
+        """The product along one side, and how to repeat it with the same roundings."""
         A, B, C, C0 = self.A, self.B, self.task.C, self.task.C0
         p, again = self.problem, partial(self.again, side)
         arithmetic: Arithmetic = p.arithmetic
@@ -207,7 +197,7 @@ class Product:
         return Side(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again, terms, partial_sums)
 
     def again(self, side: str) -> Array:
-        """The product once more, the same way: of a part of it, or in another layout, roundings may be others."""
+        """The product once more, whole and in the same layout: else roundings may be others."""
         C = same_layout(self.task.C)
         self.multiply(self.A, self.B, C, self.task.C0)
         return C if side == "rows" else C.T

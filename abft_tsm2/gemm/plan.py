@@ -1,27 +1,34 @@
-"""How a product on a GPU is computed and checked: a `ProductPlan` for all operands of the same shapes, layouts and
-types, and
-`LaunchSequence`, all its steps on one stream, where only the addresses of the operands are missing."""
+"""What is prepared once for a shape: the plan of a product on a GPU, its launches, and calls that are known.
+
+A `ProductPlan` serves all operands of the same shapes, layouts and types. A `LaunchSequence` is all its launches on one
+stream, where only the addresses of the operands are missing. A `KnownCall` is a call whose arguments were checked
+before: of the next one with such arguments only the addresses are new.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.kernels import STATE
 from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout
+from abft_tsm2.checksum.device.record import CallInfo
+from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.core import cublas
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import Step, Where
+from abft_tsm2.core.memory import PER_THREAD
 from abft_tsm2.core.problem import Problem as Shape
 from abft_tsm2.gemm.operands import GemmProblem
 
-_MOST = 4096  # ways that are remembered
-_MOST_PROGRAMS = 64  # of a way that are remembered
-_READ_FIRST = 2 << 20, 8 << 20  # bytes of float32: on an H200, 5.5 us instead of 8.8 us beside 1024 x 1024 x 1024
+_MOST = 4096  # plans, and known calls, that are kept
+_MOST_SEQUENCES = 64  # streams and options of a plan whose sequences are kept
+_MUCH_LONGER = 4  # lines along memory are checked until they are so many times longer than those across
 
 
 class Operands(NamedTuple):
@@ -55,122 +62,182 @@ class Operands(NamedTuple):
         return where
 
 
+class CallOptions(NamedTuple):
+    """What launches depend on beside a plan and addresses.
+
+    Attributes
+    ----------
+    carried : tuple of CarriedChecksum or None
+        For each side, of an operand that was encoded before.
+    alpha, beta : float
+    write : bool
+        Whether C may be repaired.
+    """
+
+    carried: tuple[CarriedChecksum | None, ...]
+    alpha: float
+    beta: float
+    write: bool
+
+
 class LaunchSequence:
-    """The steps of a way on one stream, with an account of its own: for one call at a time.
+    """The launches of a plan, with workspaces of its own: for one call at a time.
 
     Attributes
     ----------
     encode, verify, judge, repair : tuple of lists of Step
-        For each side; `judge` is empty unless somebody looks at every stage.
+        For each side; `judge` is empty unless a hook sees every stage.
+    key : tuple or None
+        Under which the plan keeps it.
     """
 
-    def __init__(
-        self, way: ProductPlan, kept: tuple[CarriedChecksum | None, ...], alpha: float, beta: float, write: bool
-    ) -> None:
+    def __init__(self, plan: ProductPlan, options: CallOptions, key: Any = None) -> None:
         import cupy
 
-        self.memory = cupy.empty(sum(checker.account.nbytes for checker in way.checkers), cupy.uint8)
-        self.accounts: list[int] = []
+        self.key = key
+        self.memory = cupy.empty(sum(check.workspace.nbytes for check in plan.checks), cupy.uint8)
+        self.workspaces: list[int] = []
         self.encode: list[list[Step]] = []
         self.verify: list[list[Step]] = []
         self.judge: list[list[Step]] = []
         self.repair: list[list[Step]] = []
-        at = self.memory.data.ptr
-        for checker, one in zip(way.checkers, kept, strict=True):
-            self.accounts.append(at)
-            self.encode.append(checker.encode(at, one))
-            self.verify.append(checker.verify(at, one, alpha, beta))
-            self.judge.append(checker.judge(at, one, alpha, beta) if checker.case.split else [])
-            self.repair.append(checker.repair(at, one, alpha, beta, write=write))
-            at += checker.account.nbytes
+        at, (every, alpha, beta, write) = self.memory.data.ptr, options
+        for check, carried in zip(plan.checks, every, strict=True):
+            self.workspaces.append(at)
+            self.encode.append(check.encode(at, carried))
+            self.verify.append(check.verify(at, carried, alpha, beta))
+            self.judge.append(check.judge(at, carried, alpha, beta) if check.spec.split else [])
+            self.repair.append(check.repair(at, carried, alpha, beta, write=write))
+            at += check.workspace.nbytes
 
     def forget(self, stream: int) -> None:
         """Wipe what verdicts have left, so that C may be judged again."""
         from cupy.cuda import runtime
 
-        for at in self.accounts:
+        for at in self.workspaces:
             runtime.memsetAsync(at, 0, 8 * STATE, stream)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ProductPlan:
-    """One way to multiply and check.
+    """How products of one shape are multiplied and checked.
 
     Attributes
     ----------
     sides : tuple of str
-    checkers : tuple of Checker
+    checks : tuple of DeviceCheck
         One for each side.
     gemm : Gemm or None
         None where the product exists already.
-    beside : bool
-        Whether encoding runs beside the product, on a stream of its own.
+    on_side_stream : bool
+        Whether operands are encoded on a side stream, while cuBLAS multiplies.
     """
 
     sides: tuple[str, ...]
-    checkers: tuple[DeviceCheck, ...]
+    checks: tuple[DeviceCheck, ...]
     gemm: cublas.Gemm | None
-    beside: bool
+    on_side_stream: bool
+    _idle: dict[Any, deque[LaunchSequence]] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_idle", {})
-        object.__setattr__(self, "_lock", threading.Lock())
-
-    def take(
-        self, stream: int, kept: tuple[CarriedChecksum | None, ...], alpha: float, beta: float, write: bool
-    ) -> tuple[Any, LaunchSequence]:
-        """A program that nobody else uses, and the key under which to `give` it back."""
-        key = (stream, threading.get_ident() if stream == _PER_THREAD else 0, kept, alpha, beta, write)
-        idle: dict[Any, deque[LaunchSequence]] = self._idle  # type: ignore[attr-defined]
+    def take(self, stream: int, options: CallOptions) -> LaunchSequence:
+        """A sequence that no other call uses, until `give` takes it back."""
+        key = (stream, threading.get_ident() if stream == PER_THREAD else 0, options)
         try:
-            return key, idle[key].popleft()
+            return self._idle[key].popleft()
         except (KeyError, IndexError):
-            return key, LaunchSequence(self, kept, alpha, beta, write)
+            return LaunchSequence(self, options, key)
 
-    def give(self, key: Any, program: LaunchSequence) -> None:
-        """Give a program back: all that it queued precedes what the next call queues on the same stream."""
-        idle: dict[Any, deque[LaunchSequence]] = self._idle  # type: ignore[attr-defined]
-        with self._lock:  # type: ignore[attr-defined]
+    def give(self, sequence: LaunchSequence) -> None:
+        """Take a sequence back: all that it queued precedes what the next call queues on the same stream."""
+        idle, key = self._idle, sequence.key
+        with self._lock:
             if key not in idle:
-                if len(idle) >= _MOST_PROGRAMS:
+                if len(idle) >= _MOST_SEQUENCES:
                     idle.clear()
                 idle[key] = deque()
-            idle[key].append(program)
+            idle[key].append(sequence)
 
 
-_PER_THREAD = 2  # the handle of each thread's own default stream
-_ways: dict[Any, ProductPlan] = {}
+# ---- the plan of a problem -----------------------------------------------------------------------------------------
+
+
+def serves(problem: GemmProblem) -> bool:
+    """Whether these CuPy arrays are such as the kernels and cuBLAS take as they are."""
+    p = problem
+    if p.wide and (p.c0 is not None or order_of(p.c) is None):
+        return False
+    if 0 in p.c.shape or p.a.shape[-1] == 0 or p.a.dtype != p.b.dtype or len(p.batch) > 1:
+        return False
+    if any(e is not None and e.device is None for e in (p.encoded_a, p.encoded_b)):
+        return False
+    return all(cublas.layout(x) != "A" for x in (p.a, p.b, p.c, p.c0) if x is not None)
+
+
+def sides_of(problem: GemmProblem) -> tuple[str, ...]:
+    """Which lines are checked: by choice the shorter ones, but those along memory where these are not much longer."""
+    (m, n), p = problem.c.shape[-2:], problem
+    if p.batch:
+        usual = "rows"
+    elif cublas.layout(p.c) == "C":
+        usual = "rows" if n <= _MUCH_LONGER * m else "columns"
+    else:
+        usual = "columns" if m <= _MUCH_LONGER * n else "rows"
+    return p.sides(usual)
+
+
+def order_of(C: Array) -> str | None:
+    """The order of a float32 product whose rounding to C kernels write line by line: lines of both are contiguous or
+    those of neither. "C", "F", or None where there is none."""
+    m, n = C.shape[-2:]
+    down, along = C.strides[-2:]
+    if min(m, n) == 1 < max(m, n) and (down if n == 1 else along) != C.itemsize:
+        return None  # a vector whose elements lie apart
+    order = cublas.layout(C)
+    return None if order == "A" else order
+
+
+def wide_product(shape: tuple[int, ...], order: str | None) -> Array:
+    """Memory for a float32 product, or a stack of them, in that order."""
+    import cupy
+
+    if order == "F":
+        return cupy.empty((*shape[:-2], shape[-1], shape[-2]), cupy.float32).swapaxes(-1, -2)
+    return cupy.empty(shape, cupy.float32)
+
+
+_plans: dict[Any, ProductPlan] = {}
 
 
 def plan_of(
     operands: Operands,
     problem: GemmProblem,
     sides: tuple[str, ...],
-    kept: tuple[CarriedChecksum | None, ...],
-    watched: bool,
+    carried: tuple[CarriedChecksum | None, ...],
+    hooked: bool,
 ) -> ProductPlan:
-    """The way for such operands on the current device; `watched`: somebody looks at every stage."""
+    """The plan for such operands on the current device; `hooked`: a hook sees every stage."""
     import cupy
 
     o, device = operands, cupy.cuda.runtime.getDevice()
     arrays = (mark(o.A), mark(o.B), mark(o.C), mark(o.C0), o.wide is None)
-    encoded = tuple(None if one is None else one.recheck for one in kept)
-    key = (arrays, sides, encoded, watched, problem.alpha == 1.0, problem.arithmetic, problem.exists, device)
-    way = _ways.get(key)
-    if way is None:
-        if len(_ways) >= _MOST:
-            _ways.clear()
-        way = _ways[key] = _made(o, problem, sides, encoded, watched)
-    return way
+    encoded = tuple(None if one is None else one.recheck for one in carried)
+    key = (arrays, sides, encoded, hooked, problem.alpha == 1.0, problem.arithmetic, problem.exists, device)
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= _MOST:
+            _plans.clear()
+        plan = _plans[key] = _planned(o, problem, sides, encoded, hooked)
+    return plan
 
 
 def mark(x: Array | None) -> Any:
-    """What a way depends on of an array."""
+    """What a plan depends on of an array."""
     return None if x is None else (x.shape, x.strides, x.dtype, x.data.ptr & 15)
 
 
-def _made(
-    o: Operands, problem: GemmProblem, sides: tuple[str, ...], encoded: tuple[Any, ...], watched: bool
+def _planned(
+    o: Operands, problem: GemmProblem, sides: tuple[str, ...], encoded: tuple[bool | None, ...], hooked: bool
 ) -> ProductPlan:
     import cupy
 
@@ -179,14 +246,13 @@ def _made(
     batch = problem.batch[0] if o.C.ndim == 3 else 1
     dtype, out, a = dtype_name(o.A.dtype), dtype_name(o.multiplied.dtype), problem.arithmetic
     gemm = None if problem.exists else gemm_of(o, batch, tf32=a.u_in > 0)
-    faster_read = gemm is not None and a.u_in == 0 and _faster_read(o)
-    checkers = []
+    checks = []
     for side, recheck in zip(sides, encoded, strict=True):
-        arrays, turned = o.of(side), side == "columns"
-        layouts: Any = {name: None if x is None else Layout.of(x, turned=turned) for name, x in arrays.items()}
-        lines, length = (n, m) if turned else (m, n)
+        arrays, transposed = o.of(side), side == "columns"
+        layouts: Any = {name: None if x is None else Layout.of(x, transposed=transposed) for name, x in arrays.items()}
+        lines, length = (n, m) if transposed else (m, n)
         R: Any = arrays["R"]
-        case = CheckSpec(
+        spec = CheckSpec(
             m=lines,
             k=k,
             n=length,
@@ -199,18 +265,22 @@ def _made(
             arithmetic=a,
             terms=k + (0 if problem.alpha == 1.0 and o.C0 is None else 2),
             carried=recheck is not None,
-            recheck=recheck is not None and (recheck or faster_read),
-            split=watched,
+            recheck=recheck is not None and (recheck or _read_ahead(o, problem)),
+            split=hooked,
         )
-        checkers.append(DeviceCheck(case, device.multiprocessors))
-    beside = not watched and gemm is not None
-    return ProductPlan(sides, tuple(checkers), gemm, beside)
+        checks.append(DeviceCheck(spec, device.multiprocessors))
+    return ProductPlan(sides, tuple(checks), gemm, on_side_stream=not hooked and gemm is not None)
 
 
-def _faster_read(o: Operands) -> bool:
-    """Whether cuBLAS waits so long for an encoded operand that a look at it beside the product, which brings it to the
-    cache, saves more than it costs."""
-    return all(dtype_name(x.dtype) == "float32" and _READ_FIRST[0] <= x.nbytes < _READ_FIRST[1] for x in (o.A, o.B))
+_READ_AHEAD = 2 << 20, 8 << 20  # bytes of float32: on an H200, 5.5 us instead of 8.8 us beside 1024 x 1024 x 1024
+
+
+def _read_ahead(o: Operands, problem: GemmProblem) -> bool:
+    """Whether an encoded operand is rechecked though that was not asked for: while cuBLAS multiplies, the read brings
+    it to the cache, which saves more than it costs."""
+    if problem.exists or problem.arithmetic.u_in != 0:
+        return False
+    return all(dtype_name(x.dtype) == "float32" and _READ_AHEAD[0] <= x.nbytes < _READ_AHEAD[1] for x in (o.A, o.B))
 
 
 def gemm_of(o: Operands, batch: int, *, tf32: bool) -> cublas.Gemm:
@@ -227,7 +297,95 @@ def multiply(gemm: cublas.Gemm, o: Operands, alpha: float, beta: float) -> None:
     gemm(o.A, o.B, o.multiplied, alpha, beta)
 
 
-def run(steps: list[Step], stream: int, where: Where) -> None:
+def run_steps(steps: list[Step], stream: int, where: Where) -> None:
     """Queue steps in their order."""
     for step in steps:
         step(stream, where)
+
+
+# ---- calls that are known ------------------------------------------------------------------------------------------
+
+
+class KnownCall(NamedTuple):
+    """What a call came to whose arguments were checked.
+
+    Attributes
+    ----------
+    plan, options, info
+        Of the product.
+    shape, dtype
+        Of the result.
+    wide : str or None
+        The order of the float32 product, if there is one.
+    extents : tuple of int
+        Bytes from the first element of A, B and C to the end of the last.
+    """
+
+    plan: ProductPlan
+    options: CallOptions
+    info: CallInfo
+    shape: tuple[int, ...]
+    dtype: Any
+    wide: str | None
+    extents: tuple[int, ...]
+
+
+_known: dict[Any, KnownCall] = {}
+
+
+def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
+    """All that a call depends on but addresses, where it is of the kind that is remembered; else None."""
+    carried = None
+    if isinstance(b, Encoded):
+        carried, b = None if b.device is None else b.device.carried("rows", b.recheck), b.array
+        if carried is None:
+            return None
+    cupy = sys.modules.get("cupy")
+    if cupy is None or type(a) is not cupy.ndarray or type(b) is not cupy.ndarray:
+        return None
+    if out is not None and type(out) is not cupy.ndarray:
+        return None
+    device = a.data.device_id
+    if not device == b.data.device_id == cupy.cuda.runtime.getDevice() or (
+        out is not None and out.data.device_id != device
+    ):
+        return None
+    try:
+        hash(options)
+    except TypeError:  # the checks of the operands say what is wrong with them
+        return None
+    return mark(a), mark(b), mark(out), carried, device, options
+
+
+def remember(
+    key: Any, plan: ProductPlan, options: CallOptions, info: CallInfo, operands: Operands, wide: str | None
+) -> None:
+    """Know the calls of this key (`key_of`) from now on."""
+    if len(_known) >= _MOST:
+        _known.clear()
+    A, B, C = operands[:3]
+    _known[key] = KnownCall(plan, options, info, C.shape, C.dtype, wide, tuple(map(_extent, (A, B, C))))
+
+
+def _extent(x: Array) -> int:
+    """Bytes from the first element to the end of the last."""
+    return int(sum((n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)) + x.itemsize)
+
+
+def recall(key: Any, a: Any, b: Any, out: Any) -> tuple[ProductPlan, CallOptions, CallInfo, Operands] | None:
+    """What a known call consists of, with its result; None where it is not known, or `out` may share memory."""
+    import cupy
+
+    known = _known.get(key)
+    if known is None:
+        return None
+    A, B = a, b.array if isinstance(b, Encoded) else b
+    if out is not None:
+        at, reach = out.data.ptr, known.extents[2]
+        if any(at < x.data.ptr + n and x.data.ptr < at + reach for x, n in zip((A, B), known.extents, strict=False)):
+            return None
+    C = cupy.empty(known.shape, known.dtype) if out is None else out
+    wide = wide_product(known.shape, known.wide) if known.wide else None
+    if len(known.shape) == 3:
+        A, B = (x if x.ndim == 3 else cupy.broadcast_to(x, (known.shape[0], *x.shape)) for x in (A, B))
+    return known.plan, known.options, known.info, Operands(A, B, C, None, wide)

@@ -1,11 +1,10 @@
-"""Reports that are pending: waiting, monitors, and verdicts that nobody waits for."""
+"""Reports that are pending: waiting, monitors, and verdicts that are never waited for."""
 
 from __future__ import annotations
 
 import gc
 import pickle
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,18 +16,11 @@ from abft_tsm2.policy import Deferred, deliver, synchronous
 from abft_tsm2.report import Report
 
 
-@dataclass(frozen=True)
-class Facts:
-    operation: str = "gemm"
-    sizes: tuple[int, int, int] = (2, 3, 4)
-    dtype: str = "float32"
-
-
 class Verdict:
     """A verdict that has arrived, or not."""
 
-    def __init__(self, status: Status = Status.CLEAN, there: bool = True) -> None:
-        self.status, self.there, self.waits = status, there, 0
+    def __init__(self, status: Status = Status.CLEAN, arrived: bool = True) -> None:
+        self.status, self.arrived, self.waits = status, arrived, 0
 
     def wait(self) -> Report:
         self.waits += 1
@@ -48,7 +40,7 @@ def _nothing_open() -> Any:
 
 
 def pending(verdict: Verdict, on_error: str | None = None) -> Deferred:
-    return Deferred.of(verdict, Facts(), on_error)
+    return Deferred.of(verdict, on_error, operation="gemm", sizes=(2, 3, 4), dtype="float32")
 
 
 def _many(count: int) -> None:
@@ -101,31 +93,31 @@ def test_json_of_a_pending_report() -> None:
     assert pending(Verdict()).to_dict()["status"] == "PENDING"
 
 
-def test_verdicts_that_nobody_waits_for_are_looked_at_later() -> None:
+def test_verdicts_that_are_never_waited_for_are_acted_on_later() -> None:
     pending(Verdict(Status.UNCORRECTABLE))
     gc.collect()
-    with pytest.warns(CorruptionWarning, match="nobody waited"):
-        _many(2 * module._LOOKED_AT)
-    assert len(module._open) <= 2 * module._LOOKED_AT
+    with pytest.warns(CorruptionWarning, match="never waited"):
+        _many(2 * module._SWEPT_AFTER)
+    assert len(module._open) <= 2 * module._SWEPT_AFTER
 
 
-@pytest.mark.parametrize("look", [module._look, module._last])
-def test_a_verdict_that_was_waited_for_is_never_heard_of_again(look: Callable[[], None]) -> None:
+@pytest.mark.parametrize("sweep", [module._sweep, module._sweep_at_exit])
+def test_a_verdict_that_was_waited_for_is_acted_on_once(sweep: Callable[[], None]) -> None:
     verdict = Verdict(Status.UNCORRECTABLE)
     report = pending(verdict, "detect")
     report.wait()
     del report
     gc.collect()
-    look()
+    sweep()
     assert verdict.waits == 1
     assert not module._open
 
 
-def test_those_on_their_way_and_those_that_somebody_has_are_left_alone() -> None:
-    late, held = Verdict(Status.UNCORRECTABLE, there=False), Verdict(Status.UNCORRECTABLE)
+def test_those_on_their_way_and_those_that_are_held_are_left_alone() -> None:
+    late, held = Verdict(Status.UNCORRECTABLE, arrived=False), Verdict(Status.UNCORRECTABLE)
     pending(late)
     report = pending(held)
-    for _ in range(3 * module._LOOKED_AT):
+    for _ in range(3 * module._SWEPT_AFTER):
         pending(Verdict())
     assert (late.waits, held.waits) == (0, 0)
     with pytest.raises(SilentDataCorruptionError):
@@ -133,9 +125,9 @@ def test_those_on_their_way_and_those_that_somebody_has_are_left_alone() -> None
 
 
 def test_what_is_left_at_the_end_is_not_silent() -> None:
-    pending(Verdict(Status.UNCORRECTABLE, there=False))
-    with pytest.warns(CorruptionWarning, match="nobody waited"):
-        module._last()
+    pending(Verdict(Status.UNCORRECTABLE, arrived=False))
+    with pytest.warns(CorruptionWarning, match="never waited"):
+        module._sweep_at_exit()
     assert not module._open
 
 

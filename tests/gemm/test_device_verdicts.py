@@ -18,7 +18,7 @@ from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.layout import elements
 from abft_tsm2.core.launch import Step
 from abft_tsm2.core.memory import WORDS
-from abft_tsm2.gemm import plan, queued
+from abft_tsm2.gemm import plan
 from benchmarks.gemm_suite import planted
 from tests.gemm.test_device_gemm import normal, wrong
 from tests.support.check_cases import JUDGED_WORD
@@ -31,13 +31,13 @@ ELEMENT = (3, 5)
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No program of another test is used here, and none of these elsewhere."""
-    monkeypatch.setattr(plan, "_ways", {})
-    monkeypatch.setattr(queued, "_known", {})
+    """No plan of another test is used here, and none of these elsewhere."""
+    monkeypatch.setattr(plan, "_plans", {})
+    monkeypatch.setattr(plan, "_known", {})
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, method: str, change: Steps) -> None:
-    """Change the steps that a checker makes of one of its methods."""
+    """Change the steps that a check makes of one of its methods."""
     make = getattr(DeviceCheck, method)
 
     def spoiled(self: DeviceCheck, memory: int, *arguments: Any, **named: Any) -> list[Step]:
@@ -53,12 +53,12 @@ def overwritten(value: int) -> Steps:
     def overwrite(stream: int, where: Any) -> None:
         runtime.memsetAsync(where["record"], value, 8 * WORDS, stream)
 
-    return lambda checker, memory, steps: [*steps, overwrite]
+    return lambda check, memory, steps: [*steps, overwrite]
 
 
-def short_by_one(checker: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
+def short_by_one(check: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
     """The count of lines, behind the kernel that judges."""
-    state = elements(checker.account.at(memory, "state"), 32, "uint64")
+    state = elements(check.workspace.at(memory, "state"), 32, "uint64")
 
     def take(stream: int, where: Any) -> None:
         state[JUDGED_WORD] -= np.uint64(1)
@@ -66,7 +66,7 @@ def short_by_one(checker: DeviceCheck, memory: int, steps: list[Step]) -> list[S
     return [*steps, take]
 
 
-def nothing(checker: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
+def nothing(check: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
     return []
 
 
@@ -121,7 +121,7 @@ def test_a_record_of_the_call_before_is_no_verdict(cp: Any, sync: bool, monkeypa
     """The kernel that writes it runs once; later calls find what it has left."""
     left = [1]
 
-    def first(checker: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
+    def first(check: DeviceCheck, memory: int, steps: list[Step]) -> list[Step]:
         def once(stream: int, where: Any) -> None:
             for step in steps if left else ():
                 step(stream, where)
@@ -149,9 +149,9 @@ def test_no_report_is_dismissed_whose_verdict_was_not_made(cp: Any, monkeypatch:
         for _ in range(200):
             ft.protected_gemm(a, b)
             cp.cuda.Device().synchronize()
-        policy._look()  # at the last of them as well: no later test shall hear of it
+        policy._sweep()  # the last of them as well: no later test shall be warned of it
 
-    with ft.errstate(sync=False, uncorrectable="log"), planted(hit), pytest.warns(match="nobody waited"):
+    with ft.errstate(sync=False, uncorrectable="log"), planted(hit), pytest.warns(match="never waited"):
         drop()
 
 

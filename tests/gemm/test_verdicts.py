@@ -14,10 +14,11 @@ import pytest
 
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.device.kernels import JudgeKernel, RepairKernel
-from abft_tsm2.checksum.device.record import CallInfo, DeviceVerdict, clean
+from abft_tsm2.checksum.device.record import CallInfo, DeviceVerdict, Outcome, clean
 from abft_tsm2.core.memory import WORDS, DeviceRecord
 from abft_tsm2.gemm import pending
 from abft_tsm2.gemm.pending import Pending
+from abft_tsm2.gemm.plan import CallOptions
 from abft_tsm2.report import Report, Status
 from tests.support.check_cases import CALL_WORD, JUDGED_WORD
 from tests.support.cuda_on_cpu import Library
@@ -28,12 +29,12 @@ from tests.support.repair_model import CALL, ENCODED, NULL, Work
 JUDGE, REPAIR = JudgeKernel(), RepairKernel("float32", "float32", t1=64)
 library = library_of(lambda: texts((JUDGE, REPAIR)))
 M, K, N = 37, 45, 51
-FACTS = CallInfo("gemm", (M, K, N), "float32", None, (), ("rows",), (M,))
+INFO = CallInfo("gemm", (M, K, N), "float32", None, (), ("rows",), (M,))
 
 
 def record_of(words: np.ndarray) -> DeviceRecord:
     """A record of the call, as it was brought."""
-    page: Any = SimpleNamespace(there=SimpleNamespace(data=SimpleNamespace(ptr=0)), here=_Pinned(8 * WORDS))
+    page: Any = SimpleNamespace(on_device=SimpleNamespace(data=SimpleNamespace(ptr=0)), on_host=_Pinned(8 * WORDS))
     record = DeviceRecord(0, page, 0)
     record.call, record.lines = CALL, M
     record.words[...] = words
@@ -72,8 +73,8 @@ def left_of(library: Library, work: Work, *, judge: bool = True, repair: bool = 
 
 def test_the_kernels_leave_verdicts(library: Library) -> None:
     for fault, status in (("clean", Status.CLEAN), ("element", Status.CORRECTED)):
-        verdict = DeviceVerdict([record_of(left_behind(library, fault))], FACTS)
-        assert verdict.made
+        verdict = DeviceVerdict([record_of(left_behind(library, fault))], INFO)
+        assert verdict.outcome is (Outcome.CLEAN if fault == "clean" else Outcome.REPAIRED)
         assert verdict.settled
         assert verdict.report().status is status
         assert verdict.checks[0].verified == M
@@ -109,13 +110,14 @@ def test_what_is_no_verdict_is_not_believed(library: Library, name: str) -> None
     assert not clean([record])
     good = record_of(left_behind(library, "clean"))
     for found, sides in (([record], 1), ([good, record], 2), ([record, good], 2)):
-        facts = CallInfo("gemm", (M, K, N), "float32", None, (), ("rows", "columns")[:sides], (M, N)[:sides])
+        info = CallInfo("gemm", (M, K, N), "float32", None, (), ("rows", "columns")[:sides], (M, N)[:sides])
         if sides == 2:
             found[1].lines = M
-        verdict = DeviceVerdict(found, facts)
-        assert not any((verdict.made, verdict.settled, verdict.known, verdict.cleared, verdict.repaired))
+        verdict = DeviceVerdict(found, info)
+        assert verdict.outcome is Outcome.NO_VERDICT
+        assert not any((verdict.settled, verdict.explained, verdict.repaired))
         assert verdict.replaced
-        assert verdict.flagged == M  # all lines: no one has looked
+        assert verdict.flagged == M  # all lines
         assert not verdict.faults
         assert {check.verified for check in verdict.checks} <= {0, M, N}
         assert 0 in {check.verified for check in verdict.checks}
@@ -135,8 +137,8 @@ def test_a_state_that_was_not_wiped_counts_too_many_lines(library: Library) -> N
 # ---- what is still in a queue --------------------------------------------------------------------------------------
 
 
-class _Looks:
-    """A second look by the host, and what it is asked."""
+class _Second:
+    """A second verification, and how often it is asked for."""
 
     def __init__(self, status: Status) -> None:
         self.status, self.asked = status, 0
@@ -149,12 +151,11 @@ class _Looks:
 class _Pending(Pending):
     """Without a device."""
 
-    def __init__(self, found: list[DeviceRecord], look: _Looks, *, gone: bool) -> None:
-        self._records, self._look = found, look
+    def __init__(self, found: list[DeviceRecord], *, gone: bool) -> None:
+        self._records = found
         self._device, self._done = _Context(), SimpleNamespace(synchronize=lambda: None, done=True)
-        case = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
-        way = SimpleNamespace(checkers=(SimpleNamespace(case=case),))
-        self._plan: Any = SimpleNamespace(facts=FACTS, way=way, alpha=1.0, beta=0.0)
+        self._spec: Any = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
+        self._options, self._info = CallOptions((None,), 1.0, 0.0, True), INFO
         array = SimpleNamespace(x=None if gone else np.zeros((2, 2), np.float32))
         self._arrays: Any = (array, array, array, None)
 
@@ -171,32 +172,46 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("abft_tsm2.core.memory.bring", bring)
     monkeypatch.setattr(DeviceRecord, "free", lambda self: None)
-    monkeypatch.setattr(pending, "_found", lambda later: later.x)
+    monkeypatch.setattr(pending, "_alive", lambda weak: weak.x)
     monkeypatch.setattr(pending, "problem_of", lambda *arrays, **named: SimpleNamespace(c=arrays[0]))
+
+
+Waited = Callable[..., Report]
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> Waited:
+    """What a pending verdict comes to, of records with these words; `second`: the second verification."""
+
+    def wait(words: np.ndarray, second: _Second, *, gone: bool) -> Report:
+        monkeypatch.setattr("abft_tsm2.gemm.fallback.run", second)
+        return _Pending([record_of(words)], gone=gone).wait()
+
+    return wait
 
 
 @pytest.mark.parametrize("name", NO_VERDICTS)
 def test_what_is_no_verdict_is_never_dismissed(library: Library, name: str) -> None:
-    good = _Pending([record_of(left_behind(library, "clean"))], _Looks(Status.CLEAN), gone=False)
-    bad = _Pending([record_of(NO_VERDICTS[name](library))], _Looks(Status.CLEAN), gone=False)
+    good = _Pending([record_of(left_behind(library, "clean"))], gone=False)
+    bad = _Pending([record_of(NO_VERDICTS[name](library))], gone=False)
     assert Pending.dismiss([good, bad, good]) == [bad]
 
 
 @pytest.mark.parametrize("name", NO_VERDICTS)
-def test_what_is_no_verdict_is_looked_at_by_the_host(library: Library, name: str) -> None:
+def test_what_is_no_verdict_is_verified_on_the_host(library: Library, waited: Waited, name: str) -> None:
     words = NO_VERDICTS[name](library)
-    fine, wrong = _Looks(Status.CLEAN), _Looks(Status.UNCORRECTABLE)
-    report = _Pending([record_of(words)], fine, gone=False).wait()
+    fine, wrong = _Second(Status.CLEAN), _Second(Status.UNCORRECTABLE)
+    report = waited(words, fine, gone=False)
     assert (report.status, fine.asked) == (Status.CLEAN, 1)
     assert report.suspicions == M
-    report = _Pending([record_of(words)], wrong, gone=False).wait()
+    report = waited(words, wrong, gone=False)
     assert (report.status, wrong.asked) == (Status.UNCORRECTABLE, 1)
-    report = _Pending([record_of(words)], fine, gone=True).wait()
+    report = waited(words, fine, gone=True)
     assert (report.status, fine.asked) == (Status.UNCORRECTABLE, 1)
     assert "no verdict" in report.reasons[-1]
 
 
-def test_a_verdict_is_not_looked_at(library: Library) -> None:
-    look = _Looks(Status.UNCORRECTABLE)
-    report = _Pending([record_of(left_behind(library, "element"))], look, gone=True).wait()
-    assert (report.status, look.asked) == (Status.CORRECTED, 0)
+def test_a_verdict_is_not_verified_again(library: Library, waited: Waited) -> None:
+    second = _Second(Status.UNCORRECTABLE)
+    report = waited(left_behind(library, "element"), second, gone=True)
+    assert (report.status, second.asked) == (Status.CORRECTED, 0)

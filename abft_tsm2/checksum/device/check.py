@@ -1,4 +1,4 @@
-"""The fast check on a GPU: weights, checksums, bounds and verdicts by kernels that read each matrix once, no host.
+"""Encode, verify and repair on a GPU: the launches of one check, by kernels that read each matrix once; no host.
 
 A product is seen line by line as in `abft_tsm2.checksum.sides`: C (m lines of n) = alpha L R + beta C0. Before it,
 `DeviceCheck.encode` takes ``s = R v`` and ``t = L s`` with the squares behind the bounds, and the sums of both
@@ -48,7 +48,7 @@ from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
 from abft_tsm2.core.memory import scratch
 
 OPERANDS = ("L", "R", "C", "C0", "D")
-"""Names under which steps look for addresses; "record" is where the repair writes what it found. "encoded" and "call"
+"""Names under which steps are given addresses; "record" is where the repair writes what it found. "encoded" and "call"
 are the numbers of the call that has encoded the operands, and of the verdict on C."""
 _OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by about 2^4
 
@@ -58,12 +58,12 @@ _FEW = 16  # lines, or a quarter of all, are repaired on the device: what hit mo
 
 
 class LineSumsArguments(NamedTuple):
-    """Where a pass over a matrix puts what it takes: addresses (0 for none), the type of both sums, the elements from
+    """Where a pass over a matrix writes its sums: addresses (0 for none), the type of both sums, the elements from
     one product's to the next's, and the address of the guards of both sums."""
 
     sums: int
     squares: int
-    words: int
+    bit_sums: int
     dtype: str
     step: int
     guards: int = 0
@@ -74,35 +74,35 @@ class DeviceCheck:
 
     Attributes
     ----------
-    case : Case
-    account : Account
+    spec : CheckSpec
+    workspace : WorkspaceLayout
         Where the steps find what they leave for one another: methods take the address of one.
     """
 
-    def __init__(self, case: CheckSpec, multiprocessors: int) -> None:
-        self.case, self.account, self._multiprocessors = case, WorkspaceLayout(case), multiprocessors
-        self._v_step, self._s_step = (0, 0) if case.shared else (padded(case.n), padded(case.k))
+    def __init__(self, spec: CheckSpec, multiprocessors: int) -> None:
+        self.spec, self.workspace, self._multiprocessors = spec, WorkspaceLayout(spec), multiprocessors
+        self._v_step, self._s_step = (0, 0) if spec.shared else (padded(spec.n), padded(spec.k))
 
     # ---- before the product ----
 
-    def encode(self, memory: int, kept: CarriedChecksum | None) -> list[Step]:
+    def encode(self, memory: int, carried: CarriedChecksum | None) -> list[Step]:
         """All that precedes the product: the weights, ``s = R v``, ``t = L s``, ``C0 v``.
 
         Parameters
         ----------
         memory : int
-            Address of an account, not initialised.
-        kept : Kept or None
+            Address of a workspace, not initialised.
+        carried : CarriedChecksum or None
             Of a right operand that was encoded before.
         """
-        case, right = self.case, self._right(memory, kept)
-        steps = self.carry(memory) if kept is None else []
-        into = self._lines(memory, "t", "p2", "left_words", "guards")
-        steps.append(self._pass("L", memory, right.s, right.squares, into, fresh=kept is not None))
-        if kept is not None and case.recheck:
-            steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.words))
-        if case.C0 is not None:
-            into = self._lines(memory, "t0", "added2", "added_words", "guards0")
+        spec, right = self.spec, self._right(memory, carried)
+        steps = self.carry(memory) if carried is None else []
+        into = self._lines(memory, "t", "p2", "left_bit_sums", "guards")
+        steps.append(self._pass("L", memory, right.s, right.squares, into, fresh=carried is not None))
+        if carried is not None and spec.recheck:
+            steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.bit_sums))
+        if spec.C0 is not None:
+            into = self._lines(memory, "t0", "added2", "added_bit_sums", "guards0")
             steps.append(self._pass("C0", memory, right.v, 0, into))
         return steps
 
@@ -112,7 +112,7 @@ class DeviceCheck:
 
     def _sums_of_right(self, memory: int, *, fresh: bool = False) -> Step:
         """``s = R v``, the squares and the bit sums, with the weights that are there."""
-        return self._pass("R", memory, self.account.right(memory).v, 0, self._carried(memory), fresh=fresh)
+        return self._pass("R", memory, self.workspace.right(memory).v, 0, self._carried(memory), fresh=fresh)
 
     @np.errstate(all="ignore")
     def weigh_exactly(self, memory: int, R: Array) -> bool:
@@ -122,48 +122,48 @@ class DeviceCheck:
         """
         import cupy
 
-        case, far = self.case, 100 if self.case.acc == "float32" else 1000
-        v, sizes = self.account.array(memory, "v")[0], self.account.array(memory, "parts")[0]
+        spec, far = self.spec, 100 if self.spec.acc == "float32" else 1000
+        v, sizes = self.workspace.array(memory, "v")[0], self.workspace.array(memory, "parts")[0]
         exact = np.clip(exponents(log2_column_norms(R)), -far, far)
         moved = exact + np.log2(abs(to_host(v).astype(np.float64)))
         if not moved.max() - moved.min() > OFF_BY:
             return False
-        better = equilibrated(weights("balanced", case.n), exact)[:, 0]
-        v[...] = cupy.asarray(better.astype(case.acc))
+        better = equilibrated(weights("balanced", spec.n), exact)[:, 0]
+        v[...] = cupy.asarray(better.astype(spec.acc))
         sizes[0::2], sizes[1::2] = 0, abs(better).min()
         sizes[0] = abs(better).sum()
         return True
 
     def equilibrate(self, memory: int) -> Step:
         """Weights of the right operand, scaled by the norms of its columns in a sample of its rows."""
-        case, (rs, cs, step, _) = self.case, self.case.R
-        base = _base(case.n)
-        right, at = self.account.right(memory), functools.partial(self.account.at, memory)
-        config = Equilibrate(case.dtype, turned=not case.R.contiguous)
+        spec, (rs, cs, step, _) = self.spec, self.spec.R
+        base = _base(spec.n)
+        right, at = self.workspace.right(memory), functools.partial(self.workspace.at, memory)
+        config = Equilibrate(spec.dtype, turned=not spec.R.contiguous)
         values: tuple[Value, ...] = (
-            *(case.k, case.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
-            *(max(1.0, case.k / SAMPLE), at("state")),
+            *(spec.k, spec.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
+            *(max(1.0, spec.k / SAMPLE), at("state")),
         )
-        return PreparedLaunch(config, (-(-case.n // COLUMNS), case.right_batch), config.t1, values, base)
+        return PreparedLaunch(config, (-(-spec.n // COLUMNS), spec.right_batch), config.t1, values, base)
 
     @property
     def outstanding(self) -> float:
         """Weighted squares of a row of R beyond which the sample may have missed it; inf where all rows are sampled."""
-        return _OUTSTANDING * MEAN_SQUARE if self.case.k > SAMPLE else np.inf
+        return _OUTSTANDING * MEAN_SQUARE if self.spec.k > SAMPLE else np.inf
 
-    def _right(self, memory: int, kept: CarriedChecksum | None) -> OperandPointers:
-        """What the right operand carries: of this account, or of before."""
-        return self.account.right(memory) if kept is None else kept.right
+    def _right(self, memory: int, carried: CarriedChecksum | None) -> OperandPointers:
+        """What the right operand carries: of this workspace, or of before."""
+        return self.workspace.right(memory) if carried is None else carried.right
 
     def _carried(self, memory: int) -> LineSumsArguments:
-        """The parts of an account that a pass over R fills."""
-        right = self.account.right(memory)
-        return LineSumsArguments(right.s, right.squares, right.words, self.case.acc, padded(self.case.k))
+        """The parts of a workspace that a pass over R fills."""
+        right = self.workspace.right(memory)
+        return LineSumsArguments(right.s, right.squares, right.bit_sums, self.spec.acc, padded(self.spec.k))
 
-    def _lines(self, memory: int, sums: str, squares: str, words: str, guards: str = "") -> LineSumsArguments:
-        """These parts of an account, of all lines."""
-        y, z, bits, guard = (self.account.at(memory, name) for name in (sums, squares, words, guards))
-        return LineSumsArguments(y, z, bits, "float64", self.case.m, guard)
+    def _lines(self, memory: int, sums: str, squares: str, bit_sums: str, guards: str = "") -> LineSumsArguments:
+        """These parts of a workspace, of all lines."""
+        y, z, bits, guard = (self.workspace.at(memory, name) for name in (sums, squares, bit_sums, guards))
+        return LineSumsArguments(y, z, bits, "float64", self.spec.m, guard)
 
     def _pass(
         self,
@@ -176,16 +176,16 @@ class DeviceCheck:
         expected: int = 0,
         fresh: bool = False,
     ) -> Step:
-        """``X w``, ``(X o X) w2`` (w o w unless given) and the words of X, which is R, L, C or C0.
+        """``X w``, ``(X o X) w2`` (w o w unless given) and the bit sums of X, which is R, L, C or C0.
 
-        `expected`: address of words to compare with; `fresh`: this is the first step, and wipes the state. C was
+        `expected`: address of bit sums to compare with; `fresh`: this is the first step, and wipes the state. C was
         written by the step in front: it is not read before that has ended.
         """
-        case, state = self.case, self.account.at(memory, "state")
+        spec, state = self.spec, self.workspace.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
-        first = name == "R" and not expected  # the first look at R: its weights are from a sample
+        first = name == "R" and not expected  # the first read of R: its weights are from a sample
         outstanding = self.outstanding if first else np.inf
-        sizes = (self.account.at(memory, "parts"), -(-case.n // COLUMNS), self.account.at(memory, "sizes"))
+        sizes = (self.workspace.at(memory, "parts"), -(-spec.n // COLUMNS), self.workspace.at(memory, "sizes"))
         guards: tuple[Value, ...] = (into.guards, "encoded" if into.guards else 0)
         results: tuple[Value, ...] = (
             *into[:3],
@@ -196,8 +196,8 @@ class DeviceCheck:
             expected,
         )
         results += (*(sizes if first else _NONE), *guards)
-        products = case.right_batch if name == "R" else case.batch
-        wanted = {"acc": case.acc, "given": name == "L", "words": name != "C", "out": into.dtype}
+        products = spec.right_batch if name == "R" else spec.batch
+        wanted = {"acc": spec.acc, "given": name == "L", "words": name != "C", "out": into.dtype}
         return self._over((name, layout, dtype), (p, q, products), (w, w2, w_step), results, wanted)
 
     def _over(
@@ -222,104 +222,104 @@ class DeviceCheck:
 
     def _operand(self, name: str) -> tuple[Layout, int, int, int, str]:
         """Layout, lines, positions, step of the weights, and type of R, L, C or C0."""
-        case = self.case
+        spec = self.spec
         if name == "R":
-            return case.R, case.k, case.n, self._v_step, case.dtype
+            return spec.R, spec.k, spec.n, self._v_step, spec.dtype
         if name == "L":
-            return case.L, case.m, case.k, self._s_step, case.dtype
-        layout = case.C if name == "C" else case.C0
+            return spec.L, spec.m, spec.k, self._s_step, spec.dtype
+        layout = spec.C if name == "C" else spec.C0
         assert layout is not None
-        return layout, case.m, case.n, self._v_step, case.out
+        return layout, spec.m, spec.n, self._v_step, spec.out
 
     # ---- behind the product ----
 
-    def verify(self, memory: int, kept: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
-        """``u = C v``, and the verdict on each line unless the case is `split`: then `judge` has it."""
-        case, right = self.case, self._right(memory, kept)
-        if "u" in self.account:
+    def verify(self, memory: int, carried: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
+        """``u = C v``, and the verdict on each line unless `split`: then `judge` has it."""
+        spec, right = self.spec, self._right(memory, carried)
+        if "u" in self.workspace:
             return [self._pass("C", memory, right.v, 0, self._lines(memory, "u", "u2", ""))]
         results = (
             *self._bound(memory, right, alpha, beta),
-            *((0, 0, 0) if case.D is None else ("D", case.D.rs if case.D.contiguous else case.D.cs, case.D.step)),
+            *((0, 0, 0) if spec.D is None else ("D", spec.D.rs if spec.D.contiguous else spec.D.cs, spec.D.step)),
         )
-        counts, weights = (case.m, case.n, case.batch), (right.v, 0, self._v_step)
-        wanted = {"acc": case.acc, "verdict": True, "out": case.cast}
-        return [self._over(("C", case.C, case.out), counts, weights, results, wanted)]
+        counts, weights = (spec.m, spec.n, spec.batch), (right.v, 0, self._v_step)
+        wanted = {"acc": spec.acc, "verdict": True, "out": spec.cast}
+        return [self._over(("C", spec.C, spec.out), counts, weights, results, wanted)]
 
-    def judge(self, memory: int, kept: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
+    def judge(self, memory: int, carried: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
         """The verdict on sums that `verify` has stored."""
-        case, right, config = self.case, self._right(memory, kept), JudgeKernel()
-        u, u2 = (self.account.at(memory, name) for name in ("u", "u2"))
-        values: tuple[Value, ...] = (case.m, u, u2, *self._bound(memory, right, alpha, beta))
-        return [PreparedLaunch(config, (-(-case.m // config.t1), case.batch), config.t1, values)]
+        spec, right, config = self.spec, self._right(memory, carried), JudgeKernel()
+        u, u2 = (self.workspace.at(memory, name) for name in ("u", "u2"))
+        values: tuple[Value, ...] = (spec.m, u, u2, *self._bound(memory, right, alpha, beta))
+        return [PreparedLaunch(config, (-(-spec.m // config.t1), spec.batch), config.t1, values)]
 
     def _bound(self, memory: int, right: OperandPointers, alpha: float, beta: float) -> tuple[Value, ...]:
         """VERDICT_ARGUMENTS of kernels/check/verdict.cuh."""
-        case, at = self.case, functools.partial(self.account.at, memory)
-        factors = bound_factors(case.arithmetic, case.terms, case.n, alpha)
+        spec, at = self.spec, functools.partial(self.workspace.at, memory)
+        factors = bound_factors(spec.arithmetic, spec.terms, spec.n, alpha)
         return (
             *(float(alpha), float(beta), at("t"), at("p2"), at("t0"), at("added2")),
-            *(right.sizes, 0 if case.shared else 2, *factors, at("tau"), at("lines"), at("state")),
+            *(right.sizes, 0 if spec.shared else 2, *factors, at("tau"), at("lines"), at("state")),
             *(at("guards"), at("guards0"), "encoded", "call"),
         )
 
     def repair(
-        self, memory: int, kept: CarriedChecksum | None, alpha: float, beta: float, *, write: bool
+        self, memory: int, carried: CarriedChecksum | None, alpha: float, beta: float, *, write: bool
     ) -> list[Step]:
         """Location and repair of what failed; the record is written in any case. C stays as it is unless `write`."""
-        case, at = self.case, functools.partial(self.account.at, memory)
-        right = self._right(memory, kept)
-        config = RepairKernel(case.dtype, case.out, case.cast, turned=not case.R.contiguous)
-        nbytes = repair_bytes(config, case.k, case.n) if write else 0  # without memory it leaves all to the host
+        spec, at = self.spec, functools.partial(self.workspace.at, memory)
+        right = self._right(memory, carried)
+        config = RepairKernel(spec.dtype, spec.out, spec.cast, turned=not spec.R.contiguous)
+        nbytes = repair_bytes(config, spec.k, spec.n) if write else 0  # without memory it leaves all to the host
         space, _ = scratch(nbytes, 0)
-        a, f = case.arithmetic, bound_factors(case.arithmetic, case.terms, case.n, alpha)
-        layouts = (("L", case.L), ("R", case.R), ("C", case.C), ("D", case.D), ("C0", case.C0))
+        a, f = spec.arithmetic, bound_factors(spec.arithmetic, spec.terms, spec.n, alpha)
+        layouts = (("L", spec.L), ("R", spec.R), ("C", spec.C), ("D", spec.D), ("C0", spec.C0))
         values: tuple[Value, ...] = (
-            *(case.m, case.k, case.n, case.batch),
+            *(spec.m, spec.k, spec.n, spec.batch),
             *(x for name, x_of in layouts for x in ((0, 0, 0, 0) if x_of is None else (name, *x_of[:3]))),
             *(float(alpha), float(beta), right.v, self._v_step),
             *(at("t"), at("t0"), at("p2"), at("added2"), at("tau"), f.factor, f.input_factor, f.out_factor, f.root),
             *(at("guards"), at("guards0"), "encoded"),
-            *(at("left_words"), right.words, at("added_words"), self._s_step),
-            *(a.u, rigorous_factor(a, case.terms), float(a.u_out), f.underflow, right.sizes),
-            *(max(_FEW, case.m * case.batch // 4), at("lines"), at("state")),
+            *(at("left_bit_sums"), right.bit_sums, at("added_bit_sums"), self._s_step),
+            *(a.u, rigorous_factor(a, spec.terms), float(a.u_out), f.underflow, right.sizes),
+            *(max(_FEW, spec.m * spec.batch // 4), at("lines"), at("state")),
             *(space.data.ptr, nbytes, "call", "record"),
         )
         return [PreparedLaunch(config, (config.blocks * self._multiprocessors, 1), config.t1, values, space)]
 
-    # ---- what hooks and the host look at ----
+    # ---- for hooks and the host ----
 
-    def encoded(self, memory: int, kept: CarriedChecksum | None) -> tuple[Array, Array]:
+    def encoded(self, memory: int, carried: CarriedChecksum | None) -> tuple[Array, Array]:
         """s (k, 1) and t (m, 1) of a single product."""
-        right = self._right(memory, kept)
-        return elements(right.s, self.case.k, self.case.acc)[:, None], self.account.array(memory, "t").T
+        right = self._right(memory, carried)
+        return elements(right.s, self.spec.k, self.spec.acc)[:, None], self.workspace.array(memory, "t").T
 
-    def observed(self, memory: int) -> Array:
-        """u (m, 1) of a single product whose case is `split`."""
-        return self.account.array(memory, "u").T
+    def recomputed(self, memory: int) -> Array:
+        """u (m, 1) of a single product whose check is `split`."""
+        return self.workspace.array(memory, "u").T
 
     def differences(
-        self, then: int, now: int, kept: CarriedChecksum | None, where: Where, *, observed: bool
+        self, then: int, now: int, carried: CarriedChecksum | None, where: Where, *, recomputed: bool
     ) -> dict[str, tuple[int, ...]]:
-        """Where two accounts of the same product differ: "R", "L", "C0" for operands, "v", "s", "t" for checksums, and
-        "u", where it was `observed`; each with the places.
+        """Compare two workspaces of the same product: what differs of "R", "L", "C0" for operands, "v", "s", "t" for
+        checksums, and "u", where it was `recomputed`; each with the places.
 
         Kernels add in a fixed order, so that what is not the same bit for bit is not the same. Synchronises.
         """
-        names = {"R": ("right_words",), "L": ("left_words",), "C0": ("added_words",), "v": ("v", "sizes")}
-        names |= {"s": ("s", "squares"), "t": ("t", "p2", "t0", "added2")} | ({"u": ("u", "u2")} if observed else {})
-        if kept is not None:  # what an encoded operand carries is its own
+        names = {"R": ("right_bit_sums",), "L": ("left_bit_sums",), "C0": ("added_bit_sums",), "v": ("v", "sizes")}
+        names |= {"s": ("s", "squares"), "t": ("t", "p2", "t0", "added2")} | ({"u": ("u", "u2")} if recomputed else {})
+        if carried is not None:  # what an encoded operand carries is its own
             names = {name: parts for name, parts in names.items() if name not in "Rvs"}
         found = {name: self._differing(then, now, parts) for name, parts in names.items()}
-        if kept is not None and self._changed(kept.right, where):
+        if carried is not None and self._changed(carried.right, where):
             found["R"] = (0,)
         return {name: places for name, places in found.items() if places}
 
     def _differing(self, then: int, now: int, parts: tuple[str, ...]) -> tuple[int, ...]:
         places: set[int] = set()
         for name in parts:
-            if name in self.account:
-                before, after = (self.account.array(memory, name) for memory in (then, now))
+            if name in self.workspace:
+                before, after = (self.workspace.array(memory, name) for memory in (then, now))
                 bits = f"u{before.itemsize}"
                 different = (before.view(bits) != after.view(bits)).any(axis=0)
                 places.update(int(i) for i in to_host(different.nonzero()[0]))
@@ -329,17 +329,17 @@ class DeviceCheck:
         """Whether R is not what it was when it was encoded."""
         import cupy
 
-        k = padded(self.case.k)
-        memory = cupy.zeros(self.account.nbytes // 8 + 3 * k)
-        y, z, words = (memory.data.ptr + self.account.nbytes + 8 * k * i for i in range(3))
-        into = LineSumsArguments(y, z, words, self.case.acc, k)
-        step = self._pass("R", memory.data.ptr, right.v, 0, into, expected=right.words)
+        k = padded(self.spec.k)
+        memory = cupy.zeros(self.workspace.nbytes // 8 + 3 * k)
+        y, z, bits = (memory.data.ptr + self.workspace.nbytes + 8 * k * i for i in range(3))
+        into = LineSumsArguments(y, z, bits, self.spec.acc, k)
+        step = self._pass("R", memory.data.ptr, right.v, 0, into, expected=right.bit_sums)
         step(cupy.cuda.get_current_stream().ptr, where)
         return bool(self.flags(memory.data.ptr) & CHANGED)
 
     def flags(self, memory: int) -> int:
-        """MISSED, CHANGED: what passes have noticed so far. Synchronises."""
-        return int(self.account.array(memory, "state")[0, 0]) >> 32
+        """MISSED, CHANGED: flags that passes have set so far. Synchronises."""
+        return int(self.workspace.array(memory, "state")[0, 0]) >> 32
 
 
 def repair_bytes(config: RepairKernel, k: int, n: int) -> int:
@@ -366,12 +366,12 @@ def right_operand(X: Array, side: str) -> tuple[DeviceCheck, Array]:
     import cupy
 
     R = X if side == "rows" else X.T
-    layout = Layout.of(R, turned=False)
+    layout = Layout.of(R, transposed=False)
     k, n = R.shape
     name = dtype_name(X.dtype)
-    case = CheckSpec(1, k, n, 1, 1, name, name, "", layout, layout, layout, None, None, arithmetic(name, name), k)
-    check = DeviceCheck(case, device_of(X.device.id).multiprocessors)
-    return check, cupy.empty(check.account.nbytes, cupy.uint8)
+    spec = CheckSpec(1, k, n, 1, 1, name, name, "", layout, layout, layout, None, None, arithmetic(name, name), k)
+    check = DeviceCheck(spec, device_of(X.device.id).multiprocessors)
+    return check, cupy.empty(check.workspace.nbytes, cupy.uint8)
 
 
 def carried_on_device(X: Array, side: str) -> DeviceOperandChecksum:
@@ -387,7 +387,7 @@ def carried_on_device(X: Array, side: str) -> DeviceOperandChecksum:
         if again:
             check._sums_of_right(at, fresh=True)(stream.ptr, where)
         stream.synchronize()  # it may be used on any stream
-    return DeviceOperandChecksum(check.account.right(at), memory, check.account.array(at, "v")[0], again)
+    return DeviceOperandChecksum(check.workspace.right(at), memory, check.workspace.array(at, "v")[0], again)
 
 
 @functools.lru_cache(maxsize=256)

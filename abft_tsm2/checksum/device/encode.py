@@ -60,7 +60,7 @@ class _OneSide:
         self.check.equilibrate(self._at)(stream, {"R": self.R.data.ptr})
 
     def part(self, name: str) -> Array:
-        return self.check.account.array(self._at, name)[0]
+        return self.check.workspace.array(self._at, name)[0]
 
     @property
     def weights(self) -> Array:
@@ -78,14 +78,14 @@ class _OneSide:
         size = abs(V)
         self.part("s")[...] = sums[:, 0]
         self.part("squares")[...] = squares
-        self.part("right_words")[...] = taken.row_words
+        self.part("right_bit_sums")[...] = taken.row_words
         self.part("sizes")[0], self.part("sizes")[1] = size.sum(), size.min()
         head = squares[: part_of(sums.shape[0]), None]  # type: ignore[index]
         return OperandChecksum(V, sums, head, kept(V, sums, head), False, lasting=True)
 
     @property
     def pointers(self) -> object:
-        return self.check.account.right(self._at)
+        return self.check.workspace.right(self._at)
 
 
 def encode_on_device(A: Array, right: bool, left: bool) -> MatrixEncoding:

@@ -1,6 +1,7 @@
-"""The kernels that check a product on a GPU, as frozen configurations: `LineSums`, `Equilibrate`, `JudgeKernel`.
+"""The kernels that encode, verify and repair a product on a GPU, as frozen configurations; which one serves a shape.
 
-kernels/check/tsm2r_rows.cu, kernels/check/equilibrate.cu and kernels/check/judge.cu say what each of them does.
+`Equilibrate`, `LineSums`, `AcrossSums` and `JudgeKernel` are files of kernels/check, `RepairKernel` is
+kernels/repair/repair.cu: each says there what it does. Fields have the names of the macros that they set.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from abft_tsm2.core.problem import C_TYPES, SIZES
 
 WARP = 32
 COLUMNS = 32  # of a block of kernels/check/equilibrate.cu
-SAMPLE = 128  # rows that it looks at, where there are more
+SAMPLE = 128  # rows that it reads, where there are more
 MISSED, CHANGED = 1, 2
 """Flags of passes: a row stands out that the sample for the weights may have missed; an operand is not what it was."""
-STATE = 32  # words of a product's account
+STATE = 32  # words of a product's workspace
 _MANY_ROWS = 64  # of a multiprocessor: enough for warps that take several each
 _FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
 _MOST_ROWS = 48  # of a multiprocessor, so that three blocks are there whose warps take two each
@@ -252,7 +253,7 @@ _LEAST_ROWS = 16  # of memory that a warp takes
 _FIXED_ROWS = 64  # of memory, that a block could read while it begins and ends
 _MOST_NARROW = 1 << 16  # rows of a warp whose bits, of elements of 16, are added in 32 bits
 
-# By bytes of a load: rows of memory ahead in sums and in verdicts, blocks of a multiprocessor. As much on its way as
+# By bytes of a load: rows of memory ahead in sums and in verdicts, blocks of a multiprocessor. As much in flight as
 # there are registers for on every architecture.
 _AHEAD = {16: (6, 8, 2), 8: (10, 10, 2), 4: (16, 12, 2), 2: (16, 16, 3)}
 

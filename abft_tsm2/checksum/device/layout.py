@@ -1,4 +1,4 @@
-"""What a check on a GPU is about (`CheckSpec`), and the workspace of its kernels (`WorkspaceLayout`)."""
+"""What a check on a GPU is compiled and launched by (`CheckSpec`), and where its workspace's parts lie."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Layout(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, X: Array, *, turned: bool) -> Layout:
-        """Of a CuPy array (p, q), or (batch, p, q); `turned`: a line is a column of it."""
+    def of(cls, X: Array, *, transposed: bool) -> Layout:
+        """Of a CuPy array (p, q), or (batch, p, q); `transposed`: a line is a column of it."""
         down, along = X.strides[-2:]
         p, q = X.shape[-2:]
-        if turned:
+        if transposed:
             down, along, p, q = along, down, q, p
         size = X.itemsize
         step = cublas.step(X)
@@ -49,13 +49,13 @@ class Layout(NamedTuple):
 
 
 class OperandPointers(NamedTuple):
-    """What a right operand carries: addresses of v, of ``sum |v|`` and the smallest, of s, of the squares, of words."""
+    """What a right operand carries: addresses of v, of ``sum |v|`` and the smallest, of s, of squares, of bit sums."""
 
     v: int
     sizes: int
     s: int
     squares: int
-    words: int
+    bit_sums: int
 
 
 class CarriedChecksum(NamedTuple):
@@ -84,9 +84,9 @@ class CheckSpec:
     terms : int
         Roundings in one element.
     carried, recheck : bool
-        Whether R was encoded before, and whether its words are compared with those of then.
+        Whether R was encoded before, and whether its bit sums are compared with those of then.
     split : bool
-        Whether u is stored before it is judged, so that somebody may look at it.
+        Whether u is stored before it is judged, for a hook to see.
     """
 
     m: int
@@ -125,32 +125,35 @@ def padded(n: int) -> int:
 
 
 class WorkspaceLayout:
-    """The parts of one piece of memory.
+    """Where each part of a check's workspace lies.
 
     Attributes
     ----------
     nbytes : int
     """
 
-    def __init__(self, case: CheckSpec) -> None:
+    def __init__(self, spec: CheckSpec) -> None:
         self.nbytes = 0
         self._parts: dict[str, tuple[int, Any, int, int, int]] = {}
-        acc, n, k, rights = case.acc, padded(case.n), padded(case.k), case.right_batch
+        acc, n, k, rights = spec.acc, padded(spec.n), padded(spec.k), spec.right_batch
         self._add("state", "uint64", 1, STATE)
-        if not case.carried:
-            self._add("v", acc, rights, case.n, n)
+        if not spec.carried:
+            self._add("v", acc, rights, spec.n, n)
             self._add("sizes", "float64", rights, 2)
-            self._add("parts", "float64", rights, 2 * -(-case.n // COLUMNS))
-        if not case.carried or case.recheck:
-            for name, dtype in (("s", acc), ("squares", acc), ("right_words", "uint64")):
-                self._add(name, dtype, rights, case.k, k)
-        added = ("t0", "added2", "added_words", "guards0") if case.C0 is not None else ()
-        stored = ("u", "u2") if case.split else ()
-        for name in ("t", "p2", "left_words", "guards", "tau", *added, *stored):
+            self._add("parts", "float64", rights, 2 * -(-spec.n // COLUMNS))
+        if not spec.carried or spec.recheck:
+            for name, dtype in (("s", acc), ("squares", acc), ("right_bit_sums", "uint64")):
+                self._add(name, dtype, rights, spec.k, k)
+        added = ("t0", "added2", "added_bit_sums", "guards0") if spec.C0 is not None else ()
+        stored = ("u", "u2") if spec.split else ()
+        for name in ("t", "p2", "left_bit_sums", "guards", "tau", *added, *stored):
             self._add(
-                name, "uint64" if name.startswith("guards") or name.endswith("words") else "float64", case.batch, case.m
+                name,
+                "uint64" if name.startswith("guards") or name.endswith("bit_sums") else "float64",
+                spec.batch,
+                spec.m,
             )
-        self._add("lines", "uint32", case.batch, case.m)
+        self._add("lines", "uint32", spec.batch, spec.m)
 
     def _add(self, name: str, dtype: str, products: int, count: int, apart: int = 0) -> None:
         """`count` elements of each product, `apart` from one to the next."""
@@ -162,7 +165,7 @@ class WorkspaceLayout:
         return name in self._parts
 
     def at(self, memory: int, name: str) -> int:
-        """The address of a part in an account that begins at `memory`; 0 for one that it does not have."""
+        """The address of a part in a workspace that begins at `memory`; 0 for one that it does not have."""
         part = self._parts.get(name)
         return 0 if part is None else memory + part[0]
 
@@ -172,12 +175,12 @@ class WorkspaceLayout:
         return elements(memory + place, products * apart, dtype).reshape(products, apart)[:, :count]
 
     def right(self, memory: int) -> OperandPointers:
-        """What the right operand carries in this account."""
-        return OperandPointers(*(self.at(memory, name) for name in ("v", "sizes", "s", "squares", "right_words")))
+        """What the right operand carries in this workspace."""
+        return OperandPointers(*(self.at(memory, name) for name in ("v", "sizes", "s", "squares", "right_bit_sums")))
 
 
 def elements(address: int, n: int, dtype: Any) -> Array:
-    """n elements of a GPU's memory that somebody else keeps."""
+    """n elements of a GPU's memory, which has another owner."""
     import cupy
 
     kind = np.dtype(dtype)

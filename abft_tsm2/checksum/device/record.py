@@ -1,9 +1,10 @@
-"""What the records of the kernels say: a `DeviceVerdict`, and the report of one that is settled."""
+"""The verdict that kernels leave in their records: a `DeviceVerdict`, and the report of one that is settled."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 
@@ -11,12 +12,25 @@ from abft_tsm2.checksum.device.kernels import CHANGED, MISSED
 from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.report import Check, Fault, Report, Status
 
-_CLEAN, _REPAIRED, _CLEARED = 0, 1, 3  # what a record says; everything else is for the host
-_FAULTS = 40  # that a record has room for
+_FAULTS = 40  # that a record has space for
 _REPAIR = "recomputed in float64 on the device"
 _HALF = 0xFFFFFFFF
 _WORDS, _CLOSEST = struct.Struct("=QQ"), struct.Struct("=Ifd")
 _ELEMENT = {"operand": "C", "kind": "element", "elements": 1, "repair": _REPAIR}
+
+
+class Outcome(IntEnum):
+    """What a verdict came to, from the best to the worst."""
+
+    CLEAN = 0  # every line passed
+    REPAIRED = 1  # what failed was located and repaired
+    CLEARED = 2  # C is right, but what failed is not explained
+    UNSETTLED = 3  # the host has to verify C, or operands
+    NOT_HELD = 4  # repaired again and again
+    NO_VERDICT = 5  # the kernels have left none: nothing is believed
+
+
+_OUTCOMES = {0: Outcome.CLEAN, 1: Outcome.REPAIRED, 3: Outcome.CLEARED}  # by a record's third word; else for the host
 
 
 @dataclass(frozen=True)
@@ -44,60 +58,75 @@ class CallInfo:
 
 def clean(found: list[DeviceRecord]) -> bool:
     """Whether nothing was found, as nearly always."""
-    heads = [record.head for record in found]
-    return all(r.made(head) for r, head in zip(found, heads, strict=True)) and _all_say(heads, _CLEAN)
+    return all(_outcome(record, record.head) is Outcome.CLEAN for record in found)
 
 
-def _all_say(heads: list[list[int]], *any_of: int) -> bool:
-    """Whether each verdict says one of these, and no operand has changed."""
-    return all(head[2] in any_of and not head[7] & CHANGED for head in heads)
+def _outcome(record: DeviceRecord, head: list[int]) -> Outcome:
+    """Of one side, by its record."""
+    if not record.made(head):
+        return Outcome.NO_VERDICT
+    return Outcome.UNSETTLED if head[7] & CHANGED else _OUTCOMES.get(head[2], Outcome.UNSETTLED)
 
 
 class DeviceVerdict:
-    """What the records of a call say, one for each side. Of one that is no verdict nothing is believed."""
+    """What the records of a call say, one for each side.
 
-    def __init__(self, found: list[DeviceRecord], facts: CallInfo) -> None:
-        self.facts = facts
-        heads = [record.head for record in found]
-        made = [record.made(head) for record, head in zip(found, heads, strict=True)]
-        believed = [head for head, is_verdict in zip(heads, made, strict=True) if is_verdict]
-        self.made = all(made)
-        self._settled = self.made and _all_say(heads, _CLEAN, _REPAIRED)
-        # Whether C is right, whatever the check says.
-        self.cleared = self.made and _all_say(heads, _CLEAN, _REPAIRED, _CLEARED)
-        self.missed = any(head[7] & MISSED for head in believed)  # whether weights may be far off
-        self.held = True  # whether repairs lasted
-        self.replaced = not self.made or any(head[6] for head in heads)  # whether C is not what the verdict was on
-        self.repaired = any(head[2] == _REPAIRED for head in believed)
-        self.flagged = sum(head[1] & _HALF for head in believed) + sum(
-            record.lines for record, is_verdict in zip(found, made, strict=True) if not is_verdict
-        )
-        each = list(zip(found, heads, facts.sides, facts.lines, made, strict=True))
-        self.checks = tuple(self._check(*one) for one in each)
-        self.faults = [fault for one in each for fault in self._faults(*one)]
+    Attributes
+    ----------
+    outcome : Outcome
+        The worst of all sides.
+    repaired : bool
+        Whether any side's repair is complete.
+    missed : bool
+        Whether weights may be far off.
+    replaced : bool
+        Whether C is not what the verdict was on.
+    flagged : int
+        Lines that failed, or have no verdict.
+    checks : tuple of Check
+    faults : list of (int, Fault)
+        Product and fault of each wrong element.
+    """
 
-    def give_up(self) -> None:
-        """What this verdict found was found again and again."""
-        self.held = False
-        self.faults = [(product, replace(fault, repair="")) for product, fault in self.faults]
-
-    def doubt(self) -> None:
-        """Something that it rests on is not what it was: the host has to look."""
-        self._settled = False
+    def __init__(self, found: list[DeviceRecord], info: CallInfo) -> None:
+        self.info = info
+        self.outcome, self.flagged = Outcome.CLEAN, 0
+        self.repaired = self.missed = self.replaced = False
+        checks, self.faults = [], list[tuple[int, Fault]]()
+        for record, side, lines in zip(found, info.sides, info.lines, strict=True):
+            head = record.head
+            outcome = _outcome(record, head)
+            self.outcome = max(self.outcome, outcome)
+            if outcome is Outcome.NO_VERDICT:
+                self.replaced = True
+                self.flagged += record.lines
+                checks.append(Check(side, 1, lines, 0, float("nan"), 0.0, -1, float("nan")))
+                continue
+            self.repaired |= outcome is Outcome.REPAIRED
+            self.missed |= bool(head[7] & MISSED)
+            self.replaced |= head[6] > 0
+            self.flagged += head[1] & _HALF
+            checks.append(self._check(record, head, side, lines))
+            if head[6]:
+                self.faults += self._faults(record, head[6], side, lines)
+        self.checks = tuple(checks)
 
     @property
-    def known(self) -> bool:
+    def explained(self) -> bool:
         """Whether all that failed the check is explained, and repaired."""
-        return self._settled and self.held
+        return self.outcome <= Outcome.REPAIRED
 
     @property
     def settled(self) -> bool:
-        """Whether the host need not look."""
-        return self.known and not self.missed
+        """Whether nothing is left to the host."""
+        return self.outcome <= Outcome.REPAIRED and not self.missed
 
-    def _check(self, record: DeviceRecord, head: list[int], side: str, m: int, is_verdict: bool) -> Check:
-        if not is_verdict:
-            return Check(side, 1, m, 0, float("nan"), 0.0, -1, float("nan"))
+    def give_up(self) -> None:
+        """What this verdict found was found again and again."""
+        self.outcome = Outcome.NOT_HELD
+        self.faults = [(product, replace(fault, repair="")) for product, fault in self.faults]
+
+    def _check(self, record: DeviceRecord, head: list[int], side: str, m: int) -> Check:
         line, ratio, least = _CLOSEST.unpack(_WORDS.pack(head[3], head[5]))
         bound = record.usual_bound
         limit = (1 + ratio) * bound / least if least else float("inf")
@@ -112,13 +141,8 @@ class DeviceVerdict:
             detection_limit=limit,
         )
 
-    def _faults(
-        self, record: DeviceRecord, head: list[int], side: str, m: int, is_verdict: bool
-    ) -> list[tuple[int, Fault]]:
-        """Product and fault of each wrong element; those that found no room in the record in one."""
-        count = head[6] if is_verdict else 0
-        if count == 0:
-            return []
+    def _faults(self, record: DeviceRecord, count: int, side: str, m: int) -> list[tuple[int, Fault]]:
+        """Product and fault of each wrong element; those that the record has no space for in one."""
         told = record.words[8 : 8 + 3 * min(count, _FAULTS)].reshape(-1, 3)
         values = told[:, 1:].copy().view(np.float64)
         with np.errstate(all="ignore"):
@@ -136,21 +160,21 @@ class DeviceVerdict:
 
     def report(self) -> Report:
         """The report of a verdict that is settled."""
-        facts, (m, k, n) = self.facts, self.facts.sizes
+        info, (m, k, n) = self.info, self.info.sizes
         reports = []
-        for number in range(facts.products or 1):
+        for number in range(info.products or 1):
             faults = tuple(fault for product, fault in self.faults if product == number)
             reports.append(
                 Report.made_of(
                     status=Status.CORRECTED if faults else Status.CLEAN,
-                    operation=facts.operation,
+                    operation=info.operation,
                     m=m,
                     k=k,
                     n=n,
-                    dtype=facts.dtype,
+                    dtype=info.dtype,
                     checks=self.checks,
                     faults=faults,
-                    index=facts.index if facts.products is None else (number,),
+                    index=info.index if info.products is None else (number,),
                 )
             )
-        return reports[0] if facts.products is None else Report.merge(reports, operation=facts.operation)
+        return reports[0] if info.products is None else Report.merge(reports, operation=info.operation)

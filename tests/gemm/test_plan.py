@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abft_tsm2.faults.trials.gemm import LAYOUTS
-from abft_tsm2.gemm import queued
-from abft_tsm2.gemm.queued import order_of
+from abft_tsm2.gemm.plan import key_of, order_of
 
 
 class Array:
@@ -31,7 +30,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cupy")
 def test_a_key_tells_the_strides_of_out_apart() -> None:
     # So that what was accepted of one out says nothing of another one that overlaps itself.
-    keys = {queued.key_of(Array(), Array(), Array(strides), ()) for strides in ((64, 8), (0, 8), (8, 8), (8, 64))}
+    keys = {key_of(Array(), Array(), Array(strides), ()) for strides in ((64, 8), (0, 8), (8, 8), (8, 64))}
     assert len(keys) == 4
     assert None not in keys
 
@@ -39,8 +38,8 @@ def test_a_key_tells_the_strides_of_out_apart() -> None:
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("options", [([],), (1.0, np.array(2.0)), ("rows", {})], ids=str)
 def test_options_without_a_hash_are_not_remembered_but_judged(options: tuple[Any, ...]) -> None:
-    assert queued.key_of(Array(), Array(), None, options) is None
-    assert queued.key_of(Array(), Array(), None, (1.0, "rows", None)) is not None
+    assert key_of(Array(), Array(), None, options) is None
+    assert key_of(Array(), Array(), None, (1.0, "rows", None)) is not None
 
 
 # ---- the order of a float32 product ---------------------------------------------------------------------------------

@@ -1,0 +1,239 @@
+"""CuPy made of NumPy, whose kernels run on the CPU: products as on a GPU, launches and records included.
+
+Arrays lie in the host's memory, streams run what is queued at once, cuBLAS is that of `fake_card`, and what is launched
+by `abft_tsm2.core.launch` is compiled by `cuda_on_cpu` at its first launch. Not a test of kernels: their arguments are
+bare addresses, and nothing is watched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import array_api_compat.numpy as compatible
+import numpy as np
+import pytest
+
+from abft_tsm2 import arrays, policy
+from abft_tsm2.checksum.device import check
+from abft_tsm2.core import encode_both, launch, memory
+from abft_tsm2.core.compiler import Kernel, source
+from abft_tsm2.core.device import KNOWN
+from abft_tsm2.gemm import device, plan
+from tests.support.cuda_on_cpu import build
+from tests.support.cuda_on_cpu.library import ORDERS, _Launch, load
+from tests.support.fake_card import Card
+
+CREATES = ("empty", "empty_like", "zeros", "ones", "full", "asarray", "arange", "broadcast_to", "stack")
+MULTIPROCESSORS = 4
+
+
+class MemoryPointer:
+    """An address, and what keeps its memory."""
+
+    device_id = 0
+
+    def __init__(self, owner: Any, offset: int) -> None:
+        self.owner, self.ptr = owner, owner.ptr + offset
+
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self, offset)
+
+
+class ndarray(np.ndarray):
+    """NumPy's array with the attributes and the constructor of CuPy's."""
+
+    __module__ = "cupy"
+
+    def __new__(cls, shape: Any, dtype: Any, data: MemoryPointer, strides: Any = None) -> ndarray:
+        kind = np.dtype(dtype)
+        strides = np.empty(shape, kind).strides if strides is None else strides
+        reach = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + kind.itemsize
+        buffer = (ctypes.c_char * reach).from_address(data.ptr)
+        buffer.owner = data  # type: ignore[attr-defined]
+        return np.ndarray(shape, kind, buffer, 0, strides).view(cls)
+
+    @property
+    def data(self) -> Any:
+        return MemoryPointer(SimpleNamespace(array=self, ptr=self.ctypes.data), 0)
+
+    @property
+    def base(self) -> Any:
+        found = np.ndarray.base.__get__(self)  # type: ignore[attr-defined]
+        return found if isinstance(found, ndarray) else None
+
+    @property
+    def device(self) -> Any:
+        return Device()
+
+
+class Device:
+    compute_capability = "90"
+    id = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class Event:
+    done = True
+
+    def __init__(self, **_: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class Stream:
+    ptr = 0
+
+    def __init__(self, **_: Any) -> None: ...
+    def wait_event(self, event: Event) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class _Pinned(np.ndarray):
+    @property
+    def ptr(self) -> int:
+        return int(self.ctypes.data)
+
+
+def _on_card(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, its results CuPy's."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        named.pop("device", None)
+        found = function(*arguments, **named)
+        return found.view(ndarray) if isinstance(found, np.ndarray) else found
+
+    return call
+
+
+class Kernels:
+    """Kernels by a handle, compiled when they are first run.
+
+    Attributes
+    ----------
+    runs : bool
+        Whether launches run; if not, the repair's record says that all is clean.
+    """
+
+    def __init__(self, cache: Path) -> None:
+        self.runs, self._cache = True, cache
+        self._configs: list[Kernel] = []
+
+    def handle(self, config: Kernel) -> Any:
+        if config not in self._configs:
+            self._configs.append(config)
+        return SimpleNamespace(ptr=self._configs.index(config) + 1)
+
+    @functools.lru_cache(None)  # noqa: B019
+    def _loaded(self, config: Kernel) -> Any:
+        return load(build([(config.name, source(config))], cache=self._cache).path)
+
+    def launch(self, config: int, function: int, pointers: int, extra: None) -> int:
+        """cuLaunchKernelEx."""
+        shape, kernel = launch._LaunchConfig.from_address(config), self._configs[function - 1]
+        if not self.runs:
+            if kernel.file == "repair/repair.cu":
+                _write_clean(pointers)
+            return 0
+        loaded, text, offset = self._loaded(kernel), ctypes.c_char_p(), ctypes.c_size_t()
+        how = _Launch(kernel.name.encode(), shape.grid, shape.block, shape.shared_bytes, ORDERS.index("forward"), 0)
+        entry = ctypes.cast(getattr(loaded, f"call_{kernel.name}"), ctypes.c_void_p)
+        where = ctypes.addressof(how), entry, pointers, ctypes.addressof(text), ctypes.addressof(offset)
+        assert loaded.cuda_on_cpu_launch(*where) == 0, text.value
+        return 0
+
+
+def _write_clean(pointers: int) -> None:
+    """The record of a product in which nothing was found, by the arguments of its repair."""
+    values = [ctypes.c_longlong.from_address(at).value for at in (ctypes.c_void_p * 56).from_address(pointers)]
+    record = (ctypes.c_uint64 * memory.WORDS).from_address(values[-1])
+    record[0], record[1], record[2], record[6], record[7] = (
+        values[-2],
+        values[0] * values[3] << 32,
+        0,
+        0,
+        values[-2] << 8,
+    )
+
+
+def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels]:
+    """Put it in place of CuPy; the module, and its kernels."""
+    kernels, modules = Kernels(cache), Card().modules()
+    cupy = modules["cupy"]
+    for name in dir(np):
+        if not (name.startswith("_") or hasattr(cupy, name)):
+            setattr(cupy, name, getattr(np, name))
+    for name in CREATES:
+        setattr(cupy, name, _on_card(getattr(np, name)))
+    cupy.__dict__.update(ndarray=ndarray, matmul=np.matmul, may_share_memory=np.shares_memory)
+    vars(cupy.cuda).update(
+        Device=Device,
+        Event=Event,
+        Stream=Stream,
+        get_current_stream=Stream,
+        MemoryPointer=MemoryPointer,
+        UnownedMemory=lambda address, nbytes, owner: SimpleNamespace(ptr=address),
+        alloc_pinned_memory=lambda nbytes: np.zeros(nbytes, np.uint8).view(_Pinned),
+    )
+    vars(cupy.cuda.runtime).update(
+        getDevice=lambda: 0,
+        memcpyDeviceToHost=2,
+        memcpyAsync=lambda to, of, nbytes, kind, stream: ctypes.memmove(to, of, nbytes),
+        memsetAsync=lambda at, value, nbytes, stream: ctypes.memset(at, value, nbytes),
+        streamSynchronize=lambda stream: None,
+    )
+    modules["cupy.cuda"] = cupy.cuda
+    for name, module in modules.items():
+        patch.setitem(sys.modules, name, module)
+    xp = ModuleType("array_api_compat.cupy")
+    for name in dir(compatible):
+        found = getattr(compatible, name)
+        if not name.startswith("_"):
+            setattr(xp, name, _on_card(found) if callable(found) and not isinstance(found, type) else found)
+    of_others = arrays._namespace_of
+    patch.setattr(arrays, "_namespace_of", lambda kind: xp if issubclass(kind, ndarray) else of_others(kind))
+    patch.setattr(encode_both, "_on_device", lambda task, multiprocessors: encode_both._by_blocks(task))
+    patch.setattr(launch, "kernel", kernels.handle)
+    patch.setattr(launch, "_driver", lambda: kernels.launch)
+    card = replace(KNOWN["H200"], multiprocessors=MULTIPROCESSORS)
+    for module in (plan, check, encode_both):
+        patch.setattr(module, "device_of", lambda index: card)
+    for module, names in (
+        (plan, ("_plans", "_known")),
+        (device, ("_streams",)),
+        (memory, ("_free", "_kept", "_streams")),
+    ):
+        for name in names:
+            patch.setattr(module, name, {})
+    patch.setattr(policy, "_open", deque())  # no report outlives the kernels
+    patch.setattr(check, "_base_on", functools.lru_cache(check._base_on.__wrapped__))
+    for module in [m for name, m in sys.modules.items() if name.startswith("abft_tsm2.")]:
+        if getattr(module, "from_host", None) is arrays.from_host:
+            patch.setattr(module, "from_host", _from_host)
+    return cupy, kernels
+
+
+_of_others = arrays.from_host
+
+
+def _from_host(x: np.ndarray, like: Any) -> Any:
+    return x.view(ndarray) if isinstance(like, ndarray) else _of_others(x, like)
