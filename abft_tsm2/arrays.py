@@ -1,4 +1,4 @@
-"""What an array is here: its namespace, its floating-point type, its order in memory, and the input rules.
+"""Arrays of any library: their namespace, floating-point type and order in memory, and the rules for inputs.
 
 Everything above this module is written against the array namespace ``xp`` of the Python array API standard.
 Three things the standard lacks are bridged here and nowhere else: views of bit patterns (`bit_pattern`),

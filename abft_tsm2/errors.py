@@ -1,4 +1,4 @@
-"""Every exception and warning the package raises on its own account."""
+"""Exceptions and warnings of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens when something was found: ignore, log, warn or raise; and watching every report of a block.
+"""Handling of what a check has found: ignore, log, warn or raise; monitors, and reports that are still pending.
 
 The policy lives in a context variable, as NumPy's floating-point error state does: each thread and each
 asynchronous task has its own, and a new thread has the defaults. Monitors see the reports of all threads.
@@ -136,7 +136,7 @@ class errstate:
         self._sync = sync
 
     def __enter__(self) -> None:
-        # The way back is kept in the context, not in this object, which several threads may hold at once.
+        # The scope to return to is kept in the context, not in this object, which several threads may hold at once.
         outer = _scope.get()
         sync = outer.sync if self._sync is None else self._sync
         _scope.set(_Scope({**outer.actions, **self._changes}, outer, sync))
@@ -198,7 +198,7 @@ class Monitor:
     """The reports of a `monitor` block, in order of arrival.
 
     ``len(log)`` is their number, iterating gives them; a batch counts as one report. Reports that are PENDING are
-    collected at the end of the block, and replaced by what they came to.
+    collected at the end of the block, and replaced by the final ones.
     """
 
     def __init__(self) -> None:
@@ -312,7 +312,7 @@ def deliver(report: Report, on_error: str | None = None) -> None:
 
 
 def act(report: Report, on_error: str | None = None) -> None:
-    """`deliver` without the monitors: for what a pending report, which they have, came to."""
+    """`deliver` without the monitors, for the final report of a pending one, which they have."""
     held = (report.status, *report.also)
     actions: dict[Status, Action] = {}
     for status in held:

@@ -1,4 +1,4 @@
-"""What was checked, what was found and what was done: plain frozen data, with JSON and a readable text.
+"""Reports of protected operations: what was checked, found and repaired, as frozen data, JSON and readable text.
 
 A report holds Python numbers, strings and tuples only (NumPy and CuPy scalars are converted on arrival): it
 is cheap to keep, to pickle and to send to another process, and never keeps an array alive.
@@ -341,7 +341,7 @@ class Report(Record):
 
     @property
     def closest(self) -> float:
-        """How close the largest clean residual came to its bound, in all checks and products; 0.0 if none."""
+        """The largest clean residual over its bound, of all checks and products; 0.0 if none."""
         ratios = [check.closest for check in self.checks] + [product.closest for product in self.products]
         return max((ratio for ratio in ratios if not math.isnan(ratio)), default=0.0)
 
@@ -359,13 +359,13 @@ class Report(Record):
         return f"{what}: {self.status.name}, {self.status.value}{also}"
 
     def wait(self) -> Report:
-        """Return what a PENDING report came to, waiting for it; any other one as it is."""
+        """Return the final report of a PENDING one, waiting for it; any other one as it is."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON types, as described by `schema`.
 
-        Beside the fields it holds "schema" (the version), "message" (of the status) and "ok". Floats that are
+        Besides the fields it holds "schema" (the version), "message" (of the status) and "ok". Floats that are
         not finite are the strings "NaN", "Infinity" and "-Infinity", which `from_dict` reads back.
         """
         return {"schema": self.SCHEMA, "message": self.status.value, "ok": self.ok, **super().to_dict()}
@@ -452,7 +452,7 @@ class Report(Record):
         order = [status for status in (*PRECEDENCE, Status.PENDING) if counts[status]]
         closest = max(self.products, key=lambda product: product.closest)
         worst = [product for status in order for product in self.products if product.status is status]
-        # A product that is CLEAN has nothing to tell but its suspicions, which the summary counts.
+        # Of a CLEAN product only suspicions are of interest, which the summary counts.
         entries = [product._entry() for product in worst if product.status is not Status.CLEAN]
         return [
             "statuses: " + ", ".join(f"{counts[status]} {status.name}" for status in order),

@@ -1,10 +1,10 @@
-"""What protected factorisations and solutions take, against SciPy's, interleaved in one process.
+"""Times of protected factorisations and solutions against SciPy's, interleaved in one process.
 
     python -m benchmarks.bench_lu                      all of it, about half an hour on two cores
     python -m benchmarks.bench_lu --only 2048          what contains 2048 in its name; rows are appended
     python -m benchmarks.bench_lu --sizes 128 256      other sizes, which have no bars
 
-Ways to factor: SciPy's lu_factor; the same blocks without a check; checked in every step (online) or at the end
+Methods: SciPy's lu_factor; the same blocks without a check; checked in every step (online) or at the end
 (offline); and as the package chooses (auto). The outputs are judged in the same run. Prints a line for each matrix and
 writes results/lu.csv, row by row; the exit code is 1 where a bar is missed or a result is wrong.
 """
@@ -35,7 +35,7 @@ MIDDLE = 2048
 """The size of systems that are solved, and of those with faults."""
 
 PAIRS = {512: 41, 1024: 31, 2048: 25, 4096: 15}
-WAYS = ("scipy", "unprotected", "online", "offline", "auto")
+METHODS = ("scipy", "unprotected", "online", "offline", "auto")
 WORSE = 4.0
 """Times SciPy's backward error and a roundoff, that an error may be."""
 
@@ -50,7 +50,7 @@ BARS: Mapping[str, Mapping[int, float]] = {
 blocks without them, and times relative to SciPy's."""
 
 COLUMNS = (
-    *("suite", "dtype", "order", "n", "fault", "pairs", *(f"{way}_ms" for way in WAYS), "gflops"),
+    *("suite", "dtype", "order", "n", "fault", "pairs", *(f"{method}_ms" for method in METHODS), "gflops"),
     *("unprotected", "unprotected_bar", "online", "offline", "offline_bar", "auto", "checks", "checks_bar"),
     *("repair_ms", "repair", "worst_error_u", *(f"{phase}_ms" for phase in PHASES), "error"),
 )
@@ -122,7 +122,7 @@ def unprotected_cholesky(A: Matrix) -> Matrix:
 
 
 def factoring(a: Matrix, online: list[Report]) -> dict[str, Callable[[], Any]]:
-    """The ways to factor; the reports of one are kept."""
+    """The methods as functions; the reports of one are kept."""
     from scipy import linalg
 
     def checked() -> Any:
@@ -140,7 +140,7 @@ def factoring(a: Matrix, online: list[Report]) -> dict[str, Callable[[], Any]]:
 
 
 def factor(cell: Cell, pairs: int) -> list[Row]:
-    """Times of all ways to factor a matrix."""
+    """Times of all methods to factor a matrix."""
     a, _ = cell.operands()
     reports: list[Report] = []
     calls = factoring(a, reports)
@@ -148,8 +148,8 @@ def factor(cell: Cell, pairs: int) -> list[Row]:
     seconds = paired(calls, pairs)
     row = {**_row(cell, pairs), **_medians(seconds), "error": wrong, "worst_error_u": worst}
     row["gflops"] = round(2e-9 / 3 * cell.n**3 / statistics.median(seconds["scipy"]), 2)
-    for way in WAYS[1:]:
-        row[way] = round(1 + overhead(seconds, way, "scipy"), 4)
+    for method in METHODS[1:]:
+        row[method] = round(1 + overhead(seconds, method, "scipy"), 4)
     row["checks"] = round(overhead(seconds, "online", "unprotected"), 5)
     if cell.dtype == "float64":
         row.update({f"{name}_bar": limits.get(cell.n, "") for name, limits in BARS.items()})
@@ -184,8 +184,8 @@ def cholesky(cell: Cell, pairs: int) -> list[Row]:
     wrong, worst = judged({name: cholesky_error(a, call()) for name, call in calls.items()}, cell.dtype)
     seconds = paired(calls, pairs)
     row = {**_row(cell, pairs), **_medians(seconds), "error": wrong, "worst_error_u": worst}
-    for way in ("unprotected", "online"):
-        row[way] = round(1 + overhead(seconds, way, "scipy"), 4)
+    for method in ("unprotected", "online"):
+        row[method] = round(1 + overhead(seconds, method, "scipy"), 4)
     return [{**row, "checks": round(overhead(seconds, "online", "unprotected"), 5)}]
 
 
@@ -262,7 +262,7 @@ MEASURES: Mapping[str, Callable[[Cell, int], list[Row]]] = {
 }
 
 
-# ---- what is said of it ------------------------------------------------------------------------------------
+# ---- results ------------------------------------------------------------------------------------
 
 
 def met(row: Mapping[str, Any]) -> bool:
@@ -278,8 +278,8 @@ def line(row: Mapping[str, Any]) -> str:
         text += f" fault in {row['fault']}: {row['repair_ms']:.2f} ms, {row['repair']:.1%} of {row['online_ms']:.1f} ms"
     else:
         text += f" scipy {row['scipy_ms']:9.2f} ms"
-        for way in WAYS[1:]:
-            text += f"  {way} x {row[way]:.3f}{_bar(row, way)}" if row[way] != "" else ""
+        for method in METHODS[1:]:
+            text += f"  {method} x {row[method]:.3f}{_bar(row, method)}" if row[method] != "" else ""
         text += f"  checks {row['checks']:+.1%}{_bar(row, 'checks', '.0%')}" if row["checks"] != "" else ""
     if row["error"]:
         return f"{text}  WRONG: {row['error']}"

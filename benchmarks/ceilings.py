@@ -1,4 +1,4 @@
-"""What the memory of the card reaches: the ceilings that every time of the same run is held against.
+"""Ceilings of the card's memory, which every time of the same run is compared with.
 
     python -m benchmarks.ceilings
 
@@ -47,7 +47,7 @@ def measure(watch: Stopwatch) -> Ceilings:
     kernel = cupy.RawKernel(_READ, "read_only")
     blocks = _BLOCKS * int(cupy.cuda.Device().attributes["MultiProcessorCount"])
     step = blocks * _THREADS
-    vectors = size // 16 // (4 * step) * (4 * step)  # whole rounds: nothing is left over
+    vectors = size // 16 // (4 * step) * (4 * step)  # whole rounds: no remainder
     runtime = cupy.cuda.runtime
 
     def copy(_: int) -> None:

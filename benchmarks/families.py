@@ -1,7 +1,8 @@
 """Families of operands: what real and adversarial matrices look like to a rounding bound.
 
-Each family is a function of (m, k, n, rng, scales) that gives A (m x k) and B (k x n) in float64; `generate`
-calls it by name and `operands` rounds to a type. The tag says what a rounding bound may expect:
+Each family is a function of (m, k, n, rng, scales) that gives A (m x k) and B (k x n) in float64; `generate` calls it
+by name and `operands` rounds to a type. Those that suit every type are the pairs of the fault campaigns. The tag says
+what a rounding bound may expect:
 
 - generic: entries without order; rounding errors behave like independent random numbers.
 - structured: neighbours are related (sorted, periodic, repeated, exact integers), so rounding errors are too,
@@ -20,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from abft_tsm2.faults.operands.pairs import PAIRS
+
 try:
     from ml_dtypes import finfo
 except ImportError:  # bfloat16 is optional, as it is in the library
@@ -31,7 +34,7 @@ Generator = np.random.Generator
 
 @dataclass(frozen=True)
 class Scales:
-    """How far a type reaches: what is large in float64 is Inf in float16."""
+    """The range of a type: what is large in float64 is Inf in float16."""
 
     largest: float
     smallest: float  # the smallest subnormal
@@ -44,19 +47,21 @@ class Scales:
         return cls(float(limits.max), float(limits.smallest_subnormal), tiny)
 
     def decades(self, wanted: float) -> float:
-        """`wanted` decades, or as many as leave room for a product of two and a sum."""
+        """`wanted` decades, or as many as a product of two and a sum allow."""
         return min(wanted, float(np.log10(self.largest)) / 4)
+
+
+Make = Callable[[int, int, int, Generator, Scales], Operands]
+Draw = Callable[[Generator, tuple[int, int], Scales], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Family:
+    """A function that makes A and B of m, k, n, a generator and scales; the tag says what a bound may expect."""
+
     name: str
     tag: str
-    make: Callable[[int, int, int, Generator, Scales], Operands]
-
-
-_registry: dict[str, Family] = {}
-FAMILIES: Mapping[str, Family] = MappingProxyType(_registry)
+    make: Make
 
 
 def generate(name: str, m: int, k: int, n: int, rng: Generator, dtype: Any = np.float64) -> Operands:
@@ -76,134 +81,52 @@ def names(*tags: str) -> tuple[str, ...]:
     return tuple(f.name for f in FAMILIES.values() if not tags or f.tag in tags)
 
 
-def _family(name: str, tag: str) -> Callable[..., Any]:
-    def register(make: Callable[[int, int, int, Generator, Scales], Operands]) -> Any:
-        _registry[name] = Family(name, tag, make)
-        return make
+# ---- how they are made --------------------------------------------------------------------------------------------
 
-    return register
+
+def _of(of_a: Draw, of_b: Draw | None = None) -> Make:
+    """A and B drawn one after the other; B like A where there is no function of its own."""
+    return lambda m, k, n, rng, scales: (of_a(rng, (m, k), scales), (of_b or of_a)(rng, (k, n), scales))
+
+
+def _pair(name: str) -> Make:
+    """A pair of the fault campaigns."""
+    return lambda m, k, n, rng, scales: PAIRS[name][1](rng, m, k, n)
+
+
+def _normal(rng: Generator, shape: Any, scales: Scales) -> np.ndarray:
+    return rng.standard_normal(shape)
 
 
 def _spread(rng: Generator, decades: float, shape: Any) -> np.ndarray:
     return 10.0 ** rng.uniform(-decades, decades, shape)
 
 
-# ---------------------------------------------------------------------------------------------------- generic
-
-
-@_family("uniform01", "generic")
-def _uniform01(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return rng.random((m, k)), rng.random((k, n))
-
-
-@_family("uniform-11", "generic")
-def _uniform_symmetric(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return rng.uniform(-1, 1, (m, k)), rng.uniform(-1, 1, (k, n))
-
-
-@_family("normal", "generic")
-def _normal(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return rng.standard_normal((m, k)), rng.standard_normal((k, n))
-
-
-@_family("normal+1", "generic")
-def _normal_shifted(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return rng.standard_normal((m, k)) + 1, rng.standard_normal((k, n)) + 1
-
-
-@_family("loguni8", "generic")
-def _loguni8(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return _loguniform(m, k, n, rng, scales.decades(8))
-
-
-@_family("loguni2", "generic")
-def _loguni2(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return _loguniform(m, k, n, rng, scales.decades(2))
-
-
-def _loguniform(m: int, k: int, n: int, rng: Generator, decades: float) -> Operands:
-    a, b = (_spread(rng, decades, shape) * rng.choice([-1.0, 1.0], shape) for shape in ((m, k), (k, n)))
-    return a, b
-
-
-@_family("illrowcol", "generic")
-def _ill_rows_and_columns(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    d = scales.decades(6)
+def _scaled_lines(m: int, k: int, n: int, rng: Generator, s: Scales) -> Operands:
+    d = s.decades(6)
     return rng.standard_normal((m, k)) * _spread(rng, d, (m, 1)), rng.standard_normal((k, n)) * _spread(rng, d, (1, n))
 
 
-@_family("illinner", "generic")
-def _ill_inner(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    d = _spread(rng, scales.decades(6), k)
+def _scaled_inner(m: int, k: int, n: int, rng: Generator, s: Scales) -> Operands:
+    d = _spread(rng, s.decades(6), k)
     return rng.standard_normal((m, k)) * d, rng.standard_normal((k, n)) / d[:, None]
 
 
-@_family("outlier_rc", "generic")
-def _outlier_row_and_column(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
+def _outliers(m: int, k: int, n: int, rng: Generator, s: Scales) -> Operands:
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
-    a[rng.integers(m)] *= 10.0 ** scales.decades(6)
-    b[:, rng.integers(n)] *= 10.0 ** scales.decades(6)
-    a[:, rng.integers(k)] *= 10.0 ** scales.decades(4)
+    a[rng.integers(m)] *= 10.0 ** s.decades(6)
+    b[:, rng.integers(n)] *= 10.0 ** s.decades(6)
+    a[:, rng.integers(k)] *= 10.0 ** s.decades(4)
     return a, b
 
 
-@_family("sparse1", "generic")
-def _sparse(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    a, b = (rng.standard_normal(shape) * (rng.random(shape) < 0.01) for shape in ((m, k), (k, n)))
-    return a, b
-
-
-@_family("lowrank", "generic")
-def _lowrank(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    normal = rng.standard_normal
-    a = normal((m, 3)) @ normal((3, k)) + 1e-3 * normal((m, k))
-    return a, normal((k, 3)) @ normal((3, n)) + 1e-3 * normal((k, n))
-
-
-@_family("softmax_v", "generic")
-def _softmax(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    z = rng.standard_normal((m, k)) * 3
+def _softmax(rng: Generator, shape: Any, s: Scales) -> np.ndarray:
+    z = rng.standard_normal(shape) * 3
     z = np.exp(z - z.max(1, keepdims=True))
-    return z / z.sum(1, keepdims=True), rng.standard_normal((k, n))
+    return z / z.sum(1, keepdims=True)
 
 
-@_family("relu_w", "generic")
-def _relu(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return np.maximum(rng.standard_normal((m, k)), 0), rng.standard_normal((k, n)) * k**-0.5
-
-
-@_family("mixedrows", "generic")
-def _mixed_rows(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    a = rng.standard_normal((m, k))
-    a[::100] = abs(a[::100])  # one row in a hundred sums up instead of averaging out
-    return a, rng.standard_normal((k, n)) + 1
-
-
-# ------------------------------------------------------------------------------------------------- structured
-
-
-@_family("cancel_alt", "structured")
-def _cancel_alternating(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    a, b, h = rng.random((m, k)) + 0.5, rng.random((k, n)) + 0.5, k // 2
-    b[1::2] = -b[0 : 2 * h : 2] * (1 + 1e-6 * rng.standard_normal((h, n)))
-    a[:, 1::2] = a[:, 0 : 2 * h : 2]
-    return a, b
-
-
-@_family("sorted", "structured")
-def _sorted(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return np.sort(rng.standard_normal((m, k)), 1), np.sort(rng.standard_normal((k, n)), 0)
-
-
-@_family("sine", "structured")
-def _sine(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    x = 2 * np.pi * np.arange(k) / k
-    a = np.sin(np.outer(rng.integers(1, 8, m), x) + rng.uniform(0, 6, (m, 1)))
-    return a, np.cos(np.outer(x, rng.integers(1, 8, n)) + rng.uniform(0, 6, (1, n)))
-
-
-@_family("digits", "structured")
-def _digits(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
+def _digits(m: int, k: int, n: int, rng: Generator, s: Scales) -> Operands:
     # Pixels are 0..16; in sixteenths they are as exact and stay finite in float16.
     images = _digit_images() / 16
     pixels = np.arange(k) % images.shape[1]
@@ -218,121 +141,84 @@ def _digit_images() -> np.ndarray:
     return np.asarray(load_digits().data)
 
 
-@_family("dupcols", "structured")
-def _duplicate_columns(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return rng.random((m, k)), np.repeat(rng.random((k, 1)), n, 1)
-
-
-@_family("arange", "structured")
-def _arange(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return np.arange(m * k).reshape(m, k) / (m * k), np.arange(k * n).reshape(k, n) / (k * n)
-
-
-@_family("int", "structured")
-def _small_integers(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return rng.integers(-8, 8, (m, k)).astype(float), rng.integers(-8, 8, (k, n)).astype(float)
-
-
-@_family("counts", "structured")
-def _counts(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    # Non-negative integers as in images: exact until the sum leaves the mantissa.
-    top = int(10 ** scales.decades(2.4))
-    return rng.integers(0, top, (m, k)).astype(float), rng.integers(0, top, (k, n)).astype(float)
-
-
-@_family("mixed_columns", "structured")
-def _mixed_columns(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    b = rng.standard_normal((k, n)) * _spread(rng, scales.decades(8), (1, n))
+def _mixed_columns(m: int, k: int, n: int, rng: Generator, s: Scales) -> Operands:
+    b = rng.standard_normal((k, n)) * _spread(rng, s.decades(8), (1, n))
     b[:, rng.random(n) < 0.25] = 0
     return rng.standard_normal((m, k)), b
 
 
-@_family("onehot", "structured")
-def _onehot(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    # A permutation where m == k, a gather with repeats or holes otherwise.
-    a = np.zeros((m, k))
-    a[np.arange(m), rng.permutation(max(m, k))[:m] % k] = 1
-    return a, rng.standard_normal((k, n))
-
-
-# ----------------------------------------------------------------------------------------------- pathological
-
-
-@_family("cancel_half", "pathological")
-def _cancel_half(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    # The second half of the sum takes away what the first has gathered.
-    h = k // 2
-    a, b = np.zeros((m, k)), np.zeros((k, n))
-    a[:, :h], b[:h] = rng.random((m, h)) + 0.5, rng.random((h, n)) + 0.5
-    a[:, h : 2 * h] = a[:, :h] * (1 + 1e-6 * rng.standard_normal((m, h)))
-    b[h : 2 * h] = -b[:h] * (1 + 1e-6 * rng.standard_normal((h, n)))
-    return a, b
-
-
-@_family("const", "pathological")
-def _constant(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return np.full((m, k), 0.1), np.full((k, n), 0.3)
-
-
-@_family("rank1const", "pathological")
-def _constant_rows(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return np.repeat(rng.random((m, 1)) + 0.1, k, 1), np.repeat(rng.random((1, n)) + 0.1, k, 0)
-
-
-@_family("rank1pm", "pathological")
-def _constant_rows_signed(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return np.repeat(rng.standard_normal((m, 1)), k, 1), np.repeat(rng.standard_normal((1, n)), k, 0)
-
-
-@_family("hilbert", "pathological")
-def _hilbert(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    inner = np.arange(k)
-    return 1 / (np.arange(m)[:, None] + inner + 1.0), 1 / (inner[:, None] + np.arange(n) + 1.0)
-
-
-# ---------------------------------------------------------------------------------------------------- extreme
-
-
-@_family("zeros", "extreme")
-def _zeros(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return np.zeros((m, k)), np.zeros((k, n))
-
-
-@_family("tiny", "extreme")
-def _tiny(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return rng.standard_normal((m, k)) * scales.tiny, rng.standard_normal((k, n))
-
-
-@_family("vanishing", "extreme")
-def _vanishing(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    # Every term of the sum underflows, most of them to zero.
-    return rng.standard_normal((m, k)) * scales.tiny, rng.standard_normal((k, n)) * scales.tiny
-
-
-@_family("subnormal", "extreme")
-def _subnormal(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    return rng.integers(-99, 100, (m, k)) * scales.smallest, rng.standard_normal((k, n))
-
-
-@_family("edge_of_underflow", "extreme")
-def _edge_of_underflow(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
+def _edge_of_underflow(rng: Generator, shape: Any, s: Scales) -> np.ndarray:
     # Terms from a hundred thousand times the smallest subnormal down to below it.
-    root = np.sqrt(scales.smallest)
-    a, b = (rng.standard_normal(s) * root * 10 ** rng.uniform(-2, 2, s) for s in ((m, k), (k, n)))
-    return a, b
+    return rng.standard_normal(shape) * np.sqrt(s.smallest) * 10 ** rng.uniform(-2, 2, shape)
 
 
-@_family("huge", "extreme")
-def _huge(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
-    # sum |a||b| stays below a quarter of the largest number, from a balanced to a lopsided split of the
-    # range.
-    product, share = scales.largest / 4 / k, rng.uniform(0.5, 0.95)
+def _huge(m: int, k: int, n: int, rng: Generator, s: Scales) -> Operands:
+    # sum |a||b| stays below a quarter of the largest number, from a balanced to a lopsided split of the range.
+    product, share = s.largest / 4 / k, rng.uniform(0.5, 0.95)
     scale = product**share
     return rng.uniform(-1, 1, (m, k)) * scale, rng.uniform(-1, 1, (k, n)) * (product / scale)
 
 
-@_family("overflow", "extreme")
-def _overflow(m: int, k: int, n: int, rng: Generator, scales: Scales) -> Operands:
+def _overflow(m: int, k: int, n: int, rng: Generator, s: Scales) -> Operands:
     # A random element overflows with a probability of about one in eight.
-    scale = np.sqrt(scales.largest / 1.5 / np.sqrt(k))
+    scale = np.sqrt(s.largest / 1.5 / np.sqrt(k))
     return rng.standard_normal((m, k)) * scale, rng.standard_normal((k, n)) * scale
+
+
+_MAKERS: Mapping[str, Mapping[str, Make]] = {
+    "generic": {
+        "uniform01": _of(lambda rng, shape, s: rng.random(shape)),
+        "uniform-11": _of(lambda rng, shape, s: rng.uniform(-1, 1, shape)),
+        "normal": _of(_normal),
+        "normal+1": _of(lambda rng, shape, s: rng.standard_normal(shape) + 1),
+        "loguni8": _of(lambda rng, shape, s: _spread(rng, s.decades(8), shape) * rng.choice([-1.0, 1.0], shape)),
+        "loguni2": _of(lambda rng, shape, s: _spread(rng, s.decades(2), shape) * rng.choice([-1.0, 1.0], shape)),
+        "illrowcol": _scaled_lines,
+        "illinner": _scaled_inner,
+        "outlier_rc": _outliers,
+        "sparse1": _of(lambda rng, shape, s: rng.standard_normal(shape) * (rng.random(shape) < 0.01)),
+        "lowrank": _pair("nearly low rank"),
+        "softmax_v": _of(_softmax, _normal),
+        "relu_w": _of(
+            lambda rng, shape, s: np.maximum(rng.standard_normal(shape), 0),
+            lambda rng, shape, s: rng.standard_normal(shape) * shape[0] ** -0.5,
+        ),
+        "mixedrows": _pair("mixed rows"),
+    },
+    "structured": {
+        "cancel_alt": _pair("neighbours cancel"),
+        "sorted": _pair("sorted"),
+        "sine": _pair("sine"),
+        "digits": _digits,
+        "dupcols": _pair("equal columns"),
+        "arange": _pair("counted up"),
+        "int": _of(lambda rng, shape, s: rng.integers(-8, 8, shape).astype(float)),
+        # Non-negative integers as in images: exact until the sum leaves the mantissa.
+        "counts": _of(lambda rng, shape, s: rng.integers(0, int(10 ** s.decades(2.4)), shape).astype(float)),
+        "mixed_columns": _mixed_columns,
+        "onehot": _pair("one of each"),  # a permutation where m == k, a gather with repeats or holes otherwise
+    },
+    "pathological": {
+        "cancel_half": _pair("halves nearly cancel"),
+        "const": _pair("constant"),
+        "rank1const": lambda m, k, n, rng, s: (
+            np.repeat(rng.random((m, 1)) + 0.1, k, 1),
+            np.repeat(rng.random((1, n)) + 0.1, k, 0),
+        ),
+        "rank1pm": _pair("signed lines"),
+        "hilbert": _pair("hilbert"),
+    },
+    "extreme": {
+        "zeros": _pair("zeros"),
+        "tiny": _of(lambda rng, shape, s: rng.standard_normal(shape) * s.tiny, _normal),
+        # Every term of the sum underflows, most of them to zero.
+        "vanishing": _of(lambda rng, shape, s: rng.standard_normal(shape) * s.tiny),
+        "subnormal": _of(lambda rng, shape, s: rng.integers(-99, 100, shape) * s.smallest, _normal),
+        "edge_of_underflow": _of(_edge_of_underflow),
+        "huge": _huge,
+        "overflow": _overflow,
+    },
+}
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {name: Family(name, tag, make) for tag, makers in _MAKERS.items() for name, make in makers.items()}
+)

@@ -1,4 +1,4 @@
-"""How long the first call of a kernel takes: compiled anew, and found in CuPy's cache by a later process.
+"""Seconds of the first call of a kernel: compiled anew, and found in CuPy's cache by a later process.
 
     python -m benchmarks.first_call
 

@@ -1,4 +1,4 @@
-"""What protected products are held against on an H200, as data, and what a run says to it."""
+"""Bars of protected products on an H200, as data, and the verdict of a run on each of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import gemm_device, stream_bars
-from benchmarks.gemm_device import ENCODED, HALVES, ONE, QUEUED, TWO, WIDE, Cell
-from benchmarks.gemm_rows import Key, empty_row, key
-from benchmarks.stream_bars import Verdict, table
+from benchmarks import gemm_grid, stream_bars
+from benchmarks.gemm_grid import ENCODED, HALVES, ONE, QUEUED, TWO, WIDE, empty_row, key
+from benchmarks.stream_bars import Verdict, judged, table
 
 __all__ = ["BARS", "Bar", "Verdict", "table", "verdicts"]
 
@@ -71,16 +70,5 @@ BARS = tuple(_bars())
 
 
 def verdicts(rows: Iterable[Row], bars: Sequence[Bar] = BARS) -> list[Verdict]:
-    """What rows, of a run or of its CSV, say to the bars; the last row of a cell counts."""
-    by_cell: dict[Key, list[Row]] = {}
-    for row in rows:
-        by_cell.setdefault(key(row), []).append(row)
-    cells: dict[Key, Cell] = {key(empty_row(cell)): cell for cell in gemm_device.grid()}
-    found = []
-    for bar in bars:
-        covered: dict[Key, Any] = {at: cell for at, cell in cells.items() if bar.covers(cell)}  # type: ignore[arg-type]
-        values = {str(cell): bar.value(by_cell[at]) for at, cell in covered.items() if at in by_cell}
-        numbers = {name: value for name, value in values.items() if value is not None}
-        worst = max(numbers, key=lambda name: numbers[name], default="")
-        found.append(Verdict(bar, numbers.get(worst), worst, len(numbers), len(covered)))
-    return found
+    """The verdict of rows, of a run or of its CSV, on each bar; the last row of a cell counts."""
+    return judged(rows, bars, {key(empty_row(cell)): cell for cell in gemm_grid.grid()}, key)

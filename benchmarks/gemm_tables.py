@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import gemm_bars, stream_bars
-from benchmarks.gemm_device import ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WAITED, WIDE, grid
-from benchmarks.gemm_rows import Key, empty_row, key
+from benchmarks.gemm_grid import ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WAITED, WIDE, Key, empty_row, grid, key
 from benchmarks.tables import Row, csv_table, gpu, number, read
 
 Variants = Mapping[str, Row]

@@ -1,8 +1,8 @@
-"""The GPU side of the stopwatch: events around queued calls, in rounds that every contender takes part in.
+"""The stopwatch of a GPU: events around queued calls, in rounds that every contender takes part in.
 
 A sample is: a kernel that spins for a while, an event, the calls, an event. While the kernel spins the host queues
-the calls, so that the card goes through them without waiting for Python; the stopwatch looks whether that worked and
-spins longer where it did not. Short calls share a pair of events, or a CUDA graph; calls that would find their
+the calls, so that the card goes through them without waiting for Python; the stopwatch checks that it was ahead and
+spins longer where it was not. Short calls share a pair of events, or a CUDA graph; calls that would find their
 operands in the cache walk through several copies of them.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import math
 import os
 import platform
@@ -25,10 +26,11 @@ Replay = Callable[[], Any]
 Capture = Callable[[Callable[[], None], Any], Replay]
 """Records what a function launches into a CUDA graph; takes the stream on which the graph is replayed."""
 
-QUEUE = 400  # launches that a stream takes in while it waits (1024 on today's drivers), with room to spare
+QUEUE = 400  # launches that a stream takes in while it waits (1024 on today's drivers), and some to spare
 GRAPH = 1024  # launches in one graph
 SHORT = 2e-4  # seconds below which gaps between launches are worth a graph
 LONGEST_SPIN = 0.1
+CALLS, BURST = 2000, 20  # host times of each call; calls after which the queue is drained, far fewer than it takes in
 CACHES = 4  # operands spread over this many times the level-2 cache are read from memory
 
 # The clock cycles are there for a timer that stands still: the kernel ends within seconds whatever happens.
@@ -129,7 +131,7 @@ class Stopwatch:
     Attributes
     ----------
     after : function
-        Called behind each sample, while nobody looks at the clock: for what contenders leave to be tidied up.
+        Called after each sample, outside of its time: for what contenders have left pending.
     """
 
     def __init__(
@@ -263,6 +265,36 @@ class Stopwatch:
             times.error = message(error)
             times.seconds.clear()
             require_device(error)
+
+
+def host_times(calls: Mapping[str, Callable[[], Any]], count: int = 0) -> dict[str, list[float]]:
+    """Seconds of each call on the host, `count` of them at least, or `CALLS`, in bursts that take turns.
+
+    The card is idle when a burst begins: no call waits for a place in the queue. Waiting is not part of the times, nor
+    is the first call of a burst, which the wait before it slows down.
+    """
+    import cupy
+
+    device = cupy.cuda.Device()
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    names, collecting = list(calls), gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(-(-(count or CALLS) // BURST)):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                call, times = calls[name], seconds[name]
+                device.synchronize()
+                call()
+                for _ in range(BURST):
+                    begun = time.perf_counter()
+                    call()
+                    times.append(time.perf_counter() - begun)
+    finally:
+        if collecting:
+            gc.enable()
+    device.synchronize()
+    return seconds
 
 
 def message(error: BaseException) -> str:

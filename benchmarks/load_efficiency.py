@@ -1,4 +1,4 @@
-"""Load efficiency of the kernels, by Nsight Compute: the paper's gld_efficiency, and what the memory does meanwhile.
+"""Load efficiency of the kernels, by Nsight Compute: the paper's gld_efficiency, and the load of the memory.
 
     python -m benchmarks.load_efficiency            every variant in both types, some seconds each
 

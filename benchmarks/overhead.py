@@ -1,4 +1,4 @@
-"""What protection costs: protected_gemm against A @ B, interleaved in one process, on random operands.
+"""Overhead of protected_gemm over A @ B on a CPU, interleaved in one process, on random operands.
 
     python -m benchmarks.overhead                      all products, about ten minutes on two cores
     python -m benchmarks.overhead --only 2048          those whose name contains 2048

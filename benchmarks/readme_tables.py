@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from benchmarks import gemm_tables, lu_tables
-from benchmarks.gemm_device import ENCODED, ONE
+from benchmarks.gemm_grid import ENCODED, ONE
 from benchmarks.tables import Row, gpu, markdown, number, read
 
 CPU = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from abft_tsm2.core.device import Ceilings
-from benchmarks.gpu_products import Errors
 from benchmarks.gpu_timing import Times
+from benchmarks.judge import Errors
 from benchmarks.timing import summary
 
 TIMES = (

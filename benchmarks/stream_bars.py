@@ -1,16 +1,15 @@
-"""What the kernels for today's GPUs are held against on an H200, as data, and what a run says to it."""
+"""Bars of tall-skinny products and encodings on an H200, as data, and the verdict of a run on each of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 from benchmarks import stream_grid
-from benchmarks.stream_grid import ORDERS, SQUARE, Cell
-from benchmarks.stream_rows import OWN, Key, empty_row, key
+from benchmarks.stream_grid import ORDERS, OWN, SQUARE, Key, empty_row, key
 from benchmarks.tables import markdown
 
 Rows = Sequence[Mapping[str, Any]]
@@ -45,7 +44,7 @@ class Bar:
     queued: bool = False
     at_most: bool = False
 
-    def covers(self, cell: Cell) -> bool:
+    def covers(self, cell: Any) -> bool:
         """Whether it speaks of a cell."""
         if "suite" not in self.where and cell.suite == "host":
             return False
@@ -55,8 +54,9 @@ class Bar:
         return measured <= self.limit if self.at_most else measured >= self.limit
 
     def value(self, rows: Rows) -> float | None:
-        """The number of a cell: of those of its rows that are this package's."""
-        own: Rows = [row for row in rows if row["family"] == OWN and not row["error"] and row[self.column] != ""]
+        """The number of a cell: of the last row of each contender of this package."""
+        last = {row["contender"]: row for row in rows}.values()
+        own: Rows = [row for row in last if row["family"] == OWN and not row["error"] and row[self.column] != ""]
         if self.column.startswith("speedup"):
             own = [row for row in own if row["how"] == "queued"] if self.queued else _graphs_first(own)
         numbers = [float(row[self.column]) for row in own]
@@ -75,7 +75,7 @@ def _graphs_first(rows: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says to a bar.
+    """The verdict of a run on a bar.
 
     Attributes
     ----------
@@ -177,23 +177,27 @@ BARS = (*_shares(), *_speedups(), HOST)
 
 
 def verdicts(rows: Iterable[Mapping[str, Any]], bars: Sequence[Bar] = BARS) -> list[Verdict]:
-    """What rows, of a run or of its CSV, say to the bars."""
-    by_cell: dict[Key, dict[str, Mapping[str, Any]]] = {}
-    for row in rows:  # the last of each contender
-        by_cell.setdefault(key(row), {})[row["contender"]] = row
-    names = {key(empty_row(cell, "")): cell for cell in stream_grid.grid()}
+    """The verdict of rows, of a run or of its CSV, on each bar."""
+    return judged(rows, bars, {key(empty_row(cell, "")): cell for cell in stream_grid.grid()}, key)
+
+
+def judged(
+    rows: Iterable[Mapping[str, Any]], bars: Sequence[Bar], cells: Mapping[Key, Any], key: Callable[..., Key]
+) -> list[Verdict]:
+    """The verdict of rows on each bar, where `cells` are all of the grid, by the key of their rows."""
+    by_cell: dict[Key, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_cell.setdefault(key(row), []).append(row)
     found = []
     for bar in bars:
-        cells = {at: cell for at, cell in names.items() if bar.covers(cell)}
-        values = {cell: bar.value(list(by_cell[at].values())) for at, cell in cells.items() if at in by_cell}
-        numbers = {str(cell): value for cell, value in values.items() if value is not None}
+        covered = {at: cell for at, cell in cells.items() if bar.covers(cell)}
+        values = {str(cell): bar.value(by_cell[at]) for at, cell in covered.items() if at in by_cell}
+        numbers = {name: value for name, value in values.items() if value is not None}
         worst = (max if bar.at_most else min)(numbers, key=lambda name: numbers[name], default="")
-        measured: float | None = None
-        if numbers:
-            measured = numbers[worst]
-            if bar.mean:
-                measured = math.exp(math.fsum(math.log(x) for x in numbers.values()) / len(numbers))
-        found.append(Verdict(bar, measured, worst, len(numbers), len(cells)))
+        measured = numbers.get(worst)
+        if numbers and bar.mean:
+            measured = math.exp(math.fsum(math.log(x) for x in numbers.values()) / len(numbers))
+        found.append(Verdict(bar, measured, worst, len(numbers), len(covered)))
     return found
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import stream_bars
-from benchmarks.stream_grid import ORDERS
-from benchmarks.stream_rows import CELL, OWN, Key, key
+from benchmarks.stream_grid import CELL, ORDERS, OWN, Key, key
 from benchmarks.tables import Row, csv_table, gpu, number, percent, ratio, read
 
 Rows = Mapping[str, Row]

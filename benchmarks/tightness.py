@@ -1,4 +1,4 @@
-"""How tight the bounds are: bound / largest residual of a clean product, over the generic families.
+"""Tightness of the bounds: bound / largest residual of a clean product, over the generic families.
 
     python -m benchmarks.tightness                     256 to 2048 square, about three minutes on two cores
 

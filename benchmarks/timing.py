@@ -1,4 +1,4 @@
-"""The only stopwatch, its statistics, and the list of products that are timed on a CPU.
+"""The stopwatch of a CPU, statistics of times, and the products that are timed on a CPU.
 
 Calls on a GPU are timed by `benchmarks.gpu_timing`, which takes its statistics from here.
 """

@@ -1,4 +1,4 @@
-"""What is measured of the tall-skinny kernels: the paper's grid, and what a row of the result says.
+"""Cells and rows of results/tsm2.csv: the paper's grid, its kernels, and what a row says of a contender.
 
 C. Rivera, J. Chen et al., TSM2X, Journal of Parallel and Distributed Computing 151, 2021, section 4.
 """
@@ -6,17 +6,14 @@ C. Rivera, J. Chen et al., TSM2X, Journal of Parallel and Distributed Computing 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.paper.config import TCF, TSM2L, TSM2R, Config, choices, published
-from abft_tsm2.core.problem import Problem
 from benchmarks import tables
-from benchmarks.contenders import CUPY
 from benchmarks.rows import ERRORS, TIMES, short
+from benchmarks.stream_grid import CUPY, Cell
 
 Key = tuple[str, str, int, int, int]
 """Suite, type, m, k, n."""
@@ -35,72 +32,31 @@ COLUMNS = (
 """Of a row, before those of `gpu_timing.environment`."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One product of the grid: A is m x k, B is k x n."""
-
-    suite: str
-    m: int
-    k: int
-    n: int
-    dtype: str
-    default: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.suite} {self.dtype} {self.m}x{self.k}x{self.n}"
-
-    @property
-    def key(self) -> Key:
-        return self.suite, self.dtype, self.m, self.k, self.n
-
-    @property
-    def problem(self) -> Problem:
-        return Problem(self.m, self.k, self.n, self.dtype)
-
-    @property
-    def bytes(self) -> int:
-        """The least that has to move: A and B read once, C written once."""
-        return (self.m * self.k + self.k * self.n + self.m * self.n) * self.itemsize
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.m * self.k * self.n
-
-    @property
-    def itemsize(self) -> int:
-        return np.dtype(self.dtype).itemsize
-
-    @property
-    def ceiling(self) -> str:
-        """A product that writes about as much as it reads is held against a copy, any other against reading."""
-        return "copy" if self.k <= 4 * self.n else "read"
-
-    @property
-    def group(self) -> tuple[str, int, int, str]:
-        """Cells with the same A, which are measured together."""
-        return self.suite, self.m, self.k, self.dtype
+def product(suite: str, m: int, k: int, n: int, dtype: str, default: bool = True) -> Cell:
+    """One product of the grid, column-major throughout."""
+    return Cell(suite, "columns", m, k, n, dtype, dtype, default=default)
 
 
 def grid() -> list[Cell]:
     """All cells; those with `default` are the subset for every day."""
-    cells = []
+    cells: list[Cell] = []
     for dtype in ("float32", "float64"):
         for m in (10240, 20480, 30720, 40960):
             for n in (2, 4, 8, 16, 64):  # 64 columns are where an H200 becomes compute-bound
                 default = (m < 40960 and n <= 16) or (m, n) in {(20480, 64), (40960, 16)}
-                cells.append(Cell("tsm2r", m, m, n, dtype, default))
+                cells.append(product("tsm2r", m, m, n, dtype, default))
         for m in (10**4, 10**5, 10**6, 10**7):
-            cells += [Cell("tsm2l", m, n, n, dtype) for n in (8, 16)]
-        cells.append(Cell("tcf", 10**7, 16, 16, dtype))
+            cells += [product("tsm2l", m, n, n, dtype) for n in (8, 16)]
+        cells.append(product("tcf", 10**7, 16, 16, dtype))
         # The paper has these two in float64 only.
         double = dtype == "float64"
-        cells += [Cell("rectangular", 15360, 15360 // share, 16, dtype, double) for share in (1, 2, 4, 8)]
-        cells += [Cell("small_k", 15360, 2**power, 16, dtype, double) for power in range(11)]
-    return sorted(cells, key=lambda cell: SUITES.index(cell.suite))
+        cells += [product("rectangular", 15360, 15360 // share, 16, dtype, double) for share in (1, 2, 4, 8)]
+        cells += [product("small_k", 15360, 2**power, 16, dtype, double) for power in range(11)]
+    return sorted(cells, key=lambda one: SUITES.index(one.suite))
 
 
 def kernels(cell: Cell) -> dict[str, Config]:
-    """Which of our kernels are timed on a cell: variants with the published parameters, and the sweep of tcf."""
+    """The paper's kernels that are timed on a cell: variants with the published parameters, and the sweep of tcf."""
     if cell.suite == "tcf":
         chosen = {variant: published(cell.problem, variant) for variant in TSM2L}
         return {f"{name} tcf {tcf}": replace(config, tcf=tcf) for name, config in chosen.items() for tcf in TCF}
@@ -130,12 +86,12 @@ def published_ms() -> dict[Key, float]:
 
 
 def key(row: Mapping[str, Any]) -> Key:
-    """Which cell a row belongs to."""
+    """The cell that a row belongs to."""
     return row["suite"], row["dtype"], int(row["m"]), int(row["k"]), int(row["n"])
 
 
 def empty_row(cell: Cell, contender: str) -> dict[str, Any]:
-    """A row that says which product and who; all else is empty."""
+    """A row of a cell and a contender without numbers."""
     row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
     row.update(suite=cell.suite, dtype=cell.dtype, m=cell.m, k=cell.k, n=cell.n, contender=contender)
     return row
@@ -165,7 +121,7 @@ def compare(rows: Sequence[dict[str, Any]], published: Mapping[Key, float]) -> N
 
 
 def verdict(rows: Iterable[Mapping[str, Any]], published: Mapping[Key, float]) -> list[str]:
-    """What speaks against the run, in words; nothing if all was measured, correct and within the bar."""
+    """Errors and missed bars in words; nothing if all was measured, correct and within the bar."""
     rows = list(rows)
     faults = [f"{_name(row)}: {row['error']}" for row in rows if row["error"]]
     v3 = [row for row in rows if row["suite"] == "tsm2r" and row["contender"] == "V3"]

@@ -26,7 +26,7 @@ Exit codes: 0 every promise was kept, 1 one was broken, 2 usage or file error,
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def campaign(ctx: click.Context) -> None:
-    """Plant faults by the thousand, and count what becomes of them.
+    """Run campaigns of planted faults, and count their outcomes.
 
     \b
     Example:
@@ -44,8 +44,8 @@ _device = click.option(
 
 @campaign.command(epilog=EXIT_CODES)
 @click.argument("file")
-@click.option("-o", "--output", "out", metavar="DIR", required=True, help="Folder for what is found.")
-@click.option("--resume", is_flag=True, help="Go on with what is in the folder.")
+@click.option("-o", "--output", "out", metavar="DIR", required=True, help="Folder for trials and tables.")
+@click.option("--resume", is_flag=True, help="Continue the campaign that is in the folder.")
 @click.option(
     "--jobs", type=click.IntRange(min=0), metavar="N", help="Processes; without it, one for each core, 8 for a GPU."
 )
@@ -53,10 +53,10 @@ _device = click.option(
 @quiet_option
 @verbose_option
 def run(file: str, out: str, resume: bool, jobs: int | None, device: str, quiet: bool) -> int:
-    """Carry out a campaign: the trials that FILE, a .toml, describes.
+    """Run the trials that FILE, a .toml, describes.
 
-    Writes a line for each trial to DIR/trials.jsonl as soon as it is done. After Ctrl-C, or worse, --resume goes on
-    where it stopped. What the entries of FILE mean is in the documentation, under "Campaigns".
+    Writes a line for each trial to DIR/trials.jsonl as soon as it is done. After Ctrl-C, or a crash, --resume continues
+    where it stopped. The documentation explains the entries of FILE, under "Campaigns".
 
     \b
     Example:
@@ -70,15 +70,15 @@ def run(file: str, out: str, resume: bool, jobs: int | None, device: str, quiet:
     options = " --device gpu" * (device == "gpu") + (f" --jobs {jobs}" if jobs is not None else "")
     command = f"abft-tsm2 campaign run {shlex.quote(Path(file).name)} -o {shlex.quote(Path(out).name)}{options}"
     if device == "gpu" and find_spec("cupy") and jobs not in (0, 1) and not quiet and not side_by_side():
-        say(f"processes take turns on the GPU; after {MPS} -d they share it, and do several times as much")
-    with _progress(asked.trials, quiet) as tell:
+        say(f"processes take turns on the GPU; start {MPS} -d to let them share it, which is several times as fast")
+    with _progress(asked.trials, quiet) as show:
         try:
             count: Count = carry_out(
-                asked, out, resume=resume, jobs=jobs, gpu=device == "gpu", command=command, progress=tell
+                asked, out, resume=resume, jobs=jobs, gpu=device == "gpu", command=command, progress=show
             )
         except BaseException as error:
             if not isinstance(error, Exception):
-                say(f"{out} keeps what was done: go on with --resume")
+                say(f"{out} keeps what was done: continue with --resume")
             raise
     if not quiet:
         told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.outcomes.items())) or "nothing to do"
@@ -91,18 +91,18 @@ def run(file: str, out: str, resume: bool, jobs: int | None, device: str, quiet:
 
 @contextlib.contextmanager
 def _progress(trials: int, quiet: bool) -> Iterator[Any]:
-    """A bar on a terminal, a line now and then elsewhere."""
+    """A bar on a terminal, a line every `EVERY` seconds elsewhere."""
     if quiet or not sys.stderr.isatty():
         told = time.monotonic()
 
-        def tell(count: Any) -> None:
+        def show(count: Any) -> None:
             nonlocal told
             if not quiet and time.monotonic() - told > EVERY:
                 told = time.monotonic()
                 left = (count.planned - count.done) / max(count.rate, 1e-9)
                 say(f"{count.done} of {count.planned} trials, {_state(count)}, {left:.0f} s left")
 
-        yield tell
+        yield show
         return
     bar: Any = click.progressbar(length=trials, label="trials", file=sys.stderr, item_show_func=_state, show_pos=True)
     with bar:
@@ -150,9 +150,9 @@ def report(folder: str, form: str, quiet: bool) -> int:
 @quiet_option
 @verbose_option
 def replay(folder: str, trial: int, device: str, quiet: bool) -> int:
-    """Carry out one trial of a campaign again, alone, and show all of it.
+    """Run one trial of a campaign again, alone, and show all of it.
 
-    Exit code 1 if it ends otherwise than it did then.
+    Exit code 1 if the outcome differs from the one in DIR.
 
     \b
     Example:
@@ -171,6 +171,6 @@ def replay(folder: str, trial: int, device: str, quiet: bool) -> int:
             click.echo(str(found.finding.report))
     if not found.same:
         where = ", ".join(found.differing)
-        say(f"Error: trial {trial} was otherwise then, in {where}; another library or machine may round otherwise")
+        say(f"Error: trial {trial} differs from DIR in {where}; another library or machine may round differently")
         return CORRUPTED
     return OK

@@ -1,4 +1,4 @@
-"""The commands ``abft-tsm2 gemm | verify``: a product of two matrix files computed, or one of three checked.
+"""The commands ``abft-tsm2 gemm | verify``: the product of two matrix files, and the check of one that is there.
 
 A is read, multiplied and checked in row panels, so that the operands may be larger than the memory.
 """
@@ -21,14 +21,14 @@ import abft_tsm2
 from abft_tsm2.cli.output import (
     CORRUPTED,
     EXIT_CODES,
-    FLOAT,
     Finite,
+    computing,
     conclude,
+    conclude_file,
     exit_code,
-    quiet_option,
+    refuse,
     refuse_same_file,
     report_to,
-    verbose_option,
 )
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.io import matrix
@@ -38,20 +38,14 @@ from abft_tsm2.report import Check, Report
 PANEL_MB = matrix.PANEL_BYTES / 2**20
 
 
-def _options(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that gemm and verify share."""
-    sides = click.Choice(["auto", "rows", "columns", "both"])
-    size = Finite(min=0, min_open=True)
-    for option in (
-        verbose_option,
-        quiet_option,
-        click.option("--panel-mb", type=size, default=PANEL_MB, help="Size of what is worked on at a time."),
-        click.option("--dtype", type=FLOAT, help="Convert the inputs first; needed for integers."),
-        click.option("--check", type=sides, default="auto", help="Which checksums to compare."),
-        click.option("--report", metavar="FILE", help="Write the full report as JSON."),
-    ):
-        command = option(command)
-    return command
+_options = computing(
+    click.option(
+        "--check", type=click.Choice(["auto", "rows", "columns", "both"]), default="auto", help="Checksums to compare."
+    ),
+    click.option(
+        "--panel-mb", type=Finite(min=0, min_open=True), default=PANEL_MB, help="Size of a row panel of A and C, in MB."
+    ),
+)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -65,8 +59,8 @@ def gemm(
     """Write the product C = A B, checked and repaired.
 
     A and B are .npy, .npz (file.npz:name where it holds several arrays), .mtx or .mtx.gz files; so is C.
-    Large .npy files are worked on in row panels and may be larger than the memory. No C is left behind when
-    it is known to be wrong; the report is written even then.
+    Large .npy files are computed in row panels and may be larger than the memory. C is not written when it
+    is known to be wrong; the report is written even then.
 
     \b
     Example:
@@ -85,10 +79,8 @@ def gemm(
 
         result = _in_panels(multiply, A, B, panel_mb, quiet, stop=True)
         keep(result)
-        if exit_code(result) == CORRUPTED:
-            raise SilentDataCorruptionError(result)  # so that no file is left
-    written = f"{out} was {'not ' if exit_code(result) == CORRUPTED else ''}written"
-    return conclude(result, quiet, written, "run it again, on another machine if it stays")
+        refuse(result)
+    return conclude_file(result, quiet, out)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -148,7 +140,7 @@ def _in_panels(
     quiet: bool,
     stop: bool = False,
 ) -> Report:
-    """Do `work` on every row panel, with B encoded once; `stop` where a panel of the result stays wrong."""
+    """Call `work` for every row panel, with B encoded once; `stop` where a panel of the result stays wrong."""
     row_bytes = (A.shape[1] + B.shape[1]) * B.itemsize
     panels = list(matrix.row_panels(A.shape[0], row_bytes, int(panel_mb * 2**20)))
     shown = not quiet and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""The commands ``abft-tsm2 lu | solve``: a matrix file factored, a linear system of files solved."""
+"""The commands ``abft-tsm2 lu | solve``: factor a matrix file, solve a linear system of files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ import numpy as np
 
 import abft_tsm2
 from abft_tsm2.cli.output import (
-    CORRUPTED,
     EXIT_CODES,
-    FLOAT,
-    conclude,
-    exit_code,
-    quiet_option,
+    computing,
+    conclude_file,
+    refuse,
     refuse_same_file,
     report_to,
     say,
-    verbose_option,
 )
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.io import matrix
@@ -36,18 +33,10 @@ FACTORS = ("lu", "piv")  # what the archives that `lu` writes hold
 _OPTIONS: Any = {"check_finite": False, "on_error": "correct", "return_report": True}
 
 
-def _options(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that lu and solve share."""
-    modes = click.Choice(["auto", "online", "offline"])
-    for option in (
-        verbose_option,
-        quiet_option,
-        click.option("--dtype", type=FLOAT, help="Convert the inputs first; needed for integers."),
-        click.option("--mode", type=modes, default="auto", help="Check after each panel, or once at the end."),
-        click.option("--report", metavar="FILE", help="Write the full report as JSON."),
-    ):
-        command = option(command)
-    return command
+_MODES = click.Choice(["auto", "online", "offline"])
+_options = computing(
+    click.option("--mode", type=_MODES, default="auto", help="online: check after each panel; offline: at the end.")
+)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -59,7 +48,7 @@ def lu(a: str, out: str, report: str | None, mode: str, dtype: str | None, quiet
 
     A is a .npy, .npz (file.npz:name where it holds several arrays), .mtx or .mtx.gz file, square or not. The .npz
     holds the arrays lu and piv as scipy.linalg.lu_factor returns them, for scipy.linalg.lu_solve and for the command
-    solve. None is left behind when they are known to be wrong; the report is written even then.
+    solve. It is not written when the factors are known to be wrong; the report is written even then.
 
     \b
     Example:
@@ -75,9 +64,9 @@ def lu(a: str, out: str, report: str | None, mode: str, dtype: str | None, quiet
         factor = partial(abft_tsm2.protected_lu_factor, A, mode=mode, **_OPTIONS)
         factors, result = _outcome(factor, a, pivots, quiet)
         keep(result)
-        _refuse(result)
+        refuse(result)
         write(**dict(zip(FACTORS, factors, strict=True)))
-    return _conclude(result, quiet, out)
+    return conclude_file(result, quiet, out)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -91,7 +80,7 @@ def solve(a: str, b: str, out: str, refine: bool, report: str | None, mode: str,
 
     A is a square matrix, or the .npz that the command lu has written: then it is not factored again. b is a vector, or
     a matrix whose columns are solved for; x has its shape. Files are .npy, .npz (file.npz:name where it holds several
-    arrays), .mtx or .mtx.gz. No x is left behind when it is known to be wrong; the report is written even then.
+    arrays), .mtx or .mtx.gz. x is not written when it is known to be wrong; the report is written even then.
 
     \b
     Example:
@@ -115,9 +104,9 @@ def solve(a: str, b: str, out: str, refine: bool, report: str | None, mode: str,
             work = partial(abft_tsm2.protected_lu_solve, (A, piv), B, **_OPTIONS)
         x, result = _outcome(work, a, len(A), quiet or piv is not None)
         keep(result)
-        _refuse(result)
+        refuse(result)
         X[...] = x
-    return _conclude(result, quiet, out)
+    return conclude_file(result, quiet, out)
 
 
 def _holds_factors(name: str) -> bool:
@@ -214,13 +203,3 @@ def _progress(columns: int, quiet: bool) -> Iterator[Hook | None]:
 
         yield move
         bar.update(columns - bar.pos)
-
-
-def _refuse(result: Report) -> None:
-    if exit_code(result) == CORRUPTED:
-        raise SilentDataCorruptionError(result)  # so that no file is left
-
-
-def _conclude(result: Report, quiet: bool, out: str) -> int:
-    written = f"{out} was {'not ' if exit_code(result) == CORRUPTED else ''}written"
-    return conclude(result, quiet, written, "run it again, on another machine if it stays")

@@ -1,4 +1,4 @@
-"""The command ``abft-tsm2``: the group of all commands, and those of a few lines: info, tune, demo."""
+"""The command ``abft-tsm2``: the group of all commands, and the options of tune, info and demo."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def info(as_json: bool) -> int:
 
 @cli.command(epilog=EXIT_CODES)
 @click.option("--quick", is_flag=True, help="The commonest shapes only: under a minute.")
-@click.option("--output", metavar="FILE", help="Write there; products do not look there.")
+@click.option("--output", metavar="FILE", help="Write to FILE, which products do not read.")
 @click.option("--reset", is_flag=True, help="Delete what was measured here, and measure nothing.")
 @quiet_option
 @verbose_option
 def tune(quick: bool, output: str | None, reset: bool, quiet: bool) -> int:
     """Measure which kernel, or the vendor library, multiplies tall and skinny matrices fastest on this GPU.
 
-    What is chosen without it is kept unless something else is more than 3 % faster, and every product is checked.
-    The file in the cache directory (ABFT_TSM2_CACHE_DIR) holds for this card and its driver; products in new
-    processes follow it. Nothing else measures. Takes some minutes; interrupted, it keeps what it has.
+    The shipped choice is kept unless another one is more than 3 % faster; every product is checked. The file in
+    the cache directory (ABFT_TSM2_CACHE_DIR) is for this card and its driver, and products in new processes follow
+    it. Takes some minutes; when interrupted, it keeps what was measured.
 
     \b
     Example:
@@ -103,13 +103,13 @@ def tune(quick: bool, output: str | None, reset: bool, quiet: bool) -> int:
 
 @cli.command(epilog=EXIT_CODES)
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of every random choice.")
-@click.option("--bit", type=click.IntRange(0, 63), help="Which bit to flip; without it, the top exponent bit.")
+@click.option("--bit", type=click.IntRange(0, 63), help="Number of the bit to flip; by default the top exponent bit.")
 @click.option("--dtype", type=FLOAT, default="float64", help="Precision of every product.")
 @click.option("--out", metavar="DIR", default="abft_tsm2_demo", help="Folder for the results.")
 @quiet_option
 @verbose_option
 def demo(seed: int, bit: int | None, dtype: str, out: str, quiet: bool) -> int:
-    """Spoil a picture with one flipped bit, and see the same flip repaired.
+    """Show one flipped bit in real data, with and without protection.
 
     A photograph is compressed by a randomised SVD, and handwritten digits are classified by their nearest
     neighbours: clean, with a flipped bit in one product, and with the same flip under protection. Prints a

@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, the options of their output, and the last lines they print."""
+"""Exit codes, output options and final messages of all commands."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.io import matrix
 from abft_tsm2.io.atomic import short
 from abft_tsm2.io.matrix import MatrixFileError
@@ -27,7 +28,7 @@ FLOAT = click.Choice(["float32", "float64"])
 
 
 class Group(click.Group):
-    """Commands, the nearest of which is named where there is none of a name."""
+    """A group of commands that suggests the nearest name for one that does not exist."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -61,6 +62,19 @@ verbose_option = click.option(
 )
 
 
+def computing(*own: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """The options of commands that compute: those that all of them have, and their `own`."""
+    report = click.option("--report", metavar="FILE", help="Write the full report as JSON.")
+    dtype = click.option("--dtype", type=FLOAT, help="Convert the inputs first; needed for integers.")
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        for option in (verbose_option, quiet_option, *reversed(own), dtype, report):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def refuse_same_file(inputs: Sequence[str], *outputs: str | None) -> None:
     taken = [os.path.realpath(matrix.split_name(name)[0]) for name in inputs]
     for name in filter(None, outputs):
@@ -71,7 +85,7 @@ def refuse_same_file(inputs: Sequence[str], *outputs: str | None) -> None:
 
 @contextlib.contextmanager
 def report_to(name: str | None) -> Iterator[Callable[[Report], None]]:
-    """What keeps the report; its place is tried first, so that a bad one is known before the work."""
+    """Yield a function that writes the report to a file, which is opened first: a bad name is known before the work."""
     if name is None:
         yield lambda report: None
     else:
@@ -86,8 +100,20 @@ def exit_code(report: Report) -> int:
     return UNVERIFIABLE if Status.UNVERIFIABLE in statuses else OK
 
 
+def refuse(report: Report) -> None:
+    """SilentDataCorruptionError, so that no file is written, where the result stays wrong."""
+    if exit_code(report) == CORRUPTED:
+        raise SilentDataCorruptionError(report)
+
+
+def conclude_file(report: Report, quiet: bool, name: str) -> int:
+    """Print the report and whether the file was written; returns the exit code."""
+    written = f"{name} was {'not ' if exit_code(report) == CORRUPTED else ''}written"
+    return conclude(report, quiet, written, "run it again, on another machine if it stays")
+
+
 def conclude(report: Report, quiet: bool, outcome: str, advice: str) -> int:
-    """Print the report and what became of the file; the exit code."""
+    """Print the report and the outcome for the file; returns the exit code."""
     if not quiet:
         announce(f"{report}\n{outcome}", outcome)
     code = exit_code(report)
@@ -101,9 +127,9 @@ def conclude(report: Report, quiet: bool, outcome: str, advice: str) -> int:
 
 
 def announce(text: str, kept: str) -> None:
-    """Print on stdout what a command has to say beside its files; where that fails, say so and what is `kept`.
+    """Print the result of a command on stdout; where that fails, say so and what is `kept`.
 
-    The exit code is the verdict's: it speaks of the work and its files, which are complete.
+    The exit code is not changed: the work and its files are complete.
     """
     try:
         click.echo(text.encode("utf-8", "backslashreplace").decode())  # names of files may be any bytes
@@ -113,12 +139,12 @@ def announce(text: str, kept: str) -> None:
 
 
 def discard_output() -> None:
-    """Let go what could not be printed on stdout, so that the interpreter does not try again at its end."""
+    """Discard what could not be printed on stdout, so that the interpreter does not try again at its end."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(line: str) -> None:
-    """Print one line on stderr, whatever the text was; where stderr is closed or full, the exit code has to do."""
+    """Print the text as one line on stderr, unless stderr is closed or full."""
     with contextlib.suppress(OSError):
         click.echo(" ".join(line.split()), err=True)

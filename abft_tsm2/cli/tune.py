@@ -1,4 +1,4 @@
-"""What ``abft-tsm2 tune`` does: which problems are measured, the progress, the file and the table."""
+"""The command ``abft-tsm2 tune``: problems that are measured, the progress, the file and the table."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TuningError(AbftError):
 
 
 def problems(*, quick: bool = False) -> tuple[Problem, ...]:
-    """What is measured, small products first: A in columns and in rows, large with few columns of B, and tall.
+    """The products that are measured, small ones first: A by columns and by rows, large with a narrow B, and tall.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def problems(*, quick: bool = False) -> tuple[Problem, ...]:
 
 
 def run(*, quick: bool, output: str | None, quiet: bool) -> None:
-    """Measure on the current device, print a table, and leave a file behind, also when interrupted.
+    """Measure on the current device, print a table, and write a file, also when interrupted.
 
     Parameters
     ----------
@@ -118,12 +118,12 @@ def run(*, quick: bool, output: str | None, quiet: bool) -> None:
     if not quiet:
         changed = [entry for entry in done if _differs(entry, device)]
         told = [_table(done if quick else changed, device), *(f"skipped: {line}" for line in skipped)]
-        told += [f"{len(done)} cases on {device.name}, {len(changed)} of them chosen otherwise than shipped: {path}"]
+        told += [f"{len(done)} cases on {device.name}, {len(changed)} of them differ from what is shipped: {path}"]
         announce("\n".join(told), f"{path} was written")
 
 
 def reset() -> str:
-    """Delete what was measured on the current device; returns what became of it, in words."""
+    """Delete what was measured on the current device; returns a message."""
     path = tuning_file.path_of(_card().name)
     try:
         path.unlink()
@@ -159,7 +159,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _previous(path: Path, device: Device) -> tuple[Entry, ...]:
-    """What the file holds that still counts."""
+    """The entries of the file that hold for this card and driver."""
     try:
         return tuning_file.read(path, device.name).entries
     except (OSError, ValueError):
@@ -174,7 +174,7 @@ def _signed(device: Device, entries: tuple[Entry, ...]) -> Measurements:
 
 
 def _results(device: Device, cases: Sequence[Problem], quick: bool) -> Iterator[Entry | str]:
-    """For each case its entry, or why there is none."""
+    """For each case its entry, or the reason why there is none."""
     import cupy
 
     pool = cupy.get_default_memory_pool()
@@ -199,7 +199,7 @@ def _results(device: Device, cases: Sequence[Problem], quick: bool) -> Iterator[
 
 
 def _with_progress(results: Iterator[Entry | str], length: int, quiet: bool) -> Iterator[Entry | str]:
-    """The same results, shown as a bar on a terminal, else as a line now and then."""
+    """The same results, shown as a bar on a terminal, else as `_LINES` lines."""
     if quiet or sys.stderr.isatty():
         bar: Any = click.progressbar(results, length=length, label="tune", file=sys.stderr)
         with contextlib.nullcontext(results) if quiet else bar as steps:
@@ -232,7 +232,7 @@ def _table(entries: Sequence[Entry], device: Device) -> str:
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if any(_differs(entry, device) for entry in entries):
-        lines.append("* chosen otherwise than shipped")
+        lines.append("* differs from the choice that is shipped")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Injection: faults are planted while the shipped code runs, through ``on_stage``, or around a user's own function."""
+"""Injection of faults while the shipped code runs, through ``on_stage``, or around a function of a user's own."""
 
 from __future__ import annotations
 
@@ -74,6 +74,17 @@ class Injector:
         self._seen: dict[str, Array] = {}
         self._undo: list[tuple[str, Array, Array]] = []
         self._changed: list[Array] = []
+
+    @property
+    def bit(self) -> int:
+        """The number of the bit, where all that was planted changed the same one; else -1."""
+        bits = {one.bit for one in self.planted}
+        return bits.pop() if len(bits) == 1 else -1
+
+    def missing(self) -> list[Plan]:
+        """The plans that were not planted: their sites were not reached."""
+        there = {id(one.plan) for one in self.planted}
+        return [plan for plan in self.plans if id(plan) not in there]
 
     def __call__(self, stage: str, arrays: Mapping[str, Array]) -> None:
         visit = self.visits[stage]
@@ -181,8 +192,6 @@ def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[A
         faulty: Any = injector.around(target)
         faulty.injector = injector
         yield faulty
-    there = {id(one.plan) for one in injector.planted}
-    for plan in plans:
-        if id(plan) not in there:
-            reached = ", ".join(f"{name} {count} times" for name, count in injector.visits.items()) or "none"
-            raise RuntimeError(f"{plan} was never planted: stages reached are {reached}")
+    for plan in injector.missing():
+        reached = ", ".join(f"{name} {count} times" for name, count in injector.visits.items()) or "none"
+        raise RuntimeError(f"{plan} was never planted: stages reached are {reached}")

@@ -1,4 +1,4 @@
-"""What each fault model does to the live array: in place, on the array's own device, and never through the host.
+"""The fault models: changes of a live array in place, on the array's own device, and never through the host.
 
 Words are changed as unsigned integers of the same width, so that every type and every layout is served, NaN and its
 payload, subnormal numbers and both zeros among them. Numbers that are computed with are float64.

@@ -1,4 +1,4 @@
-"""Fault plans: what goes wrong, where, when, and how often; frozen, seeded, and the same after a trip through JSON."""
+"""Fault plans: what goes wrong, where, when and how often; frozen, seeded, and the same after JSON."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Plan(Record):
 
     @property
     def single(self) -> bool:
-        """Whether it changes one element and no more."""
+        """Whether it changes one element only."""
         return self.model == "multi_bit" or (self.model in ELEMENTS and self.count == 1)
 
     def rng(self) -> np.random.Generator:

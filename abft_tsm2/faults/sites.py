@@ -1,4 +1,4 @@
-"""What a site is: a stage of a protected operation, one of its live arrays, and a part of that array."""
+"""Sites of faults: a stage of a protected operation, one of its live arrays, and a part of that array."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ LEFT_BEHIND = 8  # columns in which rows are not exchanged
 
 
 def step(arrays: Arrays) -> tuple[int, int]:
-    """The columns j:j1 of the panel; all of them where no step is under way."""
+    """The columns j:j1 of the panel; all of them outside of a step."""
     first, last = arrays.get("step", (0, min(arrays["W"].shape)))
     return int(first), int(last)
 

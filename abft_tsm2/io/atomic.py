@@ -1,6 +1,6 @@
-"""Files that appear under their names whole, or not at all.
+"""Output files that appear under their names whole, or not at all.
 
-A file is written beside its place, flushed to the disk, and renamed.
+A file is written under a temporary name in the same folder, flushed to the disk, and renamed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MatrixFileError(AbftError):
 
 @contextmanager
 def output_file(name: Name) -> Iterator[Callable[[bytes], None]]:
-    """A function that takes the content of the file `name`, which appears when the block ends."""
+    """Yield a function that takes the content of the file `name`, which appears when the block ends."""
     with atomic_path(name) as temporary:
 
         def keep(content: bytes) -> None:
@@ -36,7 +36,7 @@ def output_file(name: Name) -> Iterator[Callable[[bytes], None]]:
 
 @contextmanager
 def atomic_path(name: Name) -> Iterator[Path]:
-    """A temporary file in the folder of `name`: renamed to it when the block ends, removed when it fails.
+    """Yield a temporary file in the folder of `name`: renamed to it when the block ends, removed when it fails.
 
     Raises
     ------

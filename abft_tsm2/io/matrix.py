@@ -1,4 +1,4 @@
-"""Matrix files: .npy, .npz and Matrix Market in; the same out, whole or not at all.
+"""Matrix files, read and written: .npy, .npz and Matrix Market; written whole or not at all.
 
 A large .npy is memory-mapped in both directions and worked on in row panels, so that a matrix may be larger
 than the memory. A file appears under its name only when it is complete (`abft_tsm2.io.atomic`).
@@ -226,7 +226,7 @@ def _choose(path: Path, names: list[str], member: str | None) -> str:
 
 
 def physical_memory() -> int:
-    """Bytes of physical memory, 8 GB where the system does not tell."""
+    """Bytes of physical memory, 8 GB where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -301,7 +301,7 @@ def output_arrays(name: Name, size: int) -> Iterator[Callable[..., None]]:
     Raises
     ------
     MatrixFileError
-        If the file cannot be written, or the disk has no room for its `size` bytes, before any work is done.
+        If the file cannot be written, or the disk has less than its `size` bytes free, before any work is done.
     """
     path = Path(name)
     if _extension(path, "written") != ".npz":
@@ -324,7 +324,7 @@ def _want_room(temporary: Path, size: int) -> None:
 
 
 def _reserved(temporary: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
-    # Writing to a mapped page for which the disk has no room would kill the process: claim every page now.
+    # Writing to a mapped page on a full disk would kill the process: claim every page now.
     _want_room(temporary, math.prod(shape) * dtype.itemsize)
     mapped = npy.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import math
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2.faults.judge import factor_oracle
-from benchmarks import bench_lu, lu_figure, lu_tables, tables
+from benchmarks import bench_lu, lu_tables, tables
 from tests.support.fake_lu import library
 from tests.support.planting import normal
 
@@ -89,18 +88,6 @@ def test_the_last_row_of_a_matrix_counts(results: Path) -> None:
     assert len(lu_tables.latest("factor")) == 8
 
 
-def test_the_figure_is_drawn(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    file = results / "lu.svg"
-    assert lu_figure.main(["--output", str(file)]) == 0
-    first = file.read_bytes()
-    assert first.count(b"<path") > 20
-    assert lu_figure.main(["--output", str(file)]) == 0
-    assert file.read_bytes() == first
-    assert lu_figure.main(["--input", str(results / "absent.csv"), "--output", str(file)]) == 1
-    assert "is missing" in capsys.readouterr().err
-
-
 def test_bars_of_times() -> None:
     row = {**dict.fromkeys(bench_lu.COLUMNS, ""), "suite": "factor", "dtype": "float64", "order": "C", "n": 2048}
     row |= {"scipy_ms": 1.0, "online": 1.5, "auto": 1.1, "unprotected": 1.6, "offline": 1.25, "checks": 0.1}
@@ -128,20 +115,3 @@ def test_wrong_results_are_told(
     assert bench_lu.main(["--sizes", "32", "--pairs", "1", "--only", "repair float64 C"]) == 1
     assert "WRONG" in capsys.readouterr().out
     assert "| wrong |" in lu_tables.repair()
-
-
-# ---- command lines -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["bench_lu", "lu_figure"])
-def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        importlib.import_module(f"benchmarks.{name}").main(["--help"])
-    assert stopped.value.code == 0
-    assert f"benchmarks.{name}" in capsys.readouterr().out
-
-
-def test_typing_errors_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    library(monkeypatch)
-    assert bench_lu.main(["--only", "factor flaot64"]) == 2
-    assert "there are factor float64 C 512," in capsys.readouterr().out

@@ -5,12 +5,10 @@ Their judge is tested in test_stream_judge.py, rows and bars in test_stream_bars
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,24 +16,10 @@ import pytest
 
 from abft_tsm2.core.device import known
 from abft_tsm2.core.encode_both import encode_both
-from benchmarks import (
-    bench_tsm2,
-    campaign,
-    contenders,
-    gpu_timing,
-    host_times,
-    stream_bars,
-    stream_contenders,
-    stream_grid,
-    tables,
-)
+from benchmarks import bench_tsm2, contenders, gpu_timing, stream_bars, stream_grid, suite, tables
 from benchmarks.contenders import CUPY, GEMV
-from benchmarks.stream_bars import BARS, Bar
-from benchmarks.stream_contenders import BOTH, FUNCTION, TWO
-from benchmarks.stream_grid import SUITES, Cell, grid
-from benchmarks.stream_operands import Encodings, Products
-from benchmarks.stream_rows import OTHER, OWN, PAPER
-from benchmarks.stream_suites import StreamCampaign
+from benchmarks.stream_bars import BARS
+from benchmarks.stream_grid import FUNCTION, OTHER, OWN, PAPER, SUITES, Cell, grid
 from tests.support.fake_card import Card
 
 H200 = known("H200")
@@ -99,16 +83,16 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
     for name in ("perf_counter", "monotonic"):
         monkeypatch.setattr(gpu_timing.time, name, lambda: card.host)
-    monkeypatch.setattr(stream_contenders, "tall_skinny_matmul", function)
-    monkeypatch.setattr(stream_contenders, "encode_both", both)
-    monkeypatch.setattr(stream_contenders, "run", paper)
-    monkeypatch.setattr(contenders, "compiled", lambda config: None)
-    monkeypatch.setattr(campaign, "query", lambda: H200)
-    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(contenders, "tall_skinny_matmul", function)
+    monkeypatch.setattr(contenders, "encode_both", both)
+    monkeypatch.setattr(contenders, "run", paper)
+    monkeypatch.setattr(suite, "compiled", lambda config: None)
+    monkeypatch.setattr(suite, "query", lambda: H200)
+    monkeypatch.setattr(suite.signal, "signal", lambda *_: None)
     monkeypatch.setattr(stream_grid, "grid", lambda: SMALL)
     monkeypatch.setattr(stream_bars, "BARS", [bar for bar in BARS if bar.column != "share_of_ceiling"])
     monkeypatch.setattr("benchmarks.ceilings.BYTES", 1 << 20)
-    monkeypatch.setattr(host_times.measure, "__defaults__", (40,))
+    monkeypatch.setattr(gpu_timing, "CALLS", 40)
     return card
 
 
@@ -154,88 +138,11 @@ def test_a_run_times_and_judges_every_contender(card: Card, tmp_path: Path, caps
     assert f"{len(SMALL)} of {len(SMALL)} cells" in text
 
 
-def test_who_is_timed(card: Card, tmp_path: Path) -> None:
-    _, rows = bench(tmp_path)
-
-    def names(suite: str, order: str, dtype: str, n: int = 0) -> set[str]:
-        fits = {"suite": suite, "order": order, "dtype": dtype} | ({"n": str(n)} if n else {})
-        return {one["contender"] for one in rows if all(one[key] == value for key, value in fits.items())}
-
-    layouts = {f"cuBLAS {a}{b}{c}" for a, b, c in product("C", "CF", "CF")}
-    assert names("rows", "rows", "float32", 16) == {FUNCTION, CUPY, *layouts}
-    assert names("rows", "rows", "float32", 1) == {FUNCTION, CUPY, GEMV, "cuBLAS CCC"}
-    assert names("rows", "rows", "bfloat16") == {FUNCTION, CUPY, *layouts}
-    columns = {name.replace(" C", " F") for name in layouts}
-    assert names("columns", "columns", "float32", 16) == {FUNCTION, CUPY, "V3", *columns}
-    assert names("transposed", "transposed", "float64") == {FUNCTION, CUPY, *columns}
-    assert names("stream", "columns", "float32") == {FUNCTION, f"{FUNCTION}, graph", CUPY, "Opt-1", "Opt-2", *columns}
-    assert names("batches", "rows", "float64") == {FUNCTION, f"{FUNCTION}, graph", CUPY, *layouts}
-    assert names("both", "rows", "float32") == {BOTH, TWO, CUPY}
-    assert names("host", "rows", "float32") == {FUNCTION, CUPY, f"{FUNCTION}, out", f"{CUPY}, out"}
-    mixed = [one for one in rows if one["out"] == "float64" and one["dtype"] == "float32"]
-    assert [one["contender"] for one in mixed] == [FUNCTION, CUPY]
-    how = {one["contender"]: one["how"] for one in rows if one["suite"] == "complaints"}
-    assert (how[FUNCTION], how[f"{FUNCTION}, graph"]) == ("queued", "graph")
-    assert {one["kernel"] for one in rows if one["family"] == OWN and one["suite"] == "rows"} != {""}
-
-
-def test_without_pytorch_and_bfloat16_the_others_are_timed(
-    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def matmul(a: Any, b: Any, out: Any) -> None:
-        raise TypeError("bfloat16 is not supported")
-
-    monkeypatch.setattr(sys.modules["cupy"], "matmul", matmul)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    path = tmp_path / "stream.csv"
-    assert bench_tsm2.main(["--output", str(path), "--only", "bfloat16", "--only", "complaints"]) == 1
-    rows = tables.read("stream", path)
-    notes = {one["contender"]: one["note"] for one in rows if one["dtype"] == "bfloat16" and one["ms"] == ""}
-    assert notes == {CUPY: "TypeError: bfloat16 is not supported"}
-    missing = {one["contender"] for one in rows if one["dtype"] == "float32" and "torch" in one["note"]}
-    assert missing == {stream_contenders.LT, contenders.TORCH}
-    assert [one["contender"] for one in rows if one["error"]] == [CUPY]  # of float32, where it has to be
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_pytorch_is_timed_in_a_graph_and_left_out_where_it_fails(
-    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
-) -> None:
-    chosen: list[str] = []
-
-    def matmul(a: Any, b: Any, out: Any) -> None:
-        if chosen[-1] == "cublaslt" and not works:
-            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
-        card.launch(lambda: np.copyto(out, a @ b), 3e-5)
-
-    cuda = SimpleNamespace(stream=contextlib.nullcontext, ExternalStream=lambda pointer: None)
-    torch = ModuleType("torch")
-    torch.__dict__.update(
-        as_tensor=lambda x, device: x,
-        matmul=matmul,
-        cuda=cuda,
-        backends=SimpleNamespace(cuda=SimpleNamespace(preferred_blas_library=chosen.append)),
-    )
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(stream_contenders, "torch_graph", gpu_timing.graph)
-    path = tmp_path / "stream.csv"
-    bench_tsm2.main(["--output", str(path), "--suite", "stream", "--suite", "columns"])
-    rows = [one for one in tables.read("stream", path) if "PyTorch" in one["contender"]]
-    assert not any(one["error"] for one in rows)
-    assert {one["contender"] for one in rows} == {stream_contenders.LT, contenders.TORCH}
-    for one in rows:
-        if one["contender"] == stream_contenders.LT and not works:
-            assert (one["ms"], one["note"]) == ("", "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED")
-        else:
-            assert float(one["ms"]) == pytest.approx(0.03, rel=1e-3)
-            assert one["how"] == ("graph" if one["suite"] == "stream" else "queued")
-
-
 @pytest.mark.parametrize("fault", ["one element", "not written", "raises", "only in the end"])
 def test_a_wrong_product_is_found(
     card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, capsys: Any
 ) -> None:
-    right, count = stream_contenders.tall_skinny_matmul, 0
+    right, count = contenders.tall_skinny_matmul, 0
 
     def function(A: Any, B: Any, *, out: Any, dtype: Any) -> Any:
         nonlocal count
@@ -250,7 +157,7 @@ def test_a_wrong_product_is_found(
         if fault == "one element" or (fault == "only in the end" and count > 10):
             out[3, 1] *= 1 + 1e-11
 
-    monkeypatch.setattr(stream_contenders, "tall_skinny_matmul", function)
+    monkeypatch.setattr(contenders, "tall_skinny_matmul", function)
     code, rows = bench(tmp_path, "--suite", "rows", "--suite", "transposed")
     assert code == 1
     assert {(one["contender"], one["out"]) for one in rows if one["error"]} == {(FUNCTION, "float64")}
@@ -271,83 +178,3 @@ def test_a_wrong_product_of_another_library_is_left_out(
     assert code == 0
     assert {one["contender"] for one in rows if one["error"].startswith("wrong product")} == {CUPY}
     assert "left out: rows rows float32 float32 60 40 2 1 0 CuPy A @ B: wrong product" in capsys.readouterr().out
-
-
-def test_a_wrong_encoding_is_found(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = stream_contenders.encode_both
-
-    def both(A: Any, V: Any, W: Any, *, squares: bool) -> Any:
-        found = right(A, V, W, squares=squares)
-        found.column_squares[7] *= 1 + 1e-4
-        return found
-
-    monkeypatch.setattr(stream_contenders, "encode_both", both)
-    code, rows = bench(tmp_path, "--suite", "both", "--only", "float32")
-    assert code == 1
-    assert {one["contender"] for one in rows if one["error"].startswith("wrong product of normal")} == {BOTH}
-
-
-def test_a_call_that_makes_its_result_leaves_nan_behind_for_the_next(card: Card) -> None:
-    (cell,) = (one for one in SMALL if one.suite == "host")
-    operands = Products([cell], 1)
-    operands.fill("normal", 0)
-    entry = next(
-        make() for name, _, make in stream_contenders.products(cell, operands, H200, False) if name == FUNCTION
-    )
-    entry.call.run(0)
-    (made,) = entry.outputs[0]
-    assert operands.judge(entry.outputs[0]).ok
-    entry.poison()
-    assert np.isnan(made).all()
-    assert entry.outputs == [[]]
-
-
-def test_a_missed_bar_is_a_fault_and_shown(
-    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    bar = Bar("half of reading", 0.5, where={"suite": ("rows",)})
-    monkeypatch.setattr(stream_bars, "BARS", (bar,))
-    code, _ = bench(tmp_path, "--suite", "rows")
-    text = capsys.readouterr().out
-    assert code == 1
-    assert "| half of reading: >= 50.0% | 0.0% (" in text
-    assert "FAULT half of reading: worst 0.0%, the bar is 50.0%" in text
-
-
-def test_memory_and_time_limits_leave_cells_out(
-    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    assert bench(tmp_path, "--limit-seconds", "1") == (0, [])
-    assert f"{len(SMALL)} cells left out after the time limit" in capsys.readouterr().out
-    monkeypatch.setattr(StreamCampaign, "bytes", lambda self, cells: card.memory + 1)
-    code, rows = bench(tmp_path, "--suite", "both")
-    assert code == 0
-    assert {one["note"].partition(":")[0] for one in rows} == {"not measured"}
-
-
-def test_the_estimate_of_memory_covers_operands_and_outputs(card: Card) -> None:
-    for cell in (SMALL[0], *(one for one in SMALL if one.suite in ("batches", "both"))):
-        kind = Encodings if cell.suite == "both" else Products
-        operands = kind([cell], 2)
-        assert kind.bytes([cell], 2) > sum(x.nbytes for x in operands.A) + cell.bytes
-
-
-# ---- the host's clock ---------------------------------------------------------------------------------------------
-
-
-def test_host_times_are_of_the_calls_and_not_of_the_card(card: Card) -> None:
-    seen: list[str] = []
-
-    def call(name: str, launches: int) -> Any:
-        def run() -> None:
-            seen.append(name)
-            for _ in range(launches):
-                card.launch(lambda: None, 1.0)  # the card is far slower than the host
-
-        return run
-
-    found = host_times.measure({"one": call("one", 1), "three": call("three", 3)}, 50)
-    assert {name: len(times) for name, times in found.items()} == {"one": 60, "three": 60}
-    assert found["one"] == pytest.approx([1e-5] * 60)
-    assert found["three"] == pytest.approx([3e-5] * 60)
-    assert [name for name, _ in groupby(seen)] == ["one", "three", "one", "three"]  # one, three; three, one; one, three

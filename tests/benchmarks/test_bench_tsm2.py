@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,16 @@ import pytest
 from abft_tsm2.core.device import Ceilings, known
 from abft_tsm2.core.paper.config import TSM2L, Config, is_valid, why_not
 from abft_tsm2.errors import NotSuitable
+from abft_tsm2.faults.judge import oracle
 from abft_tsm2.faults.judge.oracle import reference, require
-from benchmarks import bench_tsm2, campaign, contenders, gpu_products, gpu_timing, tables, tsm2_grid
-from benchmarks.gpu_products import errors, worse
+from benchmarks import bench_tsm2, contenders, gpu_timing, judge, suite, tables, tsm2_grid
+from benchmarks.bench_tsm2 import PaperSuite
 from benchmarks.gpu_timing import Times
-from benchmarks.paper_suites import PaperCampaign
+from benchmarks.judge import errors, worse
 from benchmarks.rows import timed
 from benchmarks.sheet import Sheet
-from benchmarks.tsm2_grid import COLUMNS, Cell, compare, empty_row, grid, kernels, key, published_ms, sweep
+from benchmarks.stream_grid import Cell
+from benchmarks.tsm2_grid import COLUMNS, compare, empty_row, grid, kernels, key, product, published_ms, sweep
 from tests.support.fake_card import Card
 from tests.support.oracles import exact_product
 
@@ -48,12 +49,7 @@ def test_the_grid_is_the_papers() -> None:
 def test_every_published_time_belongs_to_a_cell_of_the_default_subset() -> None:
     published = published_ms()
     assert len([one for one in published if one[0] == "tsm2r"]) == 24
-    assert set(published) <= {cell.key for cell in grid() if cell.default}
-
-
-def test_cells_with_the_same_matrix_are_neighbours() -> None:
-    groups = [group for group, _ in groupby(grid(), key=lambda cell: cell.group)]
-    assert len(groups) == len(set(groups))
+    assert set(published) <= {key(empty_row(cell, "")) for cell in grid() if cell.default}
 
 
 def test_every_kernel_that_is_timed_can_be_chosen() -> None:
@@ -74,7 +70,7 @@ def test_the_sweep_is_small_and_valid() -> None:
 
 
 def test_bytes_and_ceiling() -> None:
-    assert Cell("tsm2r", 100, 50, 2, "float64").bytes == 8 * (5000 + 100 + 200)
+    assert product("tsm2r", 100, 50, 2, "float64").bytes == 8 * (5000 + 100 + 200)
     assert {cell.ceiling for cell in grid() if cell.suite in ("tsm2l", "tcf")} == {"copy"}
     assert {cell.ceiling for cell in grid() if cell.suite in ("tsm2r", "rectangular")} == {"read"}
 
@@ -97,7 +93,7 @@ def operands(shape: tuple[int, int, int], dtype: str, normal: bool) -> tuple[np.
 def test_the_reference_is_exact_but_for_a_sliver_of_the_bound(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], dtype: str, normal: bool
 ) -> None:
-    monkeypatch.setattr(gpu_products, "BLOCK_BYTES", 8 * shape[0] * 20)  # several blocks
+    monkeypatch.setattr(oracle, "BLOCK_BYTES", 8 * shape[0] * 20)  # several blocks
     a, b = operands(shape, dtype, normal)
     found = reference(a, b)
     require(found, a, b)
@@ -134,7 +130,7 @@ def test_a_reference_that_is_off_is_refused() -> None:
 
 # ---- rows ---------------------------------------------------------------------------------------------------------
 
-CELL = Cell("tsm2r", 20480, 20480, 16, "float64")
+CELL = product("tsm2r", 20480, 20480, 16, "float64")
 
 
 def cell_rows(milliseconds: dict[str, float], cell: Cell = CELL) -> list[dict[str, Any]]:
@@ -187,7 +183,7 @@ def test_what_is_missing_or_wrong_is_a_fault() -> None:
 
 
 def test_a_nan_is_the_worst() -> None:
-    good, bad = gpu_products.Errors(0.5, 0.5, 0), gpu_products.Errors(float("nan"), 0.1, 2)
+    good, bad = judge.Errors(0.5, 0.5, 0), judge.Errors(float("nan"), 0.1, 2)
     for pair in ((good, bad), (bad, good)):
         found = worse(*pair)
         assert np.isnan(found.norm)
@@ -212,11 +208,11 @@ def test_a_sheet_keeps_each_row_and_goes_on(tmp_path: Path) -> None:
 # ---- a whole run --------------------------------------------------------------------------------------------------
 
 SMALL = (
-    *(Cell("tsm2r", 60, 40, n, dtype) for dtype in ("float32", "float64") for n in (2, 16)),
-    Cell("tsm2l", 300, 8, 8, "float32"),
-    Cell("tcf", 300, 16, 16, "float64"),
-    Cell("rectangular", 50, 20, 16, "float64"),
-    Cell("small_k", 40, 1, 16, "float64"),
+    *(product("tsm2r", 60, 40, n, dtype) for dtype in ("float32", "float64") for n in (2, 16)),
+    product("tsm2l", 300, 8, 8, "float32"),
+    product("tcf", 300, 16, 16, "float64"),
+    product("rectangular", 50, 20, 16, "float64"),
+    product("small_k", 40, 1, 16, "float64"),
 )
 
 
@@ -235,14 +231,14 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     for name in ("perf_counter", "monotonic"):
         monkeypatch.setattr(gpu_timing.time, name, lambda: card.host)
 
-    def function(A: Any, B: Any, *, out: Any) -> None:
+    def function(A: Any, B: Any, *, out: Any, dtype: Any = None) -> None:
         card.launch(lambda: np.copyto(out, A @ B), 5e-4)
 
     monkeypatch.setattr(contenders, "run", run)
     monkeypatch.setattr(contenders, "tall_skinny_matmul", function)
-    monkeypatch.setattr(contenders, "compiled", lambda config: None)
-    monkeypatch.setattr(campaign, "query", lambda: H200)
-    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(suite, "compiled", lambda config: None)
+    monkeypatch.setattr(suite, "query", lambda: H200)
+    monkeypatch.setattr(suite.signal, "signal", lambda *_: None)
     monkeypatch.setattr(tsm2_grid, "grid", lambda: list(SMALL))
     monkeypatch.setattr("benchmarks.ceilings.BYTES", 1 << 20)
     return card
@@ -257,7 +253,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[tables.Row]]:
 def test_a_run_times_and_judges_every_contender(card: Card, tmp_path: Path) -> None:
     code, rows = bench(tmp_path)
     assert code == 0
-    assert {key(row) for row in rows} == {cell.key for cell in SMALL}
+    assert {key(row) for row in rows} == {key(empty_row(cell, "")) for cell in SMALL}
     assert set(rows[0]) >= set(COLUMNS) | {"device", "driver", "cuda", "cupy", "numpy", "python", "date"}
     for row in rows:
         assert not row["error"]
@@ -278,53 +274,18 @@ def test_a_run_times_and_judges_every_contender(card: Card, tmp_path: Path) -> N
     assert tall["tall_skinny_matmul"]["speedup"] == "4.0"
 
 
-@pytest.mark.parametrize("fault", ["one element", "not written", "raises", "only in the end"])
-def test_a_wrong_kernel_is_found(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    right, count = contenders.run, 0
-
-    def run(config: Config, device: Any, A: Any, B: Any, C: Any) -> None:
-        nonlocal count
-        right(config, device, A, B, C)
-        if config.variant != "V2" or config.dtype != "float64":
-            return
-        count += 1
-        if fault == "raises":
-            raise ValueError("no")
-        if fault == "not written":
-            C[-1] = np.nan
-        if fault == "one element" or (fault == "only in the end" and count > 10):
-            C[3, 1] *= 1 + 1e-11
-
-    monkeypatch.setattr(contenders, "run", run)
-    code, rows = bench(tmp_path, "--only", "tsm2r")
-    assert code == 1
-    assert {(row["contender"], row["dtype"]) for row in rows if row["error"]} == {("V2", "float64")}
-
-
 def test_an_interrupt_keeps_what_was_measured(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = PaperCampaign.group
+    group = PaperSuite.group
 
     def stops(self: Any, cells: Any) -> None:
         if cells[0].suite == "tcf":
             raise KeyboardInterrupt
         group(self, cells)
 
-    monkeypatch.setattr(PaperCampaign, "group", stops)
+    monkeypatch.setattr(PaperSuite, "group", stops)
     code, rows = bench(tmp_path)
     assert code == 130
     assert {row["suite"] for row in rows} == {"tsm2r", "tsm2l"}
-
-
-def test_time_and_memory_limits_leave_cells_out(
-    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    code, rows = bench(tmp_path, "--limit-seconds", "1")
-    assert (code, rows) == (0, [])
-    assert "8 cells left out after the time limit" in capsys.readouterr().out
-    monkeypatch.setattr(PaperCampaign, "bytes", lambda self, cells: card.memory + 1)
-    code, rows = bench(tmp_path, "--only", "small_k")
-    assert code == 0
-    assert [row["note"].partition(":")[0] for row in rows] == ["not measured"]
 
 
 def test_a_lost_device_ends_the_run_with_a_row(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is made of the GPU benchmarks' CSV: tables, figures, and the profiler's numbers; the command lines.
+"""What is made of the GPU benchmarks' CSV: tables, and the profiler's numbers; the command lines.
 
 The run itself is tested in test_bench_tsm2.py, the stopwatch in test_gpu_timing.py.
 """
@@ -22,19 +22,15 @@ from benchmarks.sheet import Sheet
 from benchmarks.tsm2_grid import COLUMNS, grid, kernels
 from tests.benchmarks.test_bench_tsm2 import CELL, cell_rows
 
-FIGURES = ("speedup", "bandwidth", "tall", "rectangular", "small_k", "tcf", "ladder")
-
 # ---- command lines ------------------------------------------------------------------------------------------------
 
 SCRIPTS = (
     "bench_gemm",
     "bench_tsm2",
     "ceilings",
-    "gemm_figure",
+    "figures",
     "load_efficiency",
-    "stream_figure",
     "tables",
-    *(f"paper.{name}" for name in FIGURES),
 )
 
 
@@ -103,24 +99,6 @@ def test_the_tables_show_every_cell_and_who_lost(results: Path) -> None:
     assert "   float32 10240 x 10240 x 2 | 0.14 | cuBLAS | 0.21 | 0.28 | 32.6% | 0.50 | 0.75 | 0.885 | 0.32\n" in text
     assert "Made-up card" in text
     assert "reading reaches 4600 GB/s" in text
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_drawn(results: Path, name: str, capsys: Any) -> None:
-    pytest.importorskip("matplotlib")
-    script, file = importlib.import_module(f"benchmarks.paper.{name}"), results / "figures" / f"{name}.svg"
-    assert script.main(["--output", str(file)]) == 0
-    assert file.read_bytes().count(b"<path") > 20
-    assert script.main(["--input", str(results / "absent.csv"), "--output", str(file)]) == 1
-    assert "is missing" in capsys.readouterr().err
-
-
-def test_the_same_numbers_give_the_same_file(results: Path) -> None:
-    pytest.importorskip("matplotlib")
-    files = [results / f"{number}.svg" for number in range(2)]
-    for file in files:
-        assert importlib.import_module("benchmarks.paper.small_k").main(["--output", str(file)]) == 0
-    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 NUMBERS = {metric: str(50 + number) for number, metric in enumerate(load_efficiency.METRICS.values())}

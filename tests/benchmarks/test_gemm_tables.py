@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gemm_bars, gemm_device, gemm_figure, gemm_rows, tables
+from benchmarks import gemm_bars, gemm_grid, tables
 from benchmarks.gemm_bars import BARS, verdicts
-from benchmarks.gemm_device import TF32, WIDE, Cell
+from benchmarks.gemm_grid import TF32, WIDE, Cell
 from benchmarks.gpu_timing import Times
 from benchmarks.sheet import Sheet
 
@@ -18,8 +18,8 @@ def row(cell: Cell, percent: float, plain: float = 1e-3) -> dict[str, Any]:
     """A row whose rounds drift by half, both samples alike."""
     drift = [plain * (1 + 0.05 * i) for i in range(11)]
     mine = [x * (1 + 1e-2 * percent) for x in drift]
-    made = gemm_rows.timed(cell, Times(drift, hidden=11), Times(mine, hidden=9), 4000)
-    return {**gemm_rows.empty_row(cell), **made, "read_gbs": 4000, "status": "CLEAN", "judged": 0.1}
+    made = gemm_grid.timed(cell, Times(drift, hidden=11), Times(mine, hidden=9), 4000)
+    return {**gemm_grid.empty_row(cell), **made, "read_gbs": 4000, "status": "CLEAN", "judged": 0.1}
 
 
 def test_rounds_are_compared_in_pairs() -> None:
@@ -28,21 +28,21 @@ def test_rounds_are_compared_in_pairs() -> None:
     assert found["plain_us"] == pytest.approx(1250)
     assert found["overhead_us"] == pytest.approx(37.5)
     assert (found["samples"], found["hidden"]) == (11, 9)
-    assert "hidden 9 of 11" in gemm_rows.text(found)
+    assert "hidden 9 of 11" in gemm_grid.text(found)
     cell = Cell("square", 40, 40, 40, "float32")
-    assert gemm_rows.timed(cell, Times(error="lost"), Times([1.0]), 4000) == {"error": "lost"}
-    assert "time limit" in gemm_rows.timed(cell, Times(), Times(), 4000)["error"]
+    assert gemm_grid.timed(cell, Times(error="lost"), Times([1.0]), 4000) == {"error": "lost"}
+    assert "time limit" in gemm_grid.timed(cell, Times(), Times(), 4000)["error"]
 
 
 def measured(factor: float) -> list[dict[str, Any]]:
     """Rows of the whole grid, each at so much of its bar."""
     rows = []
-    for cell in gemm_device.grid():
+    for cell in gemm_grid.grid():
         limits = [bar for bar in BARS if bar.covers(cell)]  # type: ignore[arg-type]
         limit = limits[0].limit if limits and limits[0].column == "overhead_pct" else 10
         one = row(cell, factor * limit)
         if cell.suite == "host":
-            one = {**gemm_rows.empty_row(cell), "host_us": 60 * factor, "read_gbs": 4000}
+            one = {**gemm_grid.empty_row(cell), "host_us": 60 * factor, "read_gbs": 4000}
         elif (cell.suite, cell.n) == ("square", 512):
             one["overhead_us"] = 20 * factor
         rows.append(one)
@@ -78,7 +78,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = measured(0.9)
     (failed,) = (one for one in rows if (one["dtype"], one["n"], one["variant"]) == ("float16", 4096, WIDE))
     failed.update(error="wrong product")
-    with Sheet(tmp_path / "gemm_device.csv", (*gemm_rows.COLUMNS, *environment)) as sheet:
+    with Sheet(tmp_path / "gemm_device.csv", (*gemm_grid.COLUMNS, *environment)) as sheet:
         for one in rows:
             sheet.append({**one, **environment})
     return tmp_path
@@ -105,15 +105,3 @@ def test_the_tables_show_every_cell(results: Path) -> None:
     assert float(cells[9]) == pytest.approx(1250 * (0.036 - 0.0252), abs=0.1)
     assert "| failed |" in next(one for one in lines if one.startswith("float16 4096 "))
     assert any(one.startswith("float32 by TF32 4096 ") for one in lines)
-
-
-def test_the_figure_is_drawn(results: Path, capsys: Any) -> None:
-    pytest.importorskip("matplotlib")
-    file = results / "gemm.svg"
-    assert gemm_figure.main(["--output", str(file)]) == 0
-    first = file.read_bytes()
-    assert first.count(b"<path") > 20
-    assert gemm_figure.main(["--output", str(file)]) == 0
-    assert file.read_bytes() == first
-    assert gemm_figure.main(["--input", str(results / "absent.csv"), "--output", str(file)]) == 1
-    assert "is missing" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -186,3 +187,36 @@ def test_the_environment_names_card_and_versions(card: Card) -> None:
     found = gpu_timing.environment()
     assert (found["device"], found["driver"], found["cuda"]) == ("Fake card", "13.0", "13.2")
     assert all(isinstance(text, str) for text in found.values())
+
+
+# ---- the stopwatch's rounds, and the host's clock -----------------------------------------------------------------
+
+
+def test_even_rounds_have_a_sample_of_every_contender(card: Card) -> None:
+    watch, seen = Stopwatch(budget=0.05, even=True), []
+    watch.after = lambda: seen.append(card.host)
+
+    def taking(seconds: float) -> Call:
+        return Call(lambda _: card.launch(lambda: None, seconds))
+
+    times = watch.measure({"fast": taking(2e-3), "slow": taking(9e-3)})
+    assert len(times["fast"].seconds) == len(times["slow"].seconds) >= 7
+    assert len(seen) >= 2 * len(times["fast"].seconds)
+
+
+def test_host_times_are_of_the_calls_and_not_of_the_card(card: Card) -> None:
+    seen: list[str] = []
+
+    def call(name: str, launches: int) -> Any:
+        def run() -> None:
+            seen.append(name)
+            for _ in range(launches):
+                card.launch(lambda: None, 1.0)  # the card is far slower than the host
+
+        return run
+
+    found = gpu_timing.host_times({"one": call("one", 1), "three": call("three", 3)}, 50)
+    assert {name: len(times) for name, times in found.items()} == {"one": 60, "three": 60}
+    assert found["one"] == pytest.approx([1e-5] * 60)
+    assert found["three"] == pytest.approx([3e-5] * 60)
+    assert [name for name, _ in groupby(seen)] == ["one", "three", "one", "three"]  # one, three; three, one; one, three

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +9,11 @@ import pytest
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import DETECT
-from benchmarks import gpu_timing, rounding, rounding_engines, rounding_lines, tables
-from benchmarks.rounding import Cell
-from benchmarks.rounding_engines import ENGINES, Engine, kept, probe, reduction
-from benchmarks.rounding_operands import FAMILIES, Draw, rounded, widened
-from tests.support.rounding_library import computed, gemm_ex, lifted, plain, strict, tf32
+from benchmarks.rounding import __main__ as rounding
+from benchmarks.rounding.__main__ import Cell
+from benchmarks.rounding.engines import ENGINES, Engine, kept, probe, reduction
+from benchmarks.rounding.operands import FAMILIES, Draw, rounded, widened
+from tests.support.rounding_library import computed, tf32
 
 BY_NAME = {engine.name: engine for engine in ENGINES}
 U = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -167,103 +164,3 @@ def test_both_operands_are_probed() -> None:
         return tf32(A) @ B
 
     assert reduction(BY_NAME["float32 TF32"], lopsided) == "A: nearest, ties away; B: exact"
-
-
-# ---- whole runs ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    module: Any = ModuleType("cupy")
-    for name in ("float32", "float64", "uint16", "uint32", "uint64"):
-        setattr(module, name, getattr(np, name))
-    makers = ("zeros", "full", "arange", "asarray", "ascontiguousarray")
-    for name in (*makers, "exp", "sin", "cos", "sign", "sqrt", "sort", "rint", "maximum", "frexp", "ldexp", "ones"):
-        setattr(module, name, lifted(getattr(np, name)))
-    for one in (rounding_engines, rounding_lines):  # as to_host, which takes NumPy's arrays for what they are
-        monkeypatch.setattr(one, "to_host", plain)
-
-    def default_rng(seed: int) -> Any:
-        rng = np.random.default_rng(seed)
-        return SimpleNamespace(
-            random=lambda size, dtype: strict(rng.random(size, dtype)),
-            standard_normal=lambda size, dtype: strict(rng.standard_normal(size, dtype)),
-        )
-
-    module.random = SimpleNamespace(default_rng=default_rng)
-    module.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
-    module.cuda = SimpleNamespace(device=SimpleNamespace(get_cublas_handle=lambda: 1))
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    cublas: Any = ModuleType("cupy_backends.cuda.libs.cublas")
-    cublas.gemmEx = gemm_ex
-    libs: Any = ModuleType("cupy_backends.cuda.libs")
-    libs.cublas = cublas
-    for name in ("cupy_backends", "cupy_backends.cuda"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, libs.__name__, libs)
-    monkeypatch.setitem(sys.modules, cublas.__name__, cublas)
-    known = ("device", "driver", "cuda", "cublas", "cupy", "date")
-    monkeypatch.setattr(gpu_timing, "environment", lambda: dict.fromkeys(known, "fake"))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    monkeypatch.setenv("CUBLAS_EMULATION_STRATEGY", "performant")  # what somebody sets stays
-    return module
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=[engine.name for engine in ENGINES])
-def test_cublas_is_asked_for_the_product(engine: Engine, cupy: Any) -> None:
-    draw = Draw(0, cupy)
-    A, B = (rounded(x, engine.inputs, cupy) for x in (draw.normal(7, 5), draw.normal(5, 3)))
-    if engine.compute == 78:
-        with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
-            rounding_engines.Cublas()(engine, A, B)
-        return
-    C = rounding_engines.Cublas()(engine, A, B)
-    assert C.shape == (7, 3)
-    a, b, c = (plain(widened(x, name, cupy)) for x, name in ((A, engine.inputs), (B, engine.inputs), (C, engine.out)))
-    tolerance = 2.0**-9 if engine.reduced else 8 * U[engine.out]
-    assert np.allclose(c, a @ b, rtol=tolerance, atol=tolerance)
-
-
-def test_a_quick_run(cupy: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(rounding, "QUICK", ((30, 40, 20), (9, 33, 12)))
-    monkeypatch.setattr(rounding, "BIAS_TERMS_QUICK", (16, 48))
-    monkeypatch.setattr(rounding, "BIAS_SIZE", 16)
-    monkeypatch.setattr(rounding_lines, "BLOCK_BYTES", 2048)
-    assert rounding.main(["--quick", "--output", "tried"]) == 0
-    output = capsys.readouterr().out
-    assert "float64, " not in output
-    assert f"{2 * len(NAMES) * (len(ENGINES) - 1)} products, 0 failed" in output
-
-    found = tables.read("tried")
-    assert len(found) == 2 * 2 * len(ENGINES)
-    assert {row["device"] for row in found} == {"fake"}
-    for row in found:
-        offered = row["engine"] != "float32 BF16x9"
-        assert bool(row["ratio"]) == bool(row["over_tau"]) == offered
-        assert bool(row["stored"]) == (row["output"] in ("float16", "bfloat16"))
-        assert bool(row["inputs_11"]) == (row["engine"] == "float32 TF32")
-        if offered and row["kind"] == "generic":
-            assert float(row["over_tau"]) < 1
-            assert row["over_tau_family"] in FAMILIES["generic"]
-    summary = {row["engine"]: row for row in tables.read("tried_summary")}
-    assert list(summary) == list(BY_NAME)
-    assert summary["float32 BF16x9"]["note"].startswith("not offered on this card")
-    assert summary["float64 fixed-point"]["note"] == "bit for bit the plain product: the library did not emulate"
-    assert summary["float32 TF32"]["operands"] == "nearest, ties away"
-    assert summary["float32"]["operands"] == "exact"
-    assert len(tables.read("tried_bias")) == 2 * len([e for e in ENGINES if FLOATS[e.out].bits > 16])
-
-
-def test_a_family_that_fails_makes_the_run_fail(
-    cupy: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(d: Any, m: int, k: int, n: int) -> Any:
-        raise ValueError("no numbers")
-
-    monkeypatch.setattr(rounding, "QUICK", ((9, 12, 8),))
-    monkeypatch.setattr(rounding, "BIAS_TERMS_QUICK", (16,))
-    monkeypatch.setattr(rounding, "FAMILIES", {"generic": {"normal": FAMILIES["generic"]["normal"], "broken": broken}})
-    assert rounding.main(["--quick"]) == 1
-    output = capsys.readouterr().out
-    assert "float32, broken, 9 x 12 x 8: failed: ValueError: no numbers" in output
-    assert all("broken: failed" in row["note"] for row in tables.read("rounding"))

@@ -10,10 +10,10 @@ import pytest
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import INPUT, statistical_factor
-from benchmarks import rounding_lines
-from benchmarks.rounding_engines import ENGINES, Engine
-from benchmarks.rounding_lines import Encoded, Lines, measure
-from benchmarks.rounding_operands import Draw, rounded, widened
+from benchmarks.rounding import lines as rounding_lines
+from benchmarks.rounding.engines import ENGINES, Engine
+from benchmarks.rounding.lines import Encoded, Lines, measure
+from benchmarks.rounding.operands import Draw, rounded, widened
 from tests.support.rounding_library import computed
 
 BY_NAME = {engine.name: engine for engine in ENGINES}

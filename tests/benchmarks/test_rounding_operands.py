@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2.arrays import FLOATS
-from benchmarks.rounding_operands import FAMILIES, Draw, fitted, rounded, widened
+from benchmarks.rounding.operands import FAMILIES, Draw, fitted, rounded, widened
 
 NAMES = [(kind, family) for kind in FAMILIES for family in FAMILIES[kind]]
 

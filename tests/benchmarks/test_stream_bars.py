@@ -11,13 +11,11 @@ from benchmarks import (
     contenders,
     stream_bars,
 )
-from benchmarks.contenders import CUPY
+from benchmarks.contenders import BOTH, CUPY
 from benchmarks.gpu_timing import Times
 from benchmarks.rows import timed
 from benchmarks.stream_bars import BARS, Bar, verdicts
-from benchmarks.stream_contenders import BOTH, FUNCTION
-from benchmarks.stream_grid import Cell, grid
-from benchmarks.stream_rows import OTHER, OWN, PAPER, VENDOR, compare, empty_row
+from benchmarks.stream_grid import FUNCTION, OTHER, OWN, PAPER, VENDOR, Cell, compare, empty_row, grid
 
 CEILINGS = Ceilings(read_gbs=4600, copy_gbs=4300)
 # ---- rows and bars ------------------------------------------------------------------------------------------------

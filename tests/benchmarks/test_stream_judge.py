@@ -15,9 +15,9 @@ from abft_tsm2.arrays import FLOATS
 from abft_tsm2.core.encode_both import encode_both
 from abft_tsm2.core.split_k import problem_of
 from abft_tsm2.faults.judge.oracle import ReferenceArithmetic, reference, require, widened
-from benchmarks.gpu_products import errors
+from benchmarks.judge import errors
+from benchmarks.operands import Encodings, Products, array, fill
 from benchmarks.stream_grid import Cell
-from benchmarks.stream_operands import Encodings, Products, array, fill
 from tests.benchmarks.test_bench_stream import SMALL
 from tests.support.fake_card import Card
 

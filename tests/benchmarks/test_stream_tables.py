@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import stream_figure, tables
-from benchmarks.contenders import CUPY
+from benchmarks import tables
 from benchmarks.sheet import Sheet
 from benchmarks.stream_bars import BARS
-from benchmarks.stream_grid import grid
-from benchmarks.stream_rows import COLUMNS, OWN, VENDOR, compare, empty_row
+from benchmarks.stream_grid import COLUMNS, OWN, VENDOR, compare, empty_row, grid
 from tests.benchmarks.test_stream_bars import CELL, measured, row
 
 ENVIRONMENT = {"device": "Made-up card", "driver": "1", "cuda": "13.0", "cupy": "14", "date": "2026-01-01"}
@@ -101,24 +98,3 @@ def test_what_is_missing_is_told(results: Path) -> None:
         table("both")
     with pytest.raises(ValueError, match=r"there is no table 'neither': choose from overhead, .* bars"):
         table("neither")
-
-
-def test_the_figure_is_drawn_and_the_same_each_time(results: Path, capsys: Any) -> None:
-    pytest.importorskip("matplotlib")
-    files = [results / f"{number}.svg" for number in range(2)]
-    for file in files:
-        assert stream_figure.main(["--output", str(file)]) == 0
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert files[0].read_bytes().count(b"<path") > 100
-    assert stream_figure.main(["--input", str(results / "absent.csv"), "--output", str(files[0])]) == 1
-    assert "is missing" in capsys.readouterr().err
-
-
-def test_a_file_without_times_of_the_large_products_gives_no_figure(results: Path, capsys: Any) -> None:
-    rows = [one for one in tables.read("stream") if one["suite"] == "both" and one["contender"] != CUPY]
-    with Sheet(results / "stream.csv", tuple(rows[0])) as sheet:
-        for one in rows:
-            sheet.append(one)
-    assert stream_figure.main(["--output", str(results / "x.svg")]) == 1
-    assert "there are no times" in capsys.readouterr().err
-    assert len(rows_of("both")) == 18

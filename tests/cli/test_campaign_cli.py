@@ -54,7 +54,7 @@ def test_what_differs_from_what_was_written_is_named(
     (tmp_path / "trials.jsonl").write_text("".join(json.dumps(one) + "\n" for one in changed[: number + 1]))
     code, _, err = in_process(capsys, "campaign", "replay", str(tmp_path), str(number), "-q")
     assert code == 1
-    assert f"Error: trial {number} was otherwise then, in outcome, located;" in err
+    assert f"Error: trial {number} differs from DIR in outcome, located;" in err
     assert replay(tmp_path, number + 1).before is None  # not done yet: carried out all the same
     assert replay(tmp_path, number + 1).same
 

@@ -249,7 +249,7 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path) -> Non
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "out keeps what was done: go on with --resume" in err
+    assert "out keeps what was done: continue with --resume" in err
     assert "Traceback" not in err
     assert 0 < len(lines(tmp_path / "out")) < 200
     assert manifest(tmp_path / "out")["finished"] is None

@@ -156,7 +156,7 @@ def test_opposite_changes_on_close_weights_cancel_under_one_side_and_not_under_b
     clean = found("protected", scene=scene)
     assert clean.outcome == "clean"
     assert clean.limit is not None
-    (promise,) = scene._way("protected", "none").promises
+    (promise,) = scene._runner("protected", "none").promises
     for seed in range(1500):
         C, plan = np.ones((130, 130)), Plan("opposite", factor=20 * clean.limit, seed=(seed,))
         plant(C, plan, plan.rng())  # at the places that it will have

@@ -116,7 +116,7 @@ def kept(path: Path, name: str, records: list[dict[str, Any]], **manifest: Any) 
 
 
 def test_campaigns_without_faults_have_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
     kept(tmp_path, "clean-products", [clean(0)] * 30)
     kept(tmp_path, "clean-products.nehalem", [*[clean(0)] * 19, clean(0, outcome="false_alarm")])
     kept(tmp_path, "clean-products-gpu", [clean(0)], device="NVIDIA H200")

@@ -1,4 +1,4 @@
-"""What the weighted sum of a line has hidden in a campaign, beside what random weights would hide."""
+"""Changes that the weighted sum of a line has hidden in a campaign, compared with what random weights would hide."""
 
 from __future__ import annotations
 

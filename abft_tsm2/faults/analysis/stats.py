@@ -1,4 +1,4 @@
-"""How sure a rate is that was counted: exact confidence intervals of a share, and how they are printed."""
+"""Confidence intervals of a counted rate: exact, and how they are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a campaign found: its files read, its trials counted, its promises checked."""
+"""The summary of a campaign: its files read, its trials counted, its promises checked."""
 
 from __future__ import annotations
 

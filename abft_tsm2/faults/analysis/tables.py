@@ -23,7 +23,7 @@ Member = tuple[Any, Cell]  # of a group: a key, and the cell
 PRODUCT = "product"  # the site where `size` means what was promised
 SINGLE_BIT = "bit_flip"  # the model whose `bit` is all that changed
 POWERS = {"sizes": (-24, 10), "relatives": (-64, 10)}  # of two, that a histogram tells apart
-MAIN = ("protected", "both")  # the scheme that is shown where there is room for one; else the first that protects
+MAIN = ("protected", "both")  # the scheme of tables that show one; else the first that protects
 
 
 # ---- groups of cells -----------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def by_scheme(scheme: str) -> tuple[bool, int, str]:
 
 
 def main_scheme(schemes: Iterable[str]) -> str:
-    """The scheme that is shown where there is room for one; empty if there is none at all.
+    """The scheme of tables that show one; empty if there is none at all.
 
     Examples
     --------

@@ -203,7 +203,7 @@ class _Counting:
             yield records
 
     def _one_by_one(self, lines: list[bytes], torn_may_be: bool) -> list[dict[str, Any]]:
-        """Lines of which one is bad, to tell which; the last one of the file may be left out."""
+        """Read lines of which one is bad, to name it; the last one of the file may be cut off."""
         records: list[dict[str, Any]] = []
         for place, line in enumerate(lines):
             try:

@@ -1,4 +1,4 @@
-"""The campaign file: which operations are run, what goes wrong in them, and how they are protected.
+"""The campaign file, read and checked: suites of operations, faults and schemes, and the trials that follow.
 
 Everything follows from the file and a trial's number: operands, fault, and all random choices.
 """
@@ -81,11 +81,11 @@ class Suite:
     per_scene : int
         How many trials of each scheme share operands.
     dtypes, families, orders : tuple of str
-        Drawn for each scene.
+        Drawn for each scene, the group of trials that share operands.
     files : tuple of (A, B)
         Matrix files, which take their turn among the families.
     options : mapping
-        What the operation understands beside.
+        Further options of the operation.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The folder of a campaign: what was asked for, what it runs on, and one line for each trial that is done.
+"""The folder of a campaign: its file, its manifest, and one line for each trial that is done.
 
 A line is written when its trial is judged, and is on the disk within a second: whatever happens to the process or the
 machine, nothing that was done is done again. A line that was cut off is not there.

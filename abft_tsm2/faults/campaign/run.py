@@ -1,4 +1,4 @@
-"""Campaigns: carried out, gone on with after an interruption, and one trial at a time again."""
+"""Run a campaign, resume it, and replay one of its trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from abft_tsm2.faults.campaign.workers import Line, Pool, Unit, alone, array_mod
 from abft_tsm2.faults.trials.trial import Finding, breaks_promise
 from abft_tsm2.io import versions
 
-BESIDE = 8  # processes on one GPU: the host has more to do for a trial than the card
+GPU_JOBS = 8  # processes on one GPU: the host has more to do for a trial than the card
 MPS = "nvidia-cuda-mps-control"
 
 Progress = Callable[["Count"], None]
@@ -26,7 +26,7 @@ Progress = Callable[["Count"], None]
 
 @dataclass
 class Count:
-    """How far a campaign is: trials planned, those that were there at its begin, and what has become of those since.
+    """The progress of a campaign: trials planned, those that were there at its begin, and the outcomes since.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ def run(
     resume : bool
         Go on with what is in the folder.
     jobs : int, optional
-        Worker processes, of one BLAS thread each; by default one for each core, and `BESIDE` of them for a GPU, which
+        Worker processes, of one BLAS thread each; by default one for each core, and `GPU_JOBS` of them for a GPU, which
         keep it busy between them. 0: this process, which a trial that hangs or dies takes with it.
     gpu : bool
         Compute on the current GPU, and judge there.
@@ -100,7 +100,7 @@ def run(
     An exception, a signal, or the end of the machine leaves all trials that were done, but those of the last second.
     """
     if jobs is None:
-        jobs = min(BESIDE, versions.cores()) if gpu else versions.cores()
+        jobs = min(GPU_JOBS, versions.cores()) if gpu else versions.cores()
     require_files(campaign)
     device = _device(gpu)
     with Folder(Path(folder), campaign.text, resume=resume) as kept:

@@ -1,7 +1,7 @@
 """Processes that carry out scenes of a campaign, one BLAS thread each.
 
-Each finding is sent home as soon as it is there. A process that dies, or does not answer in time, costs the trial that
-it was at: the others of its scene are given to a new process, one by one, so that it is known which trial it was.
+Each finding is sent to the parent process at once. A process that dies, or does not answer in time, loses the trial
+that it was carrying out: the others of its scene are given to a new process, one by one, so that this trial is known.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Pool:
                     worker.give(waiting.pop())
                     busy[worker.pipe] = worker
                 for pipe in wait(list(busy), timeout=0.2):
-                    yield from self._heard(busy, pipe, waiting)
+                    yield from self._received(busy, pipe, waiting)
                 for worker in [worker for worker in busy.values() if worker.silent > worker.patience]:
                     worker.process.kill()
                     worker.require_ready("it said nothing")
@@ -123,8 +123,8 @@ class Pool:
             for worker in busy.values():
                 worker.process.terminate()
 
-    def _heard(self, busy: dict[Any, _Worker], pipe: Any, waiting: list[Unit]) -> Iterator[Line]:
-        """What a worker has sent: a line, or that it is done; or that it is no more."""
+    def _received(self, busy: dict[Any, _Worker], pipe: Any, waiting: list[Unit]) -> Iterator[Line]:
+        """Receive what a worker has sent: a line, or that its unit is done; or notice that its process has ended."""
         worker = busy[pipe]
         try:
             message = worker.pipe.recv()
@@ -133,7 +133,7 @@ class Pool:
             worker.require_ready(how)
             yield from self._lost(busy, worker, waiting, "crash", how)
             return
-        worker.heard = time.monotonic()
+        worker.last = time.monotonic()
         if message == READY:
             worker.ready = True
         elif message is not None:
@@ -167,12 +167,12 @@ class _Worker:
     def __post_init__(self) -> None:
         self.process, self.pipe = started(_work, self.campaign.text, self.gpu)
         self.left: list[int] = []
-        self.heard = time.monotonic()
+        self.last = time.monotonic()
         self.ready = False
 
     def give(self, unit: Unit) -> None:
-        self.unit, self.left, self.heard = unit, list(unit.numbers), time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # the next look tells
+        self.unit, self.left, self.last = unit, list(unit.numbers), time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # the pipe shows it at the next wait
             self.pipe.send(tuple(unit))
 
     def stop(self) -> None:
@@ -187,7 +187,7 @@ class _Worker:
     @property
     def silent(self) -> float:
         """Seconds since the last word."""
-        return time.monotonic() - self.heard
+        return time.monotonic() - self.last
 
     @property
     def patience(self) -> float:

@@ -1,4 +1,4 @@
-"""What a fault does to a factorisation, left where it is: by how much it moves lines of L U, or of the residual of A x.
+"""The effect of an unrepaired fault on a factorisation: by how much it moves lines of L U, or of the residual of A x.
 
 It is worked out from what was planted, and from A. An error D of the trailing matrix is an error of L U, P A + D, when
 all that follows is computed from it; one of finished factors is L'U' - L U; of a panel only the columns of the panel

@@ -1,4 +1,4 @@
-"""How often a weighted sum hides what it should show, if the weights are random: what docs/campaigns.rst states.
+"""The probability that a weighted sum with random weights hides a change, as docs/campaigns.rst states it.
 
 The weights of a line are c_j v_j, c_j a power of two and v_j = s_j (1 + p_j / 4P), P of the n signs s_j being +1: the
 places p_j of these are 0, 2, ..., 2P - 2 in a random order, those of the others so many of 1, 3, ..., 2P - 1, drawn. A

@@ -1,4 +1,4 @@
-"""The judge of products with planted faults: it knows the right product, and believes no report.
+"""The judge of products with planted faults, which knows the right product and believes no report.
 
 Three sizes matter for a change of C, and all are worked out here from the operands alone:
 

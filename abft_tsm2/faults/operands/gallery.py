@@ -1,4 +1,4 @@
-"""Matrices with a formula, most of them known under these names from MATLAB's gallery.
+"""Families of matrices with a formula, most of them known under these names from MATLAB's gallery.
 
 Their elements are correlated, and so are the rounding errors of their factors: these are the matrices on which a bound
 for independent errors is tried. References: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002,

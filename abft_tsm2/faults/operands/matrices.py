@@ -1,4 +1,4 @@
-"""Square matrices to factor, by name: easy ones, and many that are hard on the bounds of the checks."""
+"""Families of matrices to factor: easy ones, and many that are hard on the bounds of the checks."""
 
 from __future__ import annotations
 

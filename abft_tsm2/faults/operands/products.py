@@ -1,4 +1,4 @@
-"""Operands of the products that faults are planted in: distributions, and data of one's own."""
+"""Operands of the products that faults are planted in: distributions, pairs, and a user's own files."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def require_part(name: str, rows: int, columns: int) -> None:
     _part(name, (rows, columns))
 
 
-def operands(workload: Workload) -> tuple[Matrix, Matrix]:
-    """A (m x k) and B (k x n) of a workload, in its type and order, on the host.
+def operands(workload: Workload, xp: Any = np) -> tuple[Any, Any]:
+    """A (m x k) and B (k x n) of a workload, in its type and order, as arrays of NumPy or CuPy.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def operands(workload: Workload) -> tuple[Matrix, Matrix]:
     order: Any = w.order
     with np.errstate(over="ignore", under="ignore"):
         A, B = (np.array(x, dtype=dtype_of(w.dtype), order=order) for x in pair)
-    return A, B
+    return xp.asarray(A, order=order), xp.asarray(B, order=order)
 
 
 def _part(name: str, shape: tuple[int, int]) -> Matrix:

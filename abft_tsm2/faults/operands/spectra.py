@@ -1,4 +1,4 @@
-"""Matrices that are drawn: with given singular values or eigenvalues, of low rank, and scaled unevenly.
+"""Families of random matrices: with given singular values or eigenvalues, of low rank, and scaled unevenly.
 
 The distributions of singular values are those of LAPACK's and SLATE's test generators and of MATLAB's
 ``gallery("randsvd")`` (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapter 28).

@@ -8,7 +8,7 @@ is one that the check does not promise to find: see `abft_tsm2.faults.judge.fact
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.sites import FACTOR_SITES, STAGES, sites_of
 from abft_tsm2.faults.trials.factor_calls import FactorAnswer, FactorProblem, Watch, at_visit, rms, same
-from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
+from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from
 from abft_tsm2.linalg import cholesky, lu
 from abft_tsm2.report import Report, Status
 
@@ -82,20 +82,13 @@ def require_workload(workload: Workload) -> None:
         raise ValueError(f"shape [{w.m}, {w.k}, {w.n}]: the order of a matrix three times, {square}")
     for name, given in w.options:
         require_known(f"option of {w.operation}", name, OPTIONS[w.operation])
-        for one in given if isinstance(given, list) and given else [given]:
+        for one in drawn_from(given):
             if not isinstance(one, int) or one < (name == "block"):
                 raise ValueError(f"{name} = {given!r}: {OPTIONS[w.operation][name]}")
 
 
-class FactorTrials:
-    """A matrix, what becomes of it without a fault, and the judge of what faults make of it.
-
-    Parameters
-    ----------
-    workload : Workload
-    xp : module
-        NumPy: factorisations are tested on the host.
-    """
+class FactorTrials(TrialGroup):
+    """A matrix, what becomes of it without a fault, and the judge of what faults make of it; on the host."""
 
     def __init__(self, workload: Workload, xp: Any) -> None:
         if xp is not np:
@@ -103,23 +96,20 @@ class FactorTrials:
         require_workload(workload)
         self.workload = workload
         self.problem = FactorProblem.of(workload)
-        self._ways: dict[str, _FactorRunner] = {}
+        self._runners: dict[str, _FactorRunner] = {}
 
-    def run(self, trials: Sequence[Trial], batch: int = 1) -> Iterator[Finding]:
-        """Carry out trials and judge them, one after the other."""
-        for trial in trials:
-            for plan in trial.plans:
-                require_possible(self.workload.operation, trial.scheme, plan)
-            if trial.plans:
-                yield self._way(trial.scheme).faulty(trial)
-            else:
-                yield _clean(FactorProblem.of(self.workload, trial.number), trial.scheme)
+    def one(self, trial: Trial) -> Finding:
+        for plan in trial.plans:
+            require_possible(self.workload.operation, trial.scheme, plan)
+        if trial.plans:
+            return self._runner(trial.scheme).faulty(trial)
+        return _clean(FactorProblem.of(self.workload, trial.number), trial.scheme)
 
-    def _way(self, scheme: str) -> _FactorRunner:
-        if scheme not in self._ways:
-            default = self._way(PROMISING[self.workload.operation]) if scheme == "none" else None
-            self._ways[scheme] = _FactorRunner(self.problem, scheme, default)
-        return self._ways[scheme]
+    def _runner(self, scheme: str) -> _FactorRunner:
+        if scheme not in self._runners:
+            default = self._runner(PROMISING[self.workload.operation]) if scheme == "none" else None
+            self._runners[scheme] = _FactorRunner(self.problem, scheme, default)
+        return self._runners[scheme]
 
 
 def _clean(problem: FactorProblem, scheme: str) -> Finding:
@@ -142,7 +132,7 @@ def _clean(problem: FactorProblem, scheme: str) -> Finding:
     found = _finding("clean", answer)
     if answer.report is not None:
         found.closest = answer.report.closest
-        if answer.report.status is not Status.CLEAN and not _excused(answer.report, without):
+        if answer.report.status is not Status.CLEAN and not _excused(answer.report, problem, without):
             found.outcome = "false_alarm"
     if answer.result is not None and np.isfinite(without):
         times = ratio(problem.error(answer), without, problem.a.dtype)
@@ -151,10 +141,9 @@ def _clean(problem: FactorProblem, scheme: str) -> Finding:
     return found
 
 
-def _excused(report: Report, without: float) -> bool:
-    """Whether nothing can be verified: numbers are subnormal, says the report, or SciPy's result is not finite."""
-    subnormal = any("subnormal" in reason for reason in report.reasons)
-    return report.status is Status.UNVERIFIABLE and (subnormal or not np.isfinite(without))
+def _excused(report: Report, problem: FactorProblem, without: float) -> bool:
+    """Whether nothing can be verified: LAPACK does not divide by a pivot so small, or its result is not finite."""
+    return report.status is Status.UNVERIFIABLE and (not np.isfinite(without) or problem.has_skipped_pivot())
 
 
 def _finding(outcome: str, answer: FactorAnswer) -> Finding:
@@ -167,7 +156,7 @@ def _described(error: Exception) -> str:
 
 
 class _FactorRunner:
-    """One scheme at work on the matrix of a scene, and what it promises."""
+    """One scheme on the matrix of a group, and what it promises."""
 
     def __init__(self, problem: FactorProblem, scheme: str, default: _FactorRunner | None) -> None:
         self.problem, self.scheme = problem, scheme
@@ -214,8 +203,7 @@ class _FactorRunner:
                 found.note = f"nothing was planted at {', '.join(plan.site for plan in plans)}"
                 return found
             self._judge(found, answer, watch.moments)
-        bits = {one.bit for one in watch.injector.planted}
-        found.bit = bits.pop() if len(bits) == 1 else -1
+        found.bit = watch.injector.bit
         return found
 
     def _judge(self, found: Finding, answer: FactorAnswer, moments: Sequence[Moment]) -> None:
@@ -242,8 +230,8 @@ class _FactorRunner:
         found.note = f"error x {times:.3g}"
 
     def _rest(self, answer: FactorAnswer) -> Effect | None:
-        """What is left of faults in factors that came back: how far off L U is, of which all that is sure to be found
-        should be gone; None where that is not known."""
+        """The effect of faults that remain in factors that were returned, by how far off L U is: all that is sure to
+        be found should be gone. None where it is not known."""
         p, W = self.problem, answer.result
         if isinstance(self.lines, Residuals):
             return None

@@ -1,4 +1,4 @@
-"""Calls of factorisations and solutions under a scheme, with faults in them, and what was seen of these."""
+"""Calls of factorisations and solutions under a scheme, with faults in them, and what each fault changed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from abft_tsm2.faults.judge.factor_oracle import cholesky_error, lu_error, solut
 from abft_tsm2.faults.operands.matrices import DEFINITE, FAMILIES, part_of
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.sites import SITES
-from abft_tsm2.faults.trials.trial import Workload
+from abft_tsm2.faults.trials.trial import Workload, quiet
 from abft_tsm2.linalg.cholesky import protected_cholesky
 from abft_tsm2.linalg.lu import protected_lu_factor
 from abft_tsm2.linalg.solve import protected_solve
-from abft_tsm2.policy import errstate
 from abft_tsm2.report import Report
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -71,7 +70,7 @@ def _differ(x: Any, y: Any) -> bool:
 
 @dataclass
 class FactorAnswer:
-    """What a call came to.
+    """The outcome of a call.
 
     Attributes
     ----------
@@ -121,8 +120,7 @@ class FactorProblem:
     def call(self, scheme: str, watch: Watch) -> FactorAnswer:
         """Carry it out under a scheme; no warnings."""
         a, b = self.a.copy("K"), self.b.copy()
-        quiet = errstate(corrected="ignore", checksum_fault="ignore", unverifiable="ignore")
-        with warnings.catch_warnings(), np.errstate(all="ignore"), quiet:
+        with warnings.catch_warnings(), np.errstate(all="ignore"), quiet():
             warnings.simplefilter("ignore")
             begun = time.perf_counter()
             try:
@@ -163,16 +161,23 @@ class FactorProblem:
     def nearly_singular(self) -> bool:
         """Whether rounding decides if the matrix can be factored: a pivot, or the smallest eigenvalue, of a size that
         is below n u times the largest one."""
+        n = len(self.a)
+        with np.errstate(all="ignore"):
+            values = self._pivots() if self.operation != "cholesky" else np.linalg.eigvalsh(self.a.astype(np.float64))
+            return not bool(values.min() > n * unit(self.a.dtype) * values.max())
+
+    def has_skipped_pivot(self) -> bool:
+        """Whether a pivot is so small that LAPACK does not divide by it, because its reciprocal may overflow; twice
+        that, for rounding."""
+        return self.operation != "cholesky" and bool((self._pivots() < 2 * np.finfo(self.a.dtype).tiny).any())
+
+    def _pivots(self) -> Matrix:
+        """The sizes of the pivots that SciPy finds."""
         from scipy import linalg
 
-        n = len(self.a)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            if self.operation == "cholesky":
-                values = np.linalg.eigvalsh(self.a.astype(np.float64))
-                return not bool(values[0] > n * unit(self.a.dtype) * values[-1])
-            pivots = abs(np.diag(linalg.lu_factor(self.a, check_finite=False)[0]))
-        return not bool(pivots.min() > n * unit(self.a.dtype) * pivots.max())
+            return np.asarray(abs(np.diag(linalg.lu_factor(self.a, check_finite=False)[0])))
 
     def error(self, answer: FactorAnswer) -> float:
         """The backward error of what was returned."""

@@ -1,4 +1,4 @@
-"""Trials of products: one pair of operands, one oracle, and many faults."""
+"""Trials of protected products: one pair of operands, one oracle, and many faults."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from abft_tsm2.faults.operands.products import operands, require_family
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.sites import FUNCTION_SITES, PRODUCT_SITES, SITES
 from abft_tsm2.faults.trials.schemes import Scheme, SchemeAnswer, SchemeCall, faulty, refused, scheme_of
-from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
-from abft_tsm2.policy import errstate
+from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from, quiet
 from abft_tsm2.report import Fault, Report
 
 Array = Any
@@ -61,7 +60,7 @@ def require_workload(workload: Workload) -> None:
     require_family(workload.family)
     for name, given in workload.options:
         require_known("option of gemm", name, ("out",))
-        for one in given if isinstance(given, list) and given else [given]:
+        for one in drawn_from(given):
             require_known("layout", one, LAYOUTS)
 
 
@@ -76,14 +75,8 @@ class _GemmRun:
     error: str = ""
 
 
-class GemmTrials:
+class GemmTrials(TrialGroup):
     """Operands, their product without a fault, and the judge of what faults make of it.
-
-    Parameters
-    ----------
-    workload : Workload
-    xp : module
-        NumPy or CuPy.
 
     Raises
     ------
@@ -93,11 +86,9 @@ class GemmTrials:
 
     def __init__(self, workload: Workload, xp: Any) -> None:
         self.xp = xp
-        A, B = operands(workload)
-        order: Any = workload.order
-        self.A, self.B = (x if xp is np else xp.asarray(x, order=order) for x in (A, B))
+        self.A, self.B = operands(workload, xp)
         self._seed, self._layouts = workload.seed, dict(workload.options).get("out", "none")
-        self._ways: dict[tuple[str, str], _GemmRunner] = {}
+        self._runners: dict[tuple[str, str], _GemmRunner] = {}
 
     def run(self, trials: Sequence[Trial], batch: int = 16) -> Iterator[Finding]:
         """Carry out trials, those of one scheme together, and judge them in their order."""
@@ -107,7 +98,7 @@ class GemmTrials:
             kinds = [(trial.scheme, self._layout(trial)) for trial in some]
             for kind in dict.fromkeys(kinds):
                 mine = [trial for trial, of in zip(some, kinds, strict=True) if of == kind]
-                found.update(zip((trial.number for trial in mine), self._way(*kind).judged(mine), strict=True))
+                found.update(zip((trial.number for trial in mine), self._runner(*kind).judged(mine), strict=True))
             for trial in some:
                 yield found[trial.number]
 
@@ -117,20 +108,20 @@ class GemmTrials:
             return self._layouts
         return str(np.random.default_rng([*self._seed, trial.number, 0x1A7]).choice(self._layouts))
 
-    def _way(self, scheme: str, layout: str) -> _GemmRunner:
+    def _runner(self, scheme: str, layout: str) -> _GemmRunner:
         kind = (scheme, layout)
-        if kind not in self._ways:
-            default = None if scheme_of(scheme).hooked else self._way("protected", layout)
-            expected = next((way.judge.expected for way in self._ways.values()), None)
-            self._ways[kind] = _GemmRunner(self.A, self.B, scheme, LAYOUTS[layout], self.xp, default, expected)
-        return self._ways[kind]
+        if kind not in self._runners:
+            default = None if scheme_of(scheme).hooked else self._runner("protected", layout)
+            expected = next((other.judge.expected for other in self._runners.values()), None)
+            self._runners[kind] = _GemmRunner(self.A, self.B, scheme, LAYOUTS[layout], self.xp, default, expected)
+        return self._runners[kind]
 
 
 class _GemmRunner:
-    """One scheme at work on the operands of a scene, and what it promises.
+    """One scheme on the operands of a group, and what it promises.
 
-    `default` is the way whose promise counts for schemes that make none, so that all are judged alike; `expected` the
-    product in more precision, where it is known.
+    `default` is the runner whose promise counts for schemes that make none, so that all are judged alike; `expected`
+    the product in more precision, where it is known.
     """
 
     def __init__(
@@ -177,8 +168,7 @@ class _GemmRunner:
         came = xp.empty(shape, self.returned.dtype)
         bit_pattern(seen)[...], bit_pattern(came)[...] = bit_pattern(self.clean), bit_pattern(self.returned)
         runs = []
-        quiet = errstate(corrected="ignore", checksum_fault="ignore", unverifiable="ignore")
-        with quiet, np.errstate(all="ignore"):
+        with quiet(), np.errstate(all="ignore"):
             for slot, trial in enumerate(trials):
                 runs.append(self._one(trial, bit_pattern(seen)[slot], bit_pattern(came)[slot]))
         faults = any(trial.plans for trial in trials)
@@ -201,13 +191,11 @@ class _GemmRunner:
             return _GemmRun(trial, SchemeAnswer(None), -1, 0.0, f"{type(error).__name__}: {error}")
         if answer.C is not None:
             came[...] = bit_pattern(answer.C)
-        there = {id(one.plan) for one in injector.planted}
-        # What strikes at a repair has nothing to strike at where none was needed.
-        lost = [one.site for one in trial.plans if id(one) not in there and SITES[one.site].stage != "corrected"]
+        # A fault of a repair has no place where none was needed.
+        lost = [plan.site for plan in injector.missing() if SITES[plan.site].stage != "corrected"]
         if lost:
             return _GemmRun(trial, answer, -1, seconds, f"nothing was planted at {', '.join(lost)}")
-        bits = {one.bit for one in injector.planted}
-        return _GemmRun(trial, answer, bits.pop() if len(bits) == 1 else -1, seconds)
+        return _GemmRun(trial, answer, injector.bit, seconds)
 
     def _call(self, plans: tuple[Plan, ...], watch: Any) -> tuple[SchemeAnswer, Injector, float]:
         """The product under this scheme, with faults; the seconds that it took."""

@@ -1,6 +1,6 @@
-"""Ways to protect a product, the common ones among them: what a campaign compares.
+"""Schemes that protect a product, those of this package and those that a campaign compares with.
 
-A scheme is given a product that may go wrong and says what it makes of it. Those of this package go through
+A scheme computes a product that may be faulty, and says whether it found a fault. Those of this package go through
 ``on_stage``; the others call ``multiply``, into which the same faults are planted.
 """
 
@@ -63,7 +63,7 @@ class SchemeCall:
 
 @dataclass(frozen=True)
 class SchemeAnswer:
-    """What a scheme says: the product, None where it refuses; whether it found something, and its report."""
+    """The answer of a scheme: the product, None where it refuses; whether it found a fault, and its report."""
 
     C: Array | None
     status: str = ""
@@ -73,7 +73,7 @@ class SchemeAnswer:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to protect a product.
+    """A scheme that protects a product.
 
     Attributes
     ----------

@@ -1,10 +1,10 @@
-"""Trials of stored matrices: bits change between the encoding and the next use."""
+"""Trials of stored matrices, of which bits change between the encoding and the next use."""
 
 from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,8 +17,7 @@ from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.operands.products import operands, require_family
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.sites import SITES
-from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
-from abft_tsm2.policy import errstate
+from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, quiet
 from abft_tsm2.report import Report, Status
 
 Array = Any
@@ -80,7 +79,7 @@ SCHEMES: Mapping[str, tuple[str, Callable[[StoredCopy], Said]]] = {
     "none": ("no check", lambda kept: Said(False, True, "")),
     "encoded": ("encode(A), then correct()", _correct),
     "verify": ("encode(A), then verify(): no repair", _verify),
-    "fingerprint": ("the quick look that each use of an encoded operand begins with", _fingerprint),
+    "fingerprint": ("changed(): the fingerprint that each use of an encoded operand compares", _fingerprint),
     "double": ("a second copy, and every bit compared", _double),
     "crc": ("a CRC of 32 bits", _crc),
 }
@@ -105,46 +104,31 @@ def require_workload(workload: Workload) -> None:
         raise ValueError(f"stored matrices have no option {name!r}: leave it out")
 
 
-class StorageTrials:
-    """A matrix (m x k) and its checksums; each trial finds them as they were.
-
-    Parameters
-    ----------
-    workload : Workload
-    xp : module
-        NumPy or CuPy.
-    """
+class StorageTrials(TrialGroup):
+    """A matrix (m x k) and its checksums; each trial finds them as they were."""
 
     def __init__(self, workload: Workload, xp: Any) -> None:
-        order: Any = workload.order
-        host, _ = operands(workload)
-        A = host if xp is np else xp.asarray(host, order=order)
+        A, _ = operands(workload, xp)
         self.right = A.copy()
         self.encoded = encode(A)
         self.sums = self.encoded.integers
         self.kept_sums = replace(self.sums, rows=self.sums.rows.copy(), columns=self.sums.columns.copy())
         self.crc = _crc_of(A)
 
-    def run(self, trials: Sequence[Trial], batch: int = 1) -> Iterator[Finding]:
-        """Carry out trials, one by one."""
-        for trial in trials:
-            yield self._one(trial)
-
-    def _one(self, trial: Trial) -> Finding:
-        _, look = SCHEMES[trial.scheme]
+    def one(self, trial: Trial) -> Finding:
+        _, check = SCHEMES[trial.scheme]
         A = self.encoded.array
         injector = Injector(*trial.plans)
         injector(STAGE, {"A": A, "rows": self.sums.rows, "columns": self.sums.columns})
         changed = bit_pattern(A) != bit_pattern(self.right)
         places = np.stack(np.nonzero(to_host(changed)))
         begun = time.perf_counter()
-        with errstate(corrected="ignore", checksum_fault="ignore"):
-            said = look(StoredCopy(self.encoded, self.right, self.crc))
+        with quiet():
+            said = check(StoredCopy(self.encoded, self.right, self.crc))
         seconds = time.perf_counter() - begun
         right = bool((bit_pattern(A) == bit_pattern(self.right)).all())
         self._restore()
-        bits = {one.bit for one in injector.planted}
-        finding = Finding("", said.status, bits.pop() if len(bits) == 1 else -1, seconds=seconds, report=said.report)
+        finding = Finding("", said.status, injector.bit, seconds=seconds, report=said.report)
         finding.outcome = _outcome(trial, said, right)
         if said.report is not None and places.size and said.found:
             finding.located = _located(said.report, places)

@@ -1,12 +1,14 @@
-"""What one trial is, and what is written down about it."""
+"""One trial: its operands, its faults, its finding, and what trials of every operation share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 from abft_tsm2.faults.plan import Plan
+from abft_tsm2.policy import errstate
 from abft_tsm2.report import Report
 
 OUTCOMES = (
@@ -18,7 +20,8 @@ OUTCOMES = (
 
 @dataclass(frozen=True)
 class Workload:
-    """The operands that the trials of a scene share; they follow from the seed.
+    """The operands that the trials of a scene, the group that shares them, are carried out with; they follow from the
+    seed.
 
     Attributes
     ----------
@@ -111,11 +114,38 @@ BROKEN = ("sdc", "false_alarm", "crash", "hang")
 """Outcomes that a protected operation must not have."""
 
 
-class TrialGroup(Protocol):
-    """Operands, an oracle, and the trials that share them: made as ``Scene(workload, xp)``."""
+class TrialGroup(ABC):
+    """Operands, an oracle, and the trials that share them.
 
-    def run(self, trials: Sequence[Trial], batch: int) -> Iterator[Finding]:
-        """The finding of each trial, in their order; up to `batch` of them are carried out before one is yielded."""
+    Parameters
+    ----------
+    workload : Workload
+    xp : module
+        NumPy or CuPy.
+    """
+
+    @abstractmethod
+    def __init__(self, workload: Workload, xp: Any) -> None: ...
+
+    def run(self, trials: Sequence[Trial], batch: int = 1) -> Iterator[Finding]:
+        """Yield the finding of each trial, in their order; up to `batch` of them are carried out before one is
+        yielded."""
+        for trial in trials:
+            yield self.one(trial)
+
+    def one(self, trial: Trial) -> Finding:
+        """Carry out a trial and judge it."""
+        raise NotImplementedError
+
+
+def quiet() -> errstate:
+    """Outcomes are counted, not warned of; SilentDataCorruptionError is still raised."""
+    return errstate(corrected="ignore", checksum_fault="ignore", unverifiable="ignore")
+
+
+def drawn_from(given: Any) -> list[Any]:
+    """The values that an option of a suite may take: a list of them, or the one that is given."""
+    return given if isinstance(given, list) and given else [given]
 
 
 PEERS = ("none", "double", "rtol", "fixed", "crc", "fingerprint")

@@ -1,13 +1,13 @@
 """Trials of products that were made elsewhere: summed in any order, right but for rounding, and checked afterwards.
 
-A scheme is the order in which the terms of an element were added. Nothing is planted: what is looked for is a right
-product that is called wrong.
+A scheme is the order in which the terms of an element were added. Nothing is planted: a fault that is found is a false
+alarm.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,8 @@ from abft_tsm2.arrays import bit_pattern, dtype_name
 from abft_tsm2.faults.judge.oracle import Reference, arithmetic, narrowed, reference, require, widened
 from abft_tsm2.faults.operands.products import operands, require_family
 from abft_tsm2.faults.plan import Plan, require_known
-from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
+from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from, quiet
 from abft_tsm2.gemm import verify_gemm
-from abft_tsm2.policy import errstate
 from abft_tsm2.report import Status
 
 Array = Any
@@ -73,35 +72,22 @@ def require_workload(workload: Workload) -> None:
     require_family(workload.family)
     for name, given in workload.options:
         require_known("option of verify", name, ("check",))
-        for one in given if isinstance(given, list) and given else [given]:
+        for one in drawn_from(given):
             require_known("check", one, CHECKS)
 
 
-class VerifyTrials:
-    """Operands, their product in more precision, and products of other libraries.
-
-    Parameters
-    ----------
-    workload : Workload
-    xp : module
-        NumPy or CuPy.
-    """
+class VerifyTrials(TrialGroup):
+    """Operands, their product in more precision, and products of other libraries."""
 
     def __init__(self, workload: Workload, xp: Any) -> None:
-        order: Any = workload.order
-        A, B = operands(workload)
-        self.A, self.B, self.xp = xp.asarray(A, order=order), xp.asarray(B, order=order), xp
+        self.xp = xp
+        self.A, self.B = operands(workload, xp)
         given = dict(workload.options).get("check", "auto")
         drawn = np.random.default_rng([*workload.seed, 0xC4EC])
         self.check = str(drawn.choice(given)) if isinstance(given, list) else str(given)
         self.how = arithmetic(dtype_name(self.A.dtype), truncating=False)
         self.expected: Reference = reference(self.A, self.B, xp, sums=self.how.sums)
         require(self.expected, self.A, self.B, xp, sums=self.how.sums)
-
-    def run(self, trials: Sequence[Trial], batch: int = 1) -> Iterator[Finding]:
-        """Carry out trials, one by one."""
-        for trial in trials:
-            yield self._one(trial)
 
     def _product(self, scheme: str) -> Array:
         """The product as another library adds it up; ArithmeticError where it is not right."""
@@ -115,11 +101,11 @@ class VerifyTrials:
             raise ArithmeticError(f"the product of {scheme!r} is off by more than rounding explains")
         return C
 
-    def _one(self, trial: Trial) -> Finding:
+    def one(self, trial: Trial) -> Finding:
         C = self._product(trial.scheme)
         before = bit_pattern(C).copy()
         begun = time.perf_counter()
-        with errstate(unverifiable="ignore"):
+        with quiet():
             report = verify_gemm(self.A, self.B, C, check=self.check, on_error="detect")
         seconds = time.perf_counter() - begun
         found = Finding("clean", report.status.name, seconds=seconds, closest=report.closest, report=report)

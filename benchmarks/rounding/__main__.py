@@ -1,15 +1,15 @@
-"""How far rounding moves the checksums of clean products on a GPU, for every engine of cuBLAS.
+"""Rounding of the checksums of clean products on a GPU, measured for every engine of cuBLAS.
 
     python -m benchmarks.rounding                      eight shapes, one or two minutes on an H200
     python -m benchmarks.rounding --quick              three small ones
     python -m benchmarks.rounding --output NAME        results/NAME.csv, NAME_summary.csv, NAME_bias.csv
 
-An engine is a way to compute C = A B: types of the operands and of C, and a compute type of cublasGemmEx. Its product
+An engine computes C = A B: types of the operands and of C, and a compute type of cublasGemmEx. Its product
 of each family of operands and each shape is checked by rows as protected_gemm checks: s = B v, t = A s, u = C v, in
 float64 and with the package's weights. The residual r = |u - t| of each row is then compared with what the constants of
 `abft_tsm2.checksum.bounds` multiply, and with the bound itself. docs/rounding.rst explains the columns.
 
-Everything but `benchmarks.rounding_engines.Cublas` is written against the array module `xp`, NumPy or CuPy; bfloat16 is
+Everything but `benchmarks.rounding.engines.Cublas` is written against the array module `xp`, NumPy or CuPy; bfloat16 is
 kept as its bit patterns.
 The exit code is 1 where something failed, which "not offered on this card" is not.
 """
@@ -29,9 +29,9 @@ from abft_tsm2.arrays import Array, bit_pattern
 from abft_tsm2.checksum.bounds import DETECT, arithmetic
 from abft_tsm2.faults.judge.oracle import reference
 from benchmarks import gpu_timing, tables
-from benchmarks.rounding_engines import ENGINES, Cublas, Engine, Multiply, declined, reduction
-from benchmarks.rounding_lines import MEASURES, Encoded, measure
-from benchmarks.rounding_operands import FAMILIES, Draw, fitted, rounded, widened
+from benchmarks.rounding.engines import ENGINES, Cublas, Engine, Multiply, declined, reduction
+from benchmarks.rounding.lines import MEASURES, Encoded, measure
+from benchmarks.rounding.operands import FAMILIES, Draw, fitted, rounded, widened
 
 Shape = tuple[int, int, int]  # m, k, n
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ SHAPES: tuple[Shape, ...] = (
     (257, 1000, 129),
 )
 QUICK: tuple[Shape, ...] = ((1024, 1024, 1024), (8192, 512, 512), (257, 1000, 129))
-BIAS_SIZE = 512  # rows and columns of the products whose elements are looked at
+BIAS_SIZE = 512  # rows and columns of the products whose elements are judged
 BIAS_TERMS = (256, 1024, 4096, 16384, 65536, 262144)
 BIAS_TERMS_QUICK = (256, 1024, 4096)
 MOST_FLOAT64 = 2**37  # multiplications

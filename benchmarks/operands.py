@@ -1,5 +1,5 @@
-"""The operands of the stream suites on the card, of any type, order and leading dimension, and the references by which
-products of them are judged.
+"""Operands of tall-skinny products on the card: arrays of any type, order and leading dimension, random numbers in
+them, and the references that results are judged by.
 """
 
 from __future__ import annotations
@@ -10,25 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, dtype_name
-from abft_tsm2.faults.judge.oracle import (
-    BLOCK_BYTES,
-    Array,
-    Reference,
-    ReferenceArithmetic,
-    reference,
-    require,
-    rounded_to_bfloat16,
-)
-from benchmarks.gpu_products import CHUNK, DISTRIBUTIONS, Errors, errors, worse
+from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name
+from abft_tsm2.faults.judge import oracle
+from abft_tsm2.faults.judge.oracle import Array, Reference, ReferenceArithmetic, narrowed, reference, require
+from benchmarks.judge import Errors, errors, worse
 from benchmarks.stream_grid import Cell
 
+CHUNK = 1 << 27  # random numbers at a time: the generator makes a temporary of them
+DISTRIBUTIONS = ("uniform", "normal")
 _BFLOAT16_NAN = 0x7FC0
 
 
 def array(shape: Sequence[int], dtype: str, order: str = "C", lead: int = 0) -> Array:
     """An (..., rows, columns) array with contiguous rows ("C") or columns ("F"), `lead` elements apart; what lies
-    between them is NaN: who reads it shows."""
+    between them is NaN: a kernel that reads it shows."""
     import cupy
 
     *stack, rows, columns = shape
@@ -39,32 +34,6 @@ def array(shape: Sequence[int], dtype: str, order: str = "C", lead: int = 0) -> 
     return found if order == "C" else found.swapaxes(-1, -2)
 
 
-def fill_nan(x: Array) -> None:
-    """NaN in every element."""
-    if dtype_name(x.dtype) == "bfloat16":
-        x.view("uint16").fill(_BFLOAT16_NAN)
-    else:
-        x.fill(math.nan)
-
-
-def fill(x: Array, draw: Any) -> None:
-    """Random numbers in every element, from ``draw(count, dtype)``; 16-bit ones are rounded from float32."""
-    name = dtype_name(x.dtype)
-    real = np.dtype("float64" if name == "float64" else "float32")
-    lines = x if x.strides[-1] == x.itemsize else x.swapaxes(-1, -2)
-    lines = _bits(lines).reshape(-1, lines.shape[-1]) if lines.ndim > 2 else _bits(lines)
-    step = max(1, CHUNK // max(1, lines.shape[1]))
-    for at in range(0, lines.shape[0], step):
-        part = lines[at : at + step]
-        numbers = draw(part.size, dtype=real).reshape(part.shape)
-        part[...] = rounded_to_bfloat16(numbers) if name == "bfloat16" else numbers
-
-
-def _bits(x: Array) -> Array:
-    """x, or its bit patterns where CuPy may not compute with it."""
-    return x.view("uint16") if dtype_name(x.dtype) == "bfloat16" else x
-
-
 def _type(name: str) -> Any:
     if name == "bfloat16":
         import ml_dtypes
@@ -73,7 +42,32 @@ def _type(name: str) -> Any:
     return np.dtype(name)
 
 
-def _draw(distribution: str, seed: int) -> Any:
+def fill_nan(x: Array) -> None:
+    """Write NaN into every element."""
+    if dtype_name(x.dtype) == "bfloat16":
+        x.view("uint16").fill(_BFLOAT16_NAN)
+    else:
+        x.fill(math.nan)
+
+
+def fill(x: Array, draw: Any) -> None:
+    """Write random numbers from ``draw(count, dtype)`` into every element; 16-bit ones are rounded from float32."""
+    real = np.dtype("float64" if dtype_name(x.dtype) == "float64" else "float32")
+    lines = bit_pattern(x if x.strides[-1] == x.itemsize else x.swapaxes(-1, -2))
+    lines = lines.reshape(-1, lines.shape[-1]) if lines.ndim > 2 else lines
+    step = max(1, CHUNK // max(1, lines.shape[1]))
+    for at in range(0, lines.shape[0], step):
+        part = lines[at : at + step]
+        part[...] = narrowed(draw(part.size, dtype=real).reshape(part.shape), x)
+
+
+def copy_bits(to: Array, of: Array) -> None:
+    """Copy elements of any type, CuPy's or not."""
+    bit_pattern(to)[...] = bit_pattern(of)
+
+
+def draw(distribution: str, seed: int) -> Any:
+    """The generator of random numbers uniform in [0, 1), or normally distributed."""
     import cupy
 
     if distribution not in DISTRIBUTIONS:
@@ -86,7 +80,9 @@ def _bytes(cell: Cell) -> int:
     """What a reference and the random numbers take at their peak."""
     lines = cell.products * max(cell.m, cell.k)
     elements = cell.products * cell.m * cell.k
-    return 12 * min(8 * elements, BLOCK_BYTES + 8 * lines) + 6 * 8 * lines * cell.n + 4 * 8 * min(elements, CHUNK)
+    return (
+        12 * min(8 * elements, oracle.BLOCK_BYTES + 8 * lines) + 6 * 8 * lines * cell.n + 5 * 8 * min(elements, CHUNK)
+    )
 
 
 class Columns:
@@ -103,13 +99,13 @@ class Columns:
             return columns
         if n not in self._rows:
             self._rows[n] = array(columns.shape, dtype_name(columns.dtype))
-            _bits(self._rows[n])[...] = _bits(columns)
+            copy_bits(self._rows[n], columns)
         return self._rows[n]
 
-    def fill(self, draw: Any) -> None:
-        fill(self.all, draw)
+    def fill(self, drawn: Any) -> None:
+        fill(self.all, drawn)
         for n, rows in self._rows.items():
-            _bits(rows)[...] = _bits(self.all[..., :n])
+            copy_bits(rows, self.all[..., :n])
 
 
 class Products:
@@ -121,30 +117,34 @@ class Products:
         Of one group.
     copies : int
         Of A, as many as a cold cache needs.
+    orders : str
+        Letters of the orders in which A is kept; that of the cells where none are given.
     """
 
-    def __init__(self, cells: Sequence[Cell], copies: int) -> None:
+    def __init__(self, cells: Sequence[Cell], copies: int, orders: str = "") -> None:
         self.cell, self.copies = cells[0], copies
-        cell, stack = self.cell, self._stack(self.cell)
-        order = "C" if cell.order == "rows" else "F"
-        self.A = [array((*stack, cell.m, cell.k), cell.dtype, order, cell.lead) for _ in range(copies)]
-        self._b = Columns((*stack, cell.k, max(one.n for one in cells)), cell.weights)
+        cell, shape = self.cell, (*self._stack, self.cell.m, self.cell.k)
+        self.in_order = {
+            order: [array(shape, cell.dtype, order, cell.lead) for _ in range(copies)]
+            for order in orders or cell.letters[0]
+        }
+        self.A = self.in_order[cell.letters[0]]
+        self._b = Columns((*self._stack, cell.k, max(one.n for one in cells)), cell.weights)
         self.expected: Reference | None = None
 
     @staticmethod
-    def bytes(cells: Sequence[Cell], copies: int) -> int:
+    def bytes(cells: Sequence[Cell], copies: int, orders: str = "F", contenders: int = 12) -> int:
         """An upper estimate of what operands, references and outputs take."""
         cell = max(cells, key=lambda one: one.n)
         size = FLOATS[cell.dtype].bits // 8
-        outputs = sum(12 * copies * one.products * one.m * one.n * 8 for one in cells)
+        outputs = sum(contenders * copies * one.products * one.m * one.n * 8 for one in cells)
         converted = 8 * cell.m * cell.k if cell.weights != cell.dtype else 0  # by CuPy's @
-        return copies * cell.products * (cell.m + cell.lead) * (cell.k + cell.lead) * size + (
-            _bytes(cell) + outputs + converted
-        )
+        of_a = len(orders) * copies * cell.products * (cell.m + cell.lead) * (cell.k + cell.lead) * size
+        return of_a + _bytes(cell) + outputs + converted
 
-    @staticmethod
-    def _stack(cell: Cell) -> tuple[int, ...]:
-        return (cell.products,) if cell.products > 1 else ()
+    @property
+    def _stack(self) -> tuple[int, ...]:
+        return (self.cell.products,) if self.cell.products > 1 else ()
 
     def B(self, n: int, order: str) -> Array:
         """The first n columns of B, in columns ("F") or in rows ("C"); `fill` renews both."""
@@ -152,25 +152,27 @@ class Products:
 
     def outputs(self, n: int, order: str, dtype: str = "") -> list[Array]:
         """C for each copy of A."""
-        shape = (*self._stack(self.cell), self.cell.m, n)
+        shape = (*self._stack, self.cell.m, n)
         return [array(shape, dtype or self.cell.out, order) for _ in range(self.copies)]
 
     def fill(self, distribution: str, seed: int) -> None:
-        """New random numbers, uniform in [0, 1) or normal, and the reference for them."""
+        """Draw new random numbers, uniform in [0, 1) or normal, and compute the reference for them."""
         import cupy
 
-        draw = _draw(distribution, seed)
-        fill(self.A[0], draw)
-        for other in self.A[1:]:
-            _bits(other)[...] = _bits(self.A[0])
-        self._b.fill(draw)
+        drawn = draw(distribution, seed)
+        fill(self.A[0], drawn)
+        for others in self.in_order.values():
+            for other in others:
+                if other is not self.A[0]:
+                    copy_bits(other, self.A[0])
+        self._b.fill(drawn)
         A, B, sums = self.A[0], self._b.all, self.cell.sums
         self.expected = None  # its memory serves the next one
         self.expected = reference(A, B, cupy, sums=sums)
         require(self.expected, A, B, cupy, sums=sums)
 
     def judge(self, results: Sequence[Array]) -> Errors:
-        """What is wrong with the product of a copy, the only one of `results`."""
+        """Errors of the product of a copy, the only one of `results`."""
         import cupy
 
         (C,) = results
@@ -202,15 +204,16 @@ class Encodings:
         return V.first(r, order), W.first(r, order)
 
     def fill(self, distribution: str, seed: int) -> None:
-        """New random numbers, and the references for them: A V, A' W, and the squares by those of the first columns."""
+        """Draw new random numbers, and compute the references for them: A V, A' W, and the squares by those of the
+        first columns."""
         import cupy
 
-        draw = _draw(distribution, seed)
-        fill(self.A[0], draw)
+        drawn = draw(distribution, seed)
+        fill(self.A[0], drawn)
         for other in self.A[1:]:
             other[...] = self.A[0]
         for x in self._weights:
-            x.fill(draw)
+            x.fill(drawn)
         self.expected = []
         for squared in (False, True):
             for A, x in zip((self.A[0], self.A[0].T), self._weights, strict=True):
@@ -221,16 +224,12 @@ class Encodings:
                 self.expected.append((found, A.shape[1] + 3 * squared))
 
     def judge(self, results: Sequence[Array]) -> Errors:
-        """What is wrong with A V and A' W, (m, r) and (k, r), and, where they follow, with the squares as columns."""
+        """Errors of A V and A' W, (m, r) and (k, r), and, where they follow, of the squares as columns."""
         import cupy
 
         if not self.expected or not results:
             raise ValueError("nothing is expected before `fill`, or nothing was computed")
-        found = [
-            errors(C, expected.columns(C.shape[1]), terms, cupy)
-            for C, (expected, terms) in zip(results, self.expected, strict=False)
-        ]
-        worst = found[0]
-        for one in found[1:]:
-            worst = worse(worst, one)
+        worst = Errors(0.0, 0.0, 0)
+        for C, (expected, terms) in zip(results, self.expected, strict=False):
+            worst = worse(worst, errors(C, expected.columns(C.shape[1]), terms, cupy))
         return worst

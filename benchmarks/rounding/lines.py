@@ -1,4 +1,4 @@
-"""What a checked product shows of its rounding, for `benchmarks.rounding`: residuals of rows, and units for them."""
+"""Residuals of the rows of a checked product, for `benchmarks.rounding`, and the units that they are measured in."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from abft_tsm2.checksum.bounds import statistical_bound
 from abft_tsm2.checksum.encode import equilibrated, exponents
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.faults.judge.oracle import BLOCK_BYTES
-from benchmarks.rounding_engines import Engine
-from benchmarks.rounding_operands import widened
+from benchmarks.rounding.engines import Engine
+from benchmarks.rounding.operands import widened
 
 Vector = NDArray[np.float64]
 NEGLIGIBLE = 0.1  # of a bound: the part of underflow, itself a hundred times its effect, in rows that tell of rounding

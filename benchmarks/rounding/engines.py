@@ -1,4 +1,4 @@
-"""Ways in which cuBLAS computes a product, for `benchmarks.rounding`, and how they reduce float32 operands."""
+"""Engines of cuBLAS, types and compute types of a product, and how they reduce float32 operands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks import gpu_timing
 
 @dataclass(frozen=True)
 class Engine:
-    """One way in which cuBLAS computes a product.
+    """Types of a product and the compute type by which cuBLAS multiplies.
 
     Attributes
     ----------
@@ -102,13 +102,13 @@ def probe() -> NDArray[np.float32]:
 def kept(x: NDArray[np.float32], y: NDArray[np.float32]) -> str:
     """What an engine did to the operand x, of which y is the product with the identity."""
     steps, found = x.astype(np.float64) * 2.0**10, y.astype(np.float64) * 2.0**10
-    ways = {
+    rules = {
         "exact": steps,
         "truncated": np.trunc(steps),
         "nearest, ties to even": np.rint(steps),
         "nearest, ties away": np.copysign(np.floor(abs(steps) + 0.5), steps),
     }
-    for name, expected in ways.items():
+    for name, expected in rules.items():
         if np.array_equal(found, expected):
             return name
     return f"otherwise, off by up to {abs(found - steps).max():.3g} of the last place of TF32"
@@ -118,7 +118,7 @@ def reduction(engine: Engine, multiply: Multiply, xp: Any = np) -> str:
     """How an engine reduces float32 operands before it multiplies them."""
     x, one = xp.asarray(probe()), xp.asarray(np.eye(256, dtype=np.float32))
     try:
-        ways = [kept(probe(), to_host(multiply(engine, *pair))) for pair in ((x, one), (one, x))]
+        both = [kept(probe(), to_host(multiply(engine, *pair))) for pair in ((x, one), (one, x))]
     except RuntimeError as error:
         return declined(error)
-    return ways[0] if ways[0] == ways[1] else f"A: {ways[0]}; B: {ways[1]}"
+    return both[0] if both[0] == both[1] else f"A: {both[0]}; B: {both[1]}"

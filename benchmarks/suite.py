@@ -1,62 +1,37 @@
-"""What every run of a GPU benchmark does, whatever its grid: groups of cells one after the other, each contender first
-judged and then timed, each row on disk as soon as its cell is done, and whatever goes wrong in the rows.
+"""The run of a GPU benchmark, whatever its grid: groups of cells one after the other, each row on disk as soon as its
+cell is done, and whatever goes wrong in the rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
+from abft_tsm2.core.compiler import kernel as compiled
 from abft_tsm2.core.device import Device, query
 from abft_tsm2.errors import NotSuitable
-from benchmarks import ceilings, contenders, rows
-from benchmarks.gpu_products import Errors, worse
-from benchmarks.gpu_timing import (
-    Call,
-    DeviceLostError,
-    Stopwatch,
-    card_state,
-    environment,
-    message,
-    require_device,
-)
+from benchmarks import ceilings
+from benchmarks.gpu_timing import DeviceLostError, Stopwatch, card_state, environment, message, require_device
 from benchmarks.sheet import Sheet
 
 LAST = 15.0  # no new group of cells begins so few seconds before the time limit
+THREADS = 8  # that compile
 Row = dict[str, Any]
-Judge = Callable[[int], Errors]
-"""What is wrong with the product of copy i of the operands."""
 
 
-class Cell(rows.Cell, Protocol):
-    """One thing that is measured; those of the same group are measured together."""
-
-    @property
-    def group(self) -> tuple[Any, ...]: ...
-
-
-class Entry(Protocol):
-    """A contender."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def call(self) -> Call: ...
-
-    def poison(self) -> None:
-        """Fill the outputs with NaN, so that an element that is not written shows."""
-
-
-class Campaign(ABC):
+class Suite(ABC):
     """One run: the device, its ceilings, and the sheet that rows go to.
 
-    A subclass says what the methods below without a body mean for its grid.
+    A subclass says what the methods below without a body mean for its grid. A cell has a `group`; cells of the same
+    group are neighbours and are measured together.
     """
 
     columns: tuple[str, ...]
@@ -69,7 +44,7 @@ class Campaign(ABC):
         self.begun = time.monotonic()
         begun = time.perf_counter()
         card_state("clocks.sm")
-        self.clocks = time.perf_counter() - begun < 0.2  # on some machines the answer takes seconds
+        self._fast = time.perf_counter() - begun < 0.2  # on some machines the answer takes seconds
         self.rows: list[Row] = []
         self.done: list[Any] = []
 
@@ -89,11 +64,7 @@ class Campaign(ABC):
 
     @abstractmethod
     def empty(self, cell: Any, contender: str) -> Row:
-        """A row that says which cell and who; all else is empty."""
-
-    @abstractmethod
-    def compare(self, rows: list[Row]) -> None:
-        """Fill in, for the rows of one cell, what relates one contender to another."""
+        """A row of a cell and a contender without numbers."""
 
     @abstractmethod
     def line(self, cell: Any, rows: Sequence[Row]) -> str:
@@ -101,12 +72,17 @@ class Campaign(ABC):
 
     @abstractmethod
     def conclude(self) -> tuple[str, list[str]]:
-        """What is to be said at the end, and what speaks against the run."""
+        """The text at the end of a run, and its errors and missed bars."""
 
     # ---- of every grid ---------------------------------------------------------------------------------------------
 
+    @property
+    def clock(self) -> str:
+        """The clock of the multiprocessors now, in MHz; empty where the answer takes too long."""
+        return card_state("clocks.sm")["clocks.sm"] if self._fast else ""
+
     def group(self, cells: Sequence[Any]) -> None:
-        """Measure cells that share A; what goes wrong ends up in their rows."""
+        """Measure cells of one group; what goes wrong ends up in their rows."""
         import cupy
 
         cupy.get_default_memory_pool().free_all_blocks()
@@ -126,51 +102,8 @@ class Campaign(ABC):
                 raise
             require_device(error)
 
-    def once(self, entry: Entry, judge: Judge, row: Row) -> None:
-        """One product of normal operands, judged; an error stays in the row, and the entry out of the timing."""
-        import cupy
-
-        entry.poison()
-        cupy.cuda.Device().synchronize()
-        try:
-            with self.watch.stream:
-                entry.call.run(0)
-            self.watch.stream.synchronize()
-            found = judge(0)
-            row.update(rows.judged(found, "normal_"))
-            if not found.ok:
-                row["error"] = f"wrong product of normal operands: {found}"
-        except NotSuitable as reason:
-            row["note"] = f"not suitable: {reason}"
-        except Exception as error:
-            row["error"] = message(error)
-            require_device(error)
-
-    def race(self, cell: Cell, entries: Sequence[Entry], judges: Mapping[str, Judge], found: Mapping[str, Row]) -> None:
-        """Times of the entries that may be timed, all of which are judged then; emits the rows `found` of the cell."""
-        able = [entry for entry in entries if not found[entry.name]["error"] and not found[entry.name]["note"]]
-        for entry in able:
-            entry.poison()
-        times = self.watch.measure({entry.name: entry.call for entry in able})
-        clock = card_state("clocks.sm")["clocks.sm"] if self.clocks else ""
-        for entry in able:
-            row, taken = found[entry.name], times[entry.name]
-            row.update(rows.timed(cell, taken, self.ceilings), sm_mhz=clock)
-            if row["error"]:
-                continue
-            # The copies that were multiplied last, too.
-            last = min(entry.call.copies, taken.batch) - 1
-            errors = judges[entry.name](0)
-            if last:
-                errors = worse(errors, judges[entry.name](last))
-            row.update(rows.judged(errors))
-            if not errors.ok:
-                row["error"] = f"wrong product: {errors}"
-        self.emit(cell, list(found.values()))
-
     def emit(self, cell: Any, found: list[Row]) -> None:
-        """Rows of a cell that is done."""
-        self.compare(found)
+        """Write and print the rows of a cell that is done."""
         for row in found:
             self.sheet.append({**row, **self.env})
         self.rows += found
@@ -178,20 +111,62 @@ class Campaign(ABC):
         print(f"{time.monotonic() - self.begun:5.0f} s  {self.line(cell, found)}", flush=True)
 
 
-def troubles(found: Sequence[Row]) -> str:
-    """Lines that say what is wrong with a cell's rows, or why they have no times."""
-    return "".join(
-        f"\n    {row['contender'] or 'all'}: {row['error'] or row['note']}"
-        for row in found
-        if row["error"] or (row["note"] and row["how"] == "")
-    )
+def precompile(configs: Sequence[Any]) -> float:
+    """Compile kernels side by side; returns the seconds. One that fails shows again where it is timed."""
+    import cupy
+
+    device = cupy.cuda.Device().id
+    begun = time.perf_counter()
+
+    def compile_one(config: Any) -> None:
+        with cupy.cuda.Device(device):
+            compiled(config)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for future in [pool.submit(compile_one, config) for config in dict.fromkeys(configs)]:
+            future.exception()
+    return time.perf_counter() - begun
+
+
+# ---- the command line ---------------------------------------------------------------------------------------------
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """The options of every GPU benchmark."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--full", action="store_true", help="all cells, not the default subset")
+    made.add_argument("--only", action="append", default=[], metavar="TEXT", help="cells whose name contains TEXT")
+    made.add_argument("--list", action="store_true", help="print the names of the chosen cells and stop")
+    made.add_argument("--limit-seconds", type=float, default=math.inf, metavar="S", help="begin nothing new near S")
+    made.add_argument("--append", action="store_true", help="keep the CSV's rows; as with --only and --suite")
+    made.add_argument("--output", type=Path, metavar="CSV", help="default: the file of benchmarks/results")
+    made.set_defaults(suite=[], torch=False)
+    return made
+
+
+def main(kind: type[Suite], grid: Sequence[Any], options: argparse.Namespace) -> int:
+    """List or measure the cells that the options choose; returns the exit code."""
+    cells = [cell for cell in grid if options.full or options.only or cell.default]
+    cells = [cell for cell in cells if not options.suite or cell.suite in options.suite]
+    cells = [cell for cell in cells if not options.only or any(text in str(cell) for text in options.only)]
+    if not cells:
+        print(f"no cell is named like {' or '.join((*options.suite, *options.only))}: --list --full names all")
+        return 2
+    if options.list:
+        print(*cells, sep="\n")
+        return 0
+    try:
+        return run(kind, cells, options)
+    except NotSuitable as reason:
+        print(f"nothing can be measured here: {reason}")
+        return 2
 
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def run(kind: type[Campaign], cells: Sequence[Any], options: argparse.Namespace) -> int:
+def run(kind: type[Suite], cells: Sequence[Any], options: argparse.Namespace) -> int:
     """Measure the cells; returns the exit code."""
     begun = time.monotonic()
     deadline = begun + options.limit_seconds
@@ -202,7 +177,7 @@ def run(kind: type[Campaign], cells: Sequence[Any], options: argparse.Namespace)
         bench, left = kind(device, sheet, env, deadline, options.torch), ""
         print(f"{env['device']}: read {bench.ceilings.read_gbs:.0f} GB/s, copy {bench.ceilings.copy_gbs:.0f} GB/s")
         configs = bench.kernels(cells)
-        seconds = contenders.precompile(configs)
+        seconds = precompile(configs)
         print(f"{len(set(configs))} kernels compiled or found in the cache in {seconds:.1f} s", flush=True)
         stopped = 0
         try:
