@@ -234,8 +234,7 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
         Let a protected product that finds this array corrupted write the repaired elements into it. Otherwise it
         computes with a repaired copy.
     recheck : bool
-        Check at each use in a product that the array is still what was encoded (one read). If False, a product looks
-        only where that makes it faster: on a GPU, at some megabytes of float32.
+        Check at each use in a product that the array is still what was encoded (one read).
 
     Returns
     -------

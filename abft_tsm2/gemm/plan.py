@@ -265,22 +265,11 @@ def _planned(
             arithmetic=a,
             terms=k + (0 if problem.alpha == 1.0 and o.C0 is None else 2),
             carried=recheck is not None,
-            recheck=recheck is not None and (recheck or _read_ahead(o, problem)),
+            recheck=bool(recheck),
             split=hooked,
         )
         checks.append(DeviceCheck(spec, device.multiprocessors))
     return ProductPlan(sides, tuple(checks), gemm, on_side_stream=not hooked and gemm is not None)
-
-
-_READ_AHEAD = 2 << 20, 8 << 20  # bytes of float32: on an H200, 5.5 us instead of 8.8 us beside 1024 x 1024 x 1024
-
-
-def _read_ahead(o: Operands, problem: GemmProblem) -> bool:
-    """Whether an encoded operand is rechecked though that was not asked for: while cuBLAS multiplies, the read brings
-    it to the cache, which saves more than it costs."""
-    if problem.exists or problem.arithmetic.u_in != 0:
-        return False
-    return all(dtype_name(x.dtype) == "float32" and _READ_AHEAD[0] <= x.nbytes < _READ_AHEAD[1] for x in (o.A, o.B))
 
 
 def gemm_of(o: Operands, batch: int, *, tf32: bool) -> cublas.Gemm:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abft_tsm2.checksum.device.kernels import MOST_GROUPS, AcrossPlan, AcrossSums, LineSums, across_sums, sums_of
+from abft_tsm2.checksum.device.kernels import AcrossPlan, AcrossSums, LineSums, across_sums, sums_of
+from abft_tsm2.checksum.device.tuned import MOST_GROUPS
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.problem import SIZES
 from benchmarks.registers import ARCHITECTURES, compiled

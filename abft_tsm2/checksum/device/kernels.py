@@ -10,6 +10,7 @@ import functools
 import math
 from dataclasses import dataclass
 
+from abft_tsm2.checksum.device import tuned
 from abft_tsm2.core.problem import C_TYPES, SIZES
 
 WARP = 32
@@ -18,9 +19,6 @@ SAMPLE = 128  # rows that it reads, where there are more
 MISSED, CHANGED = 1, 2
 """Flags of passes: a row stands out that the sample for the weights may have missed; an operand is not what it was."""
 STATE = 32  # words of a product's workspace
-_MANY_ROWS = 64  # of a multiprocessor: enough for warps that take several each
-_FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
-_MOST_ROWS = 48  # of a multiprocessor, so that three blocks are there whose warps take two each
 
 
 def sums_of(dtype: str) -> str:
@@ -214,48 +212,14 @@ def line_sums(
     width: int = 16,
     products: int = 1,
 ) -> LineSums:
-    """The configuration for p rows of q elements, of each of so many products; shapes from a sweep on an H200."""
+    """The configuration for p rows of q elements, of each of so many products."""
     size, vectors = SIZES[dtype], -(-q * SIZES[dtype] // 16)
-    t1, blocks = 128, 4
-    if p * products >= _MANY_ROWS * multiprocessors and vectors <= 256 and size < 8:
-        team, rows, ahead = (1, 8, 1) if vectors <= 32 else (1, 4, 1) if vectors <= 64 else (1, 4, 2)
-        blocks = 4 if ahead == 1 or (verdict and size == 4) else 3
-    elif vectors <= 64:
-        team, rows, ahead = (2 if vectors > WARP else 1), 2, 1
-    elif p <= _FEW_ROWS * multiprocessors and vectors >= 512:
-        team, rows, ahead, t1, blocks = (16, 1, 2, 512, 1) if given else (8, 1, 4, 256, 2)
-    elif size == 8 and vectors <= 512:
-        team, rows, ahead = (4, 1, 2) if verdict else (1, 2, 4)
-        t1, blocks = (128, 4) if verdict else (64, 8)  # beside a product, in as few places of the card as serve
-    elif size == 8 and verdict and vectors <= 1024:
-        team, rows, ahead = 4, 2, 2
-    elif size == 8:
-        team, rows, ahead = 2, 2, 4
-    elif size == 2 and vectors <= 256:
-        team, rows, ahead = 4, 2, 1
-        t1, blocks = (256, 3) if verdict else (128, 6)
-    elif vectors <= (512 if size == 2 else 256):
-        team, rows, ahead = 4, 2, 1
-        blocks = 8 if given and size == 2 else 4
-    elif verdict and out:  # what is stored takes turns with what is loaded
-        team = next(team for team in (1, 2, 4) if team == 4 or p * products * team >= _MOST_ROWS * multiprocessors)
-        rows, ahead, t1, blocks = 2, 2, 256, 4
-    elif vectors <= 512:
-        team, rows, ahead = 2, 2, 4
-    else:
-        team, rows, ahead = 1, 2, 4
-        blocks = 3 if given and size == 2 else 4  # one register too many for four
-    return LineSums(dtype, acc, given, words, verdict, out, width, t1, team, rows, ahead, blocks)
+    wanted = {"given": given, "verdict": verdict, "stored": bool(out)}
+    shape = tuned.line_shape(size, vectors, p, products, multiprocessors, **wanted)
+    return LineSums(dtype, acc, given, words, verdict, out, width, *shape)
 
 
-MOST_GROUPS = 32  # of blocks that share a stripe: the last of them adds what all have found
-_LEAST_ROWS = 16  # of memory that a warp takes
-_FIXED_ROWS = 64  # of memory, that a block could read while it begins and ends
-_MOST_NARROW = 1 << 16  # rows of a warp whose bits, of elements of 16, are added in 32 bits
-
-# By bytes of a load: rows of memory ahead in sums and in verdicts, blocks of a multiprocessor. As much in flight as
-# there are registers for on every architecture.
-_AHEAD = {16: (6, 8, 2), 8: (10, 10, 2), 4: (16, 12, 2), 2: (16, 16, 3)}
+MOST_NARROW = 1 << 16  # rows of a warp whose bits, of elements of 16, are added in 32 bits
 
 
 @dataclass(frozen=True)
@@ -329,7 +293,7 @@ class AcrossPlan:
         """For `products` matrices of p lines of q positions each.
 
         All blocks take turns on the card, and as many groups share a stripe as let them end soonest; but a warp keeps
-        some rows of memory, and there are at most `MOST_GROUPS`.
+        some rows of memory, and there are at most `tuned.MOST_GROUPS`.
 
         Raises
         ------
@@ -348,13 +312,13 @@ class AcrossPlan:
             raise ValueError(f"{p} lines of {config.dtype} are no multiple of {config.width} bytes, which a load takes")
         stripes, places = -(-p // config.lines), config.blocks * multiprocessors
         turn = config.warps * config.ahead  # positions of a block at a time
-        least = -(-_LEAST_ROWS * config.warps // turn) * turn
-        most = _MOST_NARROW * config.warps // turn * turn
+        least = -(-tuned.LEAST_ROWS * config.warps // turn) * turn
+        most = MOST_NARROW * config.warps // turn * turn
 
         def time(slice: int) -> int:
-            return -(-stripes * products * -(-q // slice) // places) * (slice + _FIXED_ROWS)
+            return -(-stripes * products * -(-q // slice) // places) * (slice + tuned.FIXED_ROWS)
 
-        even = (-(-q // (groups * turn)) * turn for groups in range(1, MOST_GROUPS + 1))
+        even = (-(-q // (groups * turn)) * turn for groups in range(1, tuned.MOST_GROUPS + 1))
         slice = min((max(least, min(most, x)) for x in even), key=time)
         groups = -(-q // slice)
         blocks = stripes * groups * products
@@ -385,7 +349,7 @@ def across_sums(
     common = p * SIZES[dtype] | width
     width = common & -common
     while True:
-        sums, verdicts, blocks = _AHEAD[width]
+        sums, verdicts, blocks = tuned.AHEAD[width]
         ahead = verdicts if verdict else sums - (given and words and width == 16)
         config = AcrossSums(dtype, acc, given, words, verdict, out, width, 256, ahead, blocks)
         grid = AcrossPlan.of(config, p, q, multiprocessors, products).grid
