@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import encode, protected_gemm
-from benchmarks import gemm_grid, suite, tables
+from benchmarks import gemm_grid, sheet, suite
 from benchmarks.gemm_suite import GemmSuite
 from benchmarks.timing import PROBLEMS, Problem, machine
 
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.device:
         print("--device measures on a GPU; products on the CPU are timed by: pytest benchmarks/bench_gemm.py")
         return 2
-    options.output = options.output or tables.RESULTS / "gemm_device.csv"
+    options.output = options.output or sheet.RESULTS / "gemm_device.csv"
     return suite.main(GemmSuite, gemm_grid.grid(), options)
 
 

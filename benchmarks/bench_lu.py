@@ -26,7 +26,7 @@ from abft_tsm2.core import blas
 from abft_tsm2.faults.judge.factor_oracle import Matrix, cholesky_error, lu_error, solution_error, unit
 from abft_tsm2.linalg import cholesky as definite
 from abft_tsm2.linalg import lu
-from benchmarks import tables
+from benchmarks import sheet
 from benchmarks.sheet import Sheet
 from benchmarks.timing import machine, overhead, paired
 
@@ -291,7 +291,7 @@ def _bar(row: Mapping[str, Any], name: str, form: str = ".2f") -> str:
     return "" if limit == "" else f" (bar {limit:{form}})"
 
 
-def run(cells: Iterable[Cell], sheet: Sheet, pairs: int = 0) -> list[Row]:
+def run(cells: Iterable[Cell], written: Sheet, pairs: int = 0) -> list[Row]:
     """Measure, print and keep."""
     from scipy import __version__
 
@@ -300,7 +300,7 @@ def run(cells: Iterable[Cell], sheet: Sheet, pairs: int = 0) -> list[Row]:
     for cell in cells:
         nearest = min(PAIRS, key=lambda n: abs(n - cell.n))
         for row in MEASURES[cell.suite](cell, pairs or PAIRS[nearest]):
-            sheet.append({**row, **environment})
+            written.append({**row, **environment})
             print(line(row), flush=True)
             rows.append(row)
     return rows
@@ -318,10 +318,10 @@ def main(arguments: list[str] | None = None) -> int:
     if not cells:
         print(f"no matrix is named like {options.only!r}; there are {', '.join(map(str, every))}")
         return 2
-    path = tables.RESULTS / f"{options.output}.csv"
-    with Sheet(path, (*COLUMNS, *ENVIRONMENT), append=bool(options.only)) as sheet:
+    path = sheet.RESULTS / f"{options.output}.csv"
+    with Sheet(path, (*COLUMNS, *ENVIRONMENT), append=bool(options.only)) as written:
         try:
-            rows = run(cells, sheet, options.pairs)
+            rows = run(cells, written, options.pairs)
         except KeyboardInterrupt:
             return 130
     return 0 if all(map(met, rows)) else 1

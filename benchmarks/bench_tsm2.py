@@ -29,7 +29,7 @@ from typing import Any
 from abft_tsm2.core.choose import choose
 from abft_tsm2.core.paper.config import Config
 from abft_tsm2.errors import NotSuitable
-from benchmarks import contenders, gpu_timing, rows, stream_bars, stream_grid, suite, tables, tsm2_grid
+from benchmarks import contenders, gpu_timing, rows, sheet, stream_bars, stream_grid, suite, tsm2_grid
 from benchmarks.contenders import OPTIONAL, Contender, Makers
 from benchmarks.gpu_timing import copies, message, require_device
 from benchmarks.judge import worse
@@ -298,7 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out cuBLAS through PyTorch")
     parser.set_defaults(torch=True)
     options = parser.parse_args(arguments)
-    options.output = options.output or tables.RESULTS / ("tsm2.csv" if options.paper else "stream.csv")
+    options.output = options.output or sheet.RESULTS / ("tsm2.csv" if options.paper else "stream.csv")
     kind, grid = (PaperSuite, tsm2_grid.grid()) if options.paper else (StreamSuite, stream_grid.grid())
     return suite.main(kind, grid, options)
 

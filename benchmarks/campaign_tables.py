@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from abft_tsm2.faults.analysis.stats import rate_text
-from benchmarks import tables
-from benchmarks.tables import csv_table
+from benchmarks import sheet
+from benchmarks.markup import csv_table
 
 ORDER = (
     *("gemm-full", "gemm-gpu", "lu-full", "storage", "adversarial", "swaps", "swaps-gpu", "peers", "quick"),
@@ -26,7 +26,7 @@ def summaries() -> dict[str, dict[str, Any]]:
 
 
 def _kept() -> Path:
-    return tables.RESULTS / "campaigns"
+    return sheet.RESULTS / "campaigns"
 
 
 def _with_faults(wanted: bool) -> dict[str, dict[str, Any]]:

@@ -29,8 +29,10 @@ from typing import Any
 
 from benchmarks import gemm_tables, lu_tables, stream_tables
 from benchmarks.gemm_grid import ONE
+from benchmarks.markup import gpu
+from benchmarks.sheet import Row
 from benchmarks.stream_grid import CUPY, ORDERS, SQUARE, TYPES
-from benchmarks.tables import Row, gpu, latest
+from benchmarks.tsm2_tables import latest
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 COLOURS = ("#1f4e79", "#c8590b", "#7f9f3f", "#8064a2", "#4bacc6", "#7f7f7f")

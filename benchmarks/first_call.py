@@ -18,7 +18,7 @@ import tempfile
 import time
 
 from abft_tsm2.core.paper.config import BYTES, VARIANTS, Config, published
-from benchmarks import tables
+from benchmarks import sheet
 from benchmarks.load_efficiency import problem
 
 REPEATS = 3
@@ -75,7 +75,7 @@ def main() -> None:
     if number is not None:
         child(number)
         return
-    print(tables.write("first_call", [measure(*item) for item in enumerate(configurations())]))
+    print(sheet.write("first_call", [measure(*item) for item in enumerate(configurations())]))
 
 
 if __name__ == "__main__":

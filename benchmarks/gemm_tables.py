@@ -7,7 +7,8 @@ from pathlib import Path
 
 from benchmarks import gemm_bars, stream_bars
 from benchmarks.gemm_grid import ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WAITED, WIDE, Key, empty_row, grid, key
-from benchmarks.tables import Row, csv_table, gpu, number, read
+from benchmarks.markup import csv_table, gpu, number
+from benchmarks.sheet import Row, read
 
 Variants = Mapping[str, Row]
 """The last row of each variant of a product."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from abft_tsm2.core.paper.config import TSM2L, VARIANTS, published
 from abft_tsm2.core.problem import Problem
-from benchmarks import tables
+from benchmarks import sheet
 
 METRICS = {
     "gld_efficiency": "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct",
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{options.profiler} is not there: install Nsight Compute, or name it with --profiler")
         return 1
     rows = _rows(options.variant or VARIANTS, profiler)
-    tables.write(options.output, rows)
+    sheet.write(options.output, rows)
     return int(any(row["error"] for row in rows))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.bench_lu import PHASES
-from benchmarks.tables import Row, csv_table, number, percent, ratio, read
+from benchmarks.markup import csv_table, number, percent, ratio
+from benchmarks.sheet import Row, read
 
 ORDERS = {"C": "by rows", "F": "by columns"}
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import encode, protected_gemm
-from benchmarks import tables
+from benchmarks import sheet
 from benchmarks.timing import PROBLEMS, Problem, machine, overhead, paired
 
 BARS = {
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not rows:
         print(f"no product is named like {options.only!r}; there are {', '.join(map(str, PROBLEMS))}")
         return 2
-    tables.write(options.output, [{**row, **machine()} for row in rows])
+    sheet.write(options.output, [{**row, **machine()} for row in rows])
     return 0 if all(map(met, rows)) else 1
 
 

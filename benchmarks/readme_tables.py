@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from benchmarks import gemm_tables, lu_tables
 from benchmarks.gemm_grid import ENCODED, ONE
-from benchmarks.tables import Row, gpu, markdown, number, read
+from benchmarks.markup import gpu, markdown, number
+from benchmarks.sheet import Row, read
 
 CPU = (
     *("float64 256 x 256 x 256", "float64 4096 x 4096 x 4096"),

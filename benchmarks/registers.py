@@ -12,7 +12,7 @@ import re
 
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.paper.config import Config
-from benchmarks import tables
+from benchmarks import sheet
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 # Config and the printed number of registers: TSM2X, 2021, Tables 3 (V100) and 4.
@@ -60,7 +60,7 @@ def row(config: Config, printed: int) -> dict[str, str | int]:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    print(tables.write("registers", [row(*printed) for printed in PRINTED]))
+    print(sheet.write("registers", [row(*printed) for printed in PRINTED]))
 
 
 if __name__ == "__main__":

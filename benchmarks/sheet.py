@@ -1,4 +1,4 @@
-"""A CSV file that keeps what was measured, whatever happens afterwards."""
+"""CSV files of results: written row by row or as a whole, and read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+Row = dict[str, str]
 
 
 class Sheet:
@@ -49,3 +52,23 @@ class Sheet:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def write(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write results/NAME.csv; the columns are those of the first row."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def read(name: str, path: Path | None = None) -> list[Row]:
+    """The rows of results/NAME.csv, or of another CSV."""
+    path = path or RESULTS / f"{name}.csv"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: run the benchmark that writes it (see each one's --help)")
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

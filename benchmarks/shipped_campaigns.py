@@ -20,7 +20,7 @@ from pathlib import Path
 
 from abft_tsm2.__main__ import main as abft_tsm2
 from abft_tsm2.faults.analysis import report
-from benchmarks.tables import RESULTS
+from benchmarks.sheet import RESULTS
 
 CAMPAIGNS = Path(__file__).parent / "campaigns"
 WORK = Path(".benchmarks")

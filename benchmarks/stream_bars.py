@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any
 
 from benchmarks import stream_grid
+from benchmarks.markup import markdown
 from benchmarks.stream_grid import ORDERS, OWN, SQUARE, Key, empty_row, key
-from benchmarks.tables import markdown
 
 Rows = Sequence[Mapping[str, Any]]
 SLOWER = 1 / 1.03  # of the best cuBLAS: no cell is slower than that

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import stream_bars
+from benchmarks.markup import csv_table, gpu, number, percent, ratio
+from benchmarks.sheet import Row, read
 from benchmarks.stream_grid import CELL, ORDERS, OWN, Key, key
-from benchmarks.tables import Row, csv_table, gpu, number, percent, ratio, read
 
 Rows = Mapping[str, Row]
 """The last row of each contender of a cell."""

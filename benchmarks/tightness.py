@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import protected_gemm
-from benchmarks import families, tables
+from benchmarks import families, sheet
 
 SIZES = (256, 512, 1024, 2048)
 BARS = {"float32": 8.0, "float64": 6.0}
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"from {low[0]:.2f} ({low[1]}) to {high[0]:.2f} ({high[1]})",
                 flush=True,
             )
-    tables.write(options.output, rows)
+    sheet.write(options.output, rows)
     for dtype, bar in BARS.items():
         print(f"{dtype}: median {median(rows, dtype):.2f} (bar {bar:g})")
     return 0 if all(median(rows, dtype) <= bar for dtype, bar in BARS.items()) else 1

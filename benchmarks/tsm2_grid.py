@@ -11,7 +11,7 @@ from typing import Any
 
 from abft_tsm2.core.device import Device
 from abft_tsm2.core.paper.config import TCF, TSM2L, TSM2R, Config, choices, published
-from benchmarks import tables
+from benchmarks import sheet
 from benchmarks.rows import ERRORS, TIMES, short
 from benchmarks.stream_grid import CUPY, Cell
 
@@ -79,7 +79,7 @@ def sweep(cell: Cell, device: Device) -> dict[str, list[Config]]:
 
 def published_ms() -> dict[Key, float]:
     """Milliseconds of the paper's published code on an H200; TSM2L with operands outside of the cache."""
-    return {key({**row, "suite": row["kind"]}): float(row["kernel_ms"]) for row in tables.read(PUBLISHED)}
+    return {key({**row, "suite": row["kind"]}): float(row["kernel_ms"]) for row in sheet.read(PUBLISHED)}
 
 
 # ---- rows ---------------------------------------------------------------------------------------------------------

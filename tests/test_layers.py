@@ -221,6 +221,20 @@ def test_the_package_keeps_the_rules(check):
     assert check(ROOT) == []
 
 
+def test_benchmarks_import_no_tests_and_no_circle():
+    found = {f"benchmarks.{name}": path for name, path in modules(ROOT.parent / "benchmarks").items()}
+    below = {}
+    for name, path in found.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        dotted = {each for node, _ in walk(tree) for each in imported_names(node, ["benchmarks"])}
+        assert not [each for each in dotted if each.partition(".")[0] == "tests"], name
+        below[name] = {each for full in dotted for each in (full, full.rpartition(".")[0]) if each in found} - {name}
+    while leaves := [name for name, others in below.items() if not others & set(below)]:
+        for name in leaves:
+            del below[name]
+    assert not below
+
+
 def test_subpackages_import_nothing():
     # Names re-exported by core/ or checksum/ would hide which module an import really means. Those of faults/ are for
     # users, lazy like the package's own, and nothing in the package takes them from there.

@@ -25,7 +25,7 @@ from abft_tsm2.core.paper.model import (
     t2_threshold,
 )
 from abft_tsm2.core.problem import Problem
-from benchmarks.tables import write
+from benchmarks.sheet import write
 
 N = 16  # the paper's parameters "depend on n (n = 16)"
 SIZES = (10240, 20480, 30720)  # m = k

@@ -28,7 +28,7 @@ from typing import Any
 from abft_tsm2.arrays import Array, bit_pattern
 from abft_tsm2.checksum.bounds import DETECT, arithmetic
 from abft_tsm2.faults.judge.oracle import reference
-from benchmarks import gpu_timing, tables
+from benchmarks import gpu_timing, markup, sheet
 from benchmarks.rounding.engines import ENGINES, Cublas, Engine, Multiply, declined, reduction
 from benchmarks.rounding.lines import MEASURES, Encoded, measure
 from benchmarks.rounding.operands import FAMILIES, Draw, fitted, rounded, widened
@@ -233,7 +233,7 @@ def _times(shape: Shape) -> str:
 
 def _print(found: Sequence[Row]) -> None:
     shown = [{name: value for name, value in row.items() if name != "measured on"} for row in found]
-    print(tables.markdown(list(shown[0]), [[str(value) for value in row.values()] for row in shown]))
+    print(markup.markdown(list(shown[0]), [[str(value) for value in row.values()] for row in shown]))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -253,17 +253,17 @@ def main(arguments: list[str] | None = None) -> int:
     cells: list[Cell] = []
     for number, shape in enumerate(QUICK if options.quick else SHAPES):
         cells += products(shape, multiply, Draw(options.seed + number, cupy))
-        tables.write(options.output, [row | environment for row in rows(cells)])
+        sheet.write(options.output, [row | environment for row in rows(cells)])
         cupy.get_default_memory_pool().free_all_blocks()
         print(f"{time.monotonic() - start:6.1f} s: {_times(shape)}", flush=True)
     biases: list[Row] = []
     for k in BIAS_TERMS_QUICK if options.quick else BIAS_TERMS:
         biases += bias(k, multiply, Draw(options.seed + k, cupy))
         cupy.get_default_memory_pool().free_all_blocks()
-    tables.write(f"{options.output}_bias", biases)
+    sheet.write(f"{options.output}_bias", biases)
     reductions = {e.name: reduction(e, multiply, cupy) for e in ENGINES if e.inputs == "float32"}
     summary = summarise(cells, reductions, where)
-    tables.write(f"{options.output}_summary", summary)
+    sheet.write(f"{options.output}_summary", summary)
     _print(summary)
     _print(biases)
     failed = [cell for cell in cells if cell.failed]

@@ -18,7 +18,7 @@ from abft_tsm2 import protected_gemm
 from abft_tsm2.core.device import known
 from abft_tsm2.faults.judge.oracle import arithmetic
 from abft_tsm2.report import Status
-from benchmarks import bench_gemm, gemm_bars, gemm_grid, gemm_suite, gpu_timing, suite, tables
+from benchmarks import bench_gemm, gemm_bars, gemm_grid, gemm_suite, gpu_timing, sheet, suite
 from benchmarks.gemm_bars import BARS, verdicts
 from benchmarks.gemm_grid import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
 from tests.support.fake_card import Card
@@ -173,10 +173,10 @@ SMALL = (
 )
 
 
-def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[tables.Row]]:
+def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[sheet.Row]]:
     path = tmp_path / "gemm_device.csv"
     code = bench_gemm.main(["--device", "--output", str(path), *arguments])
-    return code, tables.read("gemm_device", path)
+    return code, sheet.read("gemm_device", path)
 
 
 # ---- whole runs ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2.faults.judge import factor_oracle
-from benchmarks import bench_lu, lu_tables, tables
+from benchmarks import bench_lu, lu_tables, sheet
 from tests.support.fake_lu import library
 from tests.support.planting import normal
 
@@ -61,7 +61,7 @@ def straight(text: str) -> bool:
 def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """results/lu.csv of two small sizes."""
     library(monkeypatch)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(sheet, "RESULTS", tmp_path)
     assert bench_lu.main(["--sizes", "32", "48", "--pairs", "1"]) == 0
     assert "BAR MISSED" not in capsys.readouterr().out
     return tmp_path
@@ -84,7 +84,7 @@ def test_times_are_taken_judged_and_shown(results: Path) -> None:
 
 def test_the_last_row_of_a_matrix_counts(results: Path) -> None:
     assert bench_lu.main(["--sizes", "32", "48", "--pairs", "1", "--only", "factor float64 C 32"]) == 0
-    assert len(tables.read("lu")) == 25
+    assert len(sheet.read("lu")) == 25
     assert len(lu_tables.latest("factor")) == 8
 
 
@@ -111,7 +111,7 @@ def test_wrong_results_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], manner: str
 ) -> None:
     library(monkeypatch, manner)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(sheet, "RESULTS", tmp_path)
     assert bench_lu.main(["--sizes", "32", "--pairs", "1", "--only", "repair float64 C"]) == 1
     assert "WRONG" in capsys.readouterr().out
     assert "| wrong |" in lu_tables.repair()

@@ -16,7 +16,7 @@ import pytest
 
 from abft_tsm2.core.device import known
 from abft_tsm2.core.encode_both import encode_both
-from benchmarks import bench_tsm2, contenders, gpu_timing, stream_bars, stream_grid, suite, tables
+from benchmarks import bench_tsm2, contenders, gpu_timing, sheet, stream_bars, stream_grid, suite
 from benchmarks.contenders import CUPY, GEMV
 from benchmarks.stream_bars import BARS
 from benchmarks.stream_grid import FUNCTION, OTHER, OWN, PAPER, SUITES, Cell, grid
@@ -113,10 +113,10 @@ SMALL = (
 # ---- a whole run --------------------------------------------------------------------------------------------------
 
 
-def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[tables.Row]]:
+def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[sheet.Row]]:
     path = tmp_path / "stream.csv"
     code = bench_tsm2.main(["--no-torch", "--output", str(path), *arguments])
-    return code, tables.read("stream", path)
+    return code, sheet.read("stream", path)
 
 
 def test_a_run_times_and_judges_every_contender(card: Card, tmp_path: Path, capsys: Any) -> None:

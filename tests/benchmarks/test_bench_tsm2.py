@@ -18,7 +18,7 @@ from abft_tsm2.core.paper.config import TSM2L, Config, is_valid, why_not
 from abft_tsm2.errors import NotSuitable
 from abft_tsm2.faults.judge import oracle
 from abft_tsm2.faults.judge.oracle import reference, require
-from benchmarks import bench_tsm2, contenders, gpu_timing, judge, suite, tables, tsm2_grid
+from benchmarks import bench_tsm2, contenders, gpu_timing, judge, sheet, suite, tsm2_grid
 from benchmarks.bench_tsm2 import PaperSuite
 from benchmarks.gpu_timing import Times
 from benchmarks.judge import errors, worse
@@ -192,12 +192,12 @@ def test_a_nan_is_the_worst() -> None:
 
 def test_a_sheet_keeps_each_row_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "rows.csv"
-    sheet = Sheet(path, ("a", "b"))
-    sheet.append({"a": 1, "b": "x, y"})
+    one = Sheet(path, ("a", "b"))
+    one.append({"a": 1, "b": "x, y"})
     assert path.read_text() == 'a,b\n1,"x, y"\n'  # before it is closed
-    with sheet, Sheet(path, ("a", "b"), append=True) as more:
+    with one, Sheet(path, ("a", "b"), append=True) as more:
         more.append({"a": 2, "b": ""})
-    assert tables.read("any", path) == [{"a": "1", "b": "x, y"}, {"a": "2", "b": ""}]
+    assert sheet.read("any", path) == [{"a": "1", "b": "x, y"}, {"a": "2", "b": ""}]
     with pytest.raises(ValueError, match="other columns"):
         Sheet(path, ("a", "c"), append=True)
     with Sheet(path, ("a", "c")):
@@ -244,10 +244,10 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return card
 
 
-def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[tables.Row]]:
+def bench(tmp_path: Path, *arguments: str) -> tuple[int, list[sheet.Row]]:
     path = tmp_path / "tsm2.csv"
     code = bench_tsm2.main(["--paper", "--no-torch", "--output", str(path), *arguments])
-    return code, tables.read("tsm2", path)
+    return code, sheet.read("tsm2", path)
 
 
 def test_a_run_times_and_judges_every_contender(card: Card, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from abft_tsm2.core.paper.config import TCF
 from abft_tsm2.core.problem import Problem
-from benchmarks import bench_tsm2, contenders, load_efficiency, tables, tsm2_grid
+from benchmarks import bench_tsm2, contenders, load_efficiency, sheet, tables, tsm2_grid, tsm2_tables
 from benchmarks.sheet import Sheet
 from benchmarks.tsm2_grid import COLUMNS, grid, kernels
 from tests.benchmarks.test_bench_tsm2 import CELL, cell_rows
@@ -66,14 +66,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """results/tsm2.csv with made-up times of the whole grid, a failure and a repeated cell among them."""
     environment = {"device": "Made-up card", "driver": "1", "cuda": "13.0", "cupy": "14", "date": "2026-01-01"}
     rates = {"V0": 400, "V1": 900, "V2": 1300, "V3": 1500, "cuBLAS": 3000, contenders.CUPY: 2000}
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(sheet, "RESULTS", tmp_path)
     monkeypatch.setattr(
-        "benchmarks.tsm2_grid.tables.read",
-        lambda name, path=None, read=tables.read: read(
+        "benchmarks.tsm2_grid.sheet.read",
+        lambda name, path=None, read=sheet.read: read(
             name, path or (Path(tsm2_grid.__file__).parent / "results" / f"{name}.csv" if "reference" in name else None)
         ),
     )
-    with Sheet(tmp_path / "tsm2.csv", (*COLUMNS, *environment)) as sheet:
+    with Sheet(tmp_path / "tsm2.csv", (*COLUMNS, *environment)) as written:
         for cell in [grid()[0], *grid()]:
             names = [*kernels(cell), "cuBLAS", contenders.CUPY]
             rows = cell_rows({name: 1e-6 * cell.bytes / rates.get(name, 1800) for name in names}, cell)
@@ -82,7 +82,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                     ms="", error="wrong product", speedup="", speedup_cupy="", ratio_to_published="", gain=""
                 )
             for row in rows:
-                sheet.append({**row, **environment})
+                written.append({**row, **environment})
     return tmp_path
 
 
@@ -94,7 +94,7 @@ def test_the_tables_show_every_cell_and_who_lost(results: Path) -> None:
         cells = len([cell for cell in grid() if cell.suite == suite])
         assert len(body) == (cells * len(TCF) if name == "tcf" else cells)
         assert len({line.count("|") for line in lines if " | " in line}) == 1
-    text = tables.tsm2r()
+    text = tsm2_tables.tsm2r()
     assert "   float64 20480 x 20480 x 16 | 1.12 | cuBLAS | 1.68 | failed |" in text
     assert "   float32 10240 x 10240 x 2 | 0.14 | cuBLAS | 0.21 | 0.28 | 32.6% | 0.50 | 0.75 | 0.885 | 0.32\n" in text
     assert "Made-up card" in text
@@ -142,7 +142,7 @@ def test_the_profiler_is_run_and_its_refusals_are_told(
         rows = list(csv.DictReader(file))
     assert [row["dtype"] for row in rows] == ["float32", "float64"]
     assert all(error in row["error"] and bool(row["gld_efficiency"]) == (answer is None) for row in rows)
-    assert tables.load_efficiency().count("V3") == (2 if answer is None else 0)
+    assert tsm2_tables.load_efficiency().count("V3") == (2 if answer is None else 0)
 
 
 def test_a_missing_profiler_is_told(capsys: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gemm_bars, gemm_grid, tables
+from benchmarks import gemm_bars, gemm_grid, sheet, tables
 from benchmarks.gemm_bars import BARS, verdicts
 from benchmarks.gemm_grid import TF32, WIDE, Cell
 from benchmarks.gpu_timing import Times
@@ -74,13 +74,13 @@ def test_the_last_row_counts_and_a_wrong_one_does_not() -> None:
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     environment = {"device": "Made-up card", "driver": "1", "cuda": "13.0", "cupy": "14", "date": "2026-01-01"}
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(sheet, "RESULTS", tmp_path)
     rows = measured(0.9)
     (failed,) = (one for one in rows if (one["dtype"], one["n"], one["variant"]) == ("float16", 4096, WIDE))
     failed.update(error="wrong product")
-    with Sheet(tmp_path / "gemm_device.csv", (*gemm_grid.COLUMNS, *environment)) as sheet:
+    with Sheet(tmp_path / "gemm_device.csv", (*gemm_grid.COLUMNS, *environment)) as written:
         for one in rows:
-            sheet.append({**one, **environment})
+            written.append({**one, **environment})
     return tmp_path
 
 

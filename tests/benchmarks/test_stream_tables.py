@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import tables
+from benchmarks import sheet, tables
 from benchmarks.sheet import Sheet
 from benchmarks.stream_bars import BARS
 from benchmarks.stream_grid import COLUMNS, OWN, VENDOR, compare, empty_row, grid
@@ -18,7 +18,7 @@ ENVIRONMENT = {"device": "Made-up card", "driver": "1", "cuda": "13.0", "cupy": 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """results/stream.csv, in which one product failed, one was not measured, one lost, and one was timed in a graph."""
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(sheet, "RESULTS", tmp_path)
     rows = measured(**{"rows float32 20480x20480x8": 0.1})
     by_name = {str(cell): cell for cell in grid()}
     for name, change in (
@@ -32,9 +32,9 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         row(CELL, "cuBLAS through PyTorch", VENDOR, 0.048, graph=True),
     ]
     compare(graph)
-    with Sheet(tmp_path / "stream.csv", (*COLUMNS, *ENVIRONMENT)) as sheet:
+    with Sheet(tmp_path / "stream.csv", (*COLUMNS, *ENVIRONMENT)) as written:
         for one in (*rows, *graph, {**empty_row(CELL, ""), "error": "a group that failed before this one"}):
-            sheet.append({**one, **ENVIRONMENT})
+            written.append({**one, **ENVIRONMENT})
     return tmp_path
 
 
@@ -76,11 +76,11 @@ def test_who_lost_or_failed_is_shown(results: Path) -> None:
 def test_the_better_of_queued_and_graph_is_shown_beside_its_like(results: Path) -> None:
     (line,) = (line for line in table("stream-tsm2l") if line.startswith("rows, float32, 1000000 x 8 x 8 "))
     assert "| 0.0150 | queued |" in line or "| 0.015 | queued |" in line
-    rows = tables.read("stream")
+    rows = sheet.read("stream")
     fast = [{**one, "ms": "0.01"} if one["how"] == "graph" and one["family"] == OWN else one for one in rows]
-    with Sheet(results / "stream.csv", tuple(rows[0])) as sheet:
+    with Sheet(results / "stream.csv", tuple(rows[0])) as written:
         for one in fast:
-            sheet.append(one)
+            written.append(one)
     (line,) = (line for line in table("stream-tsm2l") if line.startswith("rows, float32, 1000000 x 8 x 8 "))
     assert "| 0.01 | graph |" in line
     assert "| cuBLAS through PyTorch | 3.00 |" in line

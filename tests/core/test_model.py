@@ -35,7 +35,7 @@ from abft_tsm2.core.paper.model import (
 )
 from abft_tsm2.core.problem import Problem
 from benchmarks.paper import parameters
-from benchmarks.tables import read
+from benchmarks.sheet import read
 
 devices = st.sampled_from(list(KNOWN.values()))
 dtypes = st.sampled_from(list(BYTES))

@@ -16,7 +16,7 @@ from abft_tsm2.faults.campaign.file import load
 from abft_tsm2.faults.campaign.run import run
 from abft_tsm2.faults.plan import MODELS
 from abft_tsm2.faults.trials.trial import PEERS
-from benchmarks import campaign_tables, shipped_campaigns, tables
+from benchmarks import campaign_tables, sheet, shipped_campaigns
 from benchmarks.campaign_tables import ORDER, summaries
 from tests.support.campaign_folders import clean, folder, numbered, trial
 from tests.support.small_campaigns import SMALL
@@ -92,7 +92,7 @@ def test_no_flip_of_an_exponent_or_sign_is_lost(quick: dict[str, Any]) -> None:
 
 def test_the_results_that_are_kept_are_those_of_the_files() -> None:
     for name, summary in summaries().items():
-        folder = tables.RESULTS / "campaigns" / name
+        folder = sheet.RESULTS / "campaigns" / name
         file = shipped_campaigns.CAMPAIGNS / f"{summary['manifest']['name']}.toml"
         assert name.partition(".")[0] == file.stem
         assert (folder / "campaign.toml").read_text() == file.read_text()
@@ -116,7 +116,7 @@ def kept(path: Path, name: str, records: list[dict[str, Any]], **manifest: Any) 
 
 
 def test_campaigns_without_faults_have_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(sheet, "RESULTS", tmp_path)
     kept(tmp_path, "clean-products", [clean(0)] * 30)
     kept(tmp_path, "clean-products.nehalem", [*[clean(0)] * 19, clean(0, outcome="false_alarm")])
     kept(tmp_path, "clean-products-gpu", [clean(0)], device="NVIDIA H200")

@@ -1,0 +1,56 @@
+"""How tables and their numbers are written, in Markdown and in reStructuredText."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.sheet import Row
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown: the first column left-aligned, the others right-aligned."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)) + "\n"
+
+
+def csv_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of reStructuredText, aligned likewise (docs/_static/tables.css)."""
+    options = (":header-rows: 1", ":delim: |", ":widths: auto", ":class: numbers", "")
+    lines = (*options, *(" | ".join(cells).rstrip() for cells in (head, *rows)))
+    return ".. csv-table::\n" + "".join(f"   {line}".rstrip() + "\n" for line in lines)
+
+
+def number(text: str | float) -> str:
+    """Three digits, or all before the point."""
+    return f"{float(text):.3g}" if float(text) < 1000 else f"{float(text):.0f}"
+
+
+def percent(text: str) -> str:
+    """A share; nothing for NaN."""
+    return "" if text == "nan" else f"{float(text):.1%}"
+
+
+def ratio(text: str) -> str:
+    """Two digits behind the point; nothing for an empty text."""
+    return f"{float(text):.2f}" if text else ""
+
+
+def shown(row: Mapping[str, str], key: str) -> str:
+    """A number, or why there is none."""
+    if row.get(key):
+        return number(row[key])
+    return "failed" if row.get("error") else "not suitable" if row.get("note") else ""
+
+
+def groups_of(rows: Iterable[Row], *keys: str) -> list[tuple[Any, list[Row]]]:
+    # In order of appearance.
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[keys[0]] if len(keys) == 1 else tuple(row[key] for key in keys), []).append(row)
+    return list(groups.items())
+
+
+def gpu(row: Mapping[str, str]) -> str:
+    """What a row of bench_tsm2 was measured on, in one line."""
+    return f"{row['device']}, driver {row['driver']}, CUDA {row['cuda']}, CuPy {row['cupy']}, {row['date']}"
