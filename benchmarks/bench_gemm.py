@@ -11,11 +11,11 @@ encoded beforehand; with --device, those of `benchmarks.gemm_device` on the GPU 
     python -m benchmarks.bench_gemm --device --list              names of the cells; needs no GPU
 
 `python -m benchmarks.overhead` measures the CPU's products pair by pair, which on a busy machine is the fairer
-comparison, and writes the CSV behind the README's table.
+comparison, and writes the CSV behind the tables.
 
 On a GPU each row goes to results/gemm_device.csv as soon as its cell is done: an interrupted run keeps what it has.
 The exit code is 1 if a product was wrong or failed, a report did not say what it should, or a bar is missed; 130 after
-an interrupt. `python -m benchmarks.tables README.md` and `python -m benchmarks.gemm_figure` make tables and a figure.
+an interrupt. `python -m benchmarks.tables` and `python -m benchmarks.gemm_figure` make tables and a figure.
 """
 
 from __future__ import annotations

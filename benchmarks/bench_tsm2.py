@@ -13,7 +13,7 @@ distributed ones are multiplied once more, to be judged. Every timed output is c
 precision, element by element.
 
 Each row goes to the CSV as soon as its cell is done: an interrupted run keeps what it has. The exit code is 1 if
-a product was wrong or failed, or a bar is missed; 130 after an interrupt. `python -m benchmarks.tables README.md`,
+a product was wrong or failed, or a bar is missed; 130 after an interrupt. `python -m benchmarks.tables`,
 `python -m benchmarks.stream_figure` and the scripts of `benchmarks/paper` make tables and figures of it.
 """
 

@@ -1,4 +1,4 @@
-"""The tables of campaigns, from results/campaigns/*/summary.json; see `benchmarks.tables`."""
+"""Tables of campaigns, from results/campaigns/*/summary.json, for `benchmarks.tables`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from abft_tsm2.faults.analysis.stats import rate_text
-from benchmarks.tables import RESULTS, markdown
+from benchmarks.tables import RESULTS, csv_table
 
 ORDER = (
     *("gemm-full", "gemm-gpu", "lu-full", "storage", "adversarial", "swaps", "swaps-gpu", "peers", "quick"),
@@ -44,7 +44,7 @@ def campaigns() -> str:
         faults = (name, str(v["planted"]), _events(silent), *(str(v[key]) for key in counted))
         body.append((*faults, str(v["clean_trials"]), _events(alarms), rate))
     head = (*head, "clean trials", "false alarms", "trials / s")
-    return f"{markdown(head, body)}\n{where(_with_faults(True).values())}\n"
+    return f"{csv_table(head, body)}\n{where(_with_faults(True).values())}\n"
 
 
 def without_faults() -> str:
@@ -57,7 +57,7 @@ def without_faults() -> str:
         rate = f"{one['trials'] / ran['seconds']:.0f}" if ran["seconds"] else ""
         kernel = "" if "NVIDIA" in ran["device"] else str(ran["versions"].get("blas kernel") or "")
         body.append((name, kernel, str(v["clean_trials"]), _events(alarms), str(failures), rate))
-    return f"{markdown(head, body)}\n{where(_with_faults(False).values())}\n"
+    return f"{csv_table(head, body)}\n{where(_with_faults(False).values())}\n"
 
 
 def cancellation() -> str:
@@ -78,7 +78,7 @@ def cancellation() -> str:
         for row in one.get("cancellation", [])
         if row["scheme"] == "float32" or row["scheme"] == "protected"
     ]
-    return f"{markdown(head, body)}\n"
+    return f"{csv_table(head, body)}\n"
 
 
 def contest(suite: str) -> str:
@@ -111,7 +111,7 @@ def contest(suite: str) -> str:
         for row in one["contest"]
         if row["suite"] == suite
     ]
-    return f"{markdown(head, body)}\n{where([one])}\n"
+    return f"{csv_table(head, body)}\n{where([one])}\n"
 
 
 def where(found: Iterable[Mapping[str, Any]]) -> str:

@@ -1,14 +1,14 @@
-"""The README's tables of protected products on a GPU, for `benchmarks.tables`: from results/gemm_device.csv."""
+"""Tables of protected products on a GPU, from results/gemm_device.csv, for `benchmarks.tables`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import gemm_bars
+from benchmarks import gemm_bars, stream_bars
 from benchmarks.gemm_device import ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WAITED, WIDE, grid
 from benchmarks.gemm_rows import Key, empty_row, key
-from benchmarks.tables import Row, gpu, markdown, number, read
+from benchmarks.tables import Row, csv_table, gpu, number, read
 
 Variants = Mapping[str, Row]
 """The last row of each variant of a product."""
@@ -54,7 +54,7 @@ def square() -> str:
                 *(_difference(rows, *pair) for pair in ((ONE, ENCODED), (RECHECKED, ENCODED))),
             )
         )
-    return markdown(head, body) + _footer((row for _, rows in found for row in rows.values()), "interleaved rounds")
+    return csv_table(head, body) + _footer((row for _, rows in found for row in rows.values()), "interleaved rounds")
 
 
 def shapes() -> str:
@@ -68,7 +68,7 @@ def shapes() -> str:
         )
         for name, row in rows
     ]
-    return markdown(head, body) + _footer((row for _, row in rows), "interleaved rounds")
+    return csv_table(head, body) + _footer((row for _, row in rows), "interleaved rounds")
 
 
 def repair() -> str:
@@ -84,19 +84,19 @@ def repair() -> str:
         planted = (rows.get(faults, {}) for faults in FAULTS[1:])
         cells = (f"{_percent(row, 'overhead_pct')}, {_number(row, 'overhead_us')} us" if row else "" for row in planted)
         body.append((name, clock, _number(next(iter(rows.values())), "plain_us"), *cells))
-    return markdown(head, body) + _footer((row for rows in found.values() for row in rows.values()), "rounds")
+    return csv_table(head, body) + _footer((row for rows in found.values() for row in rows.values()), "rounds")
 
 
 def host() -> str:
     """What a call costs the host."""
     rows = latest("host")
     body = [(f"{_call(row)}, float32 {row['m']} x {row['k']} x {row['n']}", _number(row, "host_us")) for row in rows]
-    return markdown(("call", "host time, us"), body) + _footer(rows, "")
+    return csv_table(("call", "host time, us"), body) + _footer(rows, "")
 
 
 def bars() -> str:
     """What was asked of protected products, and what was measured."""
-    return gemm_bars.table(gemm_bars.verdicts(read("gemm_device")))
+    return csv_table(*stream_bars.cells(gemm_bars.verdicts(read("gemm_device"))))
 
 
 def _call(row: Row) -> str:

@@ -1,5 +1,4 @@
-"""The README's tables of protected factorisations, for `benchmarks.tables`: times from results/lu.csv, and
-clean factorisations from results/lu_clean.csv."""
+"""Tables of protected factorisations, from results/lu.csv, for `benchmarks.tables`."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.bench_lu import PHASES
-from benchmarks.tables import Row, markdown, number, percent, ratio, read
+from benchmarks.tables import Row, csv_table, number, percent, ratio, read
 
 ORDERS = {"C": "by rows", "F": "by columns"}
 
@@ -21,7 +20,8 @@ def latest(suite: str, path: Path | None = None) -> list[Row]:
     return sorted(found.values(), key=lambda row: (row["dtype"] != "float64", row["order"], int(row["n"])))
 
 
-def _name(row: Row) -> str:
+def name(row: Row) -> str:
+    """Type, size and order of a matrix."""
     return f"{row['dtype']} {row['n']} x {row['n']}, {ORDERS[row['order']]}"
 
 
@@ -29,23 +29,23 @@ def times() -> str:
     """Factorisations and solutions, relative to SciPy's; then those of definite matrices."""
     rows = latest("factor")
     head = (
-        *("lu_factor", "SciPy, ms", "the same blocks, x SciPy", "bar", "checked in every step, x SciPy", "checks"),
-        *("bar", "checked at the end, x SciPy", "bar", "chosen, x SciPy"),
+        *("lu_factor", "SciPy, ms", "the same blocks, x SciPy", "target", "checked in every step, x SciPy", "checks"),
+        *("target", "checked at the end, x SciPy", "target", "chosen, x SciPy"),
     )
     body = [
         (
-            *(_name(row), _number(row, "scipy_ms"), ratio(row["unprotected"]), ratio(row["unprotected_bar"])),
+            *(name(row), _number(row, "scipy_ms"), ratio(row["unprotected"]), ratio(row["unprotected_bar"])),
             *(ratio(row["online"]), percent(row["checks"]), percent(row["checks_bar"] or "nan")),
             *(ratio(row["offline"]), ratio(row["offline_bar"]), ratio(row["auto"])),
         )
         for row in rows
     ]
     solved = [
-        (_name(row), _number(row, "scipy_ms"), _number(row, "auto_ms"), ratio(row["auto"])) for row in latest("solve")
+        (name(row), _number(row, "scipy_ms"), _number(row, "auto_ms"), ratio(row["auto"])) for row in latest("solve")
     ]
     definite = [
         (
-            *(_name(row), *(_number(row, f"{way}_ms") for way in ("scipy", "unprotected", "online"))),
+            *(name(row), *(_number(row, f"{way}_ms") for way in ("scipy", "unprotected", "online"))),
             *(ratio(row["online"]), percent(row["checks"])),
         )
         for row in latest("cholesky")
@@ -54,26 +54,28 @@ def times() -> str:
         ("solve, one right-hand side", "SciPy, ms", "protected, ms", "x SciPy"): solved,
         ("cholesky", "SciPy, ms", "the same blocks, ms", "checked in every step, ms", "x SciPy", "checks"): definite,
     }
-    return "\n".join([markdown(head, body), *(markdown(*table) for table in below.items() if table[1])]) + _footer(rows)
+    return "\n".join([csv_table(head, body), *(csv_table(*table) for table in below.items() if table[1])]) + _footer(
+        rows
+    )
 
 
 def phases() -> str:
     """What each part of a factorisation takes that is checked in every step."""
     rows = latest("factor")
     shown = [phase for phase in PHASES if any(float(row[f"{phase}_ms"] or 0) for row in rows)]
-    body = [(_name(row), _number(row, "online_ms"), *(_number(row, f"{phase}_ms") for phase in shown)) for row in rows]
-    return markdown(("lu_factor", "all, ms", *(f"{phase}, ms" for phase in shown)), body) + _footer(rows)
+    body = [(name(row), _number(row, "online_ms"), *(_number(row, f"{phase}_ms") for phase in shown)) for row in rows]
+    return csv_table(("lu_factor", "all, ms", *(f"{phase}, ms" for phase in shown)), body) + _footer(rows)
 
 
 def repair() -> str:
     """What one fault adds."""
     rows = latest("repair")
     body = [
-        (f"{_name(row)}, {row['fault']}", _number(row, "online_ms"), _number(row, "repair_ms"), percent(row["repair"]))
+        (f"{name(row)}, {row['fault']}", _number(row, "online_ms"), _number(row, "repair_ms"), percent(row["repair"]))
         for row in rows
     ]
     head = ("lu_factor, where a bit is flipped halfway", "without a fault, ms", "repair, ms", "repair")
-    return markdown(head, body) + _footer(rows)
+    return csv_table(head, body) + _footer(rows)
 
 
 def _number(row: Row, column: str) -> str:

@@ -197,8 +197,8 @@ def verdicts(rows: Iterable[Mapping[str, Any]], bars: Sequence[Bar] = BARS) -> l
     return found
 
 
-def table(found: Iterable[Verdict]) -> str:
-    """Bars, what was measured, and whether they hold, as a Markdown table."""
+def cells(found: Iterable[Verdict]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of a table of targets, what was measured, and whether they are met."""
     body = []
     for one in found:
         bar = one.bar
@@ -207,4 +207,9 @@ def table(found: Iterable[Verdict]) -> str:
         holds = {None: "", True: "yes", False: "**no**"}[one.holds]
         sign = "<=" if bar.at_most else ">="
         body.append((f"{bar.name}: {sign} {bar.show(bar.limit)}", measured, f"{one.cells} of {one.of}", holds))
-    return markdown(("bar", "measured", "cells", "holds"), body)
+    return ("target", "measured", "cells", "met"), body
+
+
+def table(found: Iterable[Verdict]) -> str:
+    """The same as Markdown."""
+    return markdown(*cells(found))

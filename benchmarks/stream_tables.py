@@ -1,4 +1,4 @@
-"""The README's tables of the stream suites, from results/stream.csv; `benchmarks.tables` fills them in."""
+"""Tables of the tall and skinny products, from results/stream.csv, for `benchmarks.tables`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks import stream_bars
 from benchmarks.stream_grid import ORDERS
 from benchmarks.stream_rows import CELL, OWN, Key, key
-from benchmarks.tables import Row, gpu, markdown, number, percent, ratio, read
+from benchmarks.tables import Row, csv_table, gpu, number, percent, ratio, read
 
 Rows = Mapping[str, Row]
 """The last row of each contender of a cell."""
@@ -65,8 +65,8 @@ def _by_columns(suites: Sequence[str], label: Callable[[Row], str]) -> str:
     for row in cells:
         lines.setdefault(label(row), {})[int(row["n"])] = _short(row)
     body = [(name, *(of_line.get(n, "") for n in widths)) for name, of_line in lines.items()]
-    head = ("", *(f"n = {n}" for n in widths))
-    return markdown(head, body) + _footer(cells, "share of the read rate, and speed over the best cuBLAS")
+    head = ("product", *(f"n = {n}" for n in widths))
+    return csv_table(head, body) + _footer(cells, "share of the read rate, and speed over the best cuBLAS")
 
 
 def _short(row: Row) -> str:
@@ -85,7 +85,7 @@ def tsm2l() -> str:
         several = f"{row['products']} of " if row["products"] != "1" else ""
         size = f"{several}{row['m']} x {row['k']} x {row['n']}"
         body.append((f"{row['order']}, {types(row)}, {size}", *_timed(row)))
-    return markdown(head, body) + _footer(cells, "operands outside of the cache")
+    return csv_table(head, body) + _footer(cells, "operands outside of the cache")
 
 
 def _timed(row: Row) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def both() -> str:
     cells = [own(rows) for rows in latest(("both",)).values()]
     head = ("encode_both", "ms", "timed", "of one read", "A V and W' A, ms", "by", "x cuBLAS", "x CuPy")
     body = [(f"{types(row)}, m = k = {row['m']}, r = {row['n']}", *_timed(row)) for row in cells]
-    return markdown(head, body) + _footer(cells, "with weighted sums of squares of rows and columns")
+    return csv_table(head, body) + _footer(cells, "with weighted sums of squares of rows and columns")
 
 
 def host() -> str:
@@ -117,12 +117,12 @@ def host() -> str:
         )
         for row in rows
     ]
-    return markdown(head, body) + _footer(rows, "medians of 2000 calls and more, the card idle")
+    return csv_table(head, body) + _footer(rows, "medians of 2000 calls and more, the card idle")
 
 
 def bars() -> str:
     """What was asked of these kernels, and what was measured."""
-    return stream_bars.table(stream_bars.verdicts(row for row in read("stream") if row["contender"]))
+    return csv_table(*stream_bars.cells(stream_bars.verdicts(row for row in read("stream") if row["contender"])))
 
 
 def _footer(rows: Iterable[Row], what: str) -> str:

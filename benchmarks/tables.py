@@ -1,10 +1,11 @@
-"""The measured numbers: results/*.csv, and the README's tables, which are generated from them.
+"""The measured numbers: results/*.csv, and the tables of README.md and docs/, which are generated from them.
 
-    python -m benchmarks.tables README.md              rewrite its tables
-    python -m benchmarks.tables --check README.md      exit code 1 if they differ from the CSVs
+    python -m benchmarks.tables                        rewrite the tables of all pages
+    python -m benchmarks.tables README.md              of one page
+    python -m benchmarks.tables --check                exit code 1 if a table differs from the CSVs
 
-A table stands between the markers `<!-- table:NAME -->` and `<!-- /table -->`; NAME is one of `TABLES`,
-here, in `benchmarks.stream_tables`, `benchmarks.gemm_tables`, `benchmarks.lu_tables` or `benchmarks.campaign_tables`.
+A table stands between the markers `<!-- table:NAME -->` and `<!-- /table -->`, in docs/*.rst between `.. table:NAME`
+and `.. /table`; NAME is one of `TABLES`, here and in the modules that `known` lists.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst")))
 Row = dict[str, str]
-_TABLE = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+_TABLE = re.compile(
+    r"^(?P<open>(?:<!--|\.\.) table:(?P<name>[\w-]+)(?: -->)?\n).*?(?P<close>^(?:<!--|\.\.) /table)",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 def write(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -43,15 +49,32 @@ def read(name: str, path: Path | None = None) -> list[Row]:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is left-aligned and whose others are right-aligned."""
+    """A table of Markdown: the first column left-aligned, the others right-aligned."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)) + "\n"
+
+
+def csv_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of reStructuredText, aligned likewise (docs/_static/tables.css)."""
+    options = (":header-rows: 1", ":delim: |", ":widths: auto", ":class: numbers", "")
+    lines = (*options, *(" | ".join(cells).rstrip() for cells in (head, *rows)))
+    return ".. csv-table::\n" + "".join(f"   {line}".rstrip() + "\n" for line in lines)
 
 
 def overhead() -> str:
     """Overhead of protected_gemm, with the machine it was measured on."""
     rows = read("overhead")
-    head = ("A @ B", "plain, ms", "protected", "bar", "B encoded", "bar", "not rechecked", "encode, ms", "verify, ms")
+    head = (
+        "A @ B",
+        "plain, ms",
+        "protected",
+        "target",
+        "B encoded",
+        "target",
+        "not rechecked",
+        "encode, ms",
+        "verify, ms",
+    )
     body = [
         (
             f"{row['dtype']} {row['m']} x {row['k']} x {row['n']}",
@@ -68,7 +91,7 @@ def overhead() -> str:
     ]
     one = rows[0]
     where = f"{one['device']}, {one['cores']} cores, {one['blas']}, NumPy {one['numpy']}, Python {one['python']}"
-    return f"{markdown(head, body)}\nMedians of interleaved pairs; {where}.\n"
+    return f"{csv_table(head, body)}\nMedians of interleaved pairs; {where}.\n"
 
 
 def tightness() -> str:
@@ -81,7 +104,7 @@ def tightness() -> str:
     for (dtype, n), group in _groups(rows, "dtype", "n"):
         ratios = sorted(float(row["ratio"]) for row in group)
         body.append((dtype, n, f"{median(ratios):.1f}", f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"))
-    return markdown(head, body)
+    return csv_table(head, body)
 
 
 # ---- tall-skinny kernels on a GPU (benchmarks.bench_tsm2) ----------------------------------------------------------
@@ -122,7 +145,7 @@ def tsm2r() -> str:
         code = _cell(v3, "published_ms"), ratio(v3.get("ratio_to_published", ""))
         share = percent(v3.get("share_of_ceiling") or "nan")
         body.append((label, *_vendor(v3), _cell(v3, "ms"), share, *related, *code))
-    return markdown(head, body) + _footer("tsm2r", "read")
+    return csv_table(head, body) + _footer("tsm2r", "read")
 
 
 def tsm2l() -> str:
@@ -141,7 +164,7 @@ def tsm2l() -> str:
         which = f"{variant}: {best['t2']}, {best['t3']}, {best['tcf']}" if best else ""
         shares = percent(best.get("share_of_ceiling") or "nan"), ratio(best.get("speedup", ""))
         body.append((label, *_vendor(best), *times, _cell(best, "ms"), which, *shares, _cell(known, "published_ms")))
-    return markdown(head, body) + _footer("tsm2l", "copy")
+    return csv_table(head, body) + _footer("tsm2l", "copy")
 
 
 def ladder() -> str:
@@ -156,7 +179,7 @@ def ladder() -> str:
         )
         for label, cell in latest("tsm2r")
     ]
-    return f"{markdown(head, body)}\nGains in speed; in brackets the paper's, on a K40c.\n"
+    return f"{csv_table(head, body)}\nGains in speed; in brackets the paper's, on a K40c.\n"
 
 
 def tcf() -> str:
@@ -168,7 +191,7 @@ def tcf() -> str:
             pair = [cell.get(f"{variant} tcf {value}", {}) for variant in ("Opt-1", "Opt-2")]
             numbers = [text for row in pair for text in (_cell(row, "ms"), ratio(row.get("speedup", "")))]
             body.append((label, str(value), *numbers))
-    return markdown(("A @ B", "tcf", "Opt-1, ms", "x cuBLAS", "Opt-2, ms", "x cuBLAS"), body) + _footer("tcf", "copy")
+    return csv_table(("A @ B", "tcf", "Opt-1, ms", "x cuBLAS", "Opt-2, ms", "x cuBLAS"), body) + _footer("tcf", "copy")
 
 
 def small_k() -> str:
@@ -178,7 +201,7 @@ def small_k() -> str:
         (label, *(_cell(cell.get(name, {}), "gbs") for name in names), _cell(cell.get("V3", {}), "best_cublas_ms"))
         for label, cell in latest("small_k")
     ]
-    return markdown(("A @ B", *(f"{name}, GB/s" for name in names), "best cuBLAS, ms"), body)
+    return csv_table(("A @ B", *(f"{name}, GB/s" for name in names), "best cuBLAS, ms"), body)
 
 
 def load_efficiency() -> str:
@@ -195,7 +218,7 @@ def load_efficiency() -> str:
         for row in read("load_efficiency")
         if not row["error"]
     ]
-    return markdown(head, body)
+    return csv_table(head, body)
 
 
 def _vendor(row: Mapping[str, str]) -> tuple[str, str, str]:
@@ -235,18 +258,24 @@ TABLES: Mapping[str, Callable[[], str]] = {
 }
 
 
+def known() -> dict[str, Callable[[], str]]:
+    """All tables by name."""
+    from benchmarks import campaign_tables, gemm_tables, lu_tables, readme_tables, stream_tables  # they import this one
+
+    modules = (stream_tables, gemm_tables, lu_tables, campaign_tables, readme_tables)
+    return {**TABLES, **{name: table for module in modules for name, table in module.TABLES.items()}}
+
+
 def fill(text: str) -> str:
     """The text with every table between markers made anew."""
-    from benchmarks import campaign_tables, gemm_tables, lu_tables, stream_tables  # which take their helpers from here
-
-    others = (stream_tables, gemm_tables, lu_tables, campaign_tables)
-    known = {**TABLES, **{name: table for module in others for name, table in module.TABLES.items()}}
+    tables = known()
 
     def table(match: re.Match[str]) -> str:
         name = match["name"]
-        if name not in known:
-            raise ValueError(f"there is no table {name!r}: choose from {', '.join(known)}")
-        return f"{match[1]}{known[name]()}{match[3]}"
+        if name not in tables:
+            raise ValueError(f"there is no table {name!r}: choose from {', '.join(tables)}")
+        gap = "" if match["open"].startswith("<") else "\n"
+        return match["open"] + gap + tables[name]() + gap + match["close"]
 
     return _TABLE.sub(table, text)
 
@@ -259,7 +288,7 @@ def _groups(rows: Iterable[Row], *keys: str) -> list[tuple[Any, list[Row]]]:
     return list(groups.items())
 
 
-def number(text: str) -> str:
+def number(text: str | float) -> str:
     """Three digits, or all before the point."""
     return f"{float(text):.3g}" if float(text) < 1000 else f"{float(text):.0f}"
 
@@ -271,17 +300,19 @@ def percent(text: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if it would change")
+    parser.add_argument("pages", type=Path, nargs="*", default=PAGES, help="without one: README.md and docs/*.rst")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a page would change")
     options = parser.parse_args(arguments)
-    before = options.file.read_text(encoding="utf-8")
-    after = fill(before)
-    if options.check:
-        if after != before:
-            print(f"{options.file} differs from the CSVs: run python -m benchmarks.tables {options.file}")
-        return int(after != before)
-    options.file.write_text(after, encoding="utf-8")
-    return 0
+    differ = False
+    for page in options.pages:
+        before = page.read_text(encoding="utf-8")
+        after = fill(before)
+        differ |= after != before
+        if options.check and after != before:
+            print(f"{page} differs from the CSVs: run python -m benchmarks.tables")
+        if not options.check and after != before:
+            page.write_text(after, encoding="utf-8")
+    return int(options.check and differ)
 
 
 if __name__ == "__main__":

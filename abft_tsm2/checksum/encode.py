@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,13 @@ _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample 
 _SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
 OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
+
+
+class Sided(NamedTuple):
+    """One value for each side of a matrix; None where a side was not encoded."""
+
+    rows: Any
+    columns: Any
 
 
 @dataclass(frozen=True, eq=False)

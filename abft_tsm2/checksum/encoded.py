@@ -3,57 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, to_host
-from abft_tsm2.checksum.device.check import carried_on_device
-from abft_tsm2.checksum.device.layout import CarriedChecksum
-from abft_tsm2.checksum.encode import OperandChecksum, carry, log2_column_norms
+from abft_tsm2.checksum.device.encode import DeviceChecksums, encode_on_device, norms_on_device
+from abft_tsm2.checksum.encode import OperandChecksum, Sided, carry, log2_column_norms
 from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose_storage, integer_checksums, restore
 from abft_tsm2.checksum.weights import Weights, weights
 from abft_tsm2.core.cublas import layout
 from abft_tsm2.core.row_sums import fingerprint
 from abft_tsm2.report import Fault, Report, Status
-
-
-class Sided(NamedTuple):
-    """One value for each side of a matrix; None where a side was not encoded."""
-
-    rows: Any
-    columns: Any
-
-
-@dataclass(frozen=True, eq=False)
-class OnDevice:
-    """What a CuPy matrix carries for the kernels: as right operand (rows) and as left one (columns).
-
-    Attributes
-    ----------
-    sides : Sided
-        Where that is.
-    weights : Sided
-        The weights, of which the kernels take norms from a sample of their own: a few may differ from those of
-        `Encoded.weights` by a factor of two. They last as long as `memory`.
-    memory : tuple of arrays
-    """
-
-    sides: Sided
-    weights: Sided
-    memory: tuple[Array, ...]
-
-    @classmethod
-    def of(cls, A: Array, right: bool, left: bool) -> OnDevice:
-        made = [carried_on_device(A, side) if wanted else None for side, wanted in (("rows", right), ("columns", left))]
-        sides, weights = Sided(*(one and one.right for one in made)), Sided(*(one and one.weights for one in made))
-        return cls(sides, weights, tuple(one.memory for one in made if one))
-
-    def kept(self, side: str, recheck: bool) -> CarriedChecksum | None:
-        """What it carries into a check of that side."""
-        right = getattr(self.sides, side)
-        return None if right is None else CarriedChecksum(right, recheck)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +48,7 @@ class Encoded:
     fingerprint: Array
     right: OperandChecksum | None
     left: OperandChecksum | None
-    device: OnDevice | None = None
+    device: DeviceChecksums | None = None
     dtype: Any = None
 
     @property
@@ -101,11 +63,7 @@ class Encoded:
 
     @property
     def weights(self) -> Sided:
-        """V (q, r) behind `row_checksums`, W (p, r) behind `column_checksums`.
-
-        Products of CuPy arrays are checked by kernels that make their own, from a sample of their own: a few may differ
-        by a factor of two.
-        """
+        """V (q, r) behind `row_checksums`, W (p, r) behind `column_checksums`."""
         return Sided(*(None if side is None else side.weights for side in (self.right, self.left)))
 
     @property
@@ -319,15 +277,17 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     if isinstance(weights, tuple) and len(weights) != 2:
         raise ValueError(f"weights is a tuple of {len(weights)}: a pair is expected, (for rows, for columns)")
     pair = weights if isinstance(weights, tuple) and side == "both" else (weights, weights)
+    wanted = (side != "columns", side != "rows")
+    if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
+        made = encode_on_device(A, *wanted)
+        integers, more = integer_checksums(A), (made.fingerprint, made.right, made.left, made.device)
+        return Encoded(A, repair, recheck, norms_on_device(A), integers, *more, A.dtype)
     right = left = None
-    if side != "columns":
+    if wanted[0]:
         V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")
         right = replace(carry(A, V, equilibrate=equilibrate), lasting=True)
-    if side != "rows":
+    if wanted[1]:
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
         left = replace(carry(A.T, W, equilibrate=equilibrate), lasting=True)
     norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
-    device = None
-    if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
-        device = OnDevice.of(A, right is not None, left is not None)
-    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, device, A.dtype)
+    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, None, A.dtype)

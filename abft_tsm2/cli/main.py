@@ -43,7 +43,16 @@ def cli(ctx: click.Context) -> None:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(as_json: bool) -> int:
-    """Print versions, devices and configuration, and what decides which kernel multiplies on a GPU.
+    """Print versions, devices and configuration.
+
+    \b
+    Under configuration:
+      on STATUS      what happens when a report has that status
+      panel          size of the row panels in which large files are multiplied
+      mapped from    .npy files of this size or more are memory-mapped, not read
+      cache          folder of what `abft-tsm2 tune` measures (ABFT_TSM2_CACHE_DIR)
+      choice on gpu  what decides which kernel multiplies tall and skinny
+                     matrices on that GPU
 
     \b
     Example:

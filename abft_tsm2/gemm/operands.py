@@ -85,10 +85,12 @@ class GemmProblem:
         more = self.encoded_a, self.encoded_b, sides
         if not self.batch:
             return iter([GemmTask(a, b, c, c0, *more, ())])
-        return (
-            GemmTask(a[index], b[index], c[index], None if c0 is None else c0[index], *more, index)
-            for index in np.ndindex(*self.batch)
-        )
+        return (self._task(index, more) for index in np.ndindex(*self.batch))
+
+    def _task(self, index: tuple[int, ...], more: tuple[Encoded | None, Encoded | None, tuple[str, ...]]) -> GemmTask:
+        """One product of the batch; `more`: what all of them share."""
+        at = (*index, ...)
+        return GemmTask(self.a[at], self.b[at], self.c[at], None if self.c0 is None else self.c0[at], *more, index)
 
     def sides(self, usual: str) -> tuple[str, ...]:
         """Which lines are checked; "auto": the one side that an encoded operand pays for, else the `usual` one."""

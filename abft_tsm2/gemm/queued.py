@@ -112,7 +112,7 @@ def _planned(
 def _kept(problem: GemmProblem, side: str) -> CarriedChecksum | None:
     """What the right operand of that side carries, if it is encoded."""
     owner = problem.encoded_b if side == "rows" else problem.encoded_a
-    return None if owner is None or owner.device is None else owner.device.kept(side, owner.recheck)
+    return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck)
 
 
 def _sides(problem: GemmProblem) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """All that a call depends on but addresses, where it is of the kind that is remembered; else None."""
     kept = None
     if isinstance(b, Encoded):
-        kept, b = None if b.device is None else b.device.kept("rows", b.recheck), b.array
+        kept, b = None if b.device is None else b.device.carried("rows", b.recheck), b.array
         if kept is None:
             return None
     cupy = sys.modules.get("cupy")

@@ -1,7 +1,7 @@
 // The verdict on a line of C from its weighted sum, that of its squares, and what must hold of it
 // (abft_tsm2/checksum/bounds.py has the bound and its sources).
 #pragma once
-#include "check/account.cuh"
+#include "check/state.cuh"
 
 // What every verdict takes. All arrays but `sizes` have an element for each line, those of one product after the other.
 //   alpha, beta     C = alpha L R + beta C0
@@ -13,7 +13,7 @@
 //                         + out_factor (||C o v|| + |beta| ||C0 o v||) + underflow sum |v|,
 //                   with ||C o v|| <= root |alpha| P2 + 1.01 |beta| ||C0 o v|| + ...
 //   tau, lines      where bounds, and the numbers of lines that fail go
-//   state           FLAGGED, CLOSEST, CALL and JUDGED of account.cuh
+//   state           FLAGGED, CLOSEST, CALL and JUDGED of state.cuh
 //   guards, guards0, encoded   of t and p2, of t0 and added2, by the call of this number; a line that they do not fit fails
 //   call            number of the call that this verdict is for
 #define VERDICT_ARGUMENTS                                                                                         \

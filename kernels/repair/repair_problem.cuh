@@ -1,6 +1,6 @@
 // What the stages of repair.cu share: the problem, the first part of scratch, and what it is read with.
 #pragma once
-#include "check/account.cuh"
+#include "check/state.cuh"
 
 constexpr int WARPS = T1 / 32;
 constexpr int CAP = 2048, GROUPS = 8, LOG = 1024;

@@ -54,7 +54,7 @@ def test_errors_of_solutions_and_of_cholesky() -> None:
 
 def straight(text: str) -> bool:
     """Whether every row of every table has as many cells as its head."""
-    counts = [[line.count("|") for line in table.splitlines() if line.startswith("|")] for table in text.split("\n\n")]
+    counts = [[line.count("|") for line in table.splitlines() if " | " in line] for table in text.split("\n\n")]
     return all(len(set(count)) <= 1 for count in counts)
 
 
@@ -76,11 +76,11 @@ def test_times_are_taken_judged_and_shown(results: Path) -> None:
     assert {row["panel_ms"] for row in rows if row["suite"] == "factor"} == {"1.0"}
     for name, lines in (("lu", 16), ("lu-phases", 8), ("lu-repair", 8)):
         text = lu_tables.TABLES[name]()
-        assert len([line for line in text.splitlines() if line.startswith("| float")]) == lines
+        assert len([line for line in text.splitlines() if line.startswith("   float")]) == lines
         assert straight(text)
         assert "SciPy" in text.splitlines()[-1]
-    assert "| float64 32 x 32, by rows |" in lu_tables.phases()
-    assert "panel, ms | check, ms |" in lu_tables.phases()
+    assert "   float64 32 x 32, by rows |" in lu_tables.phases()
+    assert "panel, ms | check, ms\n" in lu_tables.phases()
 
 
 def test_the_last_row_of_a_matrix_counts(results: Path) -> None:

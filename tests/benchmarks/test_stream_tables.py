@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import stream_figure, stream_tables, tables
+from benchmarks import stream_figure, tables
 from benchmarks.contenders import CUPY
 from benchmarks.sheet import Sheet
 from benchmarks.stream_bars import BARS
@@ -42,51 +42,56 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def table(name: str) -> list[str]:
-    lines = tables.fill(f"<!-- table:{name} -->\n<!-- /table -->").splitlines()
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    return lines
+    """Head and rows, and the line below them."""
+    text = tables.fill(f".. table:{name}\n.. /table\n")
+    assert text.startswith(f".. table:{name}\n\n.. csv-table::\n")
+    lines = [line.strip() for line in text.partition(":class: numbers\n\n")[2].splitlines()]
+    assert len({line.count("|") for line in lines if "|" in line}) == 1
+    return [line for line in lines if line and line != ".. /table"]
+
+
+def rows_of(name: str) -> list[str]:
+    return [line for line in table(name) if "|" in line][1:]
 
 
 @pytest.mark.parametrize(
     ("name", "rows"), [("stream-tsm2r", 45), ("stream-odd", 12), ("stream-tsm2l", 43), ("both", 18), ("host", 4)]
 )
 def test_the_tables_show_every_cell(results: Path, name: str, rows: int) -> None:
-    lines = table(name)
-    assert len([line for line in lines if line.startswith("| ")]) - 2 == rows
-    assert any("Made-up card, driver 1" in line for line in lines)
-    assert not any(line.startswith("| |") for line in lines[3:])
+    assert len(rows_of(name)) == rows
+    assert "Made-up card, driver 1" in table(name)[-1]
+    assert not any(line.startswith("|") for line in rows_of(name))
 
 
 def test_who_lost_or_failed_is_shown(results: Path) -> None:
     lines = table("stream-tsm2r")
-    head = ["", "n = 1", "n = 2", "n = 4", "n = 8", "n = 16"]
-    assert [cell.strip() for cell in lines[1].split("|")[1:-1]] == head
-    assert "| A @ B, rows, float32, m = k = 20480 | 99.0%, 6.00 x | 99.0%, 6.00 x | 99.0%, 6.00 x | 9.9%, 0.60 x |" in (
+    assert lines[0] == "product | n = 1 | n = 2 | n = 4 | n = 8 | n = 16"
+    assert "A @ B, rows, float32, m = k = 20480 | 99.0%, 6.00 x | 99.0%, 6.00 x | 99.0%, 6.00 x | 9.9%, 0.60 x |" in (
         next(line for line in lines if "rows, float32, m = k = 20480" in line)
     )
-    assert "| A @ B, columns, float64, m = k = 10240 | 99.0%, 6.00 x | failed |" in "\n".join(lines)
+    assert "A @ B, columns, float64, m = k = 10240 | 99.0%, 6.00 x | failed |" in "\n".join(lines)
     assert any("A.T @ B, rows, bfloat16 -> float32" in line for line in lines)
     odd = table("stream-odd")
-    assert "| A @ B, rows, float32, 10007 x 10239 | 99.0%, 6.00 x |  | not measured |" in "\n".join(odd)
+    assert "A @ B, rows, float32, 10007 x 10239 | 99.0%, 6.00 x |  | not measured |" in "\n".join(odd)
     assert any("leading dimension + 3" in line for line in odd)
 
 
 def test_the_better_of_queued_and_graph_is_shown_beside_its_like(results: Path) -> None:
-    (line,) = (line for line in table("stream-tsm2l") if "| rows, float32, 1000000 x 8 x 8 " in line)
+    (line,) = (line for line in table("stream-tsm2l") if line.startswith("rows, float32, 1000000 x 8 x 8 "))
     assert "| 0.0150 | queued |" in line or "| 0.015 | queued |" in line
     rows = tables.read("stream")
     fast = [{**one, "ms": "0.01"} if one["how"] == "graph" and one["family"] == OWN else one for one in rows]
     with Sheet(results / "stream.csv", tuple(rows[0])) as sheet:
         for one in fast:
             sheet.append(one)
-    (line,) = (line for line in table("stream-tsm2l") if "| rows, float32, 1000000 x 8 x 8 " in line)
+    (line,) = (line for line in table("stream-tsm2l") if line.startswith("rows, float32, 1000000 x 8 x 8 "))
     assert "| 0.01 | graph |" in line
     assert "| cuBLAS through PyTorch | 3.00 |" in line
 
 
 def test_every_bar_has_a_line(results: Path) -> None:
-    lines = table("bars")
-    assert len([line for line in lines if line.startswith("| ")]) == len(BARS) + 2
+    lines = rows_of("bars")
+    assert len(lines) == len(BARS)
     assert sum("**no**" in line for line in lines) >= 2  # the share and the speed of the product that lost
 
 
@@ -116,4 +121,4 @@ def test_a_file_without_times_of_the_large_products_gives_no_figure(results: Pat
             sheet.append(one)
     assert stream_figure.main(["--output", str(results / "x.svg")]) == 1
     assert "there are no times" in capsys.readouterr().err
-    assert stream_tables.both().count("| float") == 18
+    assert len(rows_of("both")) == 18

@@ -25,7 +25,6 @@ LEAST = {
     **{"gemm-full": 300_000, "gemm-gpu": 1_000_000, "lu-full": 20_000, "adversarial": 20_000, "swaps": 100_000},
     **{"swaps-gpu": 20_000, "clean-products": 30_000, "clean-products-gpu": 10_000, "clean-factorisations": 30_000},
 }
-PEERS_PAGE = Path(tables.__file__).parent / "peers.md"
 
 
 @pytest.fixture(scope="module", params=["a tenth", pytest.param("all", marks=pytest.mark.full)])
@@ -115,11 +114,6 @@ def test_the_results_that_are_kept_are_those_of_the_files() -> None:
         assert not re.search(r"/(root|home|work|tmp)/", (folder / "summary.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", [PEERS_PAGE, PEERS_PAGE.with_name("swaps.md")], ids=lambda page: page.stem)
-def test_pages_show_what_was_measured(page: Path) -> None:
-    assert tables.main(["--check", str(page)]) == 0
-
-
 def test_an_unknown_campaign_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         shipped_campaigns.main(["gemm-ful"])
@@ -141,16 +135,17 @@ def test_campaigns_without_faults_have_a_table_of_their_own(tmp_path: Path, monk
     kept(tmp_path, "clean-products-gpu", [clean(0)], device="NVIDIA H200")
     kept(tmp_path, "swaps", [trial(0), trial(0, model="swap_columns", chance=0.25), clean(0)])
     assert list(summaries()) == ["swaps", "clean-products", "clean-products.nehalem", "clean-products-gpu"]
-    rows = [line.split(" | ") for line in campaign_tables.without_faults().splitlines()[2:5]]
+    lines = campaign_tables.without_faults().splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("   clean-")]
     assert [row[:3] for row in rows] == [
-        ["| clean-products", "openblas Haswell", "30"],
-        ["| clean-products.nehalem", "openblas Haswell", "20"],
-        ["| clean-products-gpu", "", "1"],
+        ["   clean-products", "openblas Haswell", "30"],
+        ["   clean-products.nehalem", "openblas Haswell", "20"],
+        ["   clean-products-gpu", "", "1"],
     ]
     assert rows[1][3].startswith("1 (5")
-    assert "| swaps | 2 |" in campaign_tables.campaigns()
+    assert "   swaps | 2 |" in campaign_tables.campaigns()
     assert "clean-products" not in campaign_tables.campaigns()
-    assert "| swaps | float32 | swap_columns | 1 | 0 | 0.25 | 0.43 |" in campaign_tables.cancellation()
+    assert "   swaps | float32 | swap_columns | 1 | 0 | 0.25 | 0.43\n" in campaign_tables.cancellation()
 
 
 def test_results_with_a_label_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""across_sums.cu on the CPU: sums, verdicts and copies of lines across memory, and faults planted into it."""
+"""tsm2r_columns.cu on the CPU: sums, verdicts and copies of lines across memory, and faults planted into it."""
 
 from __future__ import annotations
 

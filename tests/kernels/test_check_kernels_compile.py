@@ -1,7 +1,7 @@
 """The kernels that check products compile for every architecture, without a GPU, and keep what they have in registers.
 
 Each configuration that `line_sums` chooses for these sizes and 16 bytes a load is compiled for the architecture where
-all its blocks share a multiprocessor (LEAST_BLOCKS of kernels/check/line_sums.cu); where a thread has most loads on
+all its blocks share a multiprocessor (LEAST_BLOCKS of kernels/check/tsm2r_rows.cu); where a thread has most loads on
 their way also for another one, in turn. Of narrower loads each shape is compiled once for each type and width: for what
 is asked, and for the architecture, whose turn it is."""
 

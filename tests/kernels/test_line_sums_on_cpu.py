@@ -1,4 +1,4 @@
-"""line_sums.cu and judge.cu on the CPU: sums, verdicts, copies; whether planted faults are found."""
+"""tsm2r_rows.cu and judge.cu on the CPU: sums, verdicts, copies; whether planted faults are found."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
     ),
     "every_lane_adds": (TEAM, "if (place < ROWS) {", 0, "if (true) {", f"{RACE}|{WRONG}|overrun"),
     "rows_beyond_are_stored": (ALONE, "warp % TEAM == 0 && row < p", 0, "warp % TEAM == 0", f"{OVERRUN}|between two"),
-    "a_row_in_two_places": (ALONE, "product * out_step + row] = OUT(y_sum)", 0, "row] = OUT(y_sum)", WRONG),
+    "a_row_in_two_places": (ALONE, "product * out_step + line] = OUT(y)", 0, "line] = OUT(y)", WRONG),
     "rows_of_the_neighbour": (ALONE, "smaller(first + i, p - 1)", 0, "smaller(first + i + 1, p - 1)", WRONG),
     "the_first_matrix_only": (ALONE, "X + product * step", 0, "X", WRONG),
     "the_first_weights_only": (ALONE, "weights + product * w_step", 0, "weights", WRONG),
@@ -293,9 +293,9 @@ PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
     "words_of_the_rest": (ALONE, "words[i] += pattern(element);", 0, "", "words are wrong"),
     "words_differ": (ALONE, "words += pattern(x.x[e]);", 0, "words ^= pattern(x.x[e]);", "words are wrong"),
     "words_of_narrow_elements": (NARROW, "words += sum;", 0, "words = sum;", "words are wrong"),
-    "outstanding_below": (ALONE, "double(z_sum) > outstanding", 0, "double(z_sum) < outstanding", FLAGS),
+    "outstanding_below": (ALONE, "double(z) > outstanding", 0, "double(z) < outstanding", FLAGS),
     "outstanding_unseen": (ALONE, "+ 1, 1u)", 0, "+ 1, 0u)", FLAGS),
-    "expected_of_the_first": (ALONE, "expected[product * out_step + row]", 0, "expected[row]", FLAGS),
+    "expected_of_the_first": (ALONE, "expected[product * out_step + line]", 0, "expected[line]", FLAGS),
     "the_other_flag": (ALONE, "+ 1, 2u)", 0, "+ 1, 1u)", FLAGS),
     "half_of_the_state": (ALONE, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "were not wiped"),
     "sizes_of_the_first_product": (ALONE, "sizes + 2 * product", 0, "sizes", "sizes are wrong"),
@@ -344,8 +344,8 @@ PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
         "pattern(sum)",
         "guards are wrong",
     ),
-    "guards_of_the_first_product": (ALONE, "guards[product * p + row]", 0, "guards[row]", "guards are wrong"),
-    "guards_of_no_call": (ALONE, "product * p + row, encoded)", 0, "product * p + row, 0)", "guards are wrong"),
+    "guards_of_the_first_product": (ALONE, "guards[product * p + line]", 0, "guards[line]", "guards are wrong"),
+    "guards_of_no_call": (ALONE, "product * p + line, encoded)", 0, "product * p + line, 0)", "guards are wrong"),
     "lines_of_the_first": (PLAIN, "GIVE_VERDICT(product * p + row", 0, "GIVE_VERDICT(row", "listed|bounds are wrong"),
     "lines_of_the_first_judge": (JUDGE, "line = product * count + i", 0, "line = i", "listed|bounds are wrong"),
     "a_line_beyond": (JUDGE, "mine = i < count;", 0, "mine = i <= count;", f"{OVERRUN}|listed|the closest"),

@@ -1,4 +1,4 @@
-"""Problems for the kernel that sums lines across memory (kernels/check/across_sums.cu), and judges of what it made of
+"""Problems for the kernel that sums lines across memory (kernels/check/tsm2r_columns.cu), and judges of what it made of
 them.
 
 What is judged, and by which model, is that of `tests.support.check_cases` and `tests.support.verdict_cases`; X lies in

@@ -41,7 +41,7 @@ TYPES_OF_SUMS = [
     *([("bfloat16", "float32")] if "bfloat16" in TYPES else []),
 ]
 WIDTHS = {name: tuple(width for width in (16, 8, 4, 2) if width >= SIZES[name]) for name in TYPES}
-CALL_WORD, JUDGED_WORD = 16, 17  # of the state, as kernels/check/account.cuh has them
+CALL_WORD, JUDGED_WORD = 16, 17  # of the state, as kernels/check/state.cuh has them
 ENCODED, CALL = (1 << 33) + 5, (1 << 41) + 6  # numbers of calls
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}
 
@@ -143,7 +143,7 @@ def account(low: int = 0) -> np.ndarray:
 
 
 def guards_of(sums: np.ndarray, squares: np.ndarray, encoded: int) -> np.ndarray:
-    """Of two sums (batch, p), as kernels/check/account.cuh has them."""
+    """Of two sums (batch, p), as kernels/check/state.cuh has them."""
     found = np.empty(sums.shape, np.uint64)
     for line, (y, z) in enumerate(zip(sums.ravel(), squares.ravel(), strict=True)):
         first, second = (int(np.float64(x).view(np.uint64)) for x in (y, z))

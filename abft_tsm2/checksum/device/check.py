@@ -6,7 +6,8 @@ operands' bits; behind it, `DeviceCheck.verify` takes ``u = C v`` and compares i
 `DeviceCheck.repair` lets kernels/repair/repair.cu locate and repair what failed, and write down for the host what it
 found.
 
-Matrices whose lines are contiguous are read by kernels/check/line_sums.cu, the others by kernels/check/across_sums.cu.
+Each is TSM2R with one column of weights and an epilogue, which takes statistics or gives the verdict: of matrices whose
+lines are contiguous kernels/check/tsm2r_rows.cu, of the others tsm2r_columns.cu beside it.
 """
 
 from __future__ import annotations
@@ -107,13 +108,17 @@ class DeviceCheck:
 
     def carry(self, memory: int) -> list[Step]:
         """The right operand's part: weights and ``s = R v``."""
-        right = self.account.right(memory)
-        return [self._equilibrate(memory), self._pass("R", memory, right.v, 0, self._carried(memory))]
+        return [self.equilibrate(memory), self._sums_of_right(memory)]
+
+    def _sums_of_right(self, memory: int, *, fresh: bool = False) -> Step:
+        """``s = R v``, the squares and the bit sums, with the weights that are there."""
+        return self._pass("R", memory, self.account.right(memory).v, 0, self._carried(memory), fresh=fresh)
 
     @np.errstate(all="ignore")
-    def weigh_exactly(self, memory: int, R: Array) -> list[Step]:
-        """Weights of a single R by the exact norms of its columns, where those by a sample are far off: what is to be
-        taken again then, else nothing. Synchronises.
+    def weigh_exactly(self, memory: int, R: Array) -> bool:
+        """Weights of a single R by the exact norms of its columns, where those by a sample are far off.
+
+        Returns whether that was so: what is made with the weights has to be made again. Synchronises with the host.
         """
         import cupy
 
@@ -122,15 +127,15 @@ class DeviceCheck:
         exact = np.clip(exponents(log2_column_norms(R)), -far, far)
         moved = exact + np.log2(abs(to_host(v).astype(np.float64)))
         if not moved.max() - moved.min() > OFF_BY:
-            return []
+            return False
         better = equilibrated(weights("balanced", case.n), exact)[:, 0]
         v[...] = cupy.asarray(better.astype(case.acc))
         sizes[0::2], sizes[1::2] = 0, abs(better).min()
         sizes[0] = abs(better).sum()
-        right = self.account.right(memory)
-        return [self._pass("R", memory, right.v, 0, self._carried(memory), fresh=True)]
+        return True
 
-    def _equilibrate(self, memory: int) -> Step:
+    def equilibrate(self, memory: int) -> Step:
+        """Weights of the right operand, scaled by the norms of its columns in a sample of its rows."""
         case, (rs, cs, step, _) = self.case, self.case.R
         base = _base(case.n)
         right, at = self.account.right(memory), functools.partial(self.account.at, memory)
@@ -140,6 +145,11 @@ class DeviceCheck:
             *(max(1.0, case.k / SAMPLE), at("state")),
         )
         return PreparedLaunch(config, (-(-case.n // COLUMNS), case.right_batch), config.t1, values, base)
+
+    @property
+    def outstanding(self) -> float:
+        """Weighted squares of a row of R beyond which the sample may have missed it; inf where all rows are sampled."""
+        return _OUTSTANDING * MEAN_SQUARE if self.case.k > SAMPLE else np.inf
 
     def _right(self, memory: int, kept: CarriedChecksum | None) -> OperandPointers:
         """What the right operand carries: of this account, or of before."""
@@ -174,7 +184,7 @@ class DeviceCheck:
         case, state = self.case, self.account.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
         first = name == "R" and not expected  # the first look at R: its weights are from a sample
-        outstanding = _OUTSTANDING * MEAN_SQUARE if first and case.k > SAMPLE else np.inf
+        outstanding = self.outstanding if first else np.inf
         sizes = (self.account.at(memory, "parts"), -(-case.n // COLUMNS), self.account.at(memory, "sizes"))
         guards: tuple[Value, ...] = (into.guards, "encoded" if into.guards else 0)
         results: tuple[Value, ...] = (
@@ -348,10 +358,10 @@ class DeviceOperandChecksum(NamedTuple):
     exact: bool
 
 
-def carried_on_device(X: Array, side: str) -> DeviceOperandChecksum:
-    """What a CuPy matrix carries into products.
+def right_operand(X: Array, side: str) -> tuple[DeviceCheck, Array]:
+    """The check of a CuPy matrix as right operand of products, and memory for what it carries, not initialised.
 
-    side "rows": as right operand; "columns": as left operand, of whose transpose it is the same. Synchronises.
+    side "rows": X itself; "columns": its transpose, for a left operand. On the current device, which is X's.
     """
     import cupy
 
@@ -360,18 +370,24 @@ def carried_on_device(X: Array, side: str) -> DeviceOperandChecksum:
     k, n = R.shape
     name = dtype_name(X.dtype)
     case = CheckSpec(1, k, n, 1, 1, name, name, "", layout, layout, layout, None, None, arithmetic(name, name), k)
+    check = DeviceCheck(case, device_of(X.device.id).multiprocessors)
+    return check, cupy.empty(check.account.nbytes, cupy.uint8)
+
+
+def carried_on_device(X: Array, side: str) -> DeviceOperandChecksum:
+    """What a CuPy matrix carries into products, as `right_operand`. Synchronises with the host."""
+    import cupy
+
     with X.device:
-        checker = DeviceCheck(case, device_of(X.device.id).multiprocessors)
-        memory = cupy.empty(checker.account.nbytes, cupy.uint8)
-        stream = cupy.cuda.get_current_stream()
-        for step in checker.carry(memory.data.ptr):
-            step(stream.ptr, {"R": X.data.ptr})
-        again = checker.weigh_exactly(memory.data.ptr, R) if checker.flags(memory.data.ptr) & MISSED else []
-        for step in again:
-            step(stream.ptr, {"R": X.data.ptr})
+        check, memory = right_operand(X, side)
+        at, stream, where = memory.data.ptr, cupy.cuda.get_current_stream(), {"R": X.data.ptr}
+        for step in check.carry(at):
+            step(stream.ptr, where)
+        again = bool(check.flags(at) & MISSED) and check.weigh_exactly(at, X if side == "rows" else X.T)
+        if again:
+            check._sums_of_right(at, fresh=True)(stream.ptr, where)
         stream.synchronize()  # it may be used on any stream
-    at = memory.data.ptr
-    return DeviceOperandChecksum(checker.account.right(at), memory, checker.account.array(at, "v")[0], bool(again))
+    return DeviceOperandChecksum(check.account.right(at), memory, check.account.array(at, "v")[0], again)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,6 +1,6 @@
 """The kernels that check a product on a GPU, as frozen configurations: `LineSums`, `Equilibrate`, `JudgeKernel`.
 
-kernels/check/line_sums.cu, kernels/check/equilibrate.cu and kernels/check/judge.cu say what each of them does.
+kernels/check/tsm2r_rows.cu, kernels/check/equilibrate.cu and kernels/check/judge.cu say what each of them does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _types(dtype: str, width: int = 16, acc: str = "") -> dict[str, str | int]:
 
 @dataclass(frozen=True)
 class Sums:
-    """What a pass over the lines of X takes, however they lie: constants of line_sums.cu and of across_sums.cu.
+    """What a pass over the lines of X takes, however they lie: constants of tsm2r_rows.cu and of tsm2r_columns.cu.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class LineSums(Sums):
-    """Compile-time constants of kernels/check/line_sums.cu.
+    """Compile-time constants of kernels/check/tsm2r_rows.cu.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class LineSums(Sums):
     @property
     def file(self) -> str:
         """The file of kernels/ that holds it."""
-        return "check/line_sums.cu"
+        return "check/tsm2r_rows.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -259,7 +259,7 @@ _AHEAD = {16: (6, 8, 2), 8: (10, 10, 2), 4: (16, 12, 2), 2: (16, 16, 3)}
 
 @dataclass(frozen=True)
 class AcrossSums(Sums):
-    """Compile-time constants of kernels/check/across_sums.cu.
+    """Compile-time constants of kernels/check/tsm2r_columns.cu.
 
     Attributes
     ----------
@@ -281,7 +281,7 @@ class AcrossSums(Sums):
     @property
     def file(self) -> str:
         """The file of kernels/ that holds it."""
-        return "check/across_sums.cu"
+        return "check/tsm2r_columns.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -304,7 +304,7 @@ class AcrossSums(Sums):
 
 @dataclass(frozen=True)
 class AcrossPlan:
-    """Which block of kernels/check/across_sums.cu takes what.
+    """Which block of kernels/check/tsm2r_columns.cu takes what.
 
     Attributes
     ----------

@@ -1,5 +1,5 @@
-// Weighted sums of the rows of X and of their squares in one read of it, with the sums of the rows' bits, or with the
-// verdict on each row.
+// TSM2R with one column of weights and an epilogue, X row-major: weighted sums of the rows of X and of their squares in one
+// read of it, with the sums of the rows' bits, or with the verdict on each row (epilogue.cuh).
 //
 //   y_i = sum_j X(i, j) w_j    z_i = sum_j X(i, j)^2 w2_j    words_i = sum_j bits of X(i, j)
 //
@@ -14,15 +14,8 @@
 //          D_TYPE; BLOCKS of a multiprocessor; ENTRY the name of the kernel
 // Storage  X(i, j) of product b = X[b step + i ld + j]; ALIGNED divides its address, ld and step in bytes. Weights of
 //          product b from w + b w_step on, at multiples of 16 bytes; y, z, words of row i at b out_step + i
-// State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is
-//          1 where this is a product's first kernel, which wipes its state and raises no flags; 2 where the kernel
-//          in front may have written X
-// Guards   of y and z of line i of product b at b p + i (account.cuh, `encoded` the number of the call), where given
-// Sizes    where `parts` is given, and w2 is not: sum |w| and smallest |w| from those of so many blocks of
-//          kernels/check/equilibrate.cu
 // Edges    p, q arbitrary; nothing outside of the matrix is read
-#include "check/verdict.cuh"
-#include "check/chain.cuh"
+#include "check/epilogue.cuh"
 
 constexpr int WARPS = T1 / 32, TEAMS = WARPS / TEAM;
 constexpr int STRIDE = TEAM * 32 * V;  // columns that a team takes at a time
@@ -103,13 +96,6 @@ INLINE void store_narrowed(D_TYPE* to, const Vector& x, bool packed) {
 }
 #endif
 
-#if VERDICT
-#define RESULTS VERDICT_ARGUMENTS, D_TYPE *cast, Index ldd, Index cast_step
-#else
-#define RESULTS OUT *y_out, OUT *z_out, Bits *words_out, Index out_step, double outstanding, Bits *state, Index fresh, \
-  const Bits *expected, const double *parts, Index part_count, double *sizes, Bits *guards, Bits encoded
-#endif
-
 // Compilers need some registers more on other architectures than the one that BLOCKS was tuned on.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 #define LEAST_BLOCKS (BLOCKS > 2 ? 2 : BLOCKS)
@@ -119,7 +105,7 @@ INLINE void store_narrowed(D_TYPE* to, const Vector& x, bool packed) {
 
 extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
     ENTRY(Index p, Index q, const A_TYPE* __restrict__ X, Index ld, Index step, const ACC* weights, const ACC* squares,
-          Index w_step, RESULTS) {
+          Index w_step, EPILOGUE_ARGUMENTS) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / TEAM;
   const Index product = blockIdx.y, first = (Index(blockIdx.x) * TEAMS + team) * ROWS;
   const ACC* w = weights + product * w_step;
@@ -184,12 +170,7 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
       if (early) after_previous();
       next_may_begin();
 #if !VERDICT
-      // The first kernel of a product wipes its account.
-      if (fresh == 1 && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
-#if !GIVEN
-      if (parts && blockIdx.x == 0 && threadIdx.x < 32)
-        add_sizes(parts + 2 * product * part_count, part_count, sizes + 2 * product);
-#endif
+      BEGIN_STATISTICS(blockIdx.x == 0 && blockIdx.y == 0, blockIdx.x == 0);
 #endif
     }
     if (!there) break;
@@ -252,13 +233,6 @@ extern "C" __global__ void __launch_bounds__(T1, LEAST_BLOCKS)
   keep_closest<T1>(mine, mine ? GIVE_VERDICT(product * p + row, y_sum, double(z_sum), known) : 0, kept, state);
 #else
   if (!mine) return;
-  y_out[product * out_step + row] = OUT(y_sum);
-  z_out[product * out_step + row] = OUT(z_sum);
-  if (guards) guards[product * p + row] = guard_of(double(OUT(y_sum)), double(OUT(z_sum)), product * p + row, encoded);
-  if (WORDS) words_out[product * out_step + row] = word_sum;
-  // A row this far above the others may have escaped the sample that columns were scaled by.
-  if (double(z_sum) > outstanding) atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u);
-  if (WORDS && expected && word_sum != expected[product * out_step + row])
-    atomicOr(reinterpret_cast<unsigned*>(state) + 1, 2u);
+  STORE_STATISTICS(row, y_sum, z_sum, word_sum);
 #endif
 }

@@ -1,5 +1,5 @@
-// Weighted sums of lines that lie across memory and of their squares in one read of X, with the sums of the lines'
-// bits, or with the verdict on each line: what line_sums.cu does, for the columns of a row-major matrix.
+// TSM2R with one column of weights and an epilogue, X column-major: what tsm2r_rows.cu does, for lines that lie across
+// memory (epilogue.cuh).
 //
 //   y_i = sum_j x w_j    z_i = sum_j x^2 w2_j    words_i = sum_j bits of x,    x = X(i, j), element i of row j
 //
@@ -18,13 +18,9 @@
 //          ld and step in bytes. Weights of product b from w + b w_step on; y, z, words of line i at b out_step + i.
 //          partial: (2 + WORDS) 32 V words of 8 bytes a block, where there is more than one group; tickets: a 0 a
 //          stripe and product, which is 0 again afterwards
-// State    as in line_sums.cu: flags in the high half of word 0, 1: some z_i > outstanding; 2: some words_i is not
-//          expected_i. `fresh` as there. `sizes` of product b: the sum of parts[2 (b part_count + i)], the least of those behind them; `parts` may be null
-// Guards   as in line_sums.cu
 // Edges    V divides p; q arbitrary; nothing outside of the matrix is read. `slice` is at most 2^16 WARPS where the
 //          words of elements of 16 bits are added
-#include "check/verdict.cuh"
-#include "check/chain.cuh"
+#include "check/epilogue.cuh"
 
 constexpr int WARPS = T1 / 32, LINES = 32 * V, VALUES = 2 + WORDS;
 constexpr int APART = 32 + 16 / V;  // of 32 sums in shared memory, so that a stripe's lines do not meet in one bank
@@ -72,18 +68,11 @@ INLINE void store(D_TYPE* to, const Vector& x, bool whole) {
 }
 #endif
 
-#if VERDICT
-#define RESULTS VERDICT_ARGUMENTS, D_TYPE *cast, Index ldd, Index cast_step
-#else
-#define RESULTS OUT *y_out, OUT *z_out, Bits *words_out, Index out_step, double outstanding, Bits *state, Index fresh, \
-  const Bits *expected, const double *parts, Index part_count, double *sizes, Bits *guards, Bits encoded
-#endif
-
 // The kernel in front may still be writing weights when this one begins: without __restrict__, they are not read before
 // after_previous(), nor through a cache that takes them for constants.
 extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     ENTRY(Index p, Index q, const A_TYPE* __restrict__ X, Index ld, Index step, const ACC* weights, const ACC* squares,
-          Index w_step, RESULTS, Index slice, char* partial, unsigned* tickets) {
+          Index w_step, EPILOGUE_ARGUMENTS, Index slice, char* partial, unsigned* tickets) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index product = blockIdx.z, first = Index(blockIdx.x) * LINES;
   const bool there = first + lane * V < p;
@@ -128,12 +117,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     if (j == begin) {
       after_previous();
       next_may_begin();
-      // The first kernel of a product wipes its account.
-      if (fresh == 1 && blockIdx.x + blockIdx.y + blockIdx.z == 0 && threadIdx.x < 32) state[threadIdx.x] = 0;
-#if !GIVEN
-      if (parts && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32)
-        add_sizes(parts + 2 * product * part_count, part_count, sizes + 2 * product);
-#endif
+      BEGIN_STATISTICS(blockIdx.x + blockIdx.y + blockIdx.z == 0, blockIdx.x == 0 && blockIdx.y == 0);
     }
 #endif
     ACC right[AHEAD], right2[AHEAD];
@@ -238,13 +222,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   keep_closest<T1>(mine, mine ? GIVE_VERDICT(product * p + line, y_sum, z_sum, known) : 0, kept, state);
 #else
   if (!mine) return;
-  y_out[product * out_step + line] = OUT(y_sum);
-  z_out[product * out_step + line] = OUT(z_sum);
-  if (guards) guards[product * p + line] = guard_of(double(OUT(y_sum)), double(OUT(z_sum)), product * p + line, encoded);
-  if (WORDS) words_out[product * out_step + line] = word_sum;
-  // A line this far above the others may have escaped the sample that columns were scaled by.
-  if (z_sum > outstanding) atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u);
-  if (WORDS && expected && word_sum != expected[product * out_step + line])
-    atomicOr(reinterpret_cast<unsigned*>(state) + 1, 2u);
+  STORE_STATISTICS(line, y_sum, z_sum, word_sum);
 #endif
 }

@@ -1,0 +1,52 @@
+"""The README's table: a dozen rows that decide, losing ones among them, for `benchmarks.tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from benchmarks import gemm_tables, lu_tables
+from benchmarks.gemm_device import ENCODED, ONE
+from benchmarks.tables import Row, gpu, markdown, number, read
+
+CPU = (
+    *("float64 256 x 256 x 256", "float64 4096 x 4096 x 4096"),
+    *("float32 256 x 256 x 256", "float32 4096 x 4096 x 4096"),
+)
+LU = "float32 512 x 512, by columns", "float64 4096 x 4096, by columns"
+GPU = (
+    *("float64 2048 x 2048 x 2048", "float32 512 x 512 x 512", "float32 4096 x 4096 x 4096"),
+    *("float16 1024 x 1024 x 1024", "float16 8192 x 8192 x 8192", "bfloat16 64 x 8192 x 8192"),
+)
+
+
+def summary() -> str:
+    """Time beside the unprotected call: products on a CPU, factorisations, products on a GPU."""
+    products = {f"{row['dtype']} {row['m']} x {row['k']} x {row['n']}": row for row in read("overhead")}
+    body = [
+        ("CPU, A @ B", name, number(row["plain_ms"]), _added(row["overhead"]), _added(row["overhead_encoded"]))
+        for name, row in ((name, products[name]) for name in CPU)
+    ]
+    factored = {lu_tables.name(row): row for row in lu_tables.latest("factor")}
+    body += [
+        ("CPU, lu_factor", name, number(row["scipy_ms"]), _added(float(row["auto"]) - 1), "")
+        for name, row in ((name, factored[name]) for name in LU)
+    ]
+    on_card = {name: rows for suite in ("square", "skinny") for name, rows in gemm_tables.products(suite)}
+    for name in GPU:
+        rows = on_card[name]
+        plain = number(float(next(iter(rows.values()))["plain_us"]) / 1000)
+        body.append(("GPU, A @ B", name, plain, *(_percent(rows.get(variant)) for variant in (ONE, ENCODED))))
+    where = f"{lu_tables.where(lu_tables.latest('factor')[-1])}; {gpu(gemm_tables.latest('square')[-1])}"
+    head = ("operation", "operands", "unprotected, ms", "protected", "B encoded beforehand")
+    return f"{markdown(head, body)}\nMedians of interleaved runs; {where}.\n"
+
+
+def _added(share: str | float) -> str:
+    return f"{float(share):+.1%}"
+
+
+def _percent(row: Row | None) -> str:
+    return f"{float(row['overhead_pct']):+.1f}%" if row else "not measured"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {"summary": summary}
