@@ -16,10 +16,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 # Two installations into one environment at the same time would break it.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format lint types bench docs clean
+.PHONY: help demo test test-all check format lint types bench docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 $(VENV)/.made:
 	@interpreter="$(PYTHON)"; \
@@ -43,8 +43,12 @@ $(VENV)/.%: pyproject.toml $(VENV)/.made
 demo: $(VENV)/.demo ## a photograph, a planted fault, the repair: table, pictures and report in abft_tsm2_demo/
 	$(BIN)/abft-tsm2 demo $(ARGS)
 
-test: $(VENV)/.test ## the tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+# Each process takes one half of the tests, and what the other has not begun when it is done: kernels are compiled once.
+test: $(VENV)/.test ## the tests, in six minutes on two cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-all: $(VENV)/.test ## the tests marked `full` as well: every architecture, every order of threads, the sanitizer
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" $(ARGS)
 
 lint: $(VENV)/.lint ## formatting and ruff's rules
 	$(BIN)/ruff format --check .

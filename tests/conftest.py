@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,25 @@ def _on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def build_cache(request: pytest.FixtureRequest) -> Path:
-    """Where tests/support/cuda_on_cpu keeps what it compiled, from one run to the next."""
+    """Where compiled kernels are kept, from one run to the next."""
     return Path(request.config.cache.mkdir("cuda_on_cpu"))
+
+
+@pytest.fixture(params=["in turn", pytest.param("every order", marks=pytest.mark.full)])
+def orders(request: pytest.FixtureRequest) -> Callable[[int], tuple[str, ...]]:
+    """Orders of the threads that a case of this number runs in on the CPU: the first one's in all of them, so that the
+    results can be compared, the others' in one in turn; in the full run in all."""
+    from tests.support.cuda_on_cpu import ORDERS
+
+    return lambda number: ORDERS if number == 0 or request.param == "every order" else (ORDERS[number % len(ORDERS)],)
+
+
+@pytest.fixture(scope="session")
+def compiled(build_cache: Path) -> Any:
+    """`benchmarks.registers.compiled`, which compiles a text once: for an architecture, by a version of NVRTC."""
+    from tests.support.cubins import Cubins
+
+    return Cubins(build_cache)
 
 
 @pytest.fixture

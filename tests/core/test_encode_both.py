@@ -19,12 +19,13 @@ from abft_tsm2.core.compiler import source
 from abft_tsm2.core.encode_both import EncodeTask, Encoding, encode_both, run, workspace_bytes
 from abft_tsm2.core.encode_config import AddConfig, BothConfig, EncodePlan, adder_of, choices, choose, why_not
 from abft_tsm2.core.generated import KINDS, Generated
-from benchmarks.registers import ARCHITECTURES, compiled
+from benchmarks.registers import ARCHITECTURES
 from tests.support.both_cases import CONFIGS, TYPES, Case, aligned, cases, exactly, faults
 from tests.support.cases import ORDERS as LAYOUTS
 from tests.support.cases import arrange
+from tests.support.cubins import Cubins, mostly_tuned
 from tests.support.cuda_on_cpu import ORDERS, KernelFault, Library, build
-from tests.support.libraries import library_of, texts
+from tests.support.libraries import in_every_order, library_of, some, texts
 from tests.support.oracles import elements_outside
 
 ADDERS = sorted({AddConfig(config.sums, config.words) for config in CONFIGS}, key=lambda config: config.name)
@@ -51,17 +52,19 @@ def encoded(
 
 
 @pytest.mark.parametrize("config", CONFIGS, **names)
-def test_every_load_path_in_every_order(library: Library, config: BothConfig) -> None:
-    for case in cases(config):
+def test_every_load_path_in_every_order(
+    library: Library, config: BothConfig, orders: Callable[[int], tuple[str, ...]]
+) -> None:
+    for number, case in enumerate(cases(config)):
         task = case.task()
-        results = [encoded(case, task, library, order) for order in ORDERS]
+        results = [encoded(case, task, library, order) for order in orders(number)]
         assert not faults(results[0], task), str(case)
         for other in results[1:]:
             for x, y in zip(results[0], other, strict=True):
                 assert x is y is None or x.tobytes() == y.tobytes(), str(case)
 
 
-@pytest.mark.parametrize("config", CONFIGS, **names)
+@pytest.mark.parametrize("config", some(CONFIGS, 5), **names)
 def test_every_load_path_under_address_sanitizer(sanitized: Library, config: BothConfig) -> None:
     for number, case in enumerate(cases(config)):
         task = case.task()
@@ -182,8 +185,7 @@ def what_is_found(library: Library, config: BothConfig, order: str, renamed: dic
     return "nothing"
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_ADD])
+@in_every_order("name", [*PLANTED, *PLANTED_ADD])
 def test_planted_faults_are_caught(faulty: Library, name: str, order: str) -> None:
     expected = {**PLANTED, **PLANTED_ADD}[name][2]
     renamed = {(SMALL if name in PLANTED else ADD).name: name}
@@ -372,8 +374,8 @@ COMPILED = {(config, "sm_90") for config in PLAIN}  # the rest for one each, in 
 COMPILED |= {(config, ARCHITECTURES[number % len(ARCHITECTURES)]) for number, config in enumerate(ROTATED)}
 
 
-@pytest.mark.parametrize(("config", "architecture"), sorted(COMPILED, key=str), **names)
-def test_choices_compile_without_spills(config: BothConfig, architecture: str) -> None:
+@pytest.mark.parametrize(("config", "architecture"), mostly_tuned(sorted(COMPILED, key=str)), **names)
+def test_choices_compile_without_spills(compiled: Cubins, config: BothConfig, architecture: str) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
     assert " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log, (
@@ -382,7 +384,7 @@ def test_choices_compile_without_spills(config: BothConfig, architecture: str) -
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture(architecture: str) -> None:
+def test_every_architecture(compiled: Cubins, architecture: str) -> None:
     made = choose("float32", "float64", 4, squares=True, words=True, right="balanced", left="ramp")
     for config in (made, AddConfig("float64", True), AddConfig("float64", True, 1024)):
         assert (

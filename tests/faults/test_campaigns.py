@@ -110,7 +110,7 @@ def ends(scheme: str, timeout: float) -> Campaign:
 @pytest.mark.parametrize(
     ("scheme", "outcome", "note", "timeout"),
     [
-        ("hangs", "hang", "no answer after 3 s", 3),
+        pytest.param("hangs", "hang", "no answer after 20 s", 20, marks=pytest.mark.full),
         ("aborts", "crash", "its process ended with signal SIGABRT", 60),
         ("exits", "crash", "its process ended with exit code 7", 60),
     ],
@@ -137,12 +137,12 @@ def test_a_process_that_never_begins_is_no_trials_fault(tmp_path: Path) -> None:
         f"from abft_tsm2.faults.campaign.run import run\nfrom abft_tsm2.faults.campaign.file import parse\n"
         f"print(run(parse({SMALL!r}), {str(tmp_path / 'out')!r}, jobs=1))\n"
     )
-    ran = subprocess.run([sys.executable, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 1
     assert "a process of the campaign did not start: its process ended with exit code 1; a script" in ran.stderr
     assert lines(tmp_path / "out") == []
     script.write_text(script.read_text().replace("print(", 'if __name__ == "__main__":\n    print('))
-    ran = subprocess.run([sys.executable, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0
     assert len(lines(tmp_path / "out")) == 84
 
@@ -181,7 +181,7 @@ def test_whether_processes_share_a_gpu_is_what_its_service_says(
     assert side_by_side() is runs
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 300.0) -> Any:
     end = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < end, "it did not happen"
@@ -216,6 +216,7 @@ def begun(here: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.full  # in one process: test_an_interrupted_campaign_goes_on_where_it_stopped
 def test_killed_again_and_again_and_resumed_it_ends_as_if_undisturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,14 +227,16 @@ def test_killed_again_and_again_and_resumed_it_ends_as_if_undisturbed(
     folder, rng, workers = tmp_path / "out", random.Random(5), []
     for attempt in range(3):
         before = size(folder)
+        monkeypatch.setitem(ENVIRONMENT, campaign_schemes.STOPS, str(rng.randrange(10, 40)))
         with begun(tmp_path, *["--resume"] * (attempt > 0)) as process:
             wait_for(lambda before=before: size(folder) > before)  # type: ignore[misc]
             time.sleep(rng.uniform(0, 0.5))
             workers += children(process.pid)
             process.kill()
-            process.wait(30)  # its output may be held open by a process that has not ended
+            process.wait(300)  # its output may be held open by a process that has not ended
         assert process.returncode == -signal.SIGKILL
     assert workers
+    monkeypatch.delitem(ENVIRONMENT, campaign_schemes.STOPS)
     wait_for(lambda: all(map(ended, workers)))
     found = run_command(tmp_path, "campaign", "run", "slow.toml", "-o", "out", "--jobs", "2", "--resume")
     assert found.returncode == 0
@@ -241,13 +244,14 @@ def test_killed_again_and_again_and_resumed_it_ends_as_if_undisturbed(
     assert timeless(folder) == timeless(tmp_path / "undisturbed")
 
 
-def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.toml").write_text(SLOW)
+    monkeypatch.setitem(ENVIRONMENT, campaign_schemes.STOPS, "40")
     with begun(tmp_path) as process:
         wait_for(lambda: size(tmp_path / "out"))
         workers = children(process.pid)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "out keeps what was done: continue with --resume" in err
     assert "Traceback" not in err
@@ -263,7 +267,7 @@ def test_a_process_that_hangs_ends_soon_after_its_parent(tmp_path: Path, monkeyp
         wait_for((tmp_path / "now").exists)
         workers = children(process.pid)
         process.kill()
-        process.wait(30)  # its output may be held open by a process that has not ended
+        process.wait(300)  # its output may be held open by a process that has not ended
     assert workers
     wait_for(lambda: all(map(ended, workers)))
 
@@ -273,5 +277,5 @@ def test_processes_of_a_campaign_leave_the_end_of_the_terminal_to_their_parent()
         "import os, signal; from abft_tsm2.faults.campaign import workers; workers._heed_the_parent();"
         "[os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGHUP)]; print('alive')"
     )
-    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.stdout == "alive\n", done.stderr

@@ -22,6 +22,8 @@ from abft_tsm2.faults.analysis.report import as_html
 from abft_tsm2.faults.analysis.summary import Summary
 from tests.support.campaign_folders import clean, folder, lifelike, trial
 
+pytestmark = pytest.mark.full
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTHS = (360, 1280)
 SECONDS = 120  # far more than a browser takes

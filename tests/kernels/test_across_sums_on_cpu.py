@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from abft_tsm2.checksum.device.kernels import AcrossPlan, AcrossSums, LineSums, 
 from abft_tsm2.checksum.device.tuned import MOST_GROUPS
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.problem import SIZES
-from benchmarks.registers import ARCHITECTURES, compiled
+from benchmarks.registers import ARCHITECTURES
 from tests.kernels.test_kernels_compile import spilled
 from tests.support import check_cases as cases
 from tests.support.across_cases import (
@@ -36,8 +36,9 @@ from tests.support.across_cases import (
     verdicts,
 )
 from tests.support.check_cases import TYPES_OF_SUMS, WIDTHS
+from tests.support.cubins import Cubins, mostly_tuned
 from tests.support.cuda_on_cpu import ORDERS, Library
-from tests.support.libraries import first_complaint, first_fault, library_of, texts, with_faults
+from tests.support.libraries import first_complaint, first_fault, in_every_order, library_of, some, texts, with_faults
 from tests.support.verdict_cases import Trial, verdict_faults
 
 names = {"ids": lambda x: getattr(x, "name", x)}
@@ -50,10 +51,10 @@ library = library_of(lambda: texts((*SUMMING, *JUDGING)))
 
 
 @pytest.mark.parametrize("config", SUMMING, **names)
-def test_sums_in_every_order(library: Library, config: AcrossSums) -> None:
+def test_sums_in_every_order(library: Library, config: AcrossSums, orders: Callable[[int], tuple[str, ...]]) -> None:
     for number, case in enumerate(some_cases(config)):
         task = case.task()
-        results = [summed(task, library, order) for order in ORDERS]
+        results = [summed(task, library, order) for order in orders(number)]
         assert not faults(task, results[0]), str(case)
         for other in results[1:]:
             assert all(x.tobytes() == y.tobytes() for x, y in zip(results[0], other, strict=True)), str(case)
@@ -119,10 +120,12 @@ def test_words_of_a_warp_do_not_overflow(library: Library) -> None:
 
 
 @pytest.mark.parametrize("config", JUDGING, **names)
-def test_verdicts_in_every_order(library: Library, config: AcrossSums) -> None:
+def test_verdicts_in_every_order(
+    library: Library, config: AcrossSums, orders: Callable[[int], tuple[str, ...]]
+) -> None:
     for number, trial in enumerate(trials(config)):
         judged, slice = judged_by_digits(trial), slices(config, trial.q)[number % 3]
-        results = [verdicts(config, judged, slice, library, order, gap=number) for order in ORDERS]
+        results = [verdicts(config, judged, slice, library, order, gap=number) for order in orders(number)]
         for made in results:
             assert not verdict_faults(judged, made), str(trial)
             assert made.tau.tobytes() == results[0].tau.tobytes(), str(trial)
@@ -161,7 +164,7 @@ READS = {
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
 
-@pytest.mark.parametrize("config", CHECKED, **names)
+@pytest.mark.parametrize("config", some(CHECKED, 5), **names)
 def test_every_path_under_address_sanitizer(sanitized: Library, config: AcrossSums) -> None:
     for number, case in enumerate(some_cases(config) if config in SUMMING else ()):
         task = case.task()
@@ -171,7 +174,7 @@ def test_every_path_under_address_sanitizer(sanitized: Library, config: AcrossSu
         assert not verdict_faults(judged, verdicts(config, judged, slice, sanitized, ORDERS[number % 3], gap=number))
 
 
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("name", some(READS, 3))
 def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> None:
     found = first_fault(
         (case.task() for case in some_cases(SUMMING[5])),
@@ -250,17 +253,15 @@ def what_is_found(library: Library, config: AcrossSums, order: str, renamed: str
     return first_complaint(tasks, lambda task: flag_faults(task, library, order, renamed))
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_faults_are_caught(faulty: Library, name: str) -> None:
+@in_every_order("name", PLANTED)
+def test_planted_faults_are_caught(faulty: Library, name: str, order: str) -> None:
     config, *_, expected = PLANTED[name]
-    for order in ORDERS:
-        assert re.search(expected, what_is_found(faulty, config, order, name)), order
+    assert re.search(expected, what_is_found(faulty, config, order, name))
 
 
-@pytest.mark.parametrize("config", USED, **names)
-def test_without_them_nothing_is_found(faulty: Library, config: AcrossSums) -> None:
-    for order in ORDERS:
-        assert what_is_found(faulty, config, order) == "nothing", order
+@in_every_order("config", USED)
+def test_without_them_nothing_is_found(faulty: Library, config: AcrossSums, order: str) -> None:
+    assert what_is_found(faulty, config, order) == "nothing"
 
 
 # ---- configurations ------------------------------------------------------------------------------------------------
@@ -283,14 +284,18 @@ def chosen() -> Iterator[tuple[AcrossSums, str]]:
             turn += 1
 
 
-@pytest.mark.parametrize(("config", "architecture"), [*chosen()], ids=lambda x: getattr(x, "name", x))
-def test_no_kernel_spills(config: AcrossSums, architecture: str) -> None:
+def heaviest() -> AcrossSums:
+    return across_sums("float64", 10**5, 10**5, 132, acc="float64", width=16, words=True, given=True)
+
+
+@pytest.mark.parametrize(("config", "architecture"), mostly_tuned(chosen(), [heaviest()]), **names)
+def test_no_kernel_spills(compiled: Cubins, config: AcrossSums, architecture: str) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
     assert spilled(log) == 0, log
 
 
-def test_spills_are_seen() -> None:
+def test_spills_are_seen(compiled: Cubins) -> None:
     config = replace(across_sums("float16", 4096, 10**5, 132, acc="float32", words=True), ahead=16)
     assert spilled(compiled(source(config), "sm_90")[1]) > 0
 

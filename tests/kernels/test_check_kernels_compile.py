@@ -15,9 +15,10 @@ import pytest
 from abft_tsm2.checksum.device.kernels import Equilibrate, JudgeKernel, LineSums, line_sums
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.device import KNOWN
-from benchmarks.registers import ARCHITECTURES, compiled
+from benchmarks.registers import ARCHITECTURES
 from tests.kernels.test_kernels_compile import spilled
 from tests.support.check_cases import TYPES_OF_SUMS, WIDTHS
+from tests.support.cubins import TUNED, Cubins, mostly_tuned
 
 SIZES = (1, 64, 512, 1024, 4096, 16384)
 MULTIPROCESSORS = sorted({device.multiprocessors for device in KNOWN.values()})
@@ -41,7 +42,6 @@ def chosen() -> list[LineSums]:
 
 CHOSEN = chosen()
 MOST = max(config.rows * config.ahead for config in CHOSEN)
-TUNED = "sm_90"
 KINDS = ("given", "words", "verdict", "out")
 OTHERS = tuple(architecture for architecture in ARCHITECTURES if architecture != TUNED)
 
@@ -78,20 +78,26 @@ KERNELS = [JudgeKernel(), *(Equilibrate(dtype, turned) for dtype in WIDTHS for t
 OTHER_KERNELS = [*((kernel, TUNED) for kernel in KERNELS), *zip(KERNELS, itertools.cycle(OTHERS), strict=False)]
 
 
+HEAVIEST = max(
+    (config for config, architecture in CONFIGS if architecture != TUNED),
+    key=lambda config: (config.rows * config.ahead * config.width, config.dtype == "float64"),
+)
+
+
 def label(value: object) -> str:
     return getattr(value, "name", str(value))
 
 
-@pytest.mark.parametrize(("config", "architecture"), CONFIGS, ids=label)
-def test_no_choice_spills(config: LineSums, architecture: str) -> None:
+@pytest.mark.parametrize(("config", "architecture"), mostly_tuned(CONFIGS, [HEAVIEST]), ids=label)
+def test_no_choice_spills(compiled: Cubins, config: LineSums, architecture: str) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
     assert spilled(log) == 0, log
     assert " 0 bytes stack frame" in log, log
 
 
-@pytest.mark.parametrize(("config", "architecture"), OTHER_KERNELS, ids=label)
-def test_neither_do_the_others(config: JudgeKernel | Equilibrate, architecture: str) -> None:
+@pytest.mark.parametrize(("config", "architecture"), mostly_tuned(OTHER_KERNELS), ids=label)
+def test_neither_do_the_others(compiled: Cubins, config: JudgeKernel | Equilibrate, architecture: str) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
     assert spilled(log) == 0, log

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cuda_on_cpu import ORDERS, BuildError, KernelFault, Library, build, translate
 from tests.support.cuda_on_cpu.examples import ADDRESSES, CLEAN, FAULTS, OTHERS, UNSET
+from tests.support.libraries import some
 
 THREADS = 64
 
@@ -29,7 +30,9 @@ def planted(faults: dict[str, tuple[str, str, str, str]]) -> list[tuple[str, str
     return texts
 
 
-@pytest.fixture(scope="module", params=["assembler", "ucontext", "sanitized"])
+@pytest.fixture(
+    scope="module", params=["assembler", *(pytest.param(x, marks=pytest.mark.full) for x in ("ucontext", "sanitized"))]
+)
 def library(request: pytest.FixtureRequest, build_cache: Path) -> Iterator[Library]:
     kernels = [kernel(*item) for item in CLEAN.items()] + planted(FAULTS) + planted(ADDRESSES)
     made = build(
@@ -93,7 +96,7 @@ def test_planted_faults_are_caught(library, name, order):
     assert np.array_equal(run(library, "reversed"), reference("reversed"))  # the next kernel is none the worse
 
 
-@pytest.mark.parametrize("name", ADDRESSES)
+@pytest.mark.parametrize("name", some(ADDRESSES, 3))
 def test_the_sanitizer_catches_every_wrong_address(build_cache, name):
     library = build(planted({name: ADDRESSES[name]}), sanitize=True, cache=build_cache)
     with pytest.raises(KernelFault, match=f"(?s){ADDRESSES[name][3]}") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tests.support.equilibrate_cases import (
     sample_faults,
     weight_faults,
 )
-from tests.support.libraries import first_complaint, first_fault, library_of, texts, with_faults
+from tests.support.libraries import first_complaint, first_fault, in_every_order, library_of, some, texts, with_faults
 from tests.support.verdict_cases import Judged, Terms, verdicts
 
 names = {"ids": lambda x: getattr(x, "name", x)}
@@ -50,10 +51,12 @@ def launch_on(library: Library, order: str, renamed: str = "") -> Launch:
 
 
 @pytest.mark.parametrize("config", EQUILIBRATING, **names)
-def test_weights_in_every_order(library: Library, config: Equilibrate) -> None:
+def test_weights_in_every_order(
+    library: Library, config: Equilibrate, orders: Callable[[int], tuple[str, ...]]
+) -> None:
     for number, case in enumerate(matrices(config)):
         task = case.matrices(number)
-        results = [equilibrated(task, launch_on(library, order)) for order in ORDERS]
+        results = [equilibrated(task, launch_on(library, order)) for order in orders(number)]
         assert not weight_faults(task, results[0]), str(case)
         for other in results[1:]:
             for x, y in zip(results[0], other, strict=True):
@@ -168,7 +171,7 @@ def _listed(task: Scaled, made: Weights, L: Stack, C: Stack, launch: Launch) -> 
 # ---- under AddressSanitizer, and with faults -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", CHECKED, **names)
+@pytest.mark.parametrize("config", some(CHECKED, 3), **names)
 def test_every_path_under_address_sanitizer(sanitized: Library, config: Equilibrate) -> None:
     for number, case in enumerate(matrices(config)):
         task = case.matrices(number)
@@ -176,7 +179,7 @@ def test_every_path_under_address_sanitizer(sanitized: Library, config: Equilibr
         assert not weight_faults(task, made), str(case)
 
 
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("name", some(READS, 3))
 def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> None:
     found = first_fault(
         (case.matrices() for case in matrices(READS[name][0])),
@@ -308,14 +311,12 @@ def what_is_found(library: Library, config: Equilibrate, order: str, renamed: st
     return first_complaint(problems, judged)
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_faults_are_caught(faulty: Library, name: str) -> None:
+@in_every_order("name", PLANTED)
+def test_planted_faults_are_caught(faulty: Library, name: str, order: str) -> None:
     config, *_, expected = PLANTED[name]
-    for order in ORDERS:
-        assert re.search(expected, what_is_found(faulty, config, order, name)), order
+    assert re.search(expected, what_is_found(faulty, config, order, name))
 
 
-@pytest.mark.parametrize("config", [SMALL, TURNED, BRAIN], **names)
-def test_without_them_nothing_is_found(faulty: Library, config: Equilibrate) -> None:
-    for order in ORDERS:
-        assert what_is_found(faulty, config, order) == "nothing", order
+@in_every_order("config", [SMALL, TURNED, BRAIN])
+def test_without_them_nothing_is_found(faulty: Library, config: Equilibrate, order: str) -> None:
+    assert what_is_found(faulty, config, order) == "nothing"

@@ -13,8 +13,7 @@ import pytest
 
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.kernels import Stream
-from tests.support.cuda_on_cpu import ORDERS
-from tests.support.libraries import library_of, texts, with_faults
+from tests.support.libraries import in_every_order, library_of, some, texts, with_faults
 from tests.support.stream_kernel_cases import STAGED, Case, cases
 from tests.support.stream_runs import (
     check_drawn_problems,
@@ -98,11 +97,11 @@ def names(config: Stream) -> str:
 
 
 @pytest.mark.parametrize("config", STAGED, ids=names)
-def test_every_path_in_every_order(library, config):
-    check_in_every_order(library, cases(config))
+def test_every_path_in_every_order(library, config, orders):
+    check_in_every_order(library, cases(config), orders)
 
 
-@pytest.mark.parametrize("config", STAGED, ids=names)
+@pytest.mark.parametrize("config", some(STAGED, 8), ids=names)
 def test_every_path_under_address_sanitizer(sanitized, config):
     check_in_turn(sanitized, cases(config))
 
@@ -132,19 +131,18 @@ def test_eight_threads_meet_in_no_bank(t3):
 # ---- the tests tested ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", PLANTED)
+@in_every_order("name", PLANTED)
 def test_faults_planted_into_the_kernel_are_caught(faulty, name, order):
     config, *_, expected = PLANTED[name]
     assert re.search(expected, what_is_found(faulty, name, config, order))
 
 
-@pytest.mark.parametrize("name", ADDRESSES)
+@pytest.mark.parametrize("name", some(ADDRESSES, 4))
 def test_reads_outside_of_the_matrices_are_caught(faulty_addresses, name):
     found = what_is_found(faulty_addresses, name, ADDRESSES[name][0], "forward")
     assert re.search(rf"(?s)address error: kernel {name}.*heap-buffer-overflow.*READ of size.*\.cuh?:\d+", found)
 
 
-@pytest.mark.parametrize("config", HEALTHY, ids=names)
-def test_the_kernels_without_the_planted_faults_pass(faulty, config):
-    assert {what_is_found(faulty, config.name, config, order) for order in ORDERS} == {"nothing"}
+@in_every_order("config", HEALTHY)
+def test_the_kernels_without_the_planted_faults_pass(faulty, config, order):
+    assert what_is_found(faulty, config.name, config, order) == "nothing"

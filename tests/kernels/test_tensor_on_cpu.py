@@ -19,8 +19,7 @@ from abft_tsm2.core.compiler import source
 from abft_tsm2.core.division import Grid
 from abft_tsm2.core.kernels import Stream, candidates
 from abft_tsm2.core.problem import Problem
-from tests.support.cuda_on_cpu import ORDERS
-from tests.support.libraries import library_of, texts, with_faults
+from tests.support.libraries import in_every_order, library_of, some, texts, with_faults
 from tests.support.stream_kernel_cases import TENSOR, Case, Operands, b_orders, cases, faults
 from tests.support.stream_runs import (
     check_drawn_problems,
@@ -195,11 +194,11 @@ def names(config: Stream) -> str:
 
 
 @pytest.mark.parametrize("config", TENSOR, ids=names)
-def test_every_path_in_every_order(library, config):
-    check_in_every_order(library, cases(config)[::2])  # every shape once; all others under AddressSanitizer
+def test_every_path_in_every_order(library, config, orders):
+    check_in_every_order(library, cases(config)[::2], orders)  # every shape once; all others under AddressSanitizer
 
 
-@pytest.mark.parametrize("config", SANITIZED, ids=names)
+@pytest.mark.parametrize("config", some(SANITIZED, 4), ids=names)
 def test_every_path_under_address_sanitizer(sanitized, config):
     check_in_turn(sanitized, cases(config)[1::2])
 
@@ -316,14 +315,13 @@ def test_drawn_problems_as_the_library_launches_them(shipped, monkeypatch, plan)
 # ---- the tests tested -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", PLANTED)
+@in_every_order("name", PLANTED)
 def test_faults_planted_into_the_kernel_are_caught(faulty, name, order):
     config, *_, expected = PLANTED[name]
     assert re.search(expected, what_is_found(faulty, name, config, order))
 
 
-@pytest.mark.parametrize("name", ADDRESSES)
+@pytest.mark.parametrize("name", some(ADDRESSES, 4))
 def test_reads_outside_of_the_matrices_are_caught(faulty_addresses, name):
     found = what_is_found(faulty_addresses, name, ADDRESSES[name][0], "forward")
     assert re.search(rf"(?s)address error: kernel {name}.*heap-buffer-overflow.*READ of size.*\.cuh?:\d+", found)

@@ -85,7 +85,7 @@ def test_right_factors_of_such_matrices_are_clean(a: np.ndarray, dtype: Any, mod
 def sighted() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((150, 150))
-    scales = 10.0 ** rng.uniform(-12, 12, (2, 150))
+    scales = 10.0 ** rng.uniform(-6, 6, (2, 150))
     powers = 2.0 ** -(np.arange(150) * 0.4)
     return {
         "normal": normal,
@@ -108,6 +108,17 @@ def test_where_all_is_seen_evidence_is_not_asked(name: str, order: str, mode: st
     _, report = protected_lu_factor(a, mode=mode, return_report=True)
     assert (report.status, report.suspicions) == (Status.CLEAN, 0)
     assert "evidence" not in report.seconds
+
+
+@MODES
+@pytest.mark.parametrize("seed", range(3))
+def test_wider_scales_may_ask_for_evidence_and_are_clean(seed: int, mode: str) -> None:
+    rng = np.random.default_rng(seed)
+    rows, columns = 10.0 ** rng.uniform(-12, 12, (2, 150))
+    report = protected_lu_factor(
+        rows[:, None] * rng.standard_normal((150, 150)) * columns, mode=mode, return_report=True
+    )[1]
+    assert (report.status, report.faults) == (Status.CLEAN, ())
 
 
 def test_in_float32_neither() -> None:

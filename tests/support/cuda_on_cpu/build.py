@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -25,7 +26,7 @@ from tests.support.cuda_on_cpu.library import Library
 HERE = Path(__file__).parent
 RUNTIME = ("runtime.cpp", "fibers.cpp", "watch.cpp")
 SOURCES = ("cuda_on_cpu.h", "runtime.h", *RUNTIME)
-KERNELS_PER_UNIT = 4  # the header takes g++ 0.3 s a unit, a kernel as much again and more
+KERNELS_PER_UNIT = 8  # the header takes g++ 0.3 s a unit, a kernel about as much again
 KEPT_SECONDS = 7 * 24 * 3600.0
 
 # Every variable starts with bytes 0xFE, so that one that is used before it was set gives wild numbers. The passes left
@@ -34,7 +35,7 @@ KEPT_SECONDS = 7 * 24 * 3600.0
 # indices outside of a thread's own array. Debug information knows the lines of inlined functions, for messages; of
 # version 5, addr2line takes the first file for another.
 FLAGS = (
-    *("-std=c++17", "-O1", "-gdwarf-4", "-fPIC", "-w", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
+    *("-std=c++17", "-O1", "-gdwarf-4", "-g1", "-fPIC", "-w", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
     *("-fno-strict-aliasing", "-ffp-contract=off", "-ftrivial-auto-var-init=pattern", "-fno-tree-ccp", "-fno-tree-fre"),
     *("-fno-tree-copy-prop", "-fno-tree-dominator-opts", "-fno-tree-phiprop"),
     *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
@@ -139,7 +140,7 @@ def build(
     extra: tuple[str, ...] = ("-fsanitize=address",) if sanitize else ()
     extra += ("-DCUDA_ON_CPU_UCONTEXT",) if ucontext else ()
     header = "".join((HERE / name).read_text() for name in SOURCES)
-    salt = header + subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+    salt = header + _version(compiler)
 
     def compiled(text: str, flags: Sequence[str]) -> Path:
         key = hashlib.sha256("\0".join([salt, text, *flags]).encode()).hexdigest()[:32]
@@ -188,6 +189,12 @@ def _compiler() -> str:
     return found
 
 
+@functools.cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+
+
+@functools.cache
 def _sanitizer(compiler: str) -> Path:
     found = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
     path = Path(found.stdout.strip())
