@@ -57,7 +57,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _unexpected(error: Exception) -> int:
-    """The last resort: a traceback says nothing to somebody who types commands. The exit code."""
+    """The last resort: one line instead of a traceback, which says nothing to users of the command. The exit code."""
     if isinstance(error, BrokenPipeError):  # quiet, as all that is piped into head
         discard_output()
         return BROKEN_PIPE

@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   for (int s = 1 - PAIRS; s < steps; s++) {
     if (s >= 0) {
       arrived();
-      __syncthreads();  // stage s is there, and nobody reads stage s - 1 any more: the next one takes its place
+      __syncthreads();  // stage s is there, and stage s - 1 is read no more: the next one takes its place
     }
     if (left > 0) {
       const int stage = (s + PAIRS - 1) % PAIRS;
