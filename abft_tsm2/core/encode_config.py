@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 from abft_tsm2.core.generated import KINDS
 from abft_tsm2.core.problem import C_TYPES, SIZES
@@ -39,6 +40,8 @@ class BothConfig:
         a multiprocessor.
     """
 
+    file: ClassVar[str] = "tsm2/encode_both.cu"
+
     dtype: str
     sums: str
     r: int
@@ -59,11 +62,6 @@ class BothConfig:
         flags = "_squares" * self.squares + "_words" * self.words
         sizes = f"t1_{self.t1}_t3_{self.t3}_rows_{self.rows}_tcf_{self.tcf}_blocks_{self.blocks}"
         return f"both_{self.dtype}_{self.sums}_{self.right}_{self.left}_r_{self.r}_{self.width}{flags}_{sizes}"
-
-    @property
-    def file(self) -> str:
-        """The file of kernels/ that holds it."""
-        return "tsm2/encode_both.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -97,6 +95,8 @@ class BothConfig:
 class AddConfig:
     """Compile-time constants of kernels/tsm2/add_parts.cu, which adds what blocks have left behind."""
 
+    file: ClassVar[str] = "tsm2/add_parts.cu"
+
     sums: str
     words: bool
     t1: int = 256
@@ -105,11 +105,6 @@ class AddConfig:
     def name(self) -> str:
         """Name of the compiled kernel."""
         return f"add_parts_{self.sums}{'_words' * self.words}_t1_{self.t1}"
-
-    @property
-    def file(self) -> str:
-        """The file of kernels/ that holds it."""
-        return "tsm2/add_parts.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:

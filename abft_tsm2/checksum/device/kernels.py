@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from abft_tsm2.checksum.device import tuned
 from abft_tsm2.core.problem import C_TYPES, SIZES
@@ -85,6 +86,8 @@ class LineSums(Sums):
         multiprocessor.
     """
 
+    file: ClassVar[str] = "check/tsm2r_rows.cu"
+
     t1: int = 256
     team: int = 1
     rows: int = 4
@@ -95,11 +98,6 @@ class LineSums(Sums):
     def name(self) -> str:
         """Name of the compiled kernel."""
         return f"line_{self.kind}_{self.t1}_{self.team}_{self.rows}_{self.ahead}_{self.blocks}"
-
-    @property
-    def file(self) -> str:
-        """The file of kernels/ that holds it."""
-        return "check/tsm2r_rows.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -117,6 +115,8 @@ class LineSums(Sums):
 class Equilibrate:
     """Compile-time constants of kernels/check/equilibrate.cu: the type of R, and whether its columns are contiguous."""
 
+    file: ClassVar[str] = "check/equilibrate.cu"
+
     dtype: str
     turned: bool = False
     t1: int = 512
@@ -125,11 +125,6 @@ class Equilibrate:
     def name(self) -> str:
         """Name of the compiled kernel."""
         return f"equilibrate_{self.dtype}{'_turned' * self.turned}"
-
-    @property
-    def file(self) -> str:
-        """The file of kernels/ that holds it."""
-        return "check/equilibrate.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -141,17 +136,14 @@ class Equilibrate:
 class JudgeKernel:
     """Compile-time constants of kernels/check/judge.cu."""
 
+    file: ClassVar[str] = "check/judge.cu"
+
     t1: int = 256
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel."""
         return f"judge_{self.t1}"
-
-    @property
-    def file(self) -> str:
-        """The file of kernels/ that holds it."""
-        return "check/judge.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -166,6 +158,8 @@ FIXED = 73888
 @dataclass(frozen=True)
 class RepairKernel:
     """Constants of kernels/repair/repair.cu: types of the operands, of C and of its copy; the order of R."""
+
+    file: ClassVar[str] = "repair/repair.cu"
 
     dtype: str
     out: str
@@ -183,11 +177,6 @@ class RepairKernel:
     def name(self) -> str:
         """Name of the compiled kernel."""
         return f"repair_{self.dtype}_{self.out}_{self.cast}{'_turned' * self.turned}_{self.t1}_{self.blocks}"
-
-    @property
-    def file(self) -> str:
-        """The file of kernels/ that holds it."""
-        return "repair/repair.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -234,6 +223,8 @@ class AcrossSums(Sums):
         Threads of a block, rows of memory that a warp loads at a time, blocks of a multiprocessor.
     """
 
+    file: ClassVar[str] = "check/tsm2r_columns.cu"
+
     t1: int = 256
     ahead: int = 6
     blocks: int = 2
@@ -242,11 +233,6 @@ class AcrossSums(Sums):
     def name(self) -> str:
         """Name of the compiled kernel."""
         return f"across_{self.kind}_{self.t1}_{self.ahead}_{self.blocks}"
-
-    @property
-    def file(self) -> str:
-        """The file of kernels/ that holds it."""
-        return "check/tsm2r_columns.cu"
 
     @property
     def macros(self) -> dict[str, str | int]:
