@@ -26,6 +26,9 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+FAR = 1000  # exponents: scaling by less than that, half by half, keeps what is in the range in it on the way
+MOST = 2200  # exponents: scaling by more makes of every number zero or infinity
+
 
 @dataclass(frozen=True, eq=False)
 class Side:
@@ -113,9 +116,15 @@ def power_of_two(exponent: Any, like: Array) -> tuple[Array, Array]:
 
 def scaled(block: Array, by_row: Integers, by_column: Integers, keep: Mask | None = None) -> Array:
     """``block(i, j) 2^-(by_row_i + by_column_j)``, with 0 in the columns that are not to be kept."""
-    a, b = power_of_two(-by_row[:, None], block)
-    c, d = power_of_two(-by_column[None, :], block)
-    block = block * c * a * d * b  # in this order no partial product leaves the range when the result is in it
+    if np.abs(by_row).max(initial=0) + np.abs(by_column).max(initial=0) <= FAR:
+        a, b = power_of_two(-by_row[:, None], block)
+        c, d = power_of_two(-by_column[None, :], block)
+        block = block * c * a * d * b
+    else:  # by thirds of the sum: no partial product leaves the range when the result is in it
+        total = np.clip(by_row[:, None] + by_column[None, :], -MOST, MOST)
+        third = total // 3
+        for part in (third, third, total - 2 * third):
+            block = block * from_host(np.ldexp(1.0, -part), block)
     if keep is not None and not keep.all():
         xp = namespace(block)
         block = xp.where(from_host(keep[None, :], block), block, xp.zeros_like(block))

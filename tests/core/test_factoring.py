@@ -1,4 +1,4 @@
-"""The steps of factorisations (`core.factoring`, `core.definite`) on parts of larger matrices that stay as they are."""
+"""The steps of factorisations (`abft_tsm2.core.blas`) on parts of larger matrices that stay as they are."""
 
 from __future__ import annotations
 

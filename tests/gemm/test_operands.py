@@ -395,3 +395,18 @@ def test_broadcast_and_zero_stride_operands() -> None:
         product = Product(A, B, change)
         assert product.status == ("CLEAN" if change is None else "CORRECTED")
         assert not product.wrong.any()
+
+
+@pytest.mark.parametrize("side", ["rows", "columns"])
+@pytest.mark.parametrize(("small", "large"), [(1e-100, 1e300), (1e-307, 1e200), (1e-307, 1e307)])
+def test_a_large_c_beside_a_tiny_product_stays_as_it_is(small: float, large: float, side: str) -> None:
+    """Rescaled, c is multiplied by a large power of two and a small one: in the wrong order it overflows."""
+    A, B, c = np.full((2, 1), small), np.ones((1, 17)), large * normal(2, 17)
+    if side == "rows":
+        A, B, c = B.T, A.T, c.T
+    C, report = protect(A, B, c, beta=1.0, check=side)
+    assert report.status is Status.CLEAN
+    assert np.array_equal(C, c)
+    C, report = protect(A, B, c, beta=1.0, check=side, on_stage=at("multiplied", "C", put((1, 1), 0.0)))
+    assert report.status is Status.CORRECTED
+    assert np.array_equal(C, c)

@@ -47,9 +47,8 @@ from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
 from abft_tsm2.core.memory import scratch
 
-OPERANDS = ("L", "R", "C", "C0", "D")
-"""Names under which steps are given addresses; "record" is where the repair writes what it found. "encoded" and "call"
-are the numbers of the call that has encoded the operands, and of the verdict on C."""
+# Steps are given addresses under the names "L", "R", "C", "C0" and "D"; "record" is where the repair writes what it
+# found. "encoded" and "call" are the numbers of the call that has encoded the operands, and of the verdict on C.
 _OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by about 2^4
 
 
