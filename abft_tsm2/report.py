@@ -330,7 +330,7 @@ class Report(Record):
     index: tuple[int, ...] = ()
     products: tuple[Report, ...] = ()
     mode: str = field(default="", metadata={"optional": True})
-    restarted: bool = field(default=False, metadata={"optional": True, "json": False})
+    restarted: bool = field(default=False, compare=False, metadata={"optional": True, "json": False})
 
     SCHEMA: ClassVar[str] = "abft_tsm2/report/1"
 

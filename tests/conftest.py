@@ -13,7 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
 
-# What somebody has measured on this machine decides nothing here.
+# What was measured on this machine decides nothing here.
 os.environ["ABFT_TSM2_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "abft_tsm2-tests-measure-nothing")
 
 import pytest

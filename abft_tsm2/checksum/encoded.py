@@ -35,7 +35,7 @@ class Encoded:
     integers : IntegerChecksums
         Bit-exact checksums that find and restore corrupted elements.
     fingerprint : array of uint64
-        Sums of the bits of each line along the storage order, for a quick look at each use.
+        Sums of the bits of each line along the storage order, for a quick check at each use.
     dtype : dtype
         Of `array`, when it was encoded.
     """

@@ -94,7 +94,7 @@ class BlockedFactorisation(ABC):
     """
 
     EQUATION: str
-    RECHECKS: bool  # whether a check is repeated when what it rests on was repaired; else evidence decides at once
+    RECHECKS: bool  # whether a check is repeated after what it rests on was repaired; else evidence decides at once
     W: Array
     checksums: LuChecksums | CholeskyChecksums
     repair: LuRepair | CholeskyRepair
@@ -152,7 +152,8 @@ class BlockedFactorisation(ABC):
             known = len(self.findings.statuses)
             with self.clock("correct"):
                 part.prepare()
-            if self.found_since(known) and self.RECHECKS and part.check(origin):
+            found_wrong = self.found_since(known)
+            if self.RECHECKS and part.check(origin) and found_wrong:
                 return
             with self.clock("evidence"):
                 found = part.evidence()

@@ -17,7 +17,16 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
-from abft_tsm2.linalg.certify import Certificate, certificate, certified, changed, differing_sums, read, whole
+from abft_tsm2.linalg.certify import (
+    Certificate,
+    certificate,
+    certified,
+    changed,
+    differing_sums,
+    has_changed,
+    read,
+    whole,
+)
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence, runs
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, not_finite, stacked
@@ -303,7 +312,7 @@ class LuFactorisation(BlockedFactorisation):
 
     def refuse(self, found: Certificate, elements: int) -> None:
         """Note that the factors are wrong, or that those of this matrix cannot be right."""
-        if _overflows(_lapack(self.A, self.clock)[0], self.A):
+        if not has_changed(self.A, self.encoding) and _overflows(_lapack(self.A, self.clock)[0], self.A):
             self.findings.unverifiable(GROWN)
         else:
             self.findings.refused(found.rows, found.columns, elements)

@@ -1,4 +1,4 @@
-"""The sixteen decisions of the design, numbered as there: each is a fault that an earlier sketch did make."""
+"""Sixteen decisions between a fault and rounding, numbered: each is a case that a simpler procedure gets wrong."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_published_parameters_are_the_papers():
     assert [of("Opt-2", 10**e, 16, "float64")[3] for e in (4, 5, 6, 7)] == [1, 1, 1, 4]
 
 
-NOBODYS = replace(H200, name="a card that nobody has measured")
+UNMEASURED = replace(H200, name="a card that was never measured")
 MEASURED = replace(H200, name="NVIDIA H200")
 
 
@@ -104,7 +104,7 @@ MEASURED = replace(H200, name="NVIDIA H200")
     ],
 )
 @pytest.mark.parametrize("dtype", sorted(BYTES))
-@pytest.mark.parametrize("card", [NOBODYS, MEASURED], ids=lambda card: card.name)
+@pytest.mark.parametrize("card", [UNMEASURED, MEASURED], ids=lambda card: card.name)
 def test_the_shape_decides(m, k, n, form, dtype, card):
     problem = Problem(m, k, n, dtype)
     choice = choose.shipped(problem, card)
@@ -121,8 +121,8 @@ def test_without_a_measurement_what_ships_decides(monkeypatch, tmp_path):
     monkeypatch.setenv(tuning_file.VARIABLE, str(tmp_path))
     choose.choose.cache_clear()
     for problem in (SQUARE, replace(SQUARE, n=2), replace(SQUARE, n=2, order="C"), Problem(5, 5, 5, "float32")):
-        assert choose.choose(problem, NOBODYS) == choose.shipped(problem, NOBODYS)
-        assert choose.choose(problem, NOBODYS).source == "model"
+        assert choose.choose(problem, UNMEASURED) == choose.shipped(problem, UNMEASURED)
+        assert choose.choose(problem, UNMEASURED).source == "model"
     choose.choose.cache_clear()
 
 
@@ -133,7 +133,7 @@ def test_the_vendor_library_is_left_to_where_it_was_measured_to_be_faster(monkey
     few = replace(SQUARE, n=4, order="C")
     assert choose.shipped(few, MEASURED).configs
     assert choose.shipped(replace(few, n=5), MEASURED).configs == ()
-    assert choose.shipped(replace(few, n=5), NOBODYS).configs
+    assert choose.shipped(replace(few, n=5), UNMEASURED).configs
     assert choose.shipped(replace(few, dtype="float32", weights="float32", out="float32", n=8), MEASURED).configs
     # What cuBLAS has no call for is ours, however many columns.
     assert choose.shipped(replace(few, dtype="float32", weights="float32", n=8), MEASURED).configs
@@ -162,15 +162,15 @@ def test_columns_of_16_bits_go_to_the_tensor_cores_where_these_are_ahead(n, b_or
 
 
 def test_the_model_keeps_to_what_the_memory_leaves_time_for():
-    slow = replace(NOBODYS, peak_gflops_float64=NOBODYS.peak_gbs)  # an operation for each byte
+    slow = replace(UNMEASURED, peak_gflops_float64=UNMEASURED.peak_gbs)  # an operation for each byte
     one = Problem(20480, 20480, 1, "float64")
     for device, ours in (
-        (NOBODYS, True),
+        (UNMEASURED, True),
         (slow, True),
-        (replace(slow, peak_gflops_float64=NOBODYS.peak_gbs / 2), False),
+        (replace(slow, peak_gflops_float64=UNMEASURED.peak_gbs / 2), False),
     ):
         assert bool(choose.shipped(one, device).configs) is ours
-    assert choose.shipped(replace(one, n=4), NOBODYS).configs
+    assert choose.shipped(replace(one, n=4), UNMEASURED).configs
     assert not choose.shipped(replace(one, n=4), slow).configs
 
 

@@ -194,7 +194,7 @@ def children(pid: int) -> list[int]:
 
 
 def ended(pid: int) -> bool:
-    """Whether a process is gone, or waits for somebody to ask how it ended."""
+    """Whether a process is gone, or waits to be asked how it ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -116,7 +116,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(browser: str, place: Path, page: Path, *options: str) -> str:
-    """Show a page in a browser that knows nobody; what it prints."""
+    """Show a page in a browser without a profile; what it prints."""
     command = [
         browser,
         *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),

@@ -89,7 +89,7 @@ def test_the_quick_one_keeps_every_promise(quick: dict[str, Any], share: float) 
 
 
 def test_the_quick_one_sees_what_others_return(quick: dict[str, Any], share: float) -> None:
-    """The same faults do harm where nobody looks: the experiment has teeth."""
+    """The same faults do harm where nothing is checked: the experiment has teeth."""
     escaped = {row["scheme"]: row["escaped"] for row in quick["contest"] if row["suite"] == "peers"}
     assert escaped["none"] > 50 * share
     assert escaped["double"] > 20 * share

@@ -263,7 +263,7 @@ def test_a_queue_keeps_small_records_only(cp: Any) -> None:
 
 
 def test_threads_and_streams(cp: Any) -> None:
-    """Four threads with two streams each, and two that share one, all at once: nobody takes another's account."""
+    """Four threads with two streams each, and two that share one, all at once: none takes another's workspace."""
     shared = cp.cuda.Stream(non_blocking=True)
     failures: list[str] = []
 

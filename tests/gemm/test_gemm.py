@@ -133,7 +133,7 @@ def test_every_bit_of_the_exponent_and_the_sign(dtype: Any) -> None:
 def test_a_wrong_checksum_leaves_c_as_it_is(stage: str, name: str, where: Any, value: float, side: str) -> None:
     A, B = pair(80, 96, 64, np.float32)
     product = Product(A, B, None, check=side, on_stage=at(stage, name, put(where, value)))
-    # s has served its purpose when t is there: what happens to it later harms nobody
+    # s has served its purpose when t is there: what happens to it later does no harm
     assert product.status == ("CLEAN" if name == "s" else "CHECKSUM_FAULT")
     assert product.report.ok
     assert np.array_equal(bits(product.C), bits(product.clean))

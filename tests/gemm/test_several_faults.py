@@ -44,7 +44,7 @@ def test_a_checksum_that_is_hit_hides_no_operand_that_changes(
 @pytest.mark.parametrize("value", [1e3, np.nan, 0.0])
 def test_a_checksum_alone_costs_nothing(checksum: str, value: float, side: str) -> None:
     C, report, right = product(at("encoded", checksum, put((5, 0), value)), side)
-    assert report.status is Status.CHECKSUM_FAULT or checksum == "s"  # which nobody reads again
+    assert report.status is Status.CHECKSUM_FAULT or checksum == "s"  # which is not read again
     assert np.array_equal(C, right)
 
 

@@ -170,7 +170,7 @@ def test_nothing_is_repaired_from_a_matrix_that_has_changed(kind: str, stage: st
     i, c = sorted(rng.integers(0, N, 2), reverse=True)
     of_a = Strike(stage, lambda A: IN_SUMS[kind](A[i : i + 1, c : c + 1]), "A", BLOCK * int(rng.integers(STEPS)))
     of_l = strike("sign", "finished", rng)
-    alone = factored(a, replace(of_a), lower)  # nobody looks at A unless something is suspected
+    alone = factored(a, replace(of_a), lower)  # A is read only where something is suspected
     assert alone.verdict in ((Status.CLEAN, False), (Status.INPUT_CHANGED, False))
     refused = factored(a, both(replace(of_a), replace(of_l)), lower).report
     assert (refused.status, refused.faults[-1].operand) == (Status.INPUT_CHANGED, "A")

@@ -106,7 +106,7 @@ def test_a_fault_is_found_wherever_it_is(operation: str, scheme: str, site: str)
     trials = [Trial(seed, (fault_at(site, seed),), scheme) for seed in range(4)]
     outcomes = [one.outcome for one in FactorTrials(workload(operation), np).run(trials)]
     assert set(outcomes) <= {"corrected", "detected", "masked"}
-    if site.endswith("_A") and site != "lu.needed_A":  # which nobody may look at again
+    if site.endswith("_A") and site != "lu.needed_A":  # which may not be read again
         return
     if scheme in ("offline", "auto", "protected") and site in ("lu.encoded_S", "lu.encoded_Z"):
         return  # where all lines fail, A itself tells that they are right

@@ -230,3 +230,18 @@ def test_subnormal_matrices_are_unverifiable_whatever_their_shape(shape: tuple[i
     with pytest.warns(UnverifiableWarning):
         _, report = protected_lu_factor(a, mode=mode, return_report=True)
     assert report.status is Status.UNVERIFIABLE
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_an_infinity_in_a_that_came_later_does_not_excuse_factors(wrong: bool) -> None:
+    """Factors of what A has become are beyond the range, which says nothing of those that were asked for."""
+    A = VANDER.copy()
+
+    def fault(stage: str, arrays: Any) -> None:
+        if stage == "finished":
+            arrays["A"][1, 7] = np.inf
+            arrays["W"][50, 60] += wrong
+
+    _, report = protected_lu_factor(A, mode="online", block=8, on_stage=fault, on_error="detect", return_report=True)
+    assert report.status is Status.UNCORRECTABLE
+    assert not any("range of the type" in reason for reason in report.reasons)

@@ -7,7 +7,7 @@ the arguments.
 Why these cases
 ---------------
 *Configurations.* Every type with every width of load that its elements allow; teams, rows, vectors ahead, weights given
-or squared, and words in cycles, so that every two of them meet (`tests/kernels/test_line_sums_on_cpu.py` counts).
+or squared, and words in cycles, so that every two of them meet (`tests/kernels/test_check_rows_on_cpu.py` counts).
 
 *Shapes* (`shapes`) follow the kernel's constants, where its edges are. p one row, one below, at and above the rows of a
 team and of a block; q one element, one below, at and above a vector, what a team takes at a time, what it has on its
@@ -35,7 +35,7 @@ from tests.support.planting import bits
 
 Launch = Callable[[str, tuple[int, ...], int, tuple[Any, ...]], None]
 NULL = _Address(0)
-SEALED = 0xFBFB_FBFB_FBFB_FBFB  # words that nobody should write
+SEALED = 0xFBFB_FBFB_FBFB_FBFB  # words that must not be written
 TYPES_OF_SUMS = [
     *(("float64", "float64"), ("float32", "float64"), ("float32", "float32"), ("float16", "float32")),
     *([("bfloat16", "float32")] if "bfloat16" in TYPES else []),

@@ -21,7 +21,7 @@ CPU_ALONE = {
     "test_1_a_cleared_suspicion_ends_clean_and_is_counted": "puts a product of its own in place of the CPU's",
     "test_14_equal_flips_neither_cancel_nor_pair_up": "looks at the array inside an Encoded with NumPy",
     "test_15_the_worst_status_wins_and_the_report_lists_the_rest": "writes to the array inside an Encoded with NumPy",
-    "test_fields_of_the_report": "asks for seconds and multiplications, which nobody counts on a GPU",
+    "test_fields_of_the_report": "asks for seconds and multiplications, which are not counted on a GPU",
     "test_a_wrong_checksum_hides_no_fault_of_c": "a line that was repaired is right whatever its checksum was",
 }
 """Tests that are about the CPU's ways, and why."""

@@ -26,7 +26,7 @@ CAP, TOLD = 2048, 40  # lines, and faults that the record names
 SHORT = 128  # columns of which every element is looked at
 CLEAN, REPAIRED, UNRESOLVED, CLEARED = 0, 1, 2, 3
 CALL, ENCODED = (1 << 40) + 77, (1 << 40) + 76  # numbers of calls
-SEALED = np.uint64(0xABCDABCDABCDABCD)  # in words of the record that nobody has written
+SEALED = np.uint64(0xABCDABCDABCDABCD)  # in words of the record that were not written
 
 
 @dataclass

@@ -92,7 +92,7 @@ extern Block block;
 struct Cell {
   std::uint32_t written_epoch, written_clock;
   std::uint32_t read_epoch, read_clock;
-  std::uint32_t settled_epoch;  // in which more reads add nothing: two warps have read, nobody has written
+  std::uint32_t settled_epoch;  // in which more reads add nothing: two warps have read, none has written
   std::uint32_t read_lanes;     // of the first reader's warp
   std::uint16_t writer, reader, other_reader;  // the last one is of another warp; the reader itself where there is none
   bool atomic;

@@ -200,7 +200,7 @@ def test_parts_of_a_sum_are_not_added_in_16_bits(card: Card, monkeypatch: pytest
     monkeypatch.setattr(cublas, "gemmEx", lambda *arguments: modes.append(card.math_mode))
     A, B = np.zeros((m, k), np.float16).view(Array), np.zeros((k, n), np.float16).view(Array)
     C = np.zeros((m, n), out).view(Array)
-    card.math_mode = 3  # somebody's
+    card.math_mode = 3  # the user's
     vendor.Gemm.of(Problem(m, k, n, "float16", "C", out=out), A, B, C)(A, B, C, 1.0, 0.0)
     assert modes == [3 if out == "float32" else 3 | 16]  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
     assert card.math_mode == 3
