@@ -29,7 +29,7 @@ from abft_tsm2.__main__ import main as abft_tsm2
 
 PROSE = {"reasons", "seconds", "time", "detail", "reason", "repaired"}
 CAMPAIGNS = {"quick": 1.0, "storage": 0.05, "adversarial": 0.1, "gemm-full": 0.01, "lu-full": 0.02, "peers": 0.01}
-CAMPAIGNS |= {"swaps": 0.01}
+CAMPAIGNS |= {"swaps": 0.01, "clean-products": 0.01}
 
 
 def digest(x: Any) -> str:
