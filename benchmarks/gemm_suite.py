@@ -18,10 +18,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from abft_tsm2 import encode, errstate, protected_gemm
-from abft_tsm2.arrays import bit_pattern
 from abft_tsm2.core import cublas
 from abft_tsm2.core.device import Device
 from abft_tsm2.errors import SilentDataCorruptionError
@@ -31,10 +28,8 @@ from abft_tsm2.faults.judge.oracle import (
     Reference,
     ReferenceArithmetic,
     arithmetic,
-    narrowed,
     reference,
     require,
-    widened,
 )
 from abft_tsm2.report import Report, Status
 from benchmarks import gemm_bars, gemm_grid
@@ -43,7 +38,6 @@ from benchmarks.gemm_grid import (
     CUPY,
     DROPPED,
     ENCODED,
-    FAULTS,
     ONE,
     OPTIONS,
     PLAIN,
@@ -60,6 +54,7 @@ from benchmarks.gemm_grid import (
 from benchmarks.gpu_timing import Call, Stopwatch, Times, copies, message, require_device
 from benchmarks.judge import errors
 from benchmarks.operands import CHUNK, array, copy_bits, fill, fill_nan
+from benchmarks.planting import Faults, Plant, planted
 from benchmarks.rows import short
 from benchmarks.sheet import Sheet
 from benchmarks.suite import Row, Suite
@@ -73,9 +68,6 @@ MOST_BYTES = 60 * 10**9  # of all copies of the operands
 LAUNCHES = 10  # entries of the queue that one side's check takes: kernels, events, and waits for them
 DISTINCT = 8  # encodings among the copies of B; they are of a few kilobytes, and shared by all copies beyond
 COLUMNS = 16  # of the reference that are compared with longdouble
-TILE = 128
-SURE = 2.0  # detection limits: that of a report is of one line, and each line has its own
-SETS = 8  # of places of faults, which successive calls walk through
 
 Judge = Callable[[Array], float]
 """The largest of errors over what is allowed to them: right up to 1. NaN where C has one."""
@@ -146,107 +138,6 @@ def judge_of(A: Array, B: Array, how: ReferenceArithmetic, xp: Any) -> Judge:
         return math.nan if math.isnan(found.norm) or math.isnan(found.worst) else max(found.norm, found.worst)
 
     return judge
-
-
-# ---- faults -------------------------------------------------------------------------------------------------------
-
-Plant = Callable[[Array], None]
-"""Plants faults into a product C."""
-
-
-@contextmanager
-def planted(plant: Plant) -> Iterator[None]:
-    """Let `plant` follow each product of cuBLAS that is queued in the block, in front of its check: a hook for
-    ``on_stage`` would let the host wait at every stage."""
-    multiply = cublas.Gemm.__call__
-
-    def and_plant(gemm: cublas.Gemm, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
-        multiply(gemm, A, B, C, alpha, beta)
-        plant(C)
-
-    cublas.Gemm.__call__ = and_plant  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        cublas.Gemm.__call__ = multiply  # type: ignore[method-assign]
-
-
-class Faults:
-    """Elements of a product that are overwritten, on the card: one element, or sixteen in different rows, by 1 - 3 x,
-    or a tile of 128 x 128 by a large number.
-
-    Each changes its row by so much that the check has to find it, whatever type C is stored in. An element of a clean
-    product is overwritten by itself, so that the difference of two calls is the repair and not the planting.
-
-    Parameters
-    ----------
-    clean : (m, n) CuPy array, row-major
-        The right product: elements that the change would leave nearly as they are, are left out.
-    k : int
-        Terms of an element.
-    limit : float
-        A change of an element that is larger is sure to be found, as the right product's report says.
-    seed : int
-    """
-
-    def __init__(self, clean: Array, k: int, limit: float, seed: int) -> None:
-        import cupy
-
-        rng, patterns = np.random.default_rng(seed), bit_pattern(clean).reshape(-1)
-        least = max(math.sqrt(k) / 4, SURE * limit)
-        # No row of a product of normal operands can have a norm of k sqrt(n) (`checksum.bounds.largest_norm`): one with
-        # such elements is found whatever their weights are. Of zeros the weighted sum may be small, within the bound of
-        # 16 bits.
-        large = k * math.sqrt(clean.shape[1])
-        self.sets: dict[str, list[tuple[Array, Array]]] = {}
-        for name in FAULTS:
-            self.sets[name] = []
-            for _ in range(SETS):
-                if name == "tile":
-                    places = _tile(clean.shape, rng)
-                    values = narrowed(np.full(places.size, large), clean)
-                elif name == CLEAN:
-                    places = np.zeros(1, np.int64)
-                    values = cupy.asnumpy(patterns[:1])
-                else:
-                    places, changed = _elements(clean, int(name), least, rng)
-                    values = narrowed(changed, clean)
-                self.sets[name].append((cupy.asarray(places), cupy.asarray(values)))
-
-    def plant(self, faults: str) -> Plant:
-        """Plants another set at each call, the first one at the first."""
-        sets, turns = self.sets[faults], count()
-
-        def plant(C: Array) -> None:
-            places, values = sets[next(turns) % SETS]
-            bit_pattern(C).reshape(-1).put(places, values)
-
-        return plant
-
-
-def _elements(C: Array, several: int, least: float, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Places of elements x in different rows, and 1 - 3 x, which differs from x by `least` or more."""
-    import cupy
-
-    patterns, n = bit_pattern(C).reshape(-1), C.shape[1]
-    places, values = np.zeros(0, np.int64), np.zeros(0)
-    while places.size < several:
-        more = rng.integers(0, C.size, 4 * several)
-        x = widened(np.asarray(cupy.asnumpy(patterns[cupy.asarray(more)])).view(C.dtype))
-        far = abs(1 - 4 * x) >= least
-        places, values = np.concatenate([places, more[far]]), np.concatenate([values, 1 - 3 * x[far]])
-        first = np.unique(places // n, return_index=True)[1]
-        places, values = places[first], values[first]
-    chosen = rng.permutation(places.size)[:several]
-    return places[chosen], values[chosen]
-
-
-def _tile(shape: tuple[int, int], rng: np.random.Generator) -> Any:
-    """Places of the elements of a tile, as cuBLAS would lay it."""
-    side = min(TILE, *shape)
-    row, column = (side * int(rng.integers(0, length // side)) for length in shape)
-    rows, columns = row + np.arange(side, dtype=np.int64)[:, None], column + np.arange(side, dtype=np.int64)
-    return (rows * shape[1] + columns).reshape(-1)
 
 
 # ---- contenders ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from abft_tsm2 import protected_gemm
 from abft_tsm2.core.device import known
 from abft_tsm2.faults.judge.oracle import arithmetic
 from abft_tsm2.report import Status
-from benchmarks import bench_gemm, gemm_bars, gemm_grid, gemm_suite, gpu_timing, sheet, suite
+from benchmarks import bench_gemm, gemm_bars, gemm_grid, gemm_suite, gpu_timing, planting, sheet, suite
 from benchmarks.gemm_bars import BARS, verdicts
 from benchmarks.gemm_grid import CLEAN, DROPPED, ENCODED, ONE, PLAN, QUEUED, RECHECKED, TF32, TWO, WAITED, WIDE, Cell
 from tests.support.fake_card import Card
@@ -65,7 +65,7 @@ def test_what_is_planted(card: Card, dtype: str) -> None:
     C = multiplied(A, B)
     report = protected_gemm(A, B, return_report=True)[1]
     limit = report.checks[0].detection_limit
-    faults = gemm_suite.Faults(C, 64, limit, 0)
+    faults = planting.Faults(C, 64, limit, 0)
     for name, changed in ((CLEAN, 0), ("1", 1), ("16", 16), ("tile", 128 * 128)):
         plant, places = faults.plant(name), []
         for _ in range(3):
@@ -76,7 +76,7 @@ def test_what_is_planted(card: Card, dtype: str) -> None:
             values = C.reshape(-1)[where].astype(float)
             expected = np.full(changed, 64 * 20.0) if name == "tile" else 1 - 3 * values
             np.testing.assert_array_equal(after.reshape(-1)[where], expected.astype(C.dtype))
-            assert name in (CLEAN, "tile") or abs(expected - values).min() >= gemm_suite.SURE * limit
+            assert name in (CLEAN, "tile") or abs(expected - values).min() >= planting.SURE * limit
             assert name != "16" or len(set(where // 400)) == 16
             places.append(where.tolist())
         assert name == CLEAN or places[0] != places[1]
@@ -88,13 +88,13 @@ def test_what_is_planted_is_found_in_every_row(card: Card, dtype: str, faults: s
     A, B = operands(dtype, (300, 512, 400))
     clean = protected_gemm(A, B, return_report=True)
     judge = gemm_suite.judge_of(A, B, arithmetic(dtype), np)
-    plant = gemm_suite.Faults(clean[0], 512, clean[1].checks[0].detection_limit, 0).plant(faults)
+    plant = planting.Faults(clean[0], 512, clean[1].checks[0].detection_limit, 0).plant(faults)
 
     def hook(stage: str, arrays: Any) -> None:
         if stage == "multiplied":
             plant(arrays["C"])
 
-    for _ in range(gemm_suite.SETS):
+    for _ in range(planting.SETS):
         C, report = protected_gemm(A, B, check="rows", return_report=True, on_stage=hook)
         assert report.status is (Status.CLEAN if faults == CLEAN else Status.CORRECTED)
         rows = {row for fault in report.faults for row in fault.rows or range(300)}
@@ -155,7 +155,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 def library(card: Card, monkeypatch: pytest.MonkeyPatch) -> Protected:
     made = Protected(card)
     monkeypatch.setattr(gemm_suite, "protected_gemm", made)
-    monkeypatch.setattr(gemm_suite, "TILE", 16)
+    monkeypatch.setattr(planting, "TILE", 16)
     return made
 
 

@@ -17,7 +17,7 @@ import abft_tsm2 as ft
 from abft_tsm2 import Status
 from abft_tsm2.faults.trials.gemm import LAYOUTS
 from benchmarks import families
-from benchmarks.gemm_suite import planted
+from benchmarks.planting import planted
 from tests.core.test_kernels_on_gpu import sanitize
 from tests.support.cases import DTYPES
 from tests.support.oracles import Exact

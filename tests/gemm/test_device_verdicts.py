@@ -19,7 +19,7 @@ from abft_tsm2.checksum.device.layout import elements
 from abft_tsm2.core.launch import Step
 from abft_tsm2.core.memory import WORDS
 from abft_tsm2.gemm import plan
-from benchmarks.gemm_suite import planted
+from benchmarks.planting import planted
 from tests.gemm.test_device_gemm import normal, wrong
 from tests.support.check_cases import JUDGED_WORD
 

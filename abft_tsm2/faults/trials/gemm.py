@@ -90,6 +90,9 @@ class GemmTrials(TrialGroup):
         self._seed, self._layouts = workload.seed, dict(workload.options).get("out", "none")
         self._runners: dict[tuple[str, str], _GemmRunner] = {}
 
+    def one(self, trial: Trial) -> Finding:
+        return next(self.run([trial]))
+
     def run(self, trials: Sequence[Trial], batch: int = 16) -> Iterator[Finding]:
         """Carry out trials, those of one scheme together, and judge them in their order."""
         for start in range(0, len(trials), batch):

@@ -133,9 +133,9 @@ class TrialGroup(ABC):
         for trial in trials:
             yield self.one(trial)
 
+    @abstractmethod
     def one(self, trial: Trial) -> Finding:
         """Carry out a trial and judge it."""
-        raise NotImplementedError
 
 
 def quiet() -> errstate:
