@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+# The other version runs this file as well, beside modules of its own: it takes nothing from the folder.
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("cell", "before_us", "now_us", "difference_us", "low_us", "high_us", "slower", "error")
 Cell = dict[str, Any]

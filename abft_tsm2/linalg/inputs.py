@@ -97,7 +97,7 @@ def for_blas(A: Array) -> Array:
 
 def matrices_of(stack: Array) -> list[Array]:
     """The matrices of a stack, in order."""
-    return [stack[index] for index in np.ndindex(tuple(stack.shape[:-2]))]
+    return [stack[(*index, ...)] for index in np.ndindex(tuple(stack.shape[:-2]))]
 
 
 def stacked(items: list[Any], batch: tuple[int, ...]) -> Any:

@@ -14,7 +14,7 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked import Hook
-from abft_tsm2.linalg.inputs import as_array, for_blas, pair_of, pivots_of, stacked
+from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu import LuOptions, factored
 from abft_tsm2.linalg.outcome import Findings, check_of
@@ -388,7 +388,8 @@ def _each(
     A, B = xp.broadcast_to(A, (*batch, *A.shape[-2:])), xp.broadcast_to(B, (*batch, *B.shape[-2:]))
     piv = None if piv is None else np.broadcast_to(piv, (*batch, piv.shape[-1]))
     places = list(np.ndindex(batch))
-    done = [one(A[at], None if piv is None else piv[at], B[at]) for at in places]
+    pivots = [None if piv is None else piv[at] for at in places]
+    done = [one(*each) for each in zip(matrices_of(A), pivots, matrices_of(B), strict=True)]
     x = stacked([x for x, _ in done], batch) if done else xp.zeros_like(B)
     reports = [replace(report, index=at) for at, (_, report) in zip(places, done, strict=True)]
     if not reports:

@@ -60,6 +60,21 @@ def test_factors_stay_in_the_library(there: Any, shape: tuple[int, int], mode: s
     np.testing.assert_array_equal(here(piv), linalg.lu_factor(a)[1])
 
 
+def test_stacks_stay_in_the_library(there: Any) -> None:
+    a, b = normal(2, 20, 20), normal(2, 20, 3, seed=1)
+    definite = a @ a.swapaxes(-1, -2) + 20 * np.eye(20)
+    (lu, piv), of_lu = protected_lu_factor(there(a), return_report=True)
+    factor, of_cholesky = protected_cholesky(there(definite), lower=True, return_report=True)
+    x, of_solution = protected_solve(there(a), there(b), return_report=True)
+    for report in (of_lu, of_cholesky, of_solution):
+        assert report.status is Status.CLEAN
+        assert [one.index for one in report.products] == [(0,), (1,)]
+    for i in range(2):
+        assert not lu_outside(here(lu)[i], here(piv)[i], a[i]).any()
+        np.testing.assert_allclose(here(factor)[i], linalg.cholesky(definite[i], lower=True), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(here(x)[i], linalg.solve(a[i], b[i]), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
 @pytest.mark.parametrize(
     ("name", "where", "value", "stage"),
