@@ -135,7 +135,7 @@ def _footer(rows: Iterable[Row], what: str) -> str:
         return ""
     last = timed[-1]
     how = f"Medians of {what}" if what else "Best of 5 queues of 300 calls, the card idle"
-    return f"\n{how}; {gpu(last)}; reading reaches {float(last['read_gbs']):.0f} GB/s.\n"
+    return f"\n{how}; {gpu(*timed)}; reading reaches {float(last['read_gbs']):.0f} GB/s.\n"
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

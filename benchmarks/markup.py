@@ -51,6 +51,8 @@ def groups_of(rows: Iterable[Row], *keys: str) -> list[tuple[Any, list[Row]]]:
     return list(groups.items())
 
 
-def gpu(row: Mapping[str, str]) -> str:
-    """What a row of bench_tsm2 was measured on, in one line."""
-    return f"{row['device']}, driver {row['driver']}, CUDA {row['cuda']}, CuPy {row['cupy']}, {row['date']}"
+def gpu(*rows: Mapping[str, str]) -> str:
+    """What rows were measured on, in one line: by the last one, and from which day on."""
+    last, days = rows[-1], sorted({row["date"] for row in rows})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"{last['device']}, driver {last['driver']}, CUDA {last['cuda']}, CuPy {last['cupy']}, {when}"

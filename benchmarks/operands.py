@@ -58,7 +58,7 @@ def fill(x: Array, draw: Any) -> None:
     step = max(1, CHUNK // max(1, lines.shape[1]))
     for at in range(0, lines.shape[0], step):
         part = lines[at : at + step]
-        part[...] = narrowed(draw(part.size, dtype=real).reshape(part.shape), x)
+        part[...] = narrowed(draw(part.size, dtype=real).reshape(part.shape), x.dtype)
 
 
 def copy_bits(to: Array, of: Array) -> None:

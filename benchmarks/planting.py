@@ -73,13 +73,13 @@ class Faults:
             for _ in range(SETS):
                 if name == "tile":
                     places = _tile(clean.shape, rng)
-                    values = narrowed(np.full(places.size, large), clean)
+                    values = narrowed(np.full(places.size, large), clean.dtype)
                 elif name == CLEAN:
                     places = np.zeros(1, np.int64)
                     values = cupy.asnumpy(patterns[:1])
                 else:
                     places, changed = _elements(clean, int(name), least, rng)
-                    values = narrowed(changed, clean)
+                    values = narrowed(changed, clean.dtype)
                 self.sets[name].append((cupy.asarray(places), cupy.asarray(values)))
 
     def plant(self, faults: str) -> Plant:

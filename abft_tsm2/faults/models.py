@@ -79,7 +79,7 @@ def values(x: Array, at: Any) -> Array:
 
 
 def _put(x: Array, at: Any, numbers: Array) -> None:
-    bit_pattern(x)[at] = narrowed(numbers, x)
+    bit_pattern(x)[at] = narrowed(numbers, x.dtype)
 
 
 def _sign(dtype: str) -> int:
@@ -193,7 +193,7 @@ def _production(x: Array, plan: Plan, rng: Generator) -> int:
 
 def _times(part: Array, factor: float) -> int:
     wide = widened(part, namespace(part))
-    bit_pattern(part)[...] = narrowed(wide * factor, part)
+    bit_pattern(part)[...] = narrowed(wide * factor, part.dtype)
     return -1
 
 

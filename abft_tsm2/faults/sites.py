@@ -362,7 +362,7 @@ def _partial_sum(arrays: Arrays, plan: Plan, rng: Generator) -> int:
     partial, rest = a[:, :p] @ b[:p, :], a[:, p:] @ b[p:, :]
     bit = plant(partial, plan, rng)
     with np.errstate(all="ignore"):
-        bit_pattern(C)[i : i + 1, j : j + 1] = narrowed((partial + rest).astype(np.float64), C)
+        bit_pattern(C)[i : i + 1, j : j + 1] = narrowed((partial + rest).astype(np.float64), C.dtype)
     return bit
 
 

@@ -82,6 +82,20 @@ def test_what_is_planted(card: Card, dtype: str) -> None:
         assert name == CLEAN or places[0] != places[1]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+def test_faults_are_planted_on_a_gpu(dtype: str) -> None:
+    import cupy
+
+    C = multiplied(*operands(dtype, (300, 64, 400)))
+    faults = planting.Faults(cupy.asarray(C), 64, 1.0, 0)
+    for name, changed in ((CLEAN, 0), ("1", 1), ("16", 16), ("tile", 128 * 128)):
+        after = cupy.asarray(C)
+        faults.plant(name)(after)
+        bits = (x.view(f"u{C.itemsize}") for x in (cupy.asnumpy(after), C))
+        assert np.count_nonzero(np.not_equal(*bits)) == changed
+
+
 @pytest.mark.parametrize("faults", gemm_grid.FAULTS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_what_is_planted_is_found_in_every_row(card: Card, dtype: str, faults: str) -> None:

@@ -11,6 +11,7 @@ from benchmarks import gemm_bars, gemm_grid, sheet, tables
 from benchmarks.gemm_bars import BARS, verdicts
 from benchmarks.gemm_grid import TF32, WIDE, Cell
 from benchmarks.gpu_timing import Times
+from benchmarks.markup import gpu
 from benchmarks.sheet import Sheet
 
 
@@ -69,6 +70,13 @@ def test_the_last_row_counts_and_a_wrong_one_does_not() -> None:
     wrong = [{**one, "error": "wrong product"} for one in rows if one["suite"] == "host"]
     (host,) = (one for one in verdicts([*rows, *wrong]) if one.bar.column == "host_us")
     assert host.holds is None
+
+
+def test_the_days_of_rows_are_told() -> None:
+    card = {"device": "Made-up card", "driver": "1", "cuda": "13.0", "cupy": "14"}
+    days = [{**card, "date": f"2026-01-0{day}"} for day in (2, 3, 1)]
+    assert gpu(days[0]) == gpu(*days[:1] * 2) == "Made-up card, driver 1, CUDA 13.0, CuPy 14, 2026-01-02"
+    assert gpu(*days).endswith(", 2026-01-01 to 2026-01-03")
 
 
 @pytest.fixture

@@ -174,14 +174,14 @@ def rounded_to_bfloat16(numbers: Array) -> Array:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("uint16")
 
 
-def narrowed(values: Array, x: Array) -> Array:
-    """Bit patterns of float64 values rounded to the type of x, ties to even; what is too large becomes an infinity."""
-    if dtype_name(x.dtype) != "bfloat16":
-        return bit_pattern(values.astype(x.dtype))
+def narrowed(values: Array, dtype: Any) -> Array:
+    """Bit patterns of float64 values rounded to a type, ties to even; what is too large becomes an infinity."""
+    if dtype_name(dtype) != "bfloat16":
+        return bit_pattern(values.astype(dtype))
     single = values.astype(np.float32)
     rounded = rounded_to_bfloat16(single)
     # A carry out of NaN's digits would make it something else.
-    return namespace(x).where(single != single, rounded.dtype.type(0x7FC0), rounded)
+    return namespace(values).where(single != single, rounded.dtype.type(0x7FC0), rounded)
 
 
 def _rest_of_square(a: Array, square: Array) -> Array:

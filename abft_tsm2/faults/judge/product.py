@@ -254,7 +254,7 @@ class Judge:
             change = xp.where(touched, s - self._wide, 0.0)
             rest = xp.where(touched, r - self._wide_returned, 0.0)
             if self._wide_returned is not self._wide:  # of what was only rounded, the change that the check has seen
-                rest = xp.where(touched & (bit_pattern(returned) == narrowed(s, returned)), change, rest)
+                rest = xp.where(touched & (bit_pattern(returned) == narrowed(s, returned.dtype)), change, rest)
             above, alone, seen_rest, seen_alone = (xp.zeros(touched.shape, bool) for _ in range(4))
             size = xp.zeros(touched.shape[0])
             seen_limits, hidden_lines = [], []

@@ -94,7 +94,7 @@ class VerifyTrials(TrialGroup):
         A, B = (widened(x, self.xp).astype(self.how.sums, copy=False) for x in (self.A, self.B))
         wide = SUMS[scheme](A, B, self.xp)
         C = self.xp.empty(wide.shape, self.A.dtype)
-        bit_pattern(C)[...] = narrowed(wide.astype(np.float64), C)
+        bit_pattern(C)[...] = narrowed(wide.astype(np.float64), C.dtype)
         error = abs(widened(C, self.xp) - self.expected.high - self.expected.low)
         # products are rounded before they are added, and where a sum began at 0, once more
         if not bool((error <= self.how.bound(self.expected, A.shape[1] + 2)).all()):
