@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.report import CONVERTERS, Record
+from abft_tsm2.report import Record
 
 MODELS: Mapping[str, str] = {
     "bit_flip": "one bit of each of `count` elements",
@@ -56,8 +56,6 @@ CLASSES = (
     *("mantissa", "mantissa_high", "mantissa_low"),
 )
 """The classes of bits; a plan may name a single bit by its number instead, 0 being the lowest."""
-
-CONVERTERS["bool"] = bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -214,8 +214,7 @@ def products_of(
     for task in tasks:
         product = _product(problem, operation, sides, task, on_stage, write)
         if key is not None and not problem.squeeze:
-            wide = order_of(product.operands.C) if problem.wide else None
-            remember(key, product.plan, product.options, product.info, product.operands, wide)
+            remember(key, product.plan, product.options, product.info, product.operands)
         yield product
 
 

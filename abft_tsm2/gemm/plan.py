@@ -346,13 +346,12 @@ def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
     return mark(a), mark(b), mark(out), carried, device, options
 
 
-def remember(
-    key: Any, plan: ProductPlan, options: CallOptions, info: CallInfo, operands: Operands, wide: str | None
-) -> None:
+def remember(key: Any, plan: ProductPlan, options: CallOptions, info: CallInfo, operands: Operands) -> None:
     """Know the calls of this key (`key_of`) from now on."""
     if len(_known) >= _MOST:
         _known.clear()
     A, B, C = operands[:3]
+    wide = None if operands.wide is None else order_of(C)
     _known[key] = KnownCall(plan, options, info, C.shape, C.dtype, wide, tuple(map(_extent, (A, B, C))))
 
 

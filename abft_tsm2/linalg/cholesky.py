@@ -17,9 +17,10 @@ from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, fa
 from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
 from abft_tsm2.linalg.cholesky_repair import CholeskyRepair, NotDefinite
-from abft_tsm2.linalg.evidence import Evidence, definite_evidence, runs
-from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, stacked
-from abft_tsm2.linalg.outcome import FACTORS, Clock, FactorOutcome, Findings, Origin, Unrepairable, check_of
+from abft_tsm2.linalg.evidence import Evidence, definite_evidence
+from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, stacked
+from abft_tsm2.linalg.line_check import runs
+from abft_tsm2.linalg.outcome import FACTORS, Clock, FactorOutcome, Findings, Origin, Unrepairable, check_of_steps
 from abft_tsm2.report import Check, Fault, Report, Status
 
 
@@ -196,8 +197,7 @@ def _factored(a: Any, options: CholeskyOptions, check_finite: bool) -> tuple[Arr
     else:
         done = [_one(one, options) for one in matrices_of(A)]
         c = stacked([one for one, _ in done], tuple(batch))
-        reports = [replace(one, index=at) for at, (_, one) in zip(np.ndindex(*batch), done, strict=True)]
-        report = Report.merge(reports, operation="cholesky")
+        report = merged([one for _, one in done], tuple(batch), "cholesky")
     policy.deliver(report, options.on_error)
     return c, report
 
@@ -273,9 +273,8 @@ class CholeskyFactorisation(BlockedFactorisation):
             self.give_up(str(reason))
         except NotDefinite as minor:
             raise _not_definite(minor.args[0]) from None
-        if seen := self.checksums.seen:
-            residual, bound = (namespace(self.A).concat([x[part] for x in seen]) for part in (0, 1))
-            self.checks = (check_of("columns", residual, bound, self.checksums.w),)
+        if self.checksums.seen:
+            self.checks = (check_of_steps("columns", self.checksums.seen, self.checksums.w),)
 
     def encode(self) -> None:
         with self.clock("encode"):

@@ -190,7 +190,7 @@ class CholeskyRepair:
         self.state.g[c] = now
         self.findings.wrong_sums("g", [c], off)
 
-    def compared(self, c: int, now: float | None = None) -> Column:
+    def compared(self, c: int, now: float) -> Column:
         """Column c of L computed again; where its sum is `now`, and not g(c), two of three sums agree."""
         state = self.state
         X, sizes = self._rebuilt(c, c + 1)
@@ -201,7 +201,7 @@ class CholeskyRepair:
         new, bound = X[:, 0] / root, definite_element(state.type, sizes[:, 0], c + 1) / root
         differ, distance = differing(wide(state.W[c:, c]), new, bound)
         again, wrong = float(state.xp.sum(new * state.w[c:])), bool(differ.any())
-        if not wrong and now is not None and abs(again - float(state.g[c])) <= abs(again - now):
+        if not wrong and abs(again - float(state.g[c])) <= abs(again - now):
             differ[int(np.argmax(np.where(np.isfinite(distance), distance, 0.0)))] = wrong = True
         return Column(new, root, wrong, differ, distance)
 

@@ -27,6 +27,7 @@ from abft_tsm2.checksum.rigorous import (
 from abft_tsm2.core.accurate import Difference, Measured, parts
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.encode import wide
+from abft_tsm2.linalg.line_check import runs
 
 Lines = tuple[Any, Any]  # masks of rows, in the order of P A, and of columns; on the host
 APART = 32  # lines between two that are compared with them: each call splits all of the other factor
@@ -180,17 +181,6 @@ def factor_evidence(A: Array, W: Array, pivots: Any, lines: Lines | None = None)
     for rows, columns in parts:
         evidence.compare(rows, columns, min(m, n))
     return evidence.verdict()
-
-
-def runs(mask: Any, apart: int = 1) -> list[slice]:
-    """Runs of True; two with less than `apart` lines from the one to the other are one."""
-    found: list[slice] = []
-    for line in np.flatnonzero(mask).tolist():
-        if found and line - found[-1].stop < apart:
-            found[-1] = slice(found[-1].start, line + 1)
-        else:
-            found.append(slice(line, line + 1))
-    return found
 
 
 def definite_evidence(A: Array, W: Array, columns: slice) -> Evidence:

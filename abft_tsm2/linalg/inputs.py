@@ -1,12 +1,15 @@
-"""Check the operands of factorisations and linear systems, as SciPy does, and split stacks of them into matrices."""
+"""Check the operands of factorisations and linear systems, as SciPy does; split stacks of them, and join results."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, as_operand, dtype_name, is_numpy, namespace, to_host
+from abft_tsm2.report import Report
 
 NATIVE = ("float32", "float64")
 
@@ -100,7 +103,13 @@ def matrices_of(stack: Array) -> list[Array]:
     return [stack[(*index, ...)] for index in np.ndindex(tuple(stack.shape[:-2]))]
 
 
-def stacked(items: list[Any], batch: tuple[int, ...]) -> Any:
+def stacked(items: Sequence[Any], batch: tuple[int, ...]) -> Any:
     """Results of a stack in one array."""
     xp = namespace(items[0])
     return xp.reshape(xp.stack(items), (*batch, *items[0].shape))
+
+
+def merged(reports: Iterable[Report], batch: tuple[int, ...], operation: str) -> Report:
+    """The report of a stack, from those of its matrices in order."""
+    each = zip(np.ndindex(batch), reports, strict=True)
+    return Report.merge([replace(one, index=index) for index, one in each], operation=operation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,14 +57,20 @@ class LineCheck(NamedTuple):
     @property
     def suspected(self) -> list[slice]:
         """Runs of the lines that are not fine, and of some around each of them."""
-        found: list[slice] = []
-        for line in np.flatnonzero(~to_host(self.ok)).tolist():
-            first, last = max(0, line - BESIDE), min(int(self.ok.shape[0]), line + 1 + BESIDE)
-            if found and first <= found[-1].stop:
-                found[-1] = slice(found[-1].start, last)
-            else:
-                found.append(slice(first, last))
-        return found
+        n = int(self.ok.shape[0])
+        found = runs(~to_host(self.ok), 2 * BESIDE + 1)
+        return [slice(max(0, run.start - BESIDE), min(n, run.stop + BESIDE)) for run in found]
+
+
+def runs(mask: Any, apart: int = 1) -> list[slice]:
+    """Runs of True; two with less than `apart` lines from the one to the other are one."""
+    found: list[slice] = []
+    for line in np.flatnonzero(mask).tolist():
+        if found and line - found[-1].stop < apart:
+            found[-1] = slice(found[-1].start, line + 1)
+        else:
+            found.append(slice(line, line + 1))
+    return found
 
 
 def norm(x: Array) -> float:

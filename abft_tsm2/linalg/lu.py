@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from abft_tsm2.linalg.certify import (
     whole,
 )
 from abft_tsm2.linalg.encode import MatrixChecksums
-from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence, runs
-from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, not_finite, stacked
+from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence
+from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, stacked
+from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
 from abft_tsm2.linalg.lu_repair import LuRepair
 from abft_tsm2.linalg.outcome import (
@@ -39,7 +40,7 @@ from abft_tsm2.linalg.outcome import (
     Findings,
     Overflowed,
     Unrepairable,
-    check_of,
+    check_of_steps,
     largest,
 )
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
@@ -154,11 +155,10 @@ def protected_lu_factor(
         factors = factored(A, options)
         lu, piv, report = factors.W, factors.piv, factors.report
     else:
-        done = [factored(one, options) for one in matrices_of(A)]
         batch = tuple(A.shape[:-2])
-        lu, piv = (stacked([getattr(one, name) for one in done], batch) for name in ("W", "piv"))
-        reports = [replace(one.report, index=at) for at, one in zip(np.ndindex(batch), done, strict=True)]
-        report = Report.merge(reports, operation="lu_factor")
+        done = [(one.W, one.piv, one.report) for one in (factored(matrix, options) for matrix in matrices_of(A))]
+        packed, pivots, reports = zip(*done, strict=True)
+        lu, piv, report = stacked(packed, batch), stacked(pivots, batch), merged(reports, batch, "lu_factor")
     policy.deliver(report, on_error)
     return ((lu, piv), report) if return_report else (lu, piv)
 
@@ -330,7 +330,7 @@ class LuFactorisation(BlockedFactorisation):
         if self.options.repair:
             c = self.checksums
             sides = zip(SIDES, c.seen, (c.v, c.encoding.w), strict=True)
-            self.checks = tuple(_check_of_steps(side, seen, weight) for side, seen, weight in sides)
+            self.checks = tuple(check_of_steps(side, seen, weight) for side, seen, weight in sides)
 
     def begin(self) -> None:
         with self.clock("encode"):
@@ -480,11 +480,10 @@ class LuFactorisation(BlockedFactorisation):
         """Compare with what LAPACK makes of A: numbers may be beyond the type's range; else the machine is at fault."""
         findings = self.findings
         if Status.INPUT_CHANGED not in findings.statuses:
-            own = self.W, self.pivots, self.info
-            self.by_lapack()
-            grown = _overflows(self.W, self.A)
-            found = None if grown else factor_evidence(self.A, self.W, self.pivots)
+            plain = W, pivots, _ = _lapack(self.A, self.clock)
+            found = None if _overflows(W, self.A) else factor_evidence(self.A, W, pivots)
             if found is None or found.subnormal:
+                self.W, self.pivots, self.info = plain
                 findings.statuses.clear()
                 findings.faults.clear()
                 if found is None:
@@ -492,14 +491,8 @@ class LuFactorisation(BlockedFactorisation):
                 else:
                     findings.proved(found)
                 return
-            self.W, self.pivots, self.info = own
             findings.statuses.append(Status.UNCORRECTABLE)
         findings.reasons.append(reason)
-
-
-def _check_of_steps(side: str, seen: list[tuple[Array, Array]], weight: Array) -> Check:
-    residual, bound = (namespace(weight).concat([x[part] for x in seen] or [weight[:0]]) for part in (0, 1))
-    return check_of(side, residual, bound, weight)
 
 
 def _lapack(A: Array, clock: Clock) -> tuple[Array, Any, int]:

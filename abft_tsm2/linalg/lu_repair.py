@@ -120,9 +120,9 @@ class LuRepair:
 
     # -- parts of it --
 
-    def order(self, j: int, *, repair: bool = True) -> None:
+    def order(self, j: int) -> None:
         """Three tell the order of the rows after j exchanges: the pivots, the places, and the weights w. Two of them
-        outvote the third. Raises Unrepairable where none do, or nothing is to be repaired."""
+        outvote the third. Raises Unrepairable where none do."""
         carried = self.carried
         expected, place = places(self.pivots[:j], self.W.shape[0]), carried.place
         present, original = to_host(carried.w), to_host(carried.encoding.w)
@@ -133,8 +133,6 @@ class LuRepair:
                 norms = carried.encoding.row_norms
                 carried.rows[:, ROWS.floor] = namespace(norms).take(norms, from_host(place, norms))
             return
-        if not repair:
-            raise Unrepairable("the pivots are not the order of the rows")
         if by_pivots and expected is not None:
             wrong = np.flatnonzero(expected != place)
             carried.rows[:, ROWS.place] = from_host(expected.astype(np.float64), self.W)

@@ -197,6 +197,12 @@ def check_of(side: str, residual: Array, bound: Array, weight: Array) -> Check:
     return Check(side, 1, lines, verified, middle, float(ratio[worst]), worst, limit)
 
 
+def check_of_steps(side: str, seen: list[tuple[Array, Array]], weight: Array) -> Check:
+    """`check_of` the residuals and bounds of all steps."""
+    residual, bound = (namespace(weight).concat([x[part] for x in seen] or [weight[:0]]) for part in (0, 1))
+    return check_of(side, residual, bound, weight)
+
+
 def differing(old: Array, new: Array, bound: Array) -> tuple[Any, Any]:
     """Where old is not new but for rounding, and how far off it is: boolean and float64 arrays on the host."""
     with np.errstate(all="ignore"):

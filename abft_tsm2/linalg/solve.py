@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked import Hook
-from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, pair_of, pivots_of, stacked
+from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu import LuOptions, factored
 from abft_tsm2.linalg.outcome import Findings, check_of
@@ -241,7 +240,7 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         if factors.info:
             raise np.linalg.LinAlgError("A singular matrix detected.")
         work.stage("inputs", A=A, b=B)
-        piv = np.asarray(to_host(factors.piv))
+        piv = factors.pivots
         X = substituted(factors.W, piv, B, 0, work)
         with work.clock("certify"):
             verdict = _certificate(A, factors.W, piv, X, B, work)
@@ -387,13 +386,11 @@ def _each(
         return (x[:, 0] if vector else x), report
     A, B = xp.broadcast_to(A, (*batch, *A.shape[-2:])), xp.broadcast_to(B, (*batch, *B.shape[-2:]))
     piv = None if piv is None else np.broadcast_to(piv, (*batch, piv.shape[-1]))
-    places = list(np.ndindex(batch))
-    pivots = [None if piv is None else piv[at] for at in places]
+    pivots = [None if piv is None else piv[at] for at in np.ndindex(batch)]
     done = [one(*each) for each in zip(matrices_of(A), pivots, matrices_of(B), strict=True)]
-    x = stacked([x for x, _ in done], batch) if done else xp.zeros_like(B)
-    reports = [replace(report, index=at) for at, (_, report) in zip(places, done, strict=True)]
-    if not reports:
-        report = Findings().report(operation, (B.shape[-2], B.shape[-2], B.shape[-1]), dtype_name(B.dtype), {})
+    if done:
+        x, report = stacked([x for x, _ in done], batch), merged([one for _, one in done], batch, operation)
     else:
-        report = Report.merge(reports, operation=operation)
+        x = xp.zeros_like(B)
+        report = Findings().report(operation, (B.shape[-2], B.shape[-2], B.shape[-1]), dtype_name(B.dtype), {})
     return (x[..., 0] if vector else x), report

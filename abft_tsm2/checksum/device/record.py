@@ -123,7 +123,7 @@ class DeviceVerdict:
     @property
     def settled(self) -> bool:
         """Whether nothing is left to the host."""
-        return self.outcome <= DeviceOutcome.REPAIRED and not self.missed
+        return self.explained and not self.missed
 
     def give_up(self) -> None:
         """What this verdict found was found again and again."""
