@@ -75,7 +75,10 @@ class TallSkinny(Suite):
         for cell in cells:
             out = {name for name, row in found[cell].items() if row["error"] or row["note"]}
             able = [entry for entry in entries.pop(cell) if entry.name not in out]
-            (self._time_host if cell.suite == "host" else self._race)(cell, able, work, found[cell])
+            if cell.suite == "host":
+                self._time_host(able, found[cell])
+            else:
+                self._race(cell, able, work, found[cell])
             self.compare(list(found[cell].values()))
             self.emit(cell, list(found[cell].values()))
 
@@ -137,7 +140,11 @@ class TallSkinny(Suite):
             if not errors.ok:
                 row["error"] = f"wrong product: {errors}"
 
-    def _time_host(self, cell: Cell, entries: Sequence[Contender], work: Work, found: Mapping[str, Row]) -> None:
+    @staticmethod
+    def _copies(cells: Sequence[Cell]) -> int:
+        return 1 if cells[0].suite == "host" else max(copies(cell.bytes) for cell in cells)
+
+    def _time_host(self, entries: Sequence[Contender], found: Mapping[str, Row]) -> None:
         with self.watch.stream:
             times = gpu_timing.host_times({entry.name: partial(entry.call.run, 0) for entry in entries})
         for name, seconds in times.items():
@@ -164,10 +171,6 @@ class StreamSuite(TallSkinny):
 
     def work(self, cells: Sequence[Cell]) -> Work:
         return (Encodings if cells[0].suite == "both" else Products)(cells, self._copies(cells))
-
-    @staticmethod
-    def _copies(cells: Sequence[Cell]) -> int:
-        return 1 if cells[0].suite == "host" else max(copies(cell.bytes) for cell in cells)
 
     def makers(self, cell: Cell, work: Any) -> Makers:
         if cell.suite == "both":
@@ -236,10 +239,6 @@ class PaperSuite(TallSkinny):
 
     def work(self, cells: Sequence[Cell]) -> Products:
         return Products(cells, self._copies(cells), "FC")
-
-    @staticmethod
-    def _copies(cells: Sequence[Cell]) -> int:
-        return max(copies(cell.bytes) for cell in cells)
 
     def makers(self, cell: Cell, work: Any) -> Makers:
         chosen = tsm2_grid.kernels(cell)

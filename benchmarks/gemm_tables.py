@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import gemm_bars, stream_bars
 from benchmarks.gemm_grid import ENCODED, FAULTS, ONE, RECHECKED, TF32, TWO, WAITED, WIDE, Key, empty_row, grid, key
-from benchmarks.markup import csv_table, gpu, number
+from benchmarks.markup import csv_table, footer, number
 from benchmarks.sheet import Row, read
 
 Variants = Mapping[str, Row]
@@ -131,11 +131,8 @@ def _difference(rows: Variants, more: str, less: str) -> str:
 
 def _footer(rows: Iterable[Row], what: str) -> str:
     timed: Sequence[Row] = [row for row in rows if row["plain_us"] or row["host_us"]]
-    if not timed:
-        return ""
-    last = timed[-1]
     how = f"Medians of {what}" if what else "Best of 5 queues of 300 calls, the card idle"
-    return f"\n{how}; {gpu(*timed)}; reading reaches {float(last['read_gbs']):.0f} GB/s.\n"
+    return footer(how, timed, {"read": timed[-1]["read_gbs"]} if timed else {})
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

@@ -47,8 +47,17 @@ def groups_of(rows: Iterable[Row], *keys: str) -> list[tuple[Any, list[Row]]]:
     # In order of appearance.
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row[keys[0]] if len(keys) == 1 else tuple(row[key] for key in keys), []).append(row)
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     return list(groups.items())
+
+
+def footer(how: str, rows: Sequence[Row], peaks: Mapping[str, str]) -> str:
+    """The line below a table: how and on what its rows were measured, and rates of the memory by ceiling, in GB/s."""
+    if not rows:
+        return ""
+    names = {"read": "reading", "copy": "a copy"}
+    rates = "".join(f"; {names[name]} reaches {float(peak):.0f} GB/s" for name, peak in sorted(peaks.items()))
+    return f"\n{how}; {gpu(*rows)}{rates}.\n"
 
 
 def gpu(*rows: Mapping[str, str]) -> str:

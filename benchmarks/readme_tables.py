@@ -37,7 +37,8 @@ def summary() -> str:
         rows = on_card[name]
         plain = number(float(next(iter(rows.values()))["plain_us"]) / 1000)
         body.append(("GPU, A @ B", name, plain, *(_percent(rows.get(variant)) for variant in (ONE, ENCODED))))
-    where = f"{lu_tables.where(lu_tables.latest('factor')[-1])}; {gpu(gemm_tables.latest('square')[-1])}"
+    on_gpu = gpu(*(row for name in GPU for row in on_card[name].values()))
+    where = f"{lu_tables.where(lu_tables.latest('factor')[-1])}; {on_gpu}"
     head = ("operation", "operands", "unprotected, ms", "protected", "B encoded beforehand")
     return f"{markdown(head, body)}\nMedians of interleaved runs; {where}.\n"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import stream_bars
-from benchmarks.markup import csv_table, gpu, number, percent, ratio
+from benchmarks.markup import csv_table, footer, number, percent, ratio
 from benchmarks.sheet import Row, read
 from benchmarks.stream_grid import CELL, ORDERS, OWN, Key, key
 
@@ -66,7 +66,7 @@ def _by_columns(suites: Sequence[str], label: Callable[[Row], str]) -> str:
         lines.setdefault(label(row), {})[int(row["n"])] = _short(row)
     body = [(name, *(of_line.get(n, "") for n in widths)) for name, of_line in lines.items()]
     head = ("product", *(f"n = {n}" for n in widths))
-    return csv_table(head, body) + _footer(cells, "share of the read rate, and speed over the best cuBLAS")
+    return csv_table(head, body) + _footer(cells, "Share of the read rate, and speed over the best cuBLAS")
 
 
 def _short(row: Row) -> str:
@@ -85,7 +85,7 @@ def tsm2l() -> str:
         several = f"{row['products']} of " if row["products"] != "1" else ""
         size = f"{several}{row['m']} x {row['k']} x {row['n']}"
         body.append((f"{row['order']}, {types(row)}, {size}", *_timed(row)))
-    return csv_table(head, body) + _footer(cells, "operands outside of the cache")
+    return csv_table(head, body) + _footer(cells, "Operands outside of the cache")
 
 
 def _timed(row: Row) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def both() -> str:
     cells = [own(rows) for rows in latest(("both",)).values()]
     head = ("encode_both", "ms", "timed", "of one read", "A V and W' A, ms", "by", "x cuBLAS", "x CuPy")
     body = [(f"{types(row)}, m = k = {row['m']}, r = {row['n']}", *_timed(row)) for row in cells]
-    return csv_table(head, body) + _footer(cells, "with weighted sums of squares of rows and columns")
+    return csv_table(head, body) + _footer(cells, "With weighted sums of squares of rows and columns")
 
 
 def host() -> str:
@@ -117,7 +117,7 @@ def host() -> str:
         )
         for row in rows
     ]
-    return csv_table(head, body) + _footer(rows, "medians of 2000 calls and more, the card idle")
+    return csv_table(head, body) + _footer(rows, "Medians of 2000 calls and more, the card idle")
 
 
 def bars() -> str:
@@ -125,14 +125,9 @@ def bars() -> str:
     return csv_table(*stream_bars.cells(stream_bars.verdicts(row for row in read("stream") if row["contender"])))
 
 
-def _footer(rows: Iterable[Row], what: str) -> str:
+def _footer(rows: Iterable[Row], how: str) -> str:
     timed = [row for row in rows if row["ms"] or row["host_us"]]
-    if not timed:
-        return ""
-    peaks = {row["ceiling"]: row["ceiling_gbs"] for row in timed if row["ceiling"]}
-    names = {"read": "reading", "copy": "a copy"}
-    rates = "".join(f"; {names[name]} reaches {float(peak):.0f} GB/s" for name, peak in sorted(peaks.items()))
-    return f"\n{what[0].upper()}{what[1:]}; {gpu(timed[-1])}{rates}.\n"
+    return footer(how, timed, {row["ceiling"]: row["ceiling_gbs"] for row in timed if row["ceiling"]})
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

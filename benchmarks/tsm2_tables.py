@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.markup import csv_table, gpu, percent, ratio, shown
+from benchmarks.markup import csv_table, footer, percent, ratio, shown
 from benchmarks.sheet import Row, read
 
+Cells = list[tuple[str, dict[str, Row]]]
+"""What is multiplied, and the last row of each contender."""
 
-def latest(suite: str, path: Path | None = None) -> list[tuple[str, dict[str, Row]]]:
-    """Cells of a suite of bench_tsm2 in order: what is multiplied, and the last row of each contender.
+
+def latest(suite: str, path: Path | None = None) -> Cells:
+    """Cells of a suite of bench_tsm2 in order.
 
     Parameters
     ----------
@@ -32,14 +35,14 @@ def tsm2r() -> str:
         *("A @ B", "best cuBLAS, ms", "which", "CuPy @, ms", "V3, ms", "of reading", "x cuBLAS", "x CuPy"),
         *("published code, ms", "V3 / published"),
     )
-    body = []
-    for label, cell in latest("tsm2r"):
+    cells, body = latest("tsm2r"), []
+    for label, cell in cells:
         v3 = cell.get("V3", {})
         related = [ratio(v3.get(key, "")) for key in ("speedup", "speedup_cupy")]
         code = shown(v3, "published_ms"), ratio(v3.get("ratio_to_published", ""))
         share = percent(v3.get("share_of_ceiling") or "nan")
         body.append((label, *_vendor(v3), shown(v3, "ms"), share, *related, *code))
-    return csv_table(head, body) + _footer("tsm2r", "read")
+    return csv_table(head, body) + _footer(cells)
 
 
 def tsm2l() -> str:
@@ -48,8 +51,8 @@ def tsm2l() -> str:
         *("A @ B", "best cuBLAS, ms", "which", "CuPy @, ms", "Opt-1, ms", "Opt-2, ms"),
         *("chosen, ms", "best, ms", "t2, t3, tcf", "of a copy", "x cuBLAS", "published code, ms"),
     )
-    body = []
-    for label, cell in latest("tsm2l"):
+    cells, body = latest("tsm2l"), []
+    for label, cell in cells:
         ours = [row for row in cell.values() if row["t1"] and row["ms"]]
         best = min(ours, key=lambda row: float(row["ms"]), default={})
         known = cell.get("Opt-1", {})
@@ -58,7 +61,7 @@ def tsm2l() -> str:
         which = f"{variant}: {best['t2']}, {best['t3']}, {best['tcf']}" if best else ""
         shares = percent(best.get("share_of_ceiling") or "nan"), ratio(best.get("speedup", ""))
         body.append((label, *_vendor(best), *times, shown(best, "ms"), which, *shares, shown(known, "published_ms")))
-    return csv_table(head, body) + _footer("tsm2l", "copy")
+    return csv_table(head, body) + _footer(cells)
 
 
 def ladder() -> str:
@@ -78,14 +81,14 @@ def ladder() -> str:
 
 def tcf() -> str:
     """TSM2L over the thread count factor tcf."""
-    body = []
-    for label, cell in latest("tcf"):
+    cells, body = latest("tcf"), []
+    for label, cell in cells:
         ours = [row for row in cell.values() if row["config"]]
         for value in sorted({int(row["tcf"]) for row in ours}):
             pair = [cell.get(f"{variant} tcf {value}", {}) for variant in ("Opt-1", "Opt-2")]
             numbers = [text for row in pair for text in (shown(row, "ms"), ratio(row.get("speedup", "")))]
             body.append((label, str(value), *numbers))
-    return csv_table(("A @ B", "tcf", "Opt-1, ms", "x cuBLAS", "Opt-2, ms", "x cuBLAS"), body) + _footer("tcf", "copy")
+    return csv_table(("A @ B", "tcf", "Opt-1, ms", "x cuBLAS", "Opt-2, ms", "x cuBLAS"), body) + _footer(cells)
 
 
 def small_k() -> str:
@@ -119,13 +122,10 @@ def _vendor(row: Mapping[str, str]) -> tuple[str, str, str]:
     return shown(row, "best_cublas_ms"), row.get("best_cublas", ""), shown(row, "cupy_ms")
 
 
-def _footer(suite: str, ceiling: str) -> str:
-    rows = [row for _, cell in latest(suite) for row in cell.values() if row["ms"]]
-    if not rows:
-        return ""
-    peak = next((row["ceiling_gbs"] for row in rows if row["ceiling"] == ceiling), "")
-    rate = f"; {'reading' if ceiling == 'read' else 'a copy'} reaches {float(peak):.0f} GB/s" if peak else ""
-    return f"\nMedians of interleaved rounds; {gpu(rows[-1])}{rate}.\n"
+def _footer(cells: Cells) -> str:
+    timed = [row for _, cell in cells for row in cell.values() if row["ms"]]
+    peaks = {row["ceiling"]: row["ceiling_gbs"] for row in timed if row["ceiling"]}
+    return footer("Medians of interleaved rounds", timed, peaks)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

@@ -41,7 +41,7 @@ def test_names_are_unique_and_groups_are_neighbours() -> None:
 def test_every_bar_speaks_of_one_cell() -> None:
     assert len({bar.name for bar in BARS}) == len(BARS)
     for bar in BARS:
-        assert len([cell for cell in gemm_grid.grid() if bar.covers(cell)]) == 1, bar.name  # type: ignore[arg-type]
+        assert len([cell for cell in gemm_grid.grid() if bar.covers(cell)]) == 1, bar.name
     by_name = {bar.name: bar.limit for bar in BARS}
     assert by_name["float32, one-sided, n = 2048"] == 4
     assert by_name["float32, B encoded, n = 2048"] == 2.8
@@ -243,9 +243,7 @@ def test_what_repairs_cost_is_beside_a_launch_that_plants_nothing(library: Prote
         ("corruption", "UNCORRECTABLE"),
     ],
 )
-def test_what_goes_wrong_is_a_fault(
-    library: Protected, tmp_path: Path, capsys: Any, wrong: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_wrong_is_a_fault(library: Protected, tmp_path: Path, capsys: Any, wrong: str, said: str) -> None:
     library.wrong = wrong
     code, rows = bench(tmp_path, "--only", "square float32 40x40x40 one")
     assert code == 1

@@ -1,6 +1,6 @@
 """The benchmark of the GPU kernels where no GPU is: its grid, its judge, its rows, and a whole run on a fake card.
 
-The stopwatch itself is tested in test_gpu_timing.py, tables and figures in test_benchmarks.py.
+The stopwatch itself is tested in test_gpu_timing.py, tables in test_benchmarks.py, figures in test_figures.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of the times of protected products: rows, bars, tables and the figure."""
+"""What becomes of the times of protected products: rows, bars and tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measured(factor: float) -> list[dict[str, Any]]:
     """Rows of the whole grid, each at so much of its bar."""
     rows = []
     for cell in gemm_grid.grid():
-        limits = [bar for bar in BARS if bar.covers(cell)]  # type: ignore[arg-type]
+        limits = [bar for bar in BARS if bar.covers(cell)]
         limit = limits[0].limit if limits and limits[0].column == "overhead_pct" else 10
         one = row(cell, factor * limit)
         if cell.suite == "host":

@@ -1,4 +1,4 @@
-"""benchmarks.rounding where no GPU is: NumPy stands for CuPy, and a cuBLAS behind raw pointers for the library."""
+"""benchmarks.rounding where no GPU is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from benchmarks.rounding.operands import FAMILIES, Draw, rounded, widened
 from tests.support.rounding_library import computed, tf32
 
 BY_NAME = {engine.name: engine for engine in ENGINES}
-U = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 NAMES = [(kind, family) for kind in FAMILIES for family in FAMILIES[kind]]
 
 

@@ -1,4 +1,4 @@
-"""Tables and figure of the stream suites, from a CSV with made-up times of the whole grid."""
+"""Tables of the stream suites, from a CSV with made-up times of the whole grid."""
 
 from __future__ import annotations
 

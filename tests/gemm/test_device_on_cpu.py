@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import abft_tsm2 as ft
 from abft_tsm2 import Status
 from abft_tsm2.checksum.device.check import DeviceCheck, carried_on_device
 from abft_tsm2.checksum.device.layout import elements
-from abft_tsm2.core import cublas
+from benchmarks.planting import planted
 from benchmarks.walk import Walk
 from tests.support import cupy_on_cpu
 from tests.support.oracles import Exact
@@ -58,25 +57,10 @@ def everything(C: Any) -> None:
     C *= 2
 
 
-FAULTS: dict[str, Callable[[Any], None]] = {"element": one_element, "everything": everything}
-
-
-@contextmanager
-def planted(plant: Callable[[Any], None], times: int = 1) -> Iterator[None]:
-    """Let faults follow the next products of cuBLAS."""
-    multiply, left = cublas.Gemm.__call__, [times]
-
-    def and_plant(gemm: cublas.Gemm, A: Any, B: Any, C: Any, alpha: float, beta: float) -> None:
-        multiply(gemm, A, B, C, alpha, beta)
-        if left[0]:
-            left[0] -= 1
-            plant(C)
-
-    cublas.Gemm.__call__ = and_plant  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        cublas.Gemm.__call__ = multiply  # type: ignore[method-assign]
+def once(plant: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Of the products that follow, only the first."""
+    left = [plant]
+    return lambda C: left.pop()(C) if left else None
 
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batch"])
@@ -89,7 +73,7 @@ def test_products_and_repairs(cp: Any, sync: bool, check: str, batch: tuple[int,
             c, report = ft.protected_gemm(a, b, check=check, return_report=True)
         assert (report.status is Status.PENDING) is not sync
         assert report.wait().status is Status.CLEAN
-        with ft.errstate(sync=sync, **QUIET), planted(one_element):
+        with ft.errstate(sync=sync, **QUIET), planted(once(one_element)):
             c, report = ft.protected_gemm(a, b, check=check, return_report=True)
             report = report.wait()
         assert report.status is Status.CORRECTED
@@ -102,7 +86,7 @@ def test_products_and_repairs(cp: Any, sync: bool, check: str, batch: tuple[int,
 def test_what_the_kernels_do_not_settle_is_left_to_the_host(cp: Any, batch: tuple[int, ...]) -> None:
     a, b = pair(cp, *batch)
     for _ in range(2):
-        with ft.errstate(**QUIET), planted(everything):
+        with ft.errstate(**QUIET), planted(once(everything)):
             c, report = ft.protected_gemm(a, b, return_report=True)
         assert report.status is Status.CORRECTED
         assert not any(wrong(x, y, z) for x, y, z in (zip(a, b, c, strict=True) if batch else [(a, b, c)]))
@@ -110,12 +94,12 @@ def test_what_the_kernels_do_not_settle_is_left_to_the_host(cp: Any, batch: tupl
 
 def test_a_queued_product_that_is_not_settled_says_what_to_do(cp: Any) -> None:
     a, b = pair(cp)
-    with ft.errstate(sync=False, **QUIET), planted(everything):
+    with ft.errstate(sync=False, **QUIET), planted(once(everything)):
         _, report = ft.protected_gemm(a, b, return_report=True)
         found = report.wait()
         assert found.status is Status.UNCORRECTABLE
         assert "it still disagrees: repeat the product under errstate(sync=True)" in found.reasons[-1]
-    with ft.errstate(sync=False, **QUIET), planted(everything):
+    with ft.errstate(sync=False, **QUIET), planted(once(everything)):
         _, report = ft.protected_gemm(*pair(cp), return_report=True)
         gc.collect()
         assert "its operands are gone" in report.wait().reasons[-1]
@@ -129,7 +113,7 @@ def test_a_verdict_that_was_not_made_is_not_believed(cp: Any, monkeypatch: pytes
             c, report = ft.protected_gemm(a, b, return_report=True)
             report = report.wait()
         assert (report.status, report.suspicions) == (Status.CLEAN, 60)
-    with ft.errstate(**QUIET), planted(one_element):
+    with ft.errstate(**QUIET), planted(once(one_element)):
         c, report = ft.protected_gemm(a, b, return_report=True)
     assert report.status is Status.CORRECTED
     assert not wrong(a, b, c)

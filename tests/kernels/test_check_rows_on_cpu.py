@@ -367,7 +367,8 @@ PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
     "copy_truncated": (COPY, "0xfffu + (size >> 13 & 1u)", 0, "0u", "copy is wrong"),
     "copy_of_ties": (COPY, "0xfffu + (size >> 13 & 1u)", 0, "0x1000u", "copy is wrong"),
 }
-faulty = library_of(lambda: [*with_faults(PLANTED), *texts({plan[0]: 0 for plan in PLANTED.values()})])
+USED = tuple({plan[0]: 0 for plan in PLANTED.values()})
+faulty = library_of(lambda: [*with_faults(PLANTED), *texts(USED)])
 
 
 def what_is_found(library: Library, config: LineSums | JudgeKernel, order: str, renamed: str = "") -> str:
@@ -388,9 +389,6 @@ def test_planted_faults_are_caught(faulty: Library, name: str, order: str) -> No
     assert re.search(expected, what_is_found(faulty, config, order, name))
 
 
-CLEAN = list(zip({plan[0]: 0 for plan in PLANTED.values()}, itertools.cycle(ORDERS), strict=False))
-
-
-@pytest.mark.parametrize(("config", "order"), CLEAN, **names)
+@in_every_order("config", USED)
 def test_without_them_nothing_is_found(faulty: Library, config: LineSums | JudgeKernel, order: str) -> None:
     assert what_is_found(faulty, config, order) == "nothing"

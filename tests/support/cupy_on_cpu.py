@@ -226,14 +226,4 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
             patch.setattr(module, name, {})
     patch.setattr(policy, "_open", deque())  # no report outlives the kernels
     patch.setattr(check, "_base_on", functools.lru_cache(check._base_on.__wrapped__))
-    for module in [m for name, m in sys.modules.items() if name.startswith("abft_tsm2.")]:
-        if getattr(module, "from_host", None) is arrays.from_host:
-            patch.setattr(module, "from_host", _from_host)
     return cupy, kernels
-
-
-_of_others = arrays.from_host
-
-
-def _from_host(x: np.ndarray, like: Any) -> Any:
-    return x.view(ndarray) if isinstance(like, ndarray) else _of_others(x, like)

@@ -128,7 +128,7 @@ def once(stage: str, name: str, change: Change) -> Hook:
 
 
 @dataclass(frozen=True)
-class DeviceOutcome:
+class Outcome:
     """What a call came to."""
 
     value: Any
@@ -149,7 +149,7 @@ def described(value: Any) -> Any:
     return tuple(map(described, value)) if isinstance(value, tuple | list) else value
 
 
-def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> DeviceOutcome:
+def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Outcome:
     """Call it; what could not be checked is not worth a word here."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -159,7 +159,7 @@ def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> De
             value = function(*arguments, **options)
         except Exception as raised:
             error = raised
-    return DeviceOutcome(value, error, tuple((w.category, str(w.message)) for w in caught))
+    return Outcome(value, error, tuple((w.category, str(w.message)) for w in caught))
 
 
 def computed_in(*operands: Any) -> np.dtype[Any]:
