@@ -87,6 +87,11 @@ def one(cell: Cell) -> Row:
     return next(iter(cell.values()))
 
 
+def card(found: Sequence[Cell]) -> str:
+    """What the rows of cells were measured on."""
+    return gpu(*(row for cell in found for row in cell.values()))
+
+
 def value(cell: Cell, contender: str, column: str) -> float | None:
     """A number of a contender's row; None where there is none."""
     text = cell.get(contender, {}).get(column, "")
@@ -185,7 +190,7 @@ def bandwidth(source: Path | None) -> Drawn:
     )
     row = one(found[0])
     title = f"TSM2R, m = k: memory bandwidth, of {float(row['ceiling_gbs']):.0f} GB/s measured in the same run"
-    return figure, axes, title, gpu(row)
+    return figure, axes, title, card(found)
 
 
 def ladder(source: Path | None) -> Drawn:
@@ -201,7 +206,7 @@ def ladder(source: Path | None) -> Drawn:
             }
             axis.axhspan(lowest, highest, color="#dddddd", zorder=0)
             bars(axis, widths, series, f"{dtype}: {step}", "gain, by n")
-    return figure, axes, "The ladder of TSM2R, m = k; grey: the paper's range on a K40c", gpu(one(found[0]))
+    return figure, axes, "The ladder of TSM2R, m = k; grey: the paper's range on a K40c", card(found)
 
 
 def rectangular(source: Path | None) -> Drawn:
@@ -219,7 +224,7 @@ def rectangular(source: Path | None) -> Drawn:
         }
         bars(right, labels, shares, f"{dtype}, by k", "share of the reading rate")
     row = one(found[0])
-    return figure, axes[:, ::-1], f"TSM2R with rectangular A, m = {row['m']}, n = {row['n']}", gpu(row)
+    return figure, axes[:, ::-1], f"TSM2R with rectangular A, m = {row['m']}, n = {row['n']}", card(found)
 
 
 def small_k(source: Path | None) -> Drawn:
@@ -234,7 +239,7 @@ def small_k(source: Path | None) -> Drawn:
         series["best cuBLAS"] = [best_vendor(cell, "gbs") for cell in shown]
         bars(axis, [one(cell)["k"] for cell in shown], series, f"{dtype}, by k", "GB/s", line=None)
     row = one(found[0])
-    return figure, axes, f"Memory bandwidth at small k, m = {row['m']}, n = {row['n']}", gpu(row)
+    return figure, axes, f"Memory bandwidth at small k, m = {row['m']}, n = {row['n']}", card(found)
 
 
 def speedup(source: Path | None) -> Drawn:
@@ -247,7 +252,7 @@ def speedup(source: Path | None) -> Drawn:
         },
         "speedup",
     )
-    return figure, axes, "TSM2R, m = k, published parameters", gpu(one(found[0]))
+    return figure, axes, "TSM2R, m = k, published parameters", card(found)
 
 
 def tall(source: Path | None) -> Drawn:
@@ -267,7 +272,7 @@ def tall(source: Path | None) -> Drawn:
             labels = [f"{int(one(cell)['m']):.0e}".replace("e+0", "e") for cell in shown]
             bars(axis, labels, series, f"{dtype}, k = n = {n}", unit)
     # The last row has all the series: its legend serves both.
-    return figure, axes[::-1], "TSM2L, operands outside of the cache", gpu(one(found[0]))
+    return figure, axes[::-1], "TSM2L, operands outside of the cache", card(found)
 
 
 def tcf(source: Path | None) -> Drawn:
@@ -282,7 +287,7 @@ def tcf(source: Path | None) -> Drawn:
             }
             bars(axis, [str(factor) for factor in factors], series, f"{one(cell)['dtype']}, by tcf", unit)
     first = one(found[0])
-    return figure, axes, f"TSM2L, m = {first['m']}, k = {first['k']}, n = {first['n']}", gpu(first)
+    return figure, axes, f"TSM2L, m = {first['m']}, k = {first['k']}, n = {first['n']}", card(found)
 
 
 # ---- this package's figures ---------------------------------------------------------------------------------------
@@ -308,7 +313,7 @@ def stream(source: Path | None) -> Drawn:
             title = f"{order}: {stream_tables.types({'dtype': dtype, 'out': out})}"
             by_size(axis, (1, 2, 4, 8, 16), title, "n", "share of the read rate")
             axis.set_ylim(0, 1.05)
-    return figure, axes, "tall_skinny_matmul, m = k; dashed: the best cuBLAS", gpu(found[0])
+    return figure, axes, "tall_skinny_matmul, m = k; dashed: the best cuBLAS", gpu(*found)
 
 
 def gemm(source: Path | None) -> Drawn:
@@ -334,7 +339,7 @@ def gemm(source: Path | None) -> Drawn:
     axis.set_xlabel("m = k = n")
     axis.set_ylabel("overhead")
     axis.grid(which="both", linewidth=0.3)
-    return figure, axes, "protected_gemm over cuBLAS; dashed: A, B and C read once", gpu(rows[0])
+    return figure, axes, "protected_gemm over cuBLAS; dashed: A, B and C read once", gpu(*rows)
 
 
 def lu(source: Path | None) -> Drawn:

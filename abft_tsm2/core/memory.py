@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-PER_THREAD = 2  # the handle of each thread's own default stream
+_PER_THREAD = 2  # the handle of each thread's own default stream
 WORDS = 160  # of a record: 1280 bytes
 _PAGE = 64  # records
 _BOUNDS = 128  # the words from here on are bounds of lines
@@ -133,6 +133,15 @@ def _stream() -> int:
     return int(_streams[device].ptr)
 
 
+def thread_of(stream: int) -> int:
+    """The thread whose stream a handle means; 0 if all threads mean the same one by it.
+
+    Two threads may queue work on one stream, a launch of one between two of the other: that is in order, and they can
+    share memory and events. Default streams that each thread has for itself have one handle, and must not.
+    """
+    return threading.get_ident() if stream == _PER_THREAD else 0
+
+
 _kept: dict[tuple[int, int, int], tuple[Any, Any]] = {}
 _captured: list[Any] = []
 
@@ -167,8 +176,7 @@ def scratch(nbytes: int, tickets: int) -> tuple[Any, Any]:
         made = cupy.empty(nbytes, cupy.uint8), cupy.zeros(tickets, cupy.uint32)
         _captured.append(made)
         return made
-    # Two threads may queue work on one stream, a launch of one between two of the other: that is in order, and safe.
-    key = (cupy.cuda.runtime.getDevice(), stream.ptr, threading.get_ident() if stream.ptr == PER_THREAD else 0)
+    key = cupy.cuda.runtime.getDevice(), stream.ptr, thread_of(stream.ptr)
     found = _kept.get(key)
     if found is None or found[0].size < nbytes or found[1].size < tickets:
         before = (0, 0) if found is None else (found[0].size, found[1].size)

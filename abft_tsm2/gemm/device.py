@@ -15,7 +15,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict
 from abft_tsm2.core import memory
-from abft_tsm2.core.memory import DeviceRecord
+from abft_tsm2.core.memory import DeviceRecord, thread_of
 from abft_tsm2.gemm.host import Hook
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.gemm.plan import (
@@ -245,14 +245,14 @@ def _carried(problem: GemmProblem, side: str) -> CarriedChecksum | None:
     return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck)
 
 
-_streams: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+_streams: dict[tuple[int, int, int], tuple[Any, Any, Any]] = {}
 
 
 def _side_stream(stream: Any) -> tuple[Any, Any, Any]:
     """Two events and the side stream of a stream."""
     import cupy
 
-    key = cupy.cuda.runtime.getDevice(), stream.ptr
+    key = cupy.cuda.runtime.getDevice(), stream.ptr, thread_of(stream.ptr)
     found = _streams.get(key)
     if found is None:
         events = (cupy.cuda.Event(disable_timing=True) for _ in range(2))

@@ -22,7 +22,7 @@ from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.core import cublas
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import Step, Where
-from abft_tsm2.core.memory import PER_THREAD
+from abft_tsm2.core.memory import thread_of
 from abft_tsm2.core.problem import Problem as Shape
 from abft_tsm2.gemm.operands import GemmProblem
 
@@ -142,7 +142,7 @@ class ProductPlan:
 
     def take(self, stream: int, options: CallOptions) -> LaunchSequence:
         """A sequence that no other call uses, until `give` takes it back."""
-        key = (stream, threading.get_ident() if stream == PER_THREAD else 0, options)
+        key = stream, thread_of(stream), options
         try:
             return self._idle[key].popleft()
         except (KeyError, IndexError):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, is_column_major, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, take_rows, to_host
 from abft_tsm2.checksum.rigorous import (
     definite_rounding,
     factored_rounding,
@@ -104,7 +104,7 @@ class FactorEvidence:
         for i, j in difference.blocks():
             at, here = slice(first + i.start, first + i.stop), slice(across + j.start, across + j.stop)
             terms = min(depth, at.stop, here.stop)
-            X = wide(_take_rows(self.A[:, here], self.place[at]))
+            X = wide(take_rows(self.A[:, here], self.place[at]))
             measured = difference.block(X, i, j, terms=terms, factor=factored_rounding(self.type, terms))
             lost = underflow(self.type, terms, self._divisors(here, depth))
             self._judge(measured, lost, (at.start, here.start))
@@ -235,10 +235,3 @@ def _triangle(W: Array, rows: slice, columns: slice) -> Array:
     """A block of the lower triangle of W."""
     block = W[rows, columns]
     return block if rows.start >= columns.stop - 1 else namespace(W).tril(block, k=rows.start - columns.start)
-
-
-def _take_rows(X: Array, lines: Any) -> Array:
-    """Some rows of X, in X's order; NumPy's `take` would copy all of X first where it is a part or column-major."""
-    if isinstance(X, np.ndarray):
-        return X.T[:, lines].T if is_column_major(X) else X[lines]
-    return namespace(X).take(X, from_host(lines, X), axis=0)

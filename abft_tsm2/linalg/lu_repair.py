@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, is_column_major, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, namespace, take_rows, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, rigorous_factored
 from abft_tsm2.core.blas import add_product, permutation, product, solve_triangle
 from abft_tsm2.linalg.certify import changed, differing_sums, read
@@ -233,11 +233,11 @@ class LuRepair:
         corner = xp.triu(panel[:b, :])
         old[:b, :] = product(unit_lower(panel[:b, :]), corner)
         old[b:, :] = product(panel[b:, :], corner)
-        return _take_rows(old, np.argsort(permutation(local, m - j)))
+        return take_rows(old, np.argsort(permutation(local, m - j)))
 
     def _permuted(self, rows: slice, columns: slice) -> Array:
         """A part of PA in float64."""
-        return wide(_take_rows(self.A[:, columns], self.carried.place[rows]))
+        return wide(take_rows(self.A[:, columns], self.carried.place[rows]))
 
     def _updated(self, rows: slice, columns: slice, j: int) -> tuple[Array, Array]:
         """(PA)(rows, columns) - L(rows, :j) U(:j, columns), and the reach of rounding."""
@@ -363,12 +363,6 @@ def _reach(L: Array, U: Array, first: int = 0) -> Array:
     scaled = U / scale[None, :]
     done = counts(U.shape[0], xp, U.device, first)[:, None]
     return (xp.sqrt(product(L * L, done * scaled * scaled)) + xp.sqrt(done[-1:, :])) * scale[None, :]
-
-
-def _take_rows(X: Array, lines: Any) -> Array:
-    """Some rows of X, in X's order; NumPy's `take` would copy all of a column-major X first."""
-    xp, which = namespace(X), from_host(lines, X)
-    return xp.take(X.T, which, axis=1).T if is_column_major(X) else xp.take(X, which, axis=0)
 
 
 def _by_columns(X: Array) -> Array:

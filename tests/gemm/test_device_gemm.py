@@ -263,18 +263,19 @@ def test_a_queue_keeps_small_records_only(cp: Any) -> None:
 
 
 def test_threads_and_streams(cp: Any) -> None:
-    """Four threads with two streams each, and two that share one, all at once: none takes another's workspace."""
+    """Four threads with three streams each, one of two shared, one the thread's own default stream, all at once."""
     shared = cp.cuda.Stream(non_blocking=True)
     failures: list[str] = []
 
     def work(number: int) -> None:
         try:
             sizes = [(96 + 32 * number, 200, 64), (64, 128 + 64 * number, 256)]
-            streams = [shared if number < 2 else cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)]
+            own = shared if number < 2 else cp.cuda.Stream(non_blocking=True)
+            streams = [own, cp.cuda.Stream(non_blocking=True), cp.cuda.Stream.ptds]
             reports, products = [], []
             for turn in range(60):
                 m, k, n = sizes[turn % 2]
-                with streams[turn // 2 % 2], ft.errstate(sync=False):
+                with streams[turn // 2 % 3], ft.errstate(sync=False):
                     a, b = normal(cp, m, k, seed=turn), normal(cp, k, n, seed=turn + 1)
                     c, report = ft.protected_gemm(a, b, return_report=True)
                     reports.append(report)

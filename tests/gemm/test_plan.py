@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abft_tsm2.faults.trials.gemm import LAYOUTS
-from abft_tsm2.gemm.plan import key_of, order_of
+from abft_tsm2.gemm import device
+from abft_tsm2.gemm.plan import CallOptions, ProductPlan, key_of, order_of
 
 
 class Array:
@@ -23,7 +26,8 @@ class Array:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
+    anything = lambda **_: object()  # noqa: E731
+    card = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0), Event=anything, Stream=anything)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=Array, cuda=card))
 
 
@@ -40,6 +44,34 @@ def test_a_key_tells_the_strides_of_out_apart() -> None:
 def test_options_without_a_hash_are_not_remembered_but_judged(options: tuple[Any, ...]) -> None:
     assert key_of(Array(), Array(), None, options) is None
     assert key_of(Array(), Array(), None, (1.0, "rows", None)) is not None
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize(("handle", "shared"), [(0, True), (12345, True), (2, False)])
+def test_threads_share_events_and_workspaces_of_a_stream_but_for_default_streams_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, handle: int, shared: bool
+) -> None:
+    # With one pair of events for two streams, operands would be encoded before they are there.
+    monkeypatch.setattr(device, "_streams", {})
+    stream = SimpleNamespace(ptr=handle)
+    own, other = device._side_stream(stream), in_thread(lambda: device._side_stream(stream))
+    assert device._side_stream(stream) is own
+    assert [x is y for x, y in zip(own, other, strict=True)] == [shared] * 3
+    monkeypatch.setattr("abft_tsm2.gemm.plan.LaunchSequence", lambda plan, options, key: SimpleNamespace(key=key))
+    plan = ProductPlan((), (), None, on_side_stream=True)
+    plan.give(mine := plan.take(handle, CallOptions((), 1.0, 0.0, False)))
+    assert (in_thread(lambda: plan.take(handle, CallOptions((), 1.0, 0.0, False))) is mine) is shared
 
 
 # ---- the order of a float32 product ---------------------------------------------------------------------------------
