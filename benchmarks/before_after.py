@@ -10,9 +10,9 @@ A cell is slower if the median of its differences exceeds 1 %, 2 microseconds an
 (without the largest and the smallest). On a GPU calls that nothing waits for are timed by the card, behind a kernel
 that lets them queue up; others by the host. The exit code is 1 if a cell is slower or failed.
 
-Two processes of one version differ as well, where the host waits for each call by up to 10 % (an H200, repairs of 2048
-and 4096: a fifth of the cells of a version beside itself are called slower). Such a cell is slower if it is so in most of
-several runs, and `before_after .` says what the machine gives for nothing.
+Two processes of one version differ as well, by up to 10 % where the host waits for each call: on an H200 a fifth of
+the waited repairs of a version beside itself were called slower. Such a cell is slower if it is so in most of several
+runs; `before_after .` measures this version beside itself.
 """
 
 from __future__ import annotations
