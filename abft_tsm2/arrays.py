@@ -295,14 +295,6 @@ def is_column_major(x: Array) -> bool:
 _UNSIGNED = {2: "uint16", 4: "uint32", 8: "uint64"}
 
 
-def take_rows(x: Array, rows: np.ndarray[Any, Any]) -> Array:
-    """Some rows of x, in x's order."""
-    xp, which = namespace(x), from_host(rows, x)
-    if is_column_major(x):
-        return xp.take(x.T, which, axis=1).T
-    return x[which] if isinstance(x, np.ndarray) else xp.take(x, which, axis=0)  # NumPy's `take` copies a part first
-
-
 def bit_pattern(x: Array) -> Array:
     """The bit patterns of a C-contiguous array as unsigned integers of the same width: a view, no copy."""
     if not hasattr(x, "view"):  # the standard has no view: exchange the buffer with NumPy instead

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from benchmarks.markup import csv_table, groups_of, number, percent
-from benchmarks.sheet import read
+from benchmarks.sheet import Row, read
 
 
 def overhead() -> str:
@@ -37,9 +37,12 @@ def overhead() -> str:
         )
         for row in rows
     ]
-    one = rows[0]
-    where = f"{one['device']}, {one['cores']} cores, {one['blas']}, NumPy {one['numpy']}, Python {one['python']}"
-    return f"{csv_table(head, body)}\nMedians of interleaved pairs; {where}.\n"
+    return f"{csv_table(head, body)}\nMedians of interleaved pairs; {where(rows[0])}.\n"
+
+
+def where(row: Row) -> str:
+    """What a row of overhead.csv was measured on."""
+    return f"{row['device']}, {row['cores']} cores, {row['blas']}, NumPy {row['numpy']}, Python {row['python']}"
 
 
 def tightness() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from benchmarks import gemm_tables, lu_tables
+from benchmarks import cpu_tables, gemm_tables, lu_tables
 from benchmarks.gemm_grid import ENCODED, ONE
 from benchmarks.markup import gpu, markdown, number
 from benchmarks.sheet import Row, read
@@ -38,9 +38,9 @@ def summary() -> str:
         plain = number(float(next(iter(rows.values()))["plain_us"]) / 1000)
         body.append(("GPU, A @ B", name, plain, *(_percent(rows.get(variant)) for variant in (ONE, ENCODED))))
     on_gpu = gpu(*(row for name in GPU for row in on_card[name].values()))
-    where = f"{lu_tables.where(lu_tables.latest('factor')[-1])}; {on_gpu}"
+    on_cpu = f"{cpu_tables.where(products[CPU[0]])}; lu_factor: {lu_tables.where(factored[LU[0]])}"
     head = ("operation", "operands", "unprotected, ms", "protected", "B encoded beforehand")
-    return f"{markdown(head, body)}\nMedians of interleaved runs; {where}.\n"
+    return f"{markdown(head, body)}\nMedians of interleaved runs; {on_cpu}; {on_gpu}.\n"
 
 
 def _added(share: str | float) -> str:

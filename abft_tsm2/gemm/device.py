@@ -15,7 +15,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict
 from abft_tsm2.core import memory
-from abft_tsm2.core.memory import DeviceRecord, thread_of
+from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.gemm.host import Hook
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.gemm.plan import (
@@ -28,6 +28,7 @@ from abft_tsm2.gemm.plan import (
     plan_of,
     remember,
     run_steps,
+    side_stream,
     sides_of,
     wide_product,
 )
@@ -96,14 +97,16 @@ class DeviceProduct:
         plan, o, here = self.plan, self.operands, stream.ptr
         sides, where = plan.sides, self._where()
         if plan.on_side_stream:
-            fork, join, side = _side_stream(stream)
+            fork, join, side = side_stream(stream.ptr)
             fork.record(stream)
             side.wait_event(fork)
             for i in range(len(sides)):
                 run_steps(sequence.encode[i], side.ptr, where[i])
             join.record(side)
-            self._multiply()
-            stream.wait_event(join)  # also before another call takes the workspaces
+            try:
+                self._multiply()
+            finally:
+                stream.wait_event(join)  # before another call takes the workspaces, of a product that failed as well
         else:
             self.stage("inputs", A=o.A, B=o.B)
             for i in range(len(sides)):
@@ -243,18 +246,3 @@ def _carried(problem: GemmProblem, side: str) -> CarriedChecksum | None:
     """What the right operand of that side carries, if it is encoded."""
     owner = problem.encoded_b if side == "rows" else problem.encoded_a
     return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck)
-
-
-_streams: dict[tuple[int, int, int], tuple[Any, Any, Any]] = {}
-
-
-def _side_stream(stream: Any) -> tuple[Any, Any, Any]:
-    """Two events and the side stream of a stream."""
-    import cupy
-
-    key = cupy.cuda.runtime.getDevice(), stream.ptr, thread_of(stream.ptr)
-    found = _streams.get(key)
-    if found is None:
-        events = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
-        found = _streams[key] = (*events, cupy.cuda.Stream(non_blocking=True))
-    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,9 +90,14 @@ class LaunchSequence:
         For each side; `judge` is empty unless a hook sees every stage.
     key : tuple or None
         Under which the plan keeps it.
+
+    Parameters
+    ----------
+    side : Stream, optional
+        The stream on which operands will be encoded, and whose scratch memory that takes. Default: the current one.
     """
 
-    def __init__(self, plan: ProductPlan, options: CallOptions, key: Any = None) -> None:
+    def __init__(self, plan: ProductPlan, options: CallOptions, key: Any = None, side: Any = None) -> None:
         import cupy
 
         self.key = key
@@ -104,7 +110,8 @@ class LaunchSequence:
         at, (every, alpha, beta, write) = self.memory.data.ptr, options
         for check, carried in zip(plan.checks, every, strict=True):
             self.workspaces.append(at)
-            self.encode.append(check.encode(at, carried))
+            with side or nullcontext():  # which is not in order with what other threads queue on this stream
+                self.encode.append(check.encode(at, carried))
             self.verify.append(check.verify(at, carried, alpha, beta))
             self.judge.append(check.judge(at, carried, alpha, beta) if check.spec.split else [])
             self.repair.append(check.repair(at, carried, alpha, beta, write=write))
@@ -146,7 +153,8 @@ class ProductPlan:
         try:
             return self._idle[key].popleft()
         except (KeyError, IndexError):
-            return LaunchSequence(self, options, key)
+            side = side_stream(stream)[2] if self.on_side_stream else None
+            return LaunchSequence(self, options, key, side)
 
     def give(self, sequence: LaunchSequence) -> None:
         """Take a sequence back: all that it queued precedes what the next call queues on the same stream."""
@@ -157,6 +165,21 @@ class ProductPlan:
                     idle.clear()
                 idle[key] = deque()
             idle[key].append(sequence)
+
+
+_side_streams: dict[tuple[int, int, int], tuple[Any, Any, Any]] = {}
+
+
+def side_stream(stream: int) -> tuple[Any, Any, Any]:
+    """Two events and the side stream of a stream."""
+    import cupy
+
+    key = cupy.cuda.runtime.getDevice(), stream, thread_of(stream)
+    found = _side_streams.get(key)
+    if found is None:
+        events = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        found = _side_streams[key] = (*events, cupy.cuda.Stream(non_blocking=True))
+    return found
 
 
 # ---- the plan of a problem -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, namespace, take_rows, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.rigorous import (
     definite_rounding,
     factored_rounding,
@@ -26,6 +26,7 @@ from abft_tsm2.checksum.rigorous import (
 )
 from abft_tsm2.core.accurate import Difference, Measured, parts
 from abft_tsm2.core.blas import permutation
+from abft_tsm2.core.row_sums import take_rows
 from abft_tsm2.linalg.encode import wide
 from abft_tsm2.linalg.line_check import runs
 

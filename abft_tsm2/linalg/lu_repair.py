@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, namespace, take_rows, to_host
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, rigorous_factored
 from abft_tsm2.core.blas import add_product, permutation, product, solve_triangle
+from abft_tsm2.core.row_sums import take_rows
 from abft_tsm2.linalg.certify import changed, differing_sums, read
 from abft_tsm2.linalg.encode import counts, wide
 from abft_tsm2.linalg.evidence import FactorEvidence, unit_lower

@@ -26,7 +26,6 @@ from abft_tsm2.arrays import (
     namespace,
     overlap,
     overlaps_itself,
-    take_rows,
     to_host,
     type_name,
 )
@@ -243,17 +242,6 @@ def test_column_major_is_told_by_the_strides() -> None:
     expected = {"C": False, "F": True, "padded": False, "strided": False, "transposed": True, "reversed": False}
     assert {order: is_column_major(arrange(x, order)) for order in ORDERS} == expected
     assert is_column_major(arrange(x, "F")[::-1, ::-1])
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_rows_are_taken_in_the_order_of_the_array(order: str) -> None:
-    x = arrange(np.arange(20.0).reshape(4, 5), order)
-    rows = np.array([2, 0, 2])
-    for part in (x, x[:, 1:3]):
-        taken = take_rows(part, rows)
-        np.testing.assert_array_equal(taken, np.stack([part[row] for row in rows]))
-        assert is_column_major(taken) == is_column_major(part)
-        assert not np.shares_memory(taken, x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)

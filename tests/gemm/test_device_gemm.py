@@ -263,13 +263,17 @@ def test_a_queue_keeps_small_records_only(cp: Any) -> None:
 
 
 def test_threads_and_streams(cp: Any) -> None:
-    """Four threads with three streams each, one of two shared, one the thread's own default stream, all at once."""
+    """No thread takes another's workspace, events or scratch memory.
+
+    Four at once, each on its own default stream, on one that it has made, and on a third that two of them share; half
+    of the operands and results lie in columns, so that blocks share sums.
+    """
     shared = cp.cuda.Stream(non_blocking=True)
     failures: list[str] = []
 
     def work(number: int) -> None:
         try:
-            sizes = [(96 + 32 * number, 200, 64), (64, 128 + 64 * number, 256)]
+            sizes = [(96 + 32 * number, 200, 640), (64, 1280 + 64 * number, 256)]
             own = shared if number < 2 else cp.cuda.Stream(non_blocking=True)
             streams = [own, cp.cuda.Stream(non_blocking=True), cp.cuda.Stream.ptds]
             reports, products = [], []
@@ -277,7 +281,9 @@ def test_threads_and_streams(cp: Any) -> None:
                 m, k, n = sizes[turn % 2]
                 with streams[turn // 2 % 3], ft.errstate(sync=False):
                     a, b = normal(cp, m, k, seed=turn), normal(cp, k, n, seed=turn + 1)
-                    c, report = ft.protected_gemm(a, b, return_report=True)
+                    a, order = (a, "F") if (turn + number) % 2 else (cp.asfortranarray(a), "C")
+                    out = cp.empty((m, n), a.dtype, order=order)
+                    c, report = ft.protected_gemm(a, b, out=out, check="rows", return_report=True)
                     reports.append(report)
                     products.append((a, b, c))
             for report in reports:

@@ -6,6 +6,7 @@ On a card the same is tested at length: tests/gemm/test_device_gemm.py, tests/ge
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import abft_tsm2 as ft
 from abft_tsm2 import Status
 from abft_tsm2.checksum.device.check import DeviceCheck, carried_on_device
 from abft_tsm2.checksum.device.layout import elements
+from abft_tsm2.gemm.plan import LaunchSequence, ProductPlan
 from benchmarks.planting import planted
 from benchmarks.walk import Walk
 from tests.support import cupy_on_cpu
@@ -61,6 +63,43 @@ def once(plant: Callable[[Any], None]) -> Callable[[Any], None]:
     """Of the products that follow, only the first."""
     left = [plant]
     return lambda C: left.pop()(C) if left else None
+
+
+# ---- the side stream ------------------------------------------------------------------------------------------------
+
+
+def across(cp: Any) -> tuple[Any, Any, Any]:
+    """Operands and a result whose rows lie across memory, so that blocks share sums."""
+    return tuple(cp.asarray(np.asfortranarray(x)) for x in (*pair(cp), np.empty((60, 70), np.float32)))  # type: ignore[return-value]
+
+
+def test_operands_are_encoded_in_memory_of_the_side_stream(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The caller's is used meanwhile by what another thread has queued on the same stream.
+    used: list[LaunchSequence] = []
+    monkeypatch.setattr(ProductPlan, "give", lambda plan, sequence: used.append(sequence))
+    a, b, out = across(cp)
+    ft.protected_gemm(a, b, out=out, check="rows")
+    (encode,), (verify,) = used[0].encode, used[0].verify
+    kept = [[step._keeps[0] for step in steps if isinstance(step._keeps[0], tuple)] for steps in (encode, verify)]
+    assert all(kept)
+    assert not any(np.shares_memory(x, y) for i, j in itertools.product(*kept) for x, y in zip(i, j, strict=True))
+
+
+def test_a_product_that_fails_waits_for_its_side_stream(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its workspaces are free again behind it.
+    waits: list[int] = []
+    monkeypatch.setattr(cupy_on_cpu.Stream, "wait_event", lambda stream, event: waits.append(stream.ptr))
+
+    def fails(C: Any) -> None:
+        raise MemoryError("of the product")
+
+    with planted(fails), pytest.raises(MemoryError, match="of the product"):
+        ft.protected_gemm(*pair(cp))
+    assert len(waits) == 2
+    assert waits[1] == 0
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batch"])

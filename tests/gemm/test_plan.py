@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abft_tsm2.faults.trials.gemm import LAYOUTS
-from abft_tsm2.gemm import device
-from abft_tsm2.gemm.plan import CallOptions, ProductPlan, key_of, order_of
+from abft_tsm2.gemm import plan as plans
+from abft_tsm2.gemm.plan import CallOptions, ProductPlan, key_of, order_of, side_stream
 
 
 class Array:
@@ -63,12 +63,11 @@ def test_threads_share_events_and_workspaces_of_a_stream_but_for_default_streams
     monkeypatch: pytest.MonkeyPatch, handle: int, shared: bool
 ) -> None:
     # With one pair of events for two streams, operands would be encoded before they are there.
-    monkeypatch.setattr(device, "_streams", {})
-    stream = SimpleNamespace(ptr=handle)
-    own, other = device._side_stream(stream), in_thread(lambda: device._side_stream(stream))
-    assert device._side_stream(stream) is own
+    monkeypatch.setattr(plans, "_side_streams", {})
+    own, other = side_stream(handle), in_thread(lambda: side_stream(handle))
+    assert side_stream(handle) is own
     assert [x is y for x, y in zip(own, other, strict=True)] == [shared] * 3
-    monkeypatch.setattr("abft_tsm2.gemm.plan.LaunchSequence", lambda plan, options, key: SimpleNamespace(key=key))
+    monkeypatch.setattr(plans, "LaunchSequence", lambda plan, options, key, side: SimpleNamespace(key=key))
     plan = ProductPlan((), (), None, on_side_stream=True)
     plan.give(mine := plan.take(handle, CallOptions((), 1.0, 0.0, False)))
     assert (in_thread(lambda: plan.take(handle, CallOptions((), 1.0, 0.0, False))) is mine) is shared

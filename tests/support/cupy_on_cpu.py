@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import array_api_compat.numpy as compatible
 import numpy as np
@@ -26,7 +27,7 @@ from abft_tsm2.checksum.device import check
 from abft_tsm2.core import encode_both, launch, memory
 from abft_tsm2.core.compiler import Kernel, source
 from abft_tsm2.core.device import KNOWN
-from abft_tsm2.gemm import device, plan
+from abft_tsm2.gemm import plan
 from tests.support.cuda_on_cpu import build
 from tests.support.cuda_on_cpu.library import ORDERS, _Launch, load
 from tests.support.fake_card import Card
@@ -100,11 +101,25 @@ class Event:
 
 
 class Stream:
-    ptr = 0
+    """The default stream; with options, one of its own."""
 
-    def __init__(self, **_: Any) -> None: ...
+    current: ClassVar[list[Stream]] = []
+    handles = itertools.count(1000)
+
+    def __init__(self, **options: Any) -> None:
+        self.ptr = next(Stream.handles) if options else 0
+
+    def __enter__(self) -> Stream:
+        Stream.current.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Stream.current.pop()
+
     def wait_event(self, event: Event) -> None: ...
     def synchronize(self) -> None: ...
+    def is_capturing(self) -> bool:
+        return False
 
 
 class _Pinned(np.ndarray):
@@ -189,7 +204,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
         Device=Device,
         Event=Event,
         Stream=Stream,
-        get_current_stream=Stream,
+        get_current_stream=lambda: Stream.current[-1] if Stream.current else Stream(),
         MemoryPointer=MemoryPointer,
         UnownedMemory=lambda address, nbytes, owner: SimpleNamespace(ptr=address),
         alloc_pinned_memory=lambda nbytes: np.zeros(nbytes, np.uint8).view(_Pinned),
@@ -218,8 +233,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
     for module in (plan, check, encode_both):
         patch.setattr(module, "device_of", lambda index: card)
     for module, names in (
-        (plan, ("_plans", "_known")),
-        (device, ("_streams",)),
+        (plan, ("_side_streams", "_plans", "_known")),
         (memory, ("_free", "_kept", "_streams")),
     ):
         for name in names:
