@@ -12,8 +12,8 @@ import pytest
 
 from abft_tsm2.faults.campaign.file import parse
 from abft_tsm2.faults.campaign.run import replay, run
-from tests.cli.test_cli import in_process
-from tests.cli.test_cli import run as run_command
+from tests.support.command_line import in_process
+from tests.support.command_line import run as run_command
 from tests.support.small_campaigns import OWN, SLOW, SMALL, done, lines, manifest, timeless
 
 __all__ = ["done"]

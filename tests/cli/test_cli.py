@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -22,43 +22,7 @@ import pytest
 from abft_tsm2.core.device import known
 from abft_tsm2.io import versions as facts
 from abft_tsm2.report import Report, Status
-
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-
-
-def start(folder: Path, *words: str, code: Sequence[str] = ("-m", "abft_tsm2")) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    command = [sys.executable, *code, *words]
-    return subprocess.Popen(
-        command, cwd=folder, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, preexec_fn=signals_of_a_terminal
-    )
-
-
-def signals_of_a_terminal() -> None:
-    """What tests that run under nohup, or behind a shell's `&`, would hand on is to ignore them."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def run(folder: Path, *words: str, code: Sequence[str] = ("-m", "abft_tsm2")) -> subprocess.CompletedProcess[str]:
-    with start(folder, *words, code=code) as process:
-        out, err = process.communicate(timeout=300)
-    assert "Traceback" not in err
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def in_process(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """The same entry point without a new process, for the many small cases."""
-    from abft_tsm2.__main__ import SIGNALS, main
-
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    out, err = capsys.readouterr()
-    return int(left.value.code or 0), out, err
+from tests.support.command_line import ENVIRONMENT, ROOT, in_process, new_files, run, start
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +57,6 @@ def here(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def new_files(here: Path) -> list[str]:
-    return sorted(path.name for path in here.iterdir() if not path.is_symlink())
 
 
 def reference(here: Path, a: str = "A", b: str = "B") -> np.ndarray:

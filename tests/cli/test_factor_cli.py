@@ -13,7 +13,7 @@ from scipy import io, linalg
 
 from abft_tsm2.io.matrix import members, read_matrix
 from abft_tsm2.report import Report, Status
-from tests.cli.test_cli import in_process, new_files, run
+from tests.support.command_line import in_process, new_files, run
 from tests.support.factor_cases import lu_outside, solved
 from tests.support.planting import normal
 

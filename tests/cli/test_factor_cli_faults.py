@@ -16,7 +16,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2.report import Report, Status
-from tests.cli.test_cli import ENVIRONMENT, in_process, new_files, run, start
+from tests.support.command_line import ENVIRONMENT, in_process, new_files, run, start
 from tests.support.factor_cases import lu_outside, solved
 from tests.support.planting import normal
 

@@ -22,7 +22,7 @@ from abft_tsm2.core.autotune import Contender, WrongProduct
 from abft_tsm2.core.device import known
 from abft_tsm2.core.problem import Problem
 from abft_tsm2.io import versions
-from tests.cli.test_cli import in_process
+from tests.support.command_line import in_process
 
 CARD = replace(known("H200"), name="Some card")
 QUICK = len(tune.problems(quick=True))

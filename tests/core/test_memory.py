@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -76,20 +76,13 @@ def test_each_device_and_stream_has_its_own(driver: Driver) -> None:
     assert len({id(partial) for partial, _ in made}) == len({id(tickets) for _, tickets in made}) == 6
 
 
-def in_thread() -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(scratch(1, 1)))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
 @pytest.mark.parametrize(("stream", "shared"), [(0, True), (12345, True), (2, False)])
 def test_threads_share_a_stream_but_for_those_default_streams_that_are_their_own(
     driver: Driver, stream: int, shared: bool
 ) -> None:
     driver.stream = stream
-    assert (in_thread()[0] is scratch(1, 1)[0]) is shared
+    with ThreadPoolExecutor(1) as thread:
+        assert (thread.submit(scratch, 1, 1).result()[0] is scratch(1, 1)[0]) is shared
 
 
 def test_a_captured_launch_has_memory_of_its_own_that_stays(driver: Driver) -> None:

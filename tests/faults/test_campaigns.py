@@ -18,9 +18,9 @@ import pytest
 
 from abft_tsm2.faults.campaign.file import Campaign, load, parse
 from abft_tsm2.faults.campaign.run import MPS, Count, replay, run, side_by_side, units
-from tests.cli.test_cli import ENVIRONMENT, start
-from tests.cli.test_cli import run as run_command
 from tests.support import campaign_schemes
+from tests.support.command_line import ENVIRONMENT, start
+from tests.support.command_line import run as run_command
 from tests.support.small_campaigns import OWN, SLOW, SMALL, done, lines, manifest, timeless
 
 __all__ = ["done"]

@@ -68,16 +68,12 @@ def once(plant: Callable[[Any], None]) -> Callable[[Any], None]:
 # ---- the side stream ------------------------------------------------------------------------------------------------
 
 
-def across(cp: Any) -> tuple[Any, Any, Any]:
-    """Operands and a result whose rows lie across memory, so that blocks share sums."""
-    return tuple(cp.asarray(np.asfortranarray(x)) for x in (*pair(cp), np.empty((60, 70), np.float32)))  # type: ignore[return-value]
-
-
 def test_operands_are_encoded_in_memory_of_the_side_stream(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The caller's is used meanwhile by what another thread has queued on the same stream.
+    # The caller's is used meanwhile by what another thread has queued on the same stream. Where rows lie across memory,
+    # blocks share sums.
     used: list[LaunchSequence] = []
     monkeypatch.setattr(ProductPlan, "give", lambda plan, sequence: used.append(sequence))
-    a, b, out = across(cp)
+    a, b, out = (cp.asarray(np.asfortranarray(x)) for x in (*pair(cp), np.empty((60, 70), np.float32)))
     ft.protected_gemm(a, b, out=out, check="rows")
     (encode,), (verify,) = used[0].encode, used[0].verify
     kept = [[step._keeps[0] for step in steps if isinstance(step._keeps[0], tuple)] for steps in (encode, verify)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,14 +48,6 @@ def test_options_without_a_hash_are_not_remembered_but_judged(options: tuple[Any
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
-def in_thread(call: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize(("handle", "shared"), [(0, True), (12345, True), (2, False)])
 def test_threads_share_events_and_workspaces_of_a_stream_but_for_default_streams_of_their_own(
@@ -64,13 +55,15 @@ def test_threads_share_events_and_workspaces_of_a_stream_but_for_default_streams
 ) -> None:
     # With one pair of events for two streams, operands would be encoded before they are there.
     monkeypatch.setattr(plans, "_side_streams", {})
-    own, other = side_stream(handle), in_thread(lambda: side_stream(handle))
+    with ThreadPoolExecutor(1) as thread:
+        own, other = side_stream(handle), thread.submit(side_stream, handle).result()
     assert side_stream(handle) is own
     assert [x is y for x, y in zip(own, other, strict=True)] == [shared] * 3
     monkeypatch.setattr(plans, "LaunchSequence", lambda plan, options, key, side: SimpleNamespace(key=key))
-    plan = ProductPlan((), (), None, on_side_stream=True)
-    plan.give(mine := plan.take(handle, CallOptions((), 1.0, 0.0, False)))
-    assert (in_thread(lambda: plan.take(handle, CallOptions((), 1.0, 0.0, False))) is mine) is shared
+    plan, options = ProductPlan((), (), None, on_side_stream=True), CallOptions((), 1.0, 0.0, False)
+    plan.give(mine := plan.take(handle, options))
+    with ThreadPoolExecutor(1) as thread:
+        assert (thread.submit(plan.take, handle, options).result() is mine) is shared
 
 
 # ---- the order of a float32 product ---------------------------------------------------------------------------------
