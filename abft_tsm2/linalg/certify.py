@@ -20,11 +20,11 @@ from abft_tsm2.core.blas import multiply_triangle, product
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums, wide
 from abft_tsm2.linalg.evidence import Evidence, Lines, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, at_once, blind_lines
 from abft_tsm2.linalg.outcome import FactorOutcome, check_of
 from abft_tsm2.report import SIDES, Check
 
-BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it
+BLOCK, WIDENED = 1024, 256  # columns that are read at a time; those that are widened for it, to stay in a CPU's cache
 FEW = 64  # lines whose norms are computed one by one
 EXPLAINED = 8  # lines whose elements are computed; evidence of the whole is as soon where there are more
 
@@ -33,7 +33,7 @@ def read(W: Array, carried: LuChecksums, left: int, top: int) -> tuple[Array, Ar
     """``w'L`` of the first `left` columns and ``U v`` of the first `top` rows, as they are now."""
     xp, n = namespace(W), W.shape[1]
     w, v = carried.w, carried.v
-    block = BLOCK if W.dtype == v.dtype else WIDENED
+    block = at_once(W, BLOCK if W.dtype == v.dtype else WIDENED)
     wL, Uv = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (left, top))
     for at in range(0, n if top else left, block):
         end = min(at + block, n)
@@ -55,8 +55,9 @@ def product_sums(W: Array, carried: LuChecksums) -> tuple[Array, Array]:
     xp, (m, n), K = namespace(W), W.shape, min(W.shape)
     g, y = carried.g, xp.asarray(carried.y, copy=True)
     Ly, gU = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (m, n))
-    for at in range(0, n, WIDENED):
-        end, above = min(at + WIDENED, n), min(at, K)
+    block = at_once(W, WIDENED)
+    for at in range(0, n, block):
+        end, above = min(at + block, n), min(at, K)
         add_sums(gU[at:end], W[:above, at:end].T, g[:above])
         if at < K:
             stop = min(end, K)

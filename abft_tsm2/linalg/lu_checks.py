@@ -38,6 +38,7 @@ from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, norm
 from abft_tsm2.linalg.outcome import Origin
 
 COUNTED = 64  # rows of U whose growth is taken to be the same
+ON_DEVICE = 2048  # columns that are read at a time on a GPU, which waits for launches rather than for memory
 PIVOT_SIGMAS = 8.0  # |g_c| beyond so many standard deviations of what |l| <= 1 allows: its multipliers are compared
 
 
@@ -182,8 +183,9 @@ class LuChecksums:
     def too_large(self) -> tuple[int, ...]:
         """Columns of L with multipliers larger than 1: their pivots were not the largest elements. Reads L."""
         xp, K, far = self.xp, self.g.shape[0], []
-        for at in range(0, K, COUNTED):
-            end = min(at + COUNTED, K)
+        step = at_once(self.W, COUNTED)
+        for at in range(0, K, step):
+            end = min(at + step, K)
             parts = xp.tril(self.W[at:end, at:end], k=-1), self.W[end:, at:end]
             small = [xp.all(xp.abs(part) <= self._largest, axis=0) for part in parts]
             far += (at + np.flatnonzero(~to_host(small[0] & small[1]))).tolist()
@@ -284,9 +286,10 @@ class LuChecksums:
     def count_operations(self) -> None:
         """`done` of a factorisation of which only the result is known: its rows of U are rows of trailing matrices, by
         which growth is judged."""
-        for at in range(0, self.y.shape[0], COUNTED):
-            end = min(at + COUNTED, self.y.shape[0])
-            self._count(at, end, growth(self.rows[at:end, ROWS.floor], self.y[at:end]))
+        floor, y = to_host(self.rows[:, ROWS.floor]), to_host(self.y)
+        for at in range(0, y.shape[0], COUNTED):
+            end = min(at + COUNTED, y.shape[0])
+            self._count(at, end, growth(floor[at:end], y[at:end]))
 
     def _count(self, j: int, j1: int, grown: float) -> None:
         """The step that has finished j:j1 is done: its lines had grown so much."""
@@ -313,6 +316,11 @@ class LuChecksums:
         if j:
             add_sums(S[j:], self.W[j:, :j], self.xp.asarray(self.y[:j], copy=True), alpha=-1.0)
         return S
+
+
+def at_once(W: Array, on_host: int) -> int:
+    """Columns of W that are read at a time: those that stay in a CPU's cache, or as many as make up for a launch."""
+    return on_host if is_numpy(W) else ON_DEVICE
 
 
 def are_exchanges(pivots: Any, m: int) -> bool:
