@@ -174,11 +174,16 @@ def test_nothing_is_computed_again_where_nothing_is_wrong(n: int) -> None:
         assert "correct" not in report.seconds
 
 
-@pytest.mark.parametrize(("columns", "mode"), [(40, "offline"), (41, "online")])
+@pytest.mark.parametrize(
+    ("columns", "on_gpu", "mode"),
+    [(40, False, "offline"), (41, False, "online"), (41, True, "offline"), (50, True, "offline"), (51, True, "online")],
+)
 def test_auto_saves_large_factorisations_from_being_done_twice(
-    columns: int, mode: str, monkeypatch: pytest.MonkeyPatch
+    columns: int, on_gpu: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lu, "OFFLINE_UP_TO", 40)
+    monkeypatch.setattr(lu, "OFFLINE_ON_GPU", 50)
+    monkeypatch.setattr(lu, "is_cupy", lambda A: on_gpu)
     _, report = protected_lu_factor(normal(60, columns), return_report=True)
     assert report.mode.startswith(f"{mode}: ")
     assert f"{columns} columns" in report.mode
