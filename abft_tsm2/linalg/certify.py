@@ -20,7 +20,7 @@ from abft_tsm2.core.blas import multiply_triangle, product
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums, wide
 from abft_tsm2.linalg.evidence import Evidence, Lines, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, at_once, blind_lines
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines, read_width
 from abft_tsm2.linalg.outcome import FactorOutcome, check_of
 from abft_tsm2.report import SIDES, Check
 
@@ -33,7 +33,7 @@ def read(W: Array, carried: LuChecksums, left: int, top: int) -> tuple[Array, Ar
     """``w'L`` of the first `left` columns and ``U v`` of the first `top` rows, as they are now."""
     xp, n = namespace(W), W.shape[1]
     w, v = carried.w, carried.v
-    block = at_once(W, BLOCK if W.dtype == v.dtype else WIDENED)
+    block = read_width(W, BLOCK if W.dtype == v.dtype else WIDENED)
     wL, Uv = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (left, top))
     for at in range(0, n if top else left, block):
         end = min(at + block, n)
@@ -55,7 +55,7 @@ def product_sums(W: Array, carried: LuChecksums) -> tuple[Array, Array]:
     xp, (m, n), K = namespace(W), W.shape, min(W.shape)
     g, y = carried.g, xp.asarray(carried.y, copy=True)
     Ly, gU = (xp.zeros(size, dtype=xp.float64, device=W.device) for size in (m, n))
-    block = at_once(W, WIDENED)
+    block = read_width(W, WIDENED)
     for at in range(0, n, block):
         end, above = min(at + block, n), min(at, K)
         add_sums(gU[at:end], W[:above, at:end].T, g[:above])

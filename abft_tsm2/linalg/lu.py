@@ -48,8 +48,8 @@ from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 GROWN = "elements of the factors grow beyond the range of the type"
 MODES = ("auto", "online", "offline")
 SQUARED = 1e140  # growth whose square float64 can still add up
-OFFLINE_UP_TO = 4096  # what one factorisation of this size takes may be lost: a second or two on two cores,
-OFFLINE_ON_GPU = 16384  # a seventh of a second on an H200, where online takes twice as long
+OFFLINE_UP_TO = 4096  # what one factorisation of this size takes may be lost: a second or two on two cores
+OFFLINE_ON_GPU = 16384  # the same, 0.14 seconds on an H200, where online takes twice as long as offline
 
 
 def protected_lu_factor(
@@ -123,9 +123,9 @@ def protected_lu_factor(
     where two candidates for a pivot are equal but for rounding, another one may be chosen. K.-H. Huang and
     J. A. Abraham, IEEE Trans. Computers C-33 (1984) 518; N. J. Higham, Accuracy and Stability of Numerical Algorithms,
     2002, algorithm 9.2 and theorem 9.3: what a statistical bound suspects is compared with
-    ``gamma |L||U|`` element by element before anything is called wrong. Extra memory: O(m + n) beside lu, and
-    at most 0.7 GB and 80 kB a row where something is suspected (0.27 GB at 4200). Thread-safe. On a GPU every step
-    synchronises with the host.
+    ``gamma |L||U|`` element by element before anything is called wrong. Extra memory: O(m + n) beside lu, on a
+    GPU some blocks of 2048 columns as well, and at most 0.7 GB and 80 kB a row where something is suspected (0.27 GB at
+    4200). Thread-safe. On a GPU every step synchronises with the host.
 
     Examples
     --------
@@ -178,10 +178,10 @@ class LuOptions(FactorOptions):
 
     def chosen(self, A: Array) -> tuple[str, str]:
         """Online or offline, for this matrix, and why."""
-        K = min(A.shape)
         if self.mode != "auto":
             return self.mode, "as asked"
-        if (OFFLINE_ON_GPU if is_cupy(A) else OFFLINE_UP_TO) >= K:
+        K, most = min(A.shape), OFFLINE_ON_GPU if is_cupy(A) else OFFLINE_UP_TO
+        if most >= K:
             return "offline", f"a certificate is cheapest, and another factorisation of {K} columns is soon done"
         return "online", f"another factorisation of {K} columns would take long: a fault is to cost one step"
 

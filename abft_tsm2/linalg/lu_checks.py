@@ -183,7 +183,7 @@ class LuChecksums:
     def too_large(self) -> tuple[int, ...]:
         """Columns of L with multipliers larger than 1: their pivots were not the largest elements. Reads L."""
         xp, K, far = self.xp, self.g.shape[0], []
-        step = at_once(self.W, COUNTED)
+        step = read_width(self.W, COUNTED)
         for at in range(0, K, step):
             end = min(at + step, K)
             parts = xp.tril(self.W[at:end, at:end], k=-1), self.W[end:, at:end]
@@ -286,9 +286,10 @@ class LuChecksums:
     def count_operations(self) -> None:
         """`done` of a factorisation of which only the result is known: its rows of U are rows of trailing matrices, by
         which growth is judged."""
-        floor, y = to_host(self.rows[:, ROWS.floor]), to_host(self.y)
-        for at in range(0, y.shape[0], COUNTED):
-            end = min(at + COUNTED, y.shape[0])
+        K = self.y.shape[0]
+        floor, y = to_host(self.rows[:K, ROWS.floor]), to_host(self.y)
+        for at in range(0, K, COUNTED):
+            end = min(at + COUNTED, K)
             self._count(at, end, growth(floor[at:end], y[at:end]))
 
     def _count(self, j: int, j1: int, grown: float) -> None:
@@ -318,7 +319,7 @@ class LuChecksums:
         return S
 
 
-def at_once(W: Array, on_host: int) -> int:
+def read_width(W: Array, on_host: int) -> int:
     """Columns of W that are read at a time: those that stay in a CPU's cache, or as many as make up for a launch."""
     return on_host if is_numpy(W) else ON_DEVICE
 
