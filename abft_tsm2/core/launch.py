@@ -44,12 +44,29 @@ class _LaunchConfig(ctypes.Structure):
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: may begin before the kernel before has ended
 
 
+_SHARED_BYTES, _ANY_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, ..._NON_PORTABLE_CLUSTER_SIZE_...
+_SHARED_WITHOUT_ASKING = 48 << 10
+_allowed: dict[tuple[int, int], int] = {}
+
+
+def _allow(function: int, attribute: int, value: int) -> None:
+    """Raise a limit of a kernel; a launch prepared earlier may need what it was."""
+    from cupy_backends.cuda.api import driver
+
+    if value > _allowed.get((function, attribute), 0):
+        driver.funcSetAttribute(function, attribute, value)
+        _allowed[function, attribute] = value
+
+
 @functools.cache
 def _driver() -> Any:
-    name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
-    launch = ctypes.CDLL(name).cuLaunchKernelEx
+    launch = _library().cuLaunchKernelEx
     launch.argtypes = (ctypes.c_void_p,) * 4
     return launch
+
+
+def _library() -> Any:
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
 class PreparedLaunch:
@@ -68,6 +85,10 @@ class PreparedLaunch:
         Whatever has to live as long as the addresses among the values are used.
     chained : bool
         The kernel is one of a chain (kernels/check/chain.cuh).
+    shared_bytes : int
+        Of a block, beside what the kernel declares.
+    clustered : bool
+        Its blocks are one cluster, of more than the eight that every card has.
     """
 
     def __init__(
@@ -79,12 +100,18 @@ class PreparedLaunch:
         keeps: Any = None,
         *,
         chained: bool = True,
+        shared_bytes: int = 0,
+        clustered: bool = False,
     ) -> None:
         import cupy
 
         function = kernel(config)
         self._keeps = keeps, function
         self._function = getattr(function, "kernel", function).ptr
+        if shared_bytes > _SHARED_WITHOUT_ASKING:
+            _allow(self._function, _SHARED_BYTES, shared_bytes)
+        if clustered:
+            _allow(self._function, _ANY_CLUSTER, 1)
         letters = "".join("d" if isinstance(value, float) else "q" for value in values)
         self._slots = tuple((i, value) for i, value in enumerate(values) if isinstance(value, str))
         self._values = (ctypes.c_longlong * len(values))()
@@ -94,7 +121,8 @@ class PreparedLaunch:
         self._attribute = _Attribute(_PROGRAMMATIC, 0, (1,))
         able = chained and int(cupy.cuda.Device().compute_capability) >= 90
         shape = (*grid, 1, 1)[:3]
-        self._config = _LaunchConfig(shape, (threads, 1, 1), 0, 0, ctypes.addressof(self._attribute), int(able))
+        attributes = ctypes.addressof(self._attribute), int(able)
+        self._config = _LaunchConfig(shape, (threads, 1, 1), shared_bytes, 0, *attributes)
         self._launch = _driver()
         self._where = ctypes.addressof(self._config), self._function, ctypes.addressof(self._pointers), None
 
@@ -109,3 +137,10 @@ class PreparedLaunch:
             from cupy_backends.cuda.api import driver
 
             raise driver.CUDADriverError(status)
+
+    def active_clusters(self) -> int:
+        """How many clusters of its blocks the device can hold at a time; 0 where it has none of that size."""
+        count = ctypes.c_int()
+        config = ctypes.byref(self._config)
+        status = _library().cuOccupancyMaxActiveClusters(ctypes.byref(count), ctypes.c_void_p(self._function), config)
+        return 0 if status else count.value

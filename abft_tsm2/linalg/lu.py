@@ -27,6 +27,7 @@ from abft_tsm2.linalg.certify import (
     read,
     whole,
 )
+from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, stacked
@@ -213,7 +214,8 @@ class LuFactorisation(BlockedFactorisation):
 
     Attributes
     ----------
-    pivots : int32 array on the host
+    pivots : int32 array on the host, or None
+        None where only the device has them, in `device_pivots`.
     info : int
         Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
     checks : tuple of Check
@@ -225,7 +227,8 @@ class LuFactorisation(BlockedFactorisation):
     encoding: MatrixChecksums
     checksums: LuChecksums
     repair: LuRepair
-    pivots: Any
+    pivots: Any = None
+    device_pivots: Any = None
     report: Report
     info = 0
     checks: tuple[Check, ...] = ()
@@ -242,13 +245,20 @@ class LuFactorisation(BlockedFactorisation):
         """Factor A in the mode that is asked for, and set the report."""
         self.options.stage("inputs", {"A": self.A})
         mode, why = self.options.chosen(self.A)
-        self.encode()
-        if not self.encoding.is_of_finite(self.A):
+        queued = self.on_device(mode) if is_cupy(self.A) and self.options.on_stage is None else None
+        if queued is None:
+            self.encode()
+        if queued is not None and queued.clean:
+            self.checks = queued.checks()
+        elif not self.encoding.is_of_finite(self.A):
             if self.options.check_finite:
                 raise not_finite()
             mode, why = "offline", "A is not finite"
-            self.by_lapack()
+            if queued is None:
+                self.by_lapack()
             self.findings.unverifiable("A holds NaN or Inf: its factors were not checked")
+        elif queued is not None:
+            self.settle()
         elif mode == "online":
             self.online()
         else:
@@ -260,6 +270,8 @@ class LuFactorisation(BlockedFactorisation):
     @property
     def piv(self) -> Array:
         """The pivots in the library of A."""
+        if self.pivots is None:
+            return self.device_pivots
         return self.pivots if is_numpy(self.W) else from_host(self.pivots, self.W)
 
     # -- offline: LAPACK's own factorisation, and a certificate --
@@ -267,11 +279,25 @@ class LuFactorisation(BlockedFactorisation):
     def by_lapack(self) -> None:
         self.W, self.pivots, self.info = _lapack(self.A, self.clock)
 
+    def on_device(self, mode: str) -> DeviceFactorisation:
+        """Factor on a GPU, without the host until it is done; what is suspected then is still to be settled."""
+        with self.clock("factor"):
+            queued = DeviceFactorisation(self.A, checked=mode == "online")
+            queued.wait()
+        self.W, self.info, self.device_pivots = queued.W, queued.info, queued.piv
+        if not queued.clean:
+            self.encoding, self.pivots = queued.encoding(), to_host(queued.piv)
+        return queued
+
     def offline(self) -> None:
         """Factor and certify; factor again, online, where the result is wrong."""
         self.stage_encoded()
         self.by_lapack()
         self.options.stage("factored", {"W": self.W, "piv": self.pivots})
+        self.settle()
+
+    def settle(self) -> None:
+        """Verify factors of which nothing is known; factor again, online, where they are wrong."""
         found = self.verify_whole()
         if found.outcome is FactorOutcome.CERTIFIED:
             self.checks = found.checks
@@ -498,7 +524,12 @@ class LuFactorisation(BlockedFactorisation):
 
 
 def _lapack(A: Array, clock: Clock) -> tuple[Array, Any, int]:
-    """LAPACK's own factorisation of a copy: packed factors, pivots, and info."""
+    """LAPACK's own factorisation of a copy, or a GPU's: packed factors, pivots, and info."""
+    if is_cupy(A):
+        with clock("factor"):
+            queued = DeviceFactorisation(A, encoded=False)
+            queued.wait()
+            return queued.W, to_host(queued.piv), queued.info
     with clock("encode"):
         W = copy_by_columns(A)
     with clock("factor"):

@@ -1,0 +1,128 @@
+"""The memory of a factorisation on a GPU, beside A: what a plan keeps, and what a run leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.linalg.certificate_config import COUNTS, Tiles
+from abft_tsm2.linalg.check_config import RowSums
+from abft_tsm2.linalg.move_config import LeftRows
+from abft_tsm2.linalg.device.schedule import PANEL, PANELS, ROWS, Schedule
+
+ALIGNED = 16  # bytes that a kernel loads at a time
+WORD = 8  # bytes
+
+
+def leading_dimension(m: int, itemsize: int) -> int:
+    """Elements from one column of the factors to the next: whole loads."""
+    return -(-m * itemsize // ALIGNED) * ALIGNED // itemsize
+
+
+class Buffers:
+    """Arrays of a plan on the current device.
+
+    Attributes
+    ----------
+    order, places : (P + 1, m) int32 arrays
+        Which row of A lies where, and where each row of A lies, before each of P panels and after the last.
+    started, moved, getrf_pivots, getrf_info : int32 arrays
+        Token of the panel that runs; scratch of a panel; what cuSOLVER says of one.
+    inverse : (P, 128 * 128) array
+        Inverses of the diagonal blocks of L, column-major.
+    inverse_norm : (P,) float64 array
+        The largest modulus in each.
+    gathered : dict
+        By lane, rows on their way to U.
+    map, ends, scratch : arrays
+        Of the exchanges left of each step.
+    g, y, biggest, parts, steps_state, moduli, initial, constants : float64 arrays
+        Of the steps' checks.
+    g_again, y_again, gU, Ly, largest, column_parts, row_parts, largest_parts, state : float64 arrays
+        Of the certificate.
+    """
+
+    def __init__(
+        self, schedule: Schedule, dtype: str, tiles: Tiles, left: LeftRows | None, constants: Any, initial: Any
+    ) -> None:
+        import cupy
+
+        m, n, widest = schedule.m, schedule.n, max(step.width for step in schedule.steps)
+        K = min(m, n)
+        panels = schedule.snapshot(K)
+        self.order, self.places = (cupy.empty((panels + 1, m), cupy.int32) for _ in range(2))
+        self.moved, self.getrf_pivots = (cupy.empty(PANEL, cupy.int32) for _ in range(2))
+        self.started, self.getrf_info = (cupy.zeros(1, cupy.int32) for _ in range(2))
+        self.inverse = cupy.zeros((panels, PANEL * PANEL), dtype)
+        self.inverse_norm = cupy.empty(panels)
+        across = min(schedule.chunk, n)
+        self.gathered = {PANELS: cupy.empty(widest * widest, dtype), ROWS: cupy.empty(widest * across, dtype)}
+        if left:
+            self.ends = cupy.asarray(schedule.ends, cupy.int32)
+            self.map = cupy.empty((panels, m), cupy.int32)
+            self.scratch = cupy.empty(left.scratch_elements, dtype)
+        parts = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
+        sizes = {"g": K, "y": K, "biggest": K, "parts": parts, "moduli": 2, "steps_state": 3, "state": 3}
+        sizes |= {"g_again": K, "y_again": K, "gU": 2 * n, "Ly": 2 * m, "largest": K}  # with norms
+        parts = {"column_parts": 2 * tiles.column_parts, "row_parts": 2 * tiles.row_parts}
+        sizes |= {**parts, "largest_parts": tiles.column_parts}
+        for name, size in sizes.items():
+            setattr(self, name, cupy.zeros(size))
+        self.constants, self.initial = cupy.asarray(constants), cupy.asarray(initial)
+
+    def __getitem__(self, name: str) -> int:
+        """Address of one of them."""
+        return int(getattr(self, name).data.ptr)
+
+
+class Sums:
+    """What a run leaves of its checks: on the device and, from "verified" to "w", on the host once that was brought.
+
+    Its arrays are "row_largest" and "column_largest", moduli of A's type; "verified" as kernels/factor/certificate.cuh
+    counts, uint64; "info"; "status" of the steps, int64; "residuals" and "bounds" of the certificate's rows and, from
+    max(m, n) on, of its columns; weights "v" and "w"; the sums that steps carry, norms, and what steps were found to be.
+    """
+
+    def __init__(self, m: int, n: int, steps: int) -> None:
+        import cupy
+
+        both = 2 * max(m, n)
+        sizes = {"row_largest": m, "column_largest": n, "verified": COUNTS, "info": 1, "status": steps}
+        sizes |= {"residuals": both, "bounds": both, "v": n, "w": m}
+        sizes |= {"carried_S": m, "carried_Z": n, "row_floor": m, "column_floor": n}
+        sizes |= {"step_residuals": both, "step_bounds": both}
+        ends = np.cumsum(list(sizes.values())).tolist()
+        self._slices = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+        self._device = cupy.empty(ends[-1])
+        self._brought = slice(self._slices["verified"].start, self._slices["w"].stop)
+        length = self._brought.stop - self._brought.start
+        self._pinned = cupy.cuda.alloc_pinned_memory(WORD * length)
+        self._host = np.frombuffer(self._pinned, np.float64, length)
+
+    def addresses(self) -> dict[str, int]:
+        """Of all arrays, by name."""
+        start = int(self._device.data.ptr)
+        return {name: start + WORD * at.start for name, at in self._slices.items()}
+
+    def wipe(self, stream: int) -> None:
+        """Queue zeros where counts and maxima begin."""
+        from cupy.cuda import runtime
+
+        runtime.memsetAsync(self._device.data.ptr, 0, WORD * self._slices["info"].stop, stream)
+
+    def bring(self, stream: int) -> None:
+        """Queue the copy to the host."""
+        from cupy.cuda import runtime
+
+        source = self._device.data.ptr + WORD * self._brought.start
+        runtime.memcpyAsync(self._pinned.ptr, source, self._host.nbytes, runtime.memcpyDeviceToHost, stream)
+
+    def on_device(self, name: str, dtype: Any = np.float64) -> Any:
+        """One of the arrays, on the device."""
+        return self._device[self._slices[name]].view(dtype)
+
+    def on_host(self, name: str, dtype: Any = np.float64) -> Any:
+        """One of those that were brought."""
+        at, first = self._slices[name], self._brought.start
+        return self._host[at.start - first : at.stop - first].view(dtype)

@@ -1,0 +1,153 @@
+"""Streams of a factorisation on a GPU, and cuBLAS and cuSOLVER on each of them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any
+
+from abft_tsm2.core.launch import Where
+from abft_tsm2.linalg.device.schedule import CHECKS, LANES, LEFT, MAIN, PANELS, PRODUCTS, ROWS
+
+PRIORITIES = {PANELS: -5, LEFT: -5, ROWS: -2, PRODUCTS: -1, CHECKS: 0}
+WORKSPACE = 32 << 20  # bytes that cuBLAS may use on a stream: what NVIDIA recommends for Hopper
+_OPERATION_NONE = 0
+
+
+@functools.cache
+def _library() -> Any:
+    """cuBLAS as CuPy has loaded it: its own bindings take no prepared arguments, and check every one."""
+    from cupy_backends.cuda.libs import cublas
+
+    handle = cublas.create()
+    version = cublas.getVersion(handle) // 10000
+    cublas.destroy(handle)
+    return ctypes.CDLL(f"libcublas.so.{version}")
+
+
+class Lanes:
+    """The streams that one factorisation at a time uses, beside that of the caller.
+
+    Attributes
+    ----------
+    streams : dict
+        CuPy streams by lane.
+    blas : dict
+        Handles of cuBLAS by lane, each with a workspace of its own: products of several lanes run side by side.
+    solver : int
+        cuSOLVER's handle on the lane of panels.
+    """
+
+    def __init__(self) -> None:
+        import cupy
+        from cupy_backends.cuda.libs import cusolver
+
+        self.streams = {lane: cupy.cuda.Stream(non_blocking=True, priority=p) for lane, p in PRIORITIES.items()}
+        self.blas, self._keeps = {}, []
+        for lane in (PANELS, ROWS, PRODUCTS):
+            handle, space = ctypes.c_void_p(), cupy.empty(WORKSPACE, cupy.uint8)
+            self._keeps.append(space)
+            _checked(_library().cublasCreate_v2(ctypes.byref(handle)))
+            _checked(_library().cublasSetStream_v2(handle, ctypes.c_void_p(self.streams[lane].ptr)))
+            address, size = ctypes.c_void_p(space.data.ptr), ctypes.c_size_t(WORKSPACE)
+            _checked(_library().cublasSetWorkspace_v2(handle, address, size))
+            self.blas[lane] = handle
+        self.solver = cusolver.create()
+        cusolver.setStream(self.solver, self.streams[PANELS].ptr)
+
+    def handles(self, main: int) -> dict[str, int]:
+        """Handles of the streams; that of the caller among them."""
+        return {lane: main if lane == MAIN else self.streams[lane].ptr for lane in LANES}
+
+
+_kept = threading.local()
+
+
+def lanes() -> Lanes:
+    """Those of this thread, on the current device."""
+    import cupy
+
+    device = int(cupy.cuda.runtime.getDevice())
+    found: Lanes | None = _kept.__dict__.get(str(device))
+    if found is None:
+        found = _kept.__dict__[str(device)] = Lanes()
+    return found
+
+
+class PreparedProduct:
+    """``C = alpha A B + beta C`` of column-major float64 or float32 matrices by cuBLAS, on a lane.
+
+    Parameters
+    ----------
+    lanes : Lanes
+    lane : str
+    dtype : {"float64", "float32"}
+    sizes : (int, int, int)
+        m, n and k of the product.
+    alpha, beta : float
+    A, B, C : ((str, int), int)
+        Name of an address, bytes behind it, and the leading dimension.
+    """
+
+    def __init__(self, lanes: Lanes, lane: str, dtype: str, sizes: Any, alpha: float, A: Any, B: Any, beta: float, C: Any):
+        real = ctypes.c_double if dtype == "float64" else ctypes.c_float
+        self._call = _library().cublasDgemm_v2 if dtype == "float64" else _library().cublasSgemm_v2
+        factors = tuple(ctypes.pointer(real(x)) for x in (alpha, beta))
+        self._operands = tuple((ctypes.c_void_p(), *place) for place, _ in (A, B, C))
+        (a, *_), (b, *_), (c, *_) = self._operands
+        lda, ldb, ldc = (ctypes.c_int(leading) for _, leading in (A, B, C))
+        none = ctypes.c_int(_OPERATION_NONE)
+        m, n, k = (ctypes.c_int(size) for size in sizes)
+        self._arguments = lanes.blas[lane], none, none, m, n, k, factors[0], a, lda, b, ldb, factors[1], c, ldc
+
+    def __call__(self, stream: int, where: Where) -> None:
+        """Queue the product on the stream of its lane."""
+        for operand, name, offset in self._operands:
+            operand.value = where[name] + offset
+        status = self._call(*self._arguments)
+        if status:
+            _checked(status)
+
+
+
+class LibraryPanel:
+    """A panel factored by cuSOLVER's getrf on the lane of panels, where it is taller than the kernel's are.
+
+    Parameters
+    ----------
+    lanes : Lanes
+    dtype : {"float64", "float32"}
+    m, b : int
+        Rows and columns.
+    place : (str, int)
+        Name of the address of the factors, and bytes from there to the panel.
+    ld, pivots, info : int
+        Leading dimension; addresses of its results.
+    """
+
+    def __init__(
+        self, lanes: Lanes, dtype: str, m: int, b: int, place: tuple[str, int], ld: int, pivots: int, info: int
+    ) -> None:
+        import cupy
+        from cupy_backends.cuda.libs import cusolver
+
+        letter = {"float64": "d", "float32": "s"}[dtype]
+        self._handle, self._call = lanes.solver, getattr(cusolver, f"{letter}getrf")
+        size = getattr(cusolver, f"{letter}getrf_bufferSize")(self._handle, m, b, 0, ld)
+        self._space = cupy.empty(size, dtype)
+        self._name, self._offset = place
+        self._sizes, self._results = (m, b), (self._space.data.ptr, pivots, info)
+        self._ld = ld
+
+    def __call__(self, stream: int, where: Where) -> None:
+        """Queue it on the stream of its lane."""
+        place = where[self._name] + self._offset
+        self._call(self._handle, *self._sizes, place, self._ld, *self._results)
+
+
+def _checked(status: int) -> None:
+    if status:
+        from cupy_backends.cuda.libs import cublas
+
+        raise cublas.CUBLASError(status)

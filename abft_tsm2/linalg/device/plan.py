@@ -1,0 +1,381 @@
+"""A schedule made into launches: kernels, cuBLAS's products, events; with the memory that they share.
+
+A plan belongs to a shape, a type and a thread, and is kept: what changes from call to call is the addresses of the
+matrix, of its factors and of its checksums.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from abft_tsm2.arrays import FLOATS, Array
+from abft_tsm2.core.compiler import Kernel
+from abft_tsm2.checksum.weights import weights
+from abft_tsm2.core.device import device_of
+from abft_tsm2.core.encode_both import encode_both
+from abft_tsm2.core.launch import PreparedLaunch, Step, Value
+from abft_tsm2.core.problem import SIZES
+from abft_tsm2.linalg import certificate_config, check_config, move_config
+from abft_tsm2.linalg.device.buffers import WORD, Buffers, Sums, leading_dimension
+from abft_tsm2.linalg.certificate_config import CertificateKernel, Tiles
+from abft_tsm2.linalg.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
+from abft_tsm2.linalg.device.lanes import LibraryPanel, PreparedProduct, lanes
+from abft_tsm2.linalg.move_config import Launch, MoveKernel
+from abft_tsm2.linalg.panel_config import PanelConfig
+from abft_tsm2.linalg.device.schedule import CHECKS, PANEL, PANELS, Schedule, Step as Columns, Task
+
+KEPT = 4  # plans of a thread
+INVERSE_LIMIT = 64.0
+"""Largest element of an inverse of L11 that rows of U are solved with; beyond it they are solved by substitution.
+
+The rounding of ``inv(L11) B`` is within ``c(n) u |inv(L11)| |B|``, that of a substitution within ``c(n) u |inv(L11)|
+|L11| |U|`` (J. J. Du Croz and N. J. Higham, IMA J. Numer. Anal. 12 (1992) 1, section 2): with ``|L11| <= 1`` they are
+comparable while the inverse is of moderate size. Over all panels of Gaussian matrices of up to 16384 columns its
+elements were at most 4."""
+FIXED = "fixed"
+"""Name of the address 0, behind which places of a plan's own memory lie."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a plan is made for.
+
+    Attributes
+    ----------
+    m, n : int
+    dtype : {"float64", "float32"}
+    encoded, checked : bool
+        Whether the factors are certified at the end, and whether each step is checked on the way.
+    """
+
+    m: int
+    n: int
+    dtype: str
+    encoded: bool = True
+    checked: bool = False
+
+
+class Plan:
+    """The launches of one kind of factorisation on the current device.
+
+    Attributes
+    ----------
+    kind : Kind
+    schedule : Schedule
+    buffers : Buffers
+    ld : int
+        Leading dimension of the factors.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        import cupy
+
+        self.kind, self.m, self.n, self.K = kind, kind.m, kind.n, min(kind.m, kind.n)
+        stored, size = FLOATS[kind.dtype], SIZES[kind.dtype]
+        self.size, self.ld = size, leading_dimension(kind.m, size)
+        self.schedule = Schedule(kind.m, kind.n, encoded=kind.encoded, checked=kind.checked)
+        device = device_of(cupy.cuda.runtime.getDevice())
+        self.multiprocessors = device.multiprocessors
+        self.tiles = Tiles.of(kind.dtype, kind.m, kind.n, self.multiprocessors)
+        ends = self.schedule.ends
+        finished = self.K - self.schedule.steps[-1].width
+        self.left = move_config.left_rows(kind.dtype, kind.m, finished, ends[0], self.multiprocessors) if finished else None
+        constants = certificate_config.constants(stored, kind.m, kind.n)
+        initial = check_config.initial_state(stored, kind.m, kind.n)
+        self.buffers = Buffers(self.schedule, kind.dtype, self.tiles, self.left, constants, initial)
+        self.lanes = lanes()
+        self._finished = cupy.cuda.Event(disable_timing=True)
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(self.schedule.events)]
+        self._bases = tuple(cupy.asarray(weights("balanced", size, seed=i)[:, 0]) for i, size in enumerate((kind.m, kind.n)))
+        self.calls: list[tuple[Task, Step]] = []
+        for task in self.schedule:
+            self.calls += [(task, call) for call in getattr(self, f"_{task.name}")(task.lane, *task.numbers)]
+
+    def __call__(
+        self, main: int, where: dict[str, int], A: Array, sums: Sums, after: Callable[[Task], None] | None = None
+    ) -> None:
+        """Queue the factorisation behind a stream, given by its handle.
+
+        Parameters
+        ----------
+        main : int
+        where : dict
+            Addresses "A", "W", "piv" and those of `sums`; strides of A in elements, "down" a column and "along" a row;
+            "token", a number that no run before it had.
+        A : (m, n) CuPy array
+        sums : Sums
+        after : callable, optional
+            Called with each task when it has run, before the next one is queued.
+        """
+        import cupy
+        from cupy.cuda import runtime
+
+        handles, where[FIXED] = self.lanes.handles(main), 0
+        self._A, self._sums = A, sums
+        runtime.streamWaitEvent(main, self._finished.ptr)  # the run before may have been on another stream
+        for task, call in self.calls:
+            call(handles[task.lane], where)
+            if after is not None:
+                cupy.cuda.runtime.deviceSynchronize()
+                after(task)
+        runtime.eventRecord(self._finished.ptr, main)
+        del self._A, self._sums
+
+    # -- places --
+
+    def _order(self, k: int) -> tuple[int, int]:
+        """Addresses of the snapshot when k columns are factored: the order of rows, and their places."""
+        b, at = self.buffers, 4 * self.m * self.schedule.snapshot(k)
+        return b["order"] + at, b["places"] + at
+
+    def _inverse(self, k: int) -> tuple[int, int]:
+        """Addresses of the inverse of a panel's diagonal block, and of its largest element."""
+        panel = k // PANEL
+        return self.buffers["inverse"] + panel * PANEL * PANEL * self.size, self.buffers["inverse_norm"] + WORD * panel
+
+    def _place(self, row: int, column: int) -> tuple[tuple[str, int], int]:
+        return ("W", (row + column * self.ld) * self.size), self.ld
+
+    def _gathered(self, lane: str, width: int, row: int = 0) -> tuple[tuple[str, int], int]:
+        return (FIXED, self.buffers.gathered[lane].data.ptr + row * self.size), width
+
+    # -- launches --
+
+    def _kernel(self, config: Kernel, launch: Launch, *values: Value, clustered: bool = False) -> list[Step]:
+        more = {"shared_bytes": launch.shared_bytes, "clustered": clustered, "chained": False}
+        return [PreparedLaunch(config, launch.grid, launch.threads, values, **more)]
+
+    def _move(self, routine: str, launch: Launch, *values: Value) -> list[Step]:
+        return self._kernel(MoveKernel(routine, self.kind.dtype), launch, *values)
+
+    def _certificate(
+        self, routine: str, *values: Value, grid: tuple[int, ...] | None = None, norms: bool = False
+    ) -> list[Step]:
+        config = CertificateKernel(routine, self.kind.dtype, norms)
+        return self._kernel(config, Launch(grid or config.grid(self.m, self.n), config.threads), *values)
+
+    def _product(self, lane: str, sizes: Any, alpha: float, A: Any, B: Any, beta: float, C: Any) -> list[Step]:
+        return [PreparedProduct(self.lanes, lane, self.kind.dtype, sizes, alpha, A, B, beta, C)]
+
+    def _record(self, lane: str, event: int) -> list[Step]:
+        from cupy.cuda import runtime
+
+        handle = self._events[event].ptr
+        return [lambda stream, where: runtime.eventRecord(handle, stream)]
+
+    def _wait(self, lane: str, event: int) -> list[Step]:
+        from cupy.cuda import runtime
+
+        handle = self._events[event].ptr
+        return [lambda stream, where: runtime.streamWaitEvent(stream, handle)]
+
+    def _begin(self, lane: str) -> list[Step]:
+        (order, places), m, n = self._order(0), self.m, self.n
+        return [
+            lambda stream, where: self._sums.wipe(stream),
+            *self._move("identity", move_config.identity(m), order, places, m, "info", self.buffers["started"]),
+            *self._move(
+                "measure",
+                move_config.measure(m, n),
+                *("A", "down", "along", m, n, "W", self.ld, "row_largest", "column_largest"),
+            ),
+        ]
+
+    # -- what the steps do --
+
+    def _panel(self, lane: str, k: int, b: int) -> list[Step]:
+        config = panel_kernel(self.kind.dtype, self.m - k)
+        (order0, _), (order1, places1), (inverse, norm) = self._order(k), self._order(k + b), self._inverse(k)
+        buffers = self.buffers
+        if config is None:
+            place, _ = self._place(k, k)
+            pivots, info = buffers["getrf_pivots"], buffers["getrf_info"]
+            factor = LibraryPanel(self.lanes, self.kind.dtype, self.m - k, b, place, self.ld, pivots, info)
+            return [
+                factor,
+                *self._move(
+                    "pivots_to_order",
+                    move_config.pivots_to_order(self.m),
+                    *(pivots, info, self.m, k, b, "W", self.ld, "piv", order0, order1, places1, inverse, norm, "info"),
+                ),
+            ]
+        values = "W", self.ld, self.m, k, b, "piv", order0, order1, places1, inverse, norm, buffers["moved"], "info"
+        launch = Launch((config.cluster,), config.threads(self.m - k), config.shared_bytes)
+        return self._kernel(config, launch, *values, buffers["started"], self._token(k), clustered=True)
+
+    def _token(self, k: int) -> int:
+        return k // PANEL + 1
+
+    def _gate(self, lane: str, k: int) -> list[Step]:
+        if panel_kernel(self.kind.dtype, self.m - k) is None:
+            return []
+        return self._move("gate", move_config.gate(), self.buffers["started"], self._token(k))
+
+    def _exchange_rows(self, lane: str, k: int, b: int, c0: int, c1: int, gather: int) -> list[Step]:
+        to = (self._gathered(lane, b)[0][1], b) if gather else (0, 0)
+        values = "W", self.ld, k, b, c0, c1, *self._order(k), *self._order(k + b), *to
+        return self._move("exchange_rows", move_config.exchange_rows(b, c1 - c0), *values)
+
+    def _exchange_solve(self, lane: str, k: int, b: int, c0: int, c1: int) -> list[Step]:
+        values = "W", self.ld, self.m, self.n, k, b, c0, c1, *self._order(k), *self._order(k + b), *self._inverse(k)
+        return self._move("exchange_solve", move_config.exchange_solve(c1 - c0), *values, INVERSE_LIMIT)
+
+    def _multiply_inverse(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
+        # U(k:k+b, c0:c1) = inv(L11) G
+        inverse = (FIXED, self._inverse(k)[0]), PANEL
+        return self._product(
+            lane, (b, c1 - c0, b), 1.0, inverse, self._gathered(lane, width, k - j), 0.0, self._place(k, c0)
+        )
+
+    def _solve_again(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
+        (_, gathered), ld = self._gathered(lane, width, k - j)
+        values = "W", self.ld, k, b, c0, c1, gathered, ld, self._inverse(k)[1], INVERSE_LIMIT
+        return self._move("solve_again", move_config.solve_again(c1 - c0, self.multiprocessors), *values)
+
+    def _substitute(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
+        # the step's rows of G below: G -= L(k+b:j1, k:k+b) U(k:k+b, c0:c1)
+        below, j1 = self._gathered(lane, width, k + b - j), j + width
+        return self._product(
+            lane, (j1 - k - b, c1 - c0, b), -1.0, self._place(k + b, k), self._place(k, c0), 1.0, below
+        )
+
+    def _update(self, lane: str, j: int, width: int, c0: int, c1: int) -> list[Step]:
+        # A(j1:, c0:c1) -= L(j1:, J) U(J, c0:c1)
+        j1 = j + width
+        sizes = self.m - j1, c1 - c0, width
+        return self._product(lane, sizes, -1.0, self._place(j1, j), self._place(j, c0), 1.0, self._place(j1, c0))
+
+    def _left_map(self, lane: str) -> list[Step]:
+        b, panels = self.buffers, self.schedule.snapshot(self.K)
+        values = self._order(self.K)[0], b["places"], b["ends"], self.m, b["map"]
+        return self._move("left_map", move_config.left_map(self.m, panels), *values)
+
+    def _left_rows(self, lane: str) -> list[Step]:
+        if self.left is None:
+            return []
+        b, rows = self.buffers, self.left.scratch_rows
+        values = "W", self.ld, self.m, self.K, b["ends"], b["map"], b["scratch"] if rows else 0, rows
+        return self._move("left_rows", self.left.launch, *values)
+
+    # -- checksums, and the checks of the steps --
+
+    def _encode(self, lane: str) -> list[Step]:
+        w, v = (base.data.ptr for base in self._bases)
+        weigh = move_config.scale_weights(self.m, self.n)
+        sides = "row_largest", w, "w", self.m, "column_largest", v, "v", self.n
+        moduli, start, b = SumModuli(), StartSums(), self.buffers
+        taken = "S", "row_squares", self.m, "Z", "column_squares", self.n
+        made = "carried_S", "carried_Z", "row_floor", "column_floor", b["initial"], b["steps_state"], b["state"]
+        return [
+            *self._move("scale_weights", weigh, *sides),
+            *self._kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
+            self._take_sums,
+            *self._kernel(start, Launch((start.grid(self.m, self.n),), start.threads), *taken, *made),
+        ]
+
+    def _take_sums(self, stream: int, where: Any) -> None:
+        """``A v``, ``w'A``, and the squares of the weighted norms of all lines."""
+        v, w = (self._sums.on_device(name)[:, None] for name in "vw")
+        with self.lanes.streams[CHECKS]:
+            found = encode_both(self._A, v, w, squares=True, dtype="float64")
+        self._sums.encoding = found
+        arrays = found.rows, found.columns, found.row_squares, found.column_squares
+        where.update(zip(("S", "Z", "row_squares", "column_squares"), (x.data.ptr for x in arrays), strict=True))
+
+    def _column_sums(self, lane: str, j: int, width: int) -> list[Step]:
+        kernel, b = ColumnSums(self.kind.dtype), self.buffers
+        values = "W", self.ld, self.m, j, width, self._order(j + width)[0], "w", b["g"], b["biggest"]
+        return self._kernel(kernel, Launch((kernel.grid(width),), kernel.threads), *values)
+
+    def _row_sums(self, lane: str, j: int, width: int) -> list[Step]:
+        kernel, b = RowSums.of(self.kind.dtype, width), self.buffers
+        values = "W", self.ld, self.n, j, width, "v", b["g"], "carried_Z", b["parts"]
+        return self._kernel(kernel, Launch((kernel.grid(self.n - j - width),), kernel.threads), *values)
+
+    def _judge_step(self, lane: str, j: int, width: int) -> list[Step]:
+        kernel, b = JudgeStep.of(self.kind.dtype, width), self.buffers
+        parts = RowSums.of(self.kind.dtype, width).grid(self.n - j - width)
+        at = [step.j for step in self.schedule.steps].index(j)
+        values = (
+            *("W", self.ld, self.m, self.n, j, width, self._order(j + width)[0], "w", "v", b["g"], "carried_S"),
+            *("carried_Z", b["biggest"], b["parts"], parts, b["y"], "row_floor", "column_floor", b["moduli"]),
+            *(b["steps_state"], "step_residuals", "step_bounds", "status", at, "token", b["constants"]),
+        )
+        return self._kernel(kernel, Launch((1,), kernel.threads), *values)
+
+    def _advance(self, lane: str, j: int, width: int) -> list[Step]:
+        kernel, b = Advance(self.kind.dtype), self.buffers
+        values = "W", self.ld, self.m, j, width, self._order(j + width)[0], b["y"], "carried_S"
+        return self._kernel(kernel, Launch((kernel.grid(self.m - j - width),), kernel.threads), *values)
+
+    # -- the certificate --
+
+    def _certify(self, lane: str) -> list[Step]:
+        b, m, n, order = self.buffers, self.m, self.n, self._order(self.K)[0]
+        parts, ends = (b["column_parts"], b["row_parts"], b["largest_parts"]), (b["moduli"], b["state"])
+        found: list[Step] = []
+        for again, (left, right, columns, rows) in enumerate(
+            (("w", "v", b["g_again"], b["y_again"]), (b["g_again"], b["y_again"], b["gU"], b["Ly"]))
+        ):
+            values = "W", self.ld, m, n, again, order, left, right, *parts
+            found += self._certificate("factor_sums", *values, grid=self.tiles.grid, norms=bool(again))
+            values = *parts, self.tiles.rows, self.tiles.columns, m, n, again, order, "w", b["y_again"], columns, rows
+            found += self._certificate("add_factor_parts", *values, b["largest"], norms=bool(again))
+        constants, y, g = b["constants"], b["y_again"], b["g_again"]
+        found += self._certificate("count_growth", y, order, "row_floor", m, n, constants, b["state"])
+        lines = "row_floor", "column_floor"
+        values = b["Ly"], b["gU"], order, "S", "Z", *lines, b["largest"], *ends, m, n, constants
+        found += self._certificate("judge_factors", *values, "residuals", "bounds", "verified", norms=True)
+        found += self._certificate("replay_pivots", "piv", b["order"], m, self.K, "verified")
+        values = "w", "v", order, *lines, "S", "Z", y, g, "W", self.ld, "row_largest", "column_largest", *ends, m, n
+        found += self._certificate("see_all", *values, constants, "verified")
+        if self.kind.checked:
+            values = g, b["g"], y, b["y"], "W", self.ld, "column_floor", "row_floor", "w", order, m, n, constants
+            found += self._certificate("compare_sums", *values, "verified")
+        return found
+
+    def _bring(self, lane: str) -> list[Step]:
+        return [lambda stream, where: self._sums.bring(stream)]
+
+
+_kept = threading.local()
+
+
+def plan_of(kind: Kind) -> Plan:
+    """That of this thread, on the current device."""
+    import cupy
+
+    plans: OrderedDict[Any, Plan] = _kept.__dict__.setdefault("plans", OrderedDict())
+    key = kind, int(cupy.cuda.runtime.getDevice())
+    found = plans.pop(key, None) or Plan(kind)
+    plans[key] = found
+    while len(plans) > KEPT:
+        plans.popitem(last=False)
+    return found
+
+
+def panel_kernel(dtype: str, rows: int) -> PanelConfig | None:
+    """The kernel for panels of so many rows; None where cuSOLVER's is faster, or the device has no such cluster."""
+    import cupy
+
+    config = PanelConfig.of(dtype, rows)
+    return config if config and _has_room(config, int(cupy.cuda.runtime.getDevice())) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _has_room(config: PanelConfig, device: int) -> bool:
+    """Whether the device can hold one cluster of the kernel's blocks."""
+    if device_of(device).compute_capability < (9, 0):
+        return False
+    launch = PreparedLaunch(
+        *(config, (config.cluster,), 32 * config.warps_most, ()),
+        chained=False,
+        shared_bytes=config.shared_bytes,
+        clustered=True,
+    )
+    return launch.active_clusters() > 0

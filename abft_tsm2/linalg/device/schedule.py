@@ -1,0 +1,220 @@
+"""Which operations factor a matrix on a GPU, on which streams, and which of them wait for which.
+
+P A = L U by steps of one to four panels, with one step of look-ahead: the columns of the next step are brought up to
+date first, so that its panels, which are bound by latency, run beside the product that is bound by arithmetic. Every
+panel exchanges rows in its own columns alone; what lies right of a step follows as one permutation, what lies left of
+it as one at the very end. The checks of a step follow behind on a stream of their own.
+
+A schedule is a list of plain numbers: `plan` makes launches of it, and a test runs it in any order that its streams
+and events allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+PANEL = 128  # columns that one kernel factors
+MAIN, PANELS, LEFT, ROWS, PRODUCTS, CHECKS = LANES = "main", "panels", "left", "rows", "products", "checks"
+"""Streams: the caller's; panels and what they wait for; exchanges left of a panel, within its step; exchanges and rows of
+U of the other columns; their products; the checks."""
+
+
+class Task(NamedTuple):
+    """An operation on a stream. Its numbers are those of its method in `Schedule`, or of an event."""
+
+    lane: str
+    name: str
+    numbers: tuple[int, ...] = ()
+
+
+class Step(NamedTuple):
+    """Columns j:j1 of one step."""
+
+    j: int
+    j1: int
+
+    @property
+    def width(self) -> int:
+        return self.j1 - self.j
+
+    @property
+    def panels(self) -> list[tuple[int, int]]:
+        """First column and width of each."""
+        return [(k, min(PANEL, self.j1 - k)) for k in range(self.j, self.j1, PANEL)]
+
+
+# Measured on an H200. Wide steps while products rule, for they are faster with longer inner dimensions; one panel where
+# its latency rules.
+WIDE, HALF, LARGE, CHUNK = 8192, 5120, 12288, 2048
+
+
+def steps_of(m: int, n: int) -> list[Step]:
+    """Steps of 512, 256 or 128 columns, by the height that is left."""
+    K, found, j = min(m, n), [], 0
+    while j < K:
+        left = m - j
+        width = 4 * PANEL if left > WIDE and K > LARGE else 2 * PANEL if left > HALF else PANEL
+        found.append(Step(j, min(j + width, K)))
+        j = found[-1].j1
+    return found
+
+
+class Schedule:
+    """The operations of one factorisation.
+
+    Parameters
+    ----------
+    m, n : int
+    encoded, checked : bool
+        Whether the factors are certified at the end, and whether each step is checked on the way.
+    steps : list of Step, optional
+    chunk : int, optional
+        Columns of a product. The exchanges of one chunk run beside the product of another.
+
+    Attributes
+    ----------
+    tasks : list of Task
+        Those that a stream does one after the other, in an order in which a host may queue all of them.
+    """
+
+    def __init__(
+        self,
+        m: int,
+        n: int,
+        *,
+        encoded: bool = True,
+        checked: bool = False,
+        steps: list[Step] | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        self.m, self.n, self.encoded, self.checked, self.steps = m, n, encoded, checked, steps or steps_of(m, n)
+        self.chunk = chunk or (CHUNK if n > LARGE else n)
+        self.tasks: list[Task] = []
+        self.events = 0
+        self._updated: list[tuple[int, int, int]] = []  # columns that the last step has updated by then: an event
+        self._factor()
+
+    def snapshot(self, k: int) -> int:
+        """The number of the order of rows when k columns were factored."""
+        return -(-k // PANEL)
+
+    @property
+    def ends(self) -> list[int]:
+        """The first column behind the step of each panel."""
+        return [step.j1 for step in self.steps for _ in step.panels]
+
+    # -- streams --
+
+    def _add(self, lane: str, name: str, *numbers: int) -> None:
+        self.tasks.append(Task(lane, name, numbers))
+
+    def _record(self, lane: str) -> int:
+        self._add(lane, "record", self.events)
+        self.events += 1
+        return self.events - 1
+
+    def _wait(self, lane: str, *events: int) -> None:
+        for event in events:
+            self._add(lane, "wait", event)
+
+    def _wait_for_columns(self, lane: str, c0: int, c1: int) -> None:
+        self._wait(lane, *(event for first, last, event in self._updated if first < c1 and c0 < last))
+
+    # -- the factorisation --
+
+    def _factor(self) -> None:
+        self._add(MAIN, "begin")
+        begun = self._record(MAIN)
+        for lane in LANES[1:]:
+            self._wait(lane, begun)
+        first = self.steps[0]
+        self._panels(first)
+        done = self._record(PANELS)
+        if self.encoded:
+            self._add(CHECKS, "encode")
+        for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
+            done = self._step(step, following, done)
+        for lane in LANES[1:]:
+            self._wait(MAIN, self._record(lane))
+        if self.m > first.j1 and len(self.steps) > 1:
+            self._add(MAIN, "left_map")
+            self._add(MAIN, "left_rows")
+        if self.encoded:
+            self._add(MAIN, "certify")
+        self._add(MAIN, "bring")
+
+    def _step(self, step: Step, following: Step | None, factored: int) -> int:
+        """What follows from the panels J = j:j1, which are factored at that event; returns that of the next ones."""
+        m, n, (j, j1) = self.m, self.n, step
+        solved = []  # events: rows of U are done
+        next_factored, last = factored, following.j1 if following else j1
+        if following:
+            # A(J, N) = L(J, J)^-1 A(J, N), A(j1:, N) -= L(j1:, J) U(J, N) with N, the columns of the next step; its panels
+            self._wait_for_columns(PANELS, j1, last)
+            if step.width <= PANEL:
+                self._add(PANELS, "exchange_solve", j, step.width, j1, last)
+            else:
+                self._solve(PANELS, step, j1, last)
+            solved.append(self._record(PANELS))
+            self._product(PANELS, step, j1, last)
+            updated = self._record(PANELS)
+            self._panels(following)
+            next_factored = self._record(PANELS)
+        if last < n:
+            cuts = sorted({last, n, *range(-(-last // self.chunk) * self.chunk, n, self.chunk)})
+            alone = len(cuts) == 2
+            self._wait(ROWS, updated if following and alone else factored)
+            chunks = []
+            for c0, c1 in zip(cuts, cuts[1:], strict=False):
+                self._wait_for_columns(ROWS, c0, c1)
+                self._solve(ROWS, step, c0, c1)
+                solved.append(self._record(ROWS))
+                if j1 < m:
+                    self._wait(PRODUCTS, solved[-1])
+                    if following and alone:
+                        self._add(PRODUCTS, "gate", following.j)
+                    self._product(PRODUCTS, step, c0, c1)
+                    chunks.append((c0, c1, self._record(PRODUCTS)))
+            self._updated = chunks
+        if self.checked:
+            self._wait(CHECKS, factored)
+            self._add(CHECKS, "column_sums", j, step.width)
+            if j1 < n:
+                self._wait(CHECKS, *solved)
+                self._add(CHECKS, "row_sums", j, step.width)
+            self._add(CHECKS, "judge_step", j, step.width)
+            if j1 < m:
+                self._add(CHECKS, "advance", j, step.width)
+        return next_factored
+
+    def _panels(self, step: Step) -> None:
+        """Factor the panels of a step, right-looking between them."""
+        for k, b in step.panels:
+            self._add(PANELS, "panel", k, b)
+            if k > step.j:  # rows of the panels left of this one, beside what follows
+                self._wait(LEFT, self._record(PANELS))
+                self._add(LEFT, "exchange_rows", k, b, step.j, k, 0)
+            if k + b < step.j1:
+                self._add(PANELS, "exchange_solve", k, b, k + b, step.j1)
+                self._product(PANELS, Step(k, k + b), k + b, step.j1)
+        if len(step.panels) > 1:
+            self._wait(PANELS, self._record(LEFT))
+
+    def _solve(self, lane: str, step: Step, c0: int, c1: int) -> None:
+        """U(J, c0:c1), from the rows that become pivot rows: gathered in G, each panel's solved by the inverse of its
+        diagonal block."""
+        self._add(lane, "exchange_rows", step.j, step.width, c0, c1, 1)
+        for k, b in step.panels:
+            self._add(lane, "multiply_inverse", step.j, step.width, k, b, c0, c1)
+            self._add(lane, "solve_again", step.j, step.width, k, b, c0, c1)
+            if k + b < step.j1:
+                self._add(lane, "substitute", step.j, step.width, k, b, c0, c1)
+
+    def _product(self, lane: str, step: Step, c0: int, c1: int) -> None:
+        """A(j1:, c0:c1) -= L(j1:, J) U(J, c0:c1)."""
+        if step.j1 < self.m:
+            self._add(lane, "update", step.j, step.width, c0, c1)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)

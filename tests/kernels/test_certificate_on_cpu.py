@@ -1,0 +1,360 @@
+"""The kernels that certify finished factors, on the CPU: the sums, bounds and verdicts of certify.py, and planted faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abft_tsm2.arrays import FLOATS, to_host
+from abft_tsm2.checksum.bounds import changed_bound, factored_bound
+from abft_tsm2.linalg.certificate_config import BEHIND, Tiles, full_counts
+from abft_tsm2.linalg.certify import _norms_of, _tail_norms, product_sums
+from abft_tsm2.linalg.check_config import initial_state
+from abft_tsm2.linalg.lu_checks import ROWS, Sight
+from tests.support import certificate_cases as cases
+from tests.support.certificate_cases import Factors, Launch, OnKernels, factors
+from tests.support.cuda_on_cpu import ORDERS, Library
+from tests.support.libraries import library_of, some, texts
+
+DTYPES = ("float64", "float32")
+library = library_of(lambda: texts(cases.KERNELS))
+sanitized = library_of(lambda: texts(cases.KERNELS), sanitize=True)
+# Tall and wide, ragged in tiles, loads, runs of 64 and panels; two tiles of 512 or 1024 rows, and of many columns.
+SHAPES = [(1, 1), (7, 5), (5, 9), (64, 64), (130, 131), (257, 129), (131, 290), (1037, 20), (33, 150)]
+EPS = 2.0**-53
+
+
+def launch_on(library: Library, order: str = "forward") -> Launch:
+    def launch(name: str, grid: tuple[int, ...], threads: int, args: tuple[Any, ...]) -> None:
+        library.run(name, grid, threads, args, order=order)
+
+    return launch
+
+
+@pytest.fixture
+def on(library: Library) -> Callable[[Factors], OnKernels]:
+    return lambda of: OnKernels(of, launch_on(library))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "scaled"),
+    [(shape, dtype, (i + j) % 2 > 0) for i, shape in enumerate(SHAPES) for j, dtype in enumerate(DTYPES)],
+)
+def test_sums_bounds_and_counts_are_those_of_certify(on: Any, shape: tuple[int, int], dtype: str, scaled: bool) -> None:
+    of = factors(*shape, dtype, multiprocessors=1 + 3 * (shape[1] % 2), scaled=scaled)
+    run, carried = on(of), of.carried
+    w, v, g, y = carried.w, carried.v, carried.g, carried.y
+    L, U = abs(of.lower), abs(of.upper)
+    wL, Uv, largest = run.read()
+    assert (abs(wL - g) <= 8 * EPS * np.sqrt(shape[0]) * (abs(w) @ L)).all()
+    assert (abs(Uv - y) <= 8 * EPS * np.sqrt(shape[1]) * (U @ abs(v))).all()
+    assert (largest == np.max(abs(np.tril(of.lower, -1)), axis=0)).all()
+
+    run.count_growth(y.copy())
+    assert np.allclose(run.state, [carried.growth, *carried.done], rtol=1e-13)
+
+    gU, Ly = run.product_sums(g.copy(), y.copy())
+    for found, wanted, sizes, terms in zip(
+        (Ly, gU), product_sums(carried.W, carried), (L @ abs(y), abs(g) @ U), shape, strict=True
+    ):
+        assert (abs(found - wanted) <= 8 * EPS * np.sqrt(terms) * sizes).all()
+
+    residuals, bounds = run.judge_factors(Ly, gU, largest)
+    right = []
+    for side, lines in enumerate(of.judged(Ly, gU)):
+        count = shape[side]
+        assert (residuals[side, :count] == lines.residual).all()
+        assert np.allclose(bounds[side, :count], lines.bound, rtol=1e-12, atol=0)
+        assert not residuals[side, count:].any()
+        assert not bounds[side, count:].any()
+        right.append(int(lines.ok.sum()))
+    run.compare_sums(wL, g.copy(), Uv, y.copy())
+    run.replay_pivots()
+    run.see_all(g.copy(), y.copy())
+    assert tuple(run.verified) == (*right, *full_counts(*shape)[2:])
+    assert scaled or right == list(shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (150, 140), (130, 290), (1037, 20)], ids=str)
+def test_norms_certify_where_estimates_do_not(library: Library, shape: tuple[int, int], dtype: str) -> None:
+    of = factors(*shape, dtype, seed=1, multiprocessors=2, scaled=True)
+    run, carried = OnKernels(of, launch_on(library), norms=True), of.carried
+    run.count_growth(carried.y.copy())
+    gU, Ly = run.product_sums(carried.g.copy(), carried.y.copy())
+    residuals, bounds = run.judge_factors(Ly, gU, np.zeros(min(shape)))
+    assert tuple(run.verified[:2]) == shape
+    for side, (sums, lines) in enumerate(zip((Ly, gU), of.judged(Ly[: shape[0]], gU[: shape[1]]), strict=True)):
+        count = shape[side]
+        norms = to_host(_norms_of(carried.W, carried, np.arange(count), side))
+        assert np.allclose(np.sqrt(sums[count:]), norms, rtol=1e-12, atol=0)
+        more = factored_bound(carried.type, norms, 0, 0.0)
+        wanted = np.where(lines.ok, lines.bound, lines.bound + more)
+        assert np.allclose(bounds[side, :count], wanted, rtol=1e-12, atol=0)
+        assert (abs(residuals[side, :count]) < 0.5 * (lines.bound + more)).all()
+
+
+def test_the_same_bits_in_every_order_of_threads(library: Library) -> None:
+    of = factors(530, 70, "float64", multiprocessors=4)
+    found = []
+    for order in ORDERS:
+        run = OnKernels(of, launch_on(library, order))
+        g, y, largest = run.read()
+        run.count_growth(y)
+        gU, Ly = run.product_sums(g, y)
+        judged = run.judge_factors(Ly, gU, largest)
+        run.replay_pivots()
+        found.append([x.tobytes() for x in (g, y, largest, gU, Ly, run.state, *judged, run.verified)])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("dtype", some(DTYPES[::-1], 2))
+def test_nothing_is_read_that_is_not_there(sanitized: Library, dtype: str) -> None:
+    for m, n, norms in ((37, 21, True), (21, 37, False), (131, 3, False)):
+        run = OnKernels(factors(m, n, dtype), launch_on(sanitized), norms=norms)
+        assert tuple(run.certify()) == full_counts(m, n)
+
+
+# ---- how large a difference passes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(140, 90), (90, 140), (600, 300)], ids=str)
+def test_the_bounds_of_sums_that_were_kept(on: Any, shape: tuple[int, int]) -> None:
+    of = factors(*shape, "float64", seed=1)
+    carried, K = of.carried, min(shape)
+    # what is kept as 0 has the norm that is guessed from others, and differences that are exact
+    g, y = (np.where(np.arange(K) % 2, 0.0, x) for x in (carried.g, carried.y))
+    pivots = abs(np.diagonal(of.W[: shape[0]])[:K])
+    floor = np.where(np.arange(shape[1]) % 4 == 1, 1e3, 1.0) * carried.floor  # pivots are small there
+    guessed = np.minimum(floor[:K] / pivots, _tail_norms(carried.w)[:K])
+    assert (guessed[1::4] < (floor[:K] / pivots)[1::4]).all()
+    assert (guessed[3::4] < _tail_norms(carried.w)[3:K:4]).any()
+    columns = changed_bound(np.maximum(abs(g), guessed), shape[0])
+    rows = changed_bound(np.maximum(abs(y), carried.rows[:K, ROWS.floor]), shape[1])
+    margin = np.where(np.arange(K) % 2, 1e-9, 0.05)
+    for factor, passing in ((1 - margin, K), (1 + margin, 0)):
+        run = on(of)
+        run.column_floor = floor
+        run.compare_sums(g + factor * columns, g, y - factor * rows, y)
+        assert (run.verified[[cases.SAME_COLUMNS, cases.SAME_ROWS]] == passing).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(140, 90), (90, 140)], ids=str)
+def test_what_sums_see(on: Any, shape: tuple[int, int], dtype: str) -> None:
+    of = factors(*shape, dtype, seed=2)
+    carried, K, kind = of.carried, min(shape), FLOATS[dtype]
+    place, e = carried.place, of.carried.encoding
+    bounds = []
+    for side, floor, first, last in (
+        (0, carried.rows[:K, ROWS.floor], e.S[place][:K], carried.y),
+        (1, carried.floor[:K], e.Z[:K], carried.g * np.diagonal(of.W[: shape[0]])[:K]),
+    ):
+        whole = np.zeros(shape[side])
+        whole[:K] = factored_bound(kind, carried.reach(side, floor, 0.0, K, first, last), K, carried.moduli[1 - side])
+        bounds.append(whole)
+    sizes = [np.log2(np.max(abs(of.A), axis=axis).astype(float)) for axis in (1, 0)]
+    sight = Sight.of(carried, (sizes[0][place], sizes[1]), (bounds[0], bounds[1]))
+    assert not sight.lines(0).size
+    assert not sight.lines(1).size
+    margins = []
+    for side in (0, 1):
+        weight = sight.weights[1 - side]
+        least = np.minimum(sight.allowed[side] + weight.min(), np.min(weight + sight.allowed[1 - side]))
+        margins.append(np.min((least - sight.bounds[side])[:K]))
+    for shift, seen in ((1e-9 - min(margins), 1), (-1e-9 - min(margins), 0)):
+        run = on(of)
+        run.state[:] = carried.growth, *carried.done
+        run.constants[BEHIND + 2] += shift  # the blind factor
+        run.see_all(carried.g.copy(), carried.y.copy())
+        assert run.verified[cases.SEES_ALL] == seen
+
+
+# ---- planted faults: the count that shows each -----------------------------------------------------------------------
+
+
+def damaged(what: str, run: OnKernels) -> None:
+    """Plant a fault into what a certificate is about to read."""
+    W, m = run.of.W, run.m
+    if what == "an element of U":
+        W[3, 40] += 0.5 * abs(W[3, 40]) + 1
+    if what == "an element of L":
+        W[m - 1, 7] = -W[m - 1, 7] + 0.25
+    if what == "NaN in L":
+        W[60, 5] = np.nan
+    if what == "NaN in U":
+        W[5, 60] = np.nan
+    if what == "infinity on the diagonal":
+        W[9, 9] = np.inf
+    if what == "S":
+        run.S[17] *= 1.01
+    if what == "Z":
+        run.Z[17] *= 1.01
+    if what == "NaN in S":
+        run.S[3] = np.nan
+    if what == "NaN in Z":
+        run.Z[3] = np.nan
+    if what == "v":
+        run.v[11] *= 1.5
+    if what == "w":
+        run.w[11] *= 1.5
+    if what == "the order":
+        run.orders[-1][[70, 71]] = run.orders[-1][[71, 70]]
+    if what == "no row in the order":
+        run.orders[-1][33] = m
+
+
+WHERE = {  # fault: counts that are not full
+    "an element of U": {cases.RIGHT_ROWS, cases.RIGHT_COLUMNS},
+    "an element of L": {cases.RIGHT_ROWS, cases.RIGHT_COLUMNS},
+    "NaN in L": {cases.RIGHT_ROWS, cases.RIGHT_COLUMNS, cases.SMALL_MULTIPLIERS, cases.SAME_COLUMNS},
+    "NaN in U": {cases.RIGHT_ROWS, cases.RIGHT_COLUMNS, cases.SAME_ROWS, cases.SEES_ALL},
+    "infinity on the diagonal": {cases.RIGHT_ROWS, cases.RIGHT_COLUMNS, cases.SAME_ROWS, cases.SEES_ALL},
+    "S": {cases.RIGHT_ROWS},
+    "Z": {cases.RIGHT_COLUMNS},
+    "NaN in S": {cases.RIGHT_ROWS},
+    "NaN in Z": {cases.RIGHT_COLUMNS},
+    "v": {cases.RIGHT_ROWS},
+    "w": {cases.RIGHT_COLUMNS},
+    "the order": {cases.RIGHT_ROWS, cases.RIGHT_COLUMNS, cases.RIGHT_PANELS},
+    "no row in the order": {cases.RIGHT_ROWS, cases.RIGHT_COLUMNS, cases.RIGHT_PANELS},
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "dtype", "norms"), [(what, DTYPES[i % 2], i % 4 > 1) for i, what in enumerate([*WHERE, *WHERE])]
+)
+def test_a_fault_shows_where_it_is_looked_for(library: Library, what: str, dtype: str, norms: bool) -> None:
+    run = OnKernels(factors(150, 140, dtype, seed=3), launch_on(library), norms=norms)
+    damaged(what, run)
+    found, full = run.certify(), full_counts(150, 140)
+    assert WHERE[what] <= {i for i in range(len(full)) if found[i] != full[i]}, found
+    assert all(x <= y for x, y in zip(found, full, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_has_changed_since_its_sums_were_kept(on: Any, dtype: str) -> None:
+    of = factors(150, 140, dtype, seed=4)
+    run, g, y = on(of), of.carried.g.copy(), of.carried.y.copy()
+    of.W[100, 20] += 0.5
+    of.W[20, 100] *= 1.5
+    g[30] *= 1.001
+    y[31] = np.nan
+    wL, Uv, _ = run.read()
+    run.compare_sums(wL, g, Uv, y)
+    assert run.verified[cases.SAME_COLUMNS] == 138
+    assert run.verified[cases.SAME_ROWS] == 138
+
+
+@pytest.mark.parametrize("size", [1.5, -1.0 - 2.0**-20, np.inf, np.nan])
+def test_large_multipliers_are_counted(on: Any, size: float) -> None:
+    of = factors(600, 40, "float32")
+    run = on(of)
+    of.W[555, 30] = size
+    largest = run.read()[2]
+    assert np.isinf(largest[30]) if not np.isfinite(size) else largest[30] == abs(size)
+    run.judge_factors(np.zeros(600), np.zeros(40), largest)
+    assert run.verified[cases.SMALL_MULTIPLIERS] == 39
+
+
+@pytest.mark.parametrize("weight", ["w", "v"])
+def test_a_small_weight_hides_elements(on: Any, weight: str) -> None:
+    run = on(factors(140, 150, "float64", seed=5))
+    getattr(run, weight)[77] *= 1e-12
+    run.see_all(run.of.carried.g.copy(), run.of.carried.y.copy())
+    assert run.verified[cases.SEES_ALL] == 0
+
+
+@pytest.mark.parametrize("kept", ["S", "Z", "g", "y", "row_floor", "column_floor", "state", "moduli"])
+def test_nan_sees_nothing(on: Any, kept: str) -> None:
+    run = on(factors(70, 70, "float64", seed=6))
+    sums = {"g": run.of.carried.g.copy(), "y": run.of.carried.y.copy()}
+    sums.get(kept, getattr(run, kept, None))[-1] = np.nan
+    run.see_all(sums["g"], sums["y"])
+    assert run.verified[cases.SEES_ALL] == 0
+
+
+def test_growth_that_is_no_number_certifies_nothing(on: Any) -> None:
+    run = on(factors(130, 130, "float64", seed=7))
+    y = run.of.carried.y.copy()
+    y[:40] = np.nan
+    run.count_growth(y)
+    assert not np.isfinite(run.state[1:]).any()
+    zeros = np.zeros(130)
+    run.judge_factors(run.S[run.of.order], run.Z.copy(), zeros)
+    assert not run.verified[: cases.SMALL_MULTIPLIERS].any()
+
+
+# ---- pivots ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (127, 300), (300, 127), (257, 257), (700, 256)], ids=str)
+def test_exchanges_of_any_panels_agree(on: Any, shape: tuple[int, int]) -> None:
+    m, K = shape[0], min(shape)
+    run = on(factors(*shape, "float64"))
+    rng = np.random.default_rng(8)
+    for pivots in (
+        run.pivots,
+        np.arange(K),
+        np.full(K, m - 1),
+        rng.integers(np.arange(K), m),
+        np.maximum(np.arange(K), rng.choice(m, 3)[rng.integers(0, 3, K)]),
+    ):
+        run.pivots = pivots.astype(np.int32)
+        run.orders, run.verified[:] = cases.snapshots(run.pivots, m), 0
+        run.replay_pivots()
+        assert run.verified[cases.RIGHT_PANELS] == full_counts(*shape)[cases.RIGHT_PANELS]
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, 139, 400, 401, 2**31 - 1, -(2**31)])
+def test_pivots_that_are_none_agree_with_nothing(on: Any, wrong: int) -> None:
+    run = on(factors(400, 300, "float64"))
+    run.pivots[140] = wrong  # in the second of three panels
+    run.replay_pivots()
+    assert run.verified[cases.RIGHT_PANELS] == 2
+
+
+@pytest.mark.parametrize(("snapshot", "row"), [(0, 5), (1, 0), (1, 350), (2, 200), (3, 290), (3, 399)])
+@pytest.mark.parametrize("change", ["exchanged", "twice", "out of range"])
+def test_snapshots_that_are_not_of_the_pivots(on: Any, snapshot: int, row: int, change: str) -> None:
+    run = on(factors(400, 300, "float64"))
+    order = run.orders[snapshot]
+    if change == "exchanged":
+        order[[row, row - 1]] = order[[row - 1, row]]
+    else:
+        order[row] = order[row - 1] if change == "twice" else 400
+    run.replay_pivots()
+    assert run.verified[cases.RIGHT_PANELS] == {0: 2, 3: 2}.get(snapshot, 1)
+
+
+def test_another_pivot_is_another_order(on: Any) -> None:
+    run = on(factors(400, 300, "float64"))
+    for at in range(0, 300, 7):
+        run.pivots[at] = at if run.pivots[at] != at else at + 1
+    run.replay_pivots()
+    assert run.verified[cases.RIGHT_PANELS] == 0
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiles_cover_every_matrix(dtype: str) -> None:
+    for m, n in ((1, 1), (9, 4100), (4100, 9), (2049, 1000), (16384, 16384), (777, 8191)):
+        for multiprocessors in (1, 20, 132):
+            tiles = Tiles.of(dtype, m, n, multiprocessors)
+            width = -(-n // (8 * tiles.columns)) * 8  # as factor_sums.cu has it
+            assert width <= 128
+            assert (tiles.columns - 1) * width < n <= tiles.columns * width
+            assert tiles.rows == -(-m // 512)
+            assert (tiles.column_parts, tiles.row_parts) == (tiles.rows * n, tiles.columns * m)
+
+
+def test_operations_begin_as_on_the_host() -> None:
+    of = factors(20, 30, "float32")
+    assert initial_state(FLOATS["float32"], 20, 30)[0] == 1.0
+    carried = type(of.carried)(of.A, of.carried.encoding, of.W[:20])
+    assert list(initial_state(FLOATS["float32"], 20, 30)[1:]) == carried.done

@@ -1,0 +1,220 @@
+"""Finished factors as the kernels of a certificate take them, and what certify.py says of the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from abft_tsm2.arrays import FLOATS
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound
+from abft_tsm2.linalg.certificate_config import COUNTS, PANEL, TYPED, CertificateKernel, Tiles, constants
+from abft_tsm2.linalg.certify import read
+from abft_tsm2.linalg.check_config import initial_state
+from abft_tsm2.linalg.encode import MatrixChecksums
+from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums
+
+Launch = Callable[[str, tuple[int, ...], int, tuple[Any, ...]], None]
+"""Kernel, grid, threads, arguments."""
+ROUTINES = (
+    "factor_sums",
+    "add_factor_parts",
+    "count_growth",
+    "judge_factors",
+    "compare_sums",
+    "replay_pivots",
+    "see_all",
+)
+KERNELS = [
+    *(
+        CertificateKernel(routine, dtype)
+        for routine in ROUTINES
+        for dtype in ("float64", "float32")[: 1 + (routine in TYPED)]
+    ),
+    *(CertificateKernel("factor_sums", dtype, norms=True) for dtype in ("float64", "float32")),
+    CertificateKernel("judge_factors", norms=True),
+]
+RIGHT_ROWS, RIGHT_COLUMNS, SMALL_MULTIPLIERS, SAME_COLUMNS, SAME_ROWS, RIGHT_PANELS, SEES_ALL = 0, 1, 2, 4, 5, 6, 7
+
+
+def snapshots(pivots: np.ndarray, m: int) -> np.ndarray:
+    """The order of rows before each panel, and after the last one: (P + 1, m)."""
+    order, found = np.arange(m, dtype=np.int32), []
+    for at, pivot in enumerate(pivots.tolist()):
+        if at % PANEL == 0:
+            found.append(order.copy())
+        order[[at, pivot]] = order[[pivot, at]]
+    return np.stack([*found, order])
+
+
+@dataclass
+class Factors:
+    """A matrix, its factors in memory of `ld` rows a column, and all that is known of them on the host.
+
+    What lies in the rows from m on is NaN: it must not count.
+    """
+
+    A: np.ndarray
+    dtype: str
+    multiprocessors: int = 1
+    W: np.ndarray = field(init=False)
+    pivots: np.ndarray = field(init=False)
+    orders: np.ndarray = field(init=False)
+    carried: LuChecksums = field(init=False)
+
+    def __post_init__(self) -> None:
+        m, n = self.A.shape
+        packed, pivots = scipy.linalg.lu_factor(self.A)
+        unit = 16 // self.A.itemsize
+        self.ld = -(-m // unit) * unit + unit
+        self.W = np.full((n, self.ld), np.nan, self.dtype).T
+        self.W[:m] = packed
+        self.pivots = pivots.astype(np.int32)
+        self.orders = snapshots(self.pivots, m)
+        self.carried = LuChecksums(self.A, MatrixChecksums.of(self.A), self.W[:m])
+        assert self.carried.order_by(self.pivots)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the sums of the factors as they are now."""
+        K, carried = min(self.A.shape), self.carried
+        carried.g[...], carried.y[...] = read(carried.W, carried, K, K)
+        carried.growth, carried.done = 1.0, list(initial_state(FLOATS[self.dtype], *self.A.shape)[1:])
+        carried.count_operations()
+
+    @property
+    def order(self) -> np.ndarray:
+        return self.orders[-1].copy()
+
+    @property
+    def tiles(self) -> Tiles:
+        return Tiles.of(self.dtype, *self.A.shape, self.multiprocessors)
+
+    @property
+    def constants(self) -> np.ndarray:
+        return np.array(constants(FLOATS[self.dtype], *self.A.shape))
+
+    def judged(self, Ly: np.ndarray, gU: np.ndarray) -> list[LineCheck]:
+        """What `certificate` says of rows and columns before it computes norms."""
+        carried, K = self.carried, min(self.A.shape)
+        sides = (Ly, carried.encoding.S[carried.place], carried.rows[:, ROWS.floor]), (gU, carried.Z, carried.floor)
+        found = []
+        for side, (now, then, floor) in enumerate(sides):
+            reach = carried.reach(side, floor, 0.0, FLOOR_TERMS, then)
+            bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
+            found.append(LineCheck.of(now - then, bound))
+        return found
+
+    @property
+    def lower(self) -> np.ndarray:
+        """L in float64, (m, K)."""
+        m, n = self.A.shape
+        return np.tril(self.W[:m, : min(m, n)], -1).astype(float) + np.eye(m, min(m, n))
+
+    @property
+    def upper(self) -> np.ndarray:
+        return np.triu(self.W[: min(self.A.shape)]).astype(float)
+
+
+def factors(m: int, n: int, dtype: str, seed: int = 0, multiprocessors: int = 1, *, scaled: bool = False) -> Factors:
+    """Of a matrix of normal numbers; `scaled`: rows and columns of different sizes."""
+    rng = np.random.default_rng([seed, m, n])
+    A = rng.standard_normal((m, n))
+    if scaled:
+        A *= 10.0 ** rng.integers(-1, 2, (m, 1)) * 10.0 ** rng.integers(-1, 2, n)
+    return Factors(np.asfortranarray(A.astype(dtype)), dtype, multiprocessors)
+
+
+class OnKernels:
+    """What the kernels find of factors: each method launches what it is named after.
+
+    `norms`: norms are taken with the sums of pass 1.
+    """
+
+    def __init__(self, of: Factors, launch: Launch, *, norms: bool = False) -> None:
+        self.of, self._launch, self._norms = of, launch, norms
+        self.m, self.n = of.A.shape
+        self.K = min(of.A.shape)
+        e = of.carried.encoding
+        self.w, self.v, self.S, self.Z = (x.copy() for x in (e.w, e.v, e.S, e.Z))
+        self.row_floor, self.column_floor = e.row_norms.copy(), e.column_norms.copy()
+        self.moduli = np.array(of.carried.moduli)
+        self.state = np.array(initial_state(FLOATS[of.dtype], self.m, self.n))
+        self.verified = np.zeros(COUNTS, np.uint64)
+        self.constants, self.orders, self.pivots = of.constants, of.orders.copy(), of.pivots.copy()
+        self.row_largest, self.column_largest = (np.max(abs(of.A), axis=axis) for axis in (1, 0))
+
+    def launch(self, routine: str, *args: Any, grid: tuple[int, ...] | None = None, norms: bool = False) -> None:
+        kernel = CertificateKernel(routine, self.of.dtype, norms)
+        self._launch(kernel.name, grid or kernel.grid(self.m, self.n), kernel.threads, args)
+
+    def factor_sums(self, number: int, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Sums of pass `number` of columns and rows, and in pass 0 the largest elements of L's columns."""
+        tiles, (m, n, K) = self.of.tiles, (self.m, self.n, self.K)
+        norms = self._norms and number == 1
+        sides = 1 + norms
+        parts = sides * tiles.column_parts, sides * tiles.row_parts, tiles.column_parts
+        columns, rows, largest = (np.full(x, np.nan) for x in parts)
+        order, W = self.orders[-1].copy(), self.of.W
+        args = W, W.shape[0], m, n, number, order, left, right, columns, rows, largest
+        self.launch("factor_sums", *args, grid=tiles.grid, norms=norms)
+        out = [np.full(x, np.nan) for x in ((K, K, K) if number == 0 else (sides * n, sides * m, 1))]
+        sizes = tiles.rows, tiles.columns, m, n, number
+        y = right if number else np.full(1, np.nan)
+        w = left if number == 0 else np.full(1, np.nan)
+        self.launch("add_factor_parts", columns, rows, largest, *sizes, order, w, y, *out, norms=norms)
+        return tuple(out)
+
+    def read(self) -> tuple[np.ndarray, ...]:
+        """w'L, U v, and the largest elements of L's columns."""
+        return self.factor_sums(0, self.w, self.v)
+
+    def product_sums(self, g: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+        """g U and L y; behind them, with norms, the sums of squares."""
+        return self.factor_sums(1, g, y)[:2]
+
+    def count_growth(self, y: np.ndarray) -> None:
+        args = y, self.orders[-1].copy(), self.row_floor, self.m, self.n, self.constants, self.state
+        self.launch("count_growth", *args)
+
+    def judge_factors(self, Ly: np.ndarray, gU: np.ndarray, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Residuals and bounds, rows in [0], columns in [1]."""
+        shape = 2, max(self.m, self.n)
+        residuals, bounds = np.zeros(shape), np.zeros(shape)
+        known = self.orders[-1].copy(), self.S, self.Z, self.row_floor, self.column_floor, largest, self.moduli
+        out = residuals, bounds, self.verified
+        args = self.state, self.m, self.n, self.constants, *out
+        self.launch("judge_factors", Ly, gU, *known, *args, norms=self._norms)
+        return residuals, bounds
+
+    def compare_sums(self, wL: np.ndarray, g: np.ndarray, Uv: np.ndarray, y: np.ndarray) -> None:
+        W = self.of.W
+        known = self.column_floor, self.row_floor, self.w, self.orders[-1].copy()
+        self.launch("compare_sums", wL, g, Uv, y, W, W.shape[0], *known, self.m, self.n, self.constants, self.verified)
+
+    def replay_pivots(self) -> None:
+        self.launch("replay_pivots", self.pivots, self.orders, self.m, self.K, self.verified)
+
+    def see_all(self, g: np.ndarray, y: np.ndarray) -> None:
+        W = self.of.W
+        floors, sums = (self.row_floor, self.column_floor), (self.S, self.Z, y, g)
+        largest = self.row_largest, self.column_largest, self.moduli, self.state
+        sizes = self.m, self.n, self.constants, self.verified
+        order = self.orders[-1].copy()
+        self.launch("see_all", self.w, self.v, order, *floors, *sums, W, W.shape[0], *largest, *sizes)
+
+    def certify(self) -> list[int]:
+        """All of it, of factors of which only the result is known, compared with what is read again: `verified`."""
+        g, y, largest = self.read()
+        self.count_growth(y)
+        gU, Ly = self.product_sums(g, y)
+        self.judge_factors(Ly, gU, largest)
+        again = self.read()
+        self.compare_sums(again[0], g, again[1], y)
+        self.replay_pivots()
+        self.see_all(g, y)
+        return [int(x) for x in self.verified]
