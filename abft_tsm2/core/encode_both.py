@@ -7,6 +7,7 @@ the cache are multiplied from both sides."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -259,12 +260,43 @@ def _stored(V: Array | Generated, n: int, task: EncodeTask) -> Array:
 # ---- by the kernels ------------------------------------------------------------------------------------------------
 
 
-def _on_device(task: EncodeTask, multiprocessors: int) -> Encoding:
+def launched_by(launch: LaunchOf, A: Array, V: Array, W: Array) -> Encoding:
+    """`encode_both` with squares, in float64, of a CuPy array whose rows or columns are contiguous, by a caller who
+    launches the kernels as often as there is something to encode in these places.
+
+    Parameters
+    ----------
+    launch : callable
+        ``launch(config, grid, args)``, once for each kernel, in this order; the first has A's address and leading
+        dimension at `PLACE`, and all arguments have eight bytes.
+    A, V, W : arrays
+        As there. What is returned is theirs as soon as the launches have run, and needs the memory in `args`.
+    """
+    import cupy
+
+    task = _checked(A, V, W, True, False, "float64")
+    return _on_device(task, device_of(A.device.id).multiprocessors, launch, lambda size: cupy.empty(size, cupy.uint8))
+
+
+PLACE = slice(2, 4)
+LaunchOf = Callable[[BothConfig | AddConfig, tuple[int, ...], tuple[Any, ...]], None]
+
+
+def _launched(config: BothConfig | AddConfig, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+    kernel(config)(grid, (config.t1,), args)
+
+
+def _on_device(
+    task: EncodeTask,
+    multiprocessors: int,
+    launch: LaunchOf = _launched,
+    memory: Callable[[int], Array] = lambda size: scratch(size, 0)[0],
+) -> Encoding:
     """The encoding of a CuPy array on the current device, which has so many multiprocessors."""
     size = task.A.itemsize
     if task.A.strides[1] != size and task.A.shape[1] > 1:
         if task.A.strides[0] == size or task.A.shape[0] == 1:
-            return _on_device(task.transposed, multiprocessors).transposed
+            return _on_device(task.transposed, multiprocessors, launch, memory).transposed
         return _by_blocks(task)
     counts = _columns(task.V), _columns(task.W)
     # The address, and all that is added to it: the lowest bit of them that is set is what they are multiples of.
@@ -276,12 +308,7 @@ def _on_device(task: EncodeTask, multiprocessors: int) -> Encoding:
     options: dict[str, Any] = {"squares": task.squares, "words": task.words, "right": right, "left": left}
     config = choose(dtype_name(task.A.dtype), task.sums, max(counts), width=width, **options)
     plan = EncodePlan.of(config, task.A.shape[0], task.A.shape[1], multiprocessors)
-    workspace, _ = scratch(workspace_bytes(config, plan), 0)
-    return run(config, plan, task, workspace, _launched)
-
-
-def _launched(config: BothConfig | AddConfig, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-    kernel(config)(grid, (config.t1,), args)
+    return run(config, plan, task, memory(workspace_bytes(config, plan)), launch)
 
 
 def workspace_bytes(config: BothConfig, plan: EncodePlan) -> int:

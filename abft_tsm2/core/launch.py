@@ -44,7 +44,10 @@ class _LaunchConfig(ctypes.Structure):
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: may begin before the kernel before has ended
 
 
-_SHARED_BYTES, _ANY_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, ..._NON_PORTABLE_CLUSTER_SIZE_...
+_SHARED_BYTES, _ANY_CLUSTER = (
+    8,
+    14,
+)  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, ..._NON_PORTABLE_CLUSTER_SIZE_...
 _SHARED_WITHOUT_ASKING = 48 << 10
 _allowed: dict[tuple[int, int], int] = {}
 
@@ -60,12 +63,14 @@ def _allow(function: int, attribute: int, value: int) -> None:
 
 @functools.cache
 def _driver() -> Any:
-    launch = _library().cuLaunchKernelEx
+    launch = driver_library().cuLaunchKernelEx
     launch.argtypes = (ctypes.c_void_p,) * 4
     return launch
 
 
-def _library() -> Any:
+@functools.cache
+def driver_library() -> Any:
+    """The driver, to be called with ctypes' own types."""
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
@@ -142,5 +147,7 @@ class PreparedLaunch:
         """How many clusters of its blocks the device can hold at a time; 0 where it has none of that size."""
         count = ctypes.c_int()
         config = ctypes.byref(self._config)
-        status = _library().cuOccupancyMaxActiveClusters(ctypes.byref(count), ctypes.c_void_p(self._function), config)
+        status = driver_library().cuOccupancyMaxActiveClusters(
+            ctypes.byref(count), ctypes.c_void_p(self._function), config
+        )
         return 0 if status else count.value

@@ -1,7 +1,7 @@
 """The kernels that certify finished LU factors on a GPU, as frozen configurations, and what they are launched with.
 
-Each is a file of kernels/factor, which says there what it does and takes. `constants` are the tolerances that they take,
-and `full_counts` is what they have counted where everything is right.
+Each is a file of kernels/factor, which says there what it does and takes. `constants` are the tolerances that they
+take, and `full_counts` is what they have counted where everything is right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINES = 32
 """Of a block of add_factor_parts.cu."""
 TYPED = frozenset({"factor_sums", "compare_sums", "see_all"})
 """Kernels that read W; the others know no real type."""
-WITH_NORMS = frozenset({"factor_sums", "judge_factors"})
+WITH_NORMS = frozenset({"factor_sums", "judge_factors", "see_all"})
 """Kernels that are compiled otherwise where norms are taken."""
 ONE_BLOCK = frozenset({"count_growth", "see_all"})
 BEHIND = len(check_config.CONSTANTS)
@@ -46,7 +46,7 @@ class CertificateKernel:
         Of W; of no account to those that are not in `TYPED`.
     norms : bool
         Whether factor_sums.cu, in pass 1, and what comes after it take the norms of lines, too: then its parts, and the
-        sums that are made of them, are twice as many.
+        sums that are made of them, are twice as many, and see_all.cu takes the bounds as one more argument, the last.
     """
 
     routine: str
@@ -148,8 +148,8 @@ class Tiles:
 def constants(stored: FloatType, m: int, n: int) -> tuple[float, ...]:
     """The tolerances that kernels take for (m, n) factors of this type: a float64 array of them lies on the device.
 
-    Behind those of the steps' checks: `changed_bound` of sums over m and over n, and of `Sight` the blind factor and the
-    least size of a line.
+    Behind those of the steps' checks: `changed_bound` of sums over m and over n, and of `Sight` the blind factor and
+    the least size of a line.
     """
     blind = math.log2(blind_factor(stored, min(m, n), max(m, n)))
     least = math.log2((m + n) * stored.smallest_subnormal / stored.unit_roundoff)

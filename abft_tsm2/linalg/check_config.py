@@ -19,8 +19,8 @@ from abft_tsm2.linalg.line_check import CHI_SQUARED, SMALLEST
 WARP = 32
 WIDEST = 512  # columns of a step
 LOADS = 16  # of a lane, on their way at the same time
-# Parts of y that row_sums leaves to judge_step, whose one block reads them all: 512 kB, as much as half of U(J, J) of the
-# widest step; and blocks, two for each multiprocessor of the largest cards.
+# Parts of y that row_sums leaves to judge_step, whose one block reads them all: 512 kB, as much as half of U(J, J) of
+# the widest step; and blocks, two for each multiprocessor of the largest cards.
 MOST_PARTS, MOST_BLOCKS = 65536, 256
 
 CONSTANTS = (

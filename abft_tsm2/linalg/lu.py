@@ -245,19 +245,19 @@ class LuFactorisation(BlockedFactorisation):
         """Factor A in the mode that is asked for, and set the report."""
         self.options.stage("inputs", {"A": self.A})
         mode, why = self.options.chosen(self.A)
-        queued = self.on_device(mode) if is_cupy(self.A) and self.options.on_stage is None else None
-        if queued is None:
+        on_device = is_cupy(self.A) and self.options.on_stage is None
+        if not on_device:
             self.encode()
-        if queued is not None and queued.clean:
-            self.checks = queued.checks()
+        if on_device and self.on_device(mode):
+            pass  # certified
         elif not self.encoding.is_of_finite(self.A):
             if self.options.check_finite:
                 raise not_finite()
             mode, why = "offline", "A is not finite"
-            if queued is None:
+            if not on_device:
                 self.by_lapack()
             self.findings.unverifiable("A holds NaN or Inf: its factors were not checked")
-        elif queued is not None:
+        elif on_device:
             self.settle()
         elif mode == "online":
             self.online()
@@ -279,15 +279,19 @@ class LuFactorisation(BlockedFactorisation):
     def by_lapack(self) -> None:
         self.W, self.pivots, self.info = _lapack(self.A, self.clock)
 
-    def on_device(self, mode: str) -> DeviceFactorisation:
-        """Factor on a GPU, without the host until it is done; what is suspected then is still to be settled."""
+    def on_device(self, mode: str) -> bool:
+        """Factor on a GPU, without the host until it is done. False where something is suspected, to be settled."""
         with self.clock("factor"):
             queued = DeviceFactorisation(self.A, checked=mode == "online")
             queued.wait()
-        self.W, self.info, self.device_pivots = queued.W, queued.info, queued.piv
-        if not queued.clean:
-            self.encoding, self.pivots = queued.encoding(), to_host(queued.piv)
-        return queued
+            self.W, self.info, self.device_pivots = queued.W, queued.info, queued.piv
+            clean = queued.clean
+            if clean:
+                self.checks = queued.checks()
+            else:
+                self.encoding, self.pivots = queued.encoding(), to_host(queued.piv)
+            queued.release()
+        return clean
 
     def offline(self) -> None:
         """Factor and certify; factor again, online, where the result is wrong."""
@@ -529,7 +533,9 @@ def _lapack(A: Array, clock: Clock) -> tuple[Array, Any, int]:
         with clock("factor"):
             queued = DeviceFactorisation(A, encoded=False)
             queued.wait()
-            return queued.W, to_host(queued.piv), queued.info
+            info = queued.info
+            queued.release()
+            return queued.W, to_host(queued.piv), info
     with clock("encode"):
         W = copy_by_columns(A)
     with clock("factor"):

@@ -10,8 +10,8 @@ from abft_tsm2.core.problem import C_TYPES, SIZES
 COLUMNS = 128
 """Columns of a panel at most."""
 
-# Rows a lane, tiles a strip, and up to how many rows of a panel: what was fastest on an H200. More rows a lane leave less
-# room for a strip in registers; the limits are those of 8 warps a block, beyond which registers spill.
+# Rows a lane, tiles a strip, and up to how many rows of a panel: what was fastest on an H200. More rows a lane leave
+# less room for a strip in registers; the limits are those of 8 warps a block, beyond which registers spill.
 _SHAPES = {
     "float64": ((4, 4, 4096), (8, 4, 8192), (16, 1, 16384)),
     "float32": ((4, 4, 4096), (8, 4, 8192), (16, 2, 16384), (32, 1, 32768)),

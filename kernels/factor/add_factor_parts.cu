@@ -1,10 +1,11 @@
-// Adds what the tiles of factor_sums.cu have left of the sums of each column and row, always in the same order, and what
-// the unit diagonal of L has in them.
+// Adds what the tiles of factor_sums.cu have left of the sums of each column and row, always in the same order, and
+// what the unit diagonal of L has in them.
 //
 //   pass 0   g(c) = w(order(c)) + parts, c < K; y(r) = parts, r < K; the largest |L(r, c)|, r > c, of each column c < K
 //   pass 1   (g U)(c) = parts, c < n; (L y)(r) = parts, and y(r) where r < K, r < m
 //
-// and of pass 1, where factor_sums.cu has taken NORMS, the sums of squares of the same, that of y(r) times r + FLOOR_TERMS with those of row r < K.
+// and of pass 1, where factor_sums.cu has taken NORMS, the sums of squares of the same, that of y(r) times r +
+// FLOOR_TERMS with those of row r < K.
 //
 // The warps of a block share the parts of 32 lines, and add theirs in shared memory.
 //
@@ -19,8 +20,8 @@ constexpr int WARPS = T1 / 32;
 extern "C" __global__ void __launch_bounds__(T1)
     ENTRY(const double* __restrict__ column_parts, const double* __restrict__ row_parts,
           const double* __restrict__ largest_parts, Index tile_rows, Index tile_columns, Index m, Index n, Index pass,
-          const int* __restrict__ order, const double* __restrict__ w, const double* __restrict__ y, double* columns_out,
-          double* rows_out, double* largest_out) {
+          const int* __restrict__ order, const double* __restrict__ w, const double* __restrict__ y,
+          double* columns_out, double* rows_out, double* largest_out) {
   __shared__ double totals[WARPS * 32];
   __shared__ double sizes[WARPS * 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

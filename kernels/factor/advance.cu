@@ -6,8 +6,8 @@
 //
 // Launch   ceil((m - j - b) / ROWS) blocks of ROWS * PARTS threads
 // Macros   REAL float or double; ROWS, PARTS; ENTRY the name of the kernel
-// Storage  W(r, c) = W[r + c ld], r < m. order1: which row of the input each row of W is, after the step. S by row of the
-//          input, y by place; float64
+// Storage  W(r, c) = W[r + c ld], r < m. order1: which row of the input each row of W is, after the step. S by row of
+//          the input, y by place; float64
 #include "factor/line_verdict.cuh"
 
 constexpr int T1 = ROWS * PARTS;

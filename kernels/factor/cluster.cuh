@@ -49,6 +49,7 @@ INLINE int block_of_cluster() {
 
 // All threads of all blocks meet; what they wrote before is seen by all afterwards.
 INLINE void cluster_barrier() {
+  __syncwarp();  // "aligned": a warp arrives as one
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 

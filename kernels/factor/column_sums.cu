@@ -1,6 +1,7 @@
 // g = w'L of the columns of a step that is finished, and the largest multiplier of each of them:
 //
-//   g(j+c) = w(order1(j+c)) + sum over r > j+c of w(order1(r)) W(r, j+c),   biggest(j+c) = max over r > j+c of |W(r, j+c)|
+//   g(j+c) = w(order1(j+c)) + sum over r > j+c of w(order1(r)) W(r, j+c)
+//   biggest(j+c) = max over r > j+c of |W(r, j+c)|
 //
 // A block takes COLUMNS columns, so that a weight, which is fetched from a scattered place, serves them all.
 //

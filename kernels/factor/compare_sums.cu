@@ -1,11 +1,12 @@
-// Whether finished factors still give the sums that were kept when they were made (`changed` of certify.py, with guessed
-// norms): counts columns of L and rows of U that do, SAME_COLUMNS and SAME_ROWS.
+// Whether finished factors still give the sums that were kept when they were made (`changed` of certify.py, with
+// guessed norms): counts columns of L and rows of U that do, SAME_COLUMNS and SAME_ROWS.
 //
 //   columns c < K   |(w'L)(c) - g(c)| <= changed(m) max(|g(c)|, min(column_floor(c) / |pivot|, ||w(order(c : m))||))
 //   rows r < K      |(U v)(r) - y(r)| <= changed(n) max(|y(r)|, row_floor(order(r)))
 //
-// |g| itself estimates the norm that the bound needs, as does that of A's column over the pivot, and |l| <= 1 limits it:
-// to the norm of the weights from the column's own on. A block adds up the squares of those behind its columns by itself.
+// |g| itself estimates the norm that the bound needs, as does that of A's column over the pivot, and |l| <= 1 limits
+// it: to the norm of the weights from the column's own on. A block adds up the squares of those behind its columns by
+// itself.
 //
 // Launch   ceil(K / T1) blocks of T1 threads
 // Macros   REAL float or double, of W; T1 threads; ENTRY the name of the kernel

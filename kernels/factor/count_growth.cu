@@ -21,6 +21,8 @@ extern "C" __global__ void __launch_bounds__(T1)
           Index n, const double* __restrict__ constants, double* state) {
   __shared__ double ratios[WARPS * RUN];
   __shared__ double growths[WARPS];
+  __shared__ double row_terms[WARPS];
+  __shared__ double column_terms[WARPS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index K = smaller(m, n);
   double grown = state[GROWTH], of_rows = state[DONE_ROWS], of_columns = state[DONE_COLUMNS];
@@ -31,15 +33,18 @@ extern "C" __global__ void __launch_bounds__(T1)
       ratios[warp * RUN + i] = growth_ratio(at_place(row_floor, order, own + i, m), y[own + i], constants);
     __syncwarp();
     for (int i = lane; i < count; i += 32)
-      if (is_middle(ratios + warp * RUN, count, i)) growths[warp] = growth_of(ratios[warp * RUN + i], constants);
+      if (is_middle(ratios + warp * RUN, count, i)) {
+        const double growth = growth_of(ratios[warp * RUN + i], constants);
+        growths[warp] = growth;
+        row_terms[warp] = operations(count, double(n - own), constants) * growth;
+        column_terms[warp] = operations(count, double(m - own), constants) * growth;
+      }
     __syncthreads();
     if (threadIdx.x == 0)
       for (int run = 0; run < WARPS && first + run * RUN < K; run++) {
-        const Index at = first + run * RUN;
-        const double rows = double(smaller(RUN, K - at));
         grown = growths[run];
-        of_rows += operations(rows, double(n - at), constants) * grown;
-        of_columns += operations(rows, double(m - at), constants) * grown;
+        of_rows += row_terms[run];
+        of_columns += column_terms[run];
       }
     __syncthreads();
   }

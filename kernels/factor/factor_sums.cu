@@ -5,15 +5,16 @@
 //   pass 1   columns c < n   sum over r <= min(c, K - 1) of g(r) U(r, c)
 //            rows r < m      sum over c < min(r, K) of L(r, c) y(c)
 //
-// and with NORMS, which is for pass 1 alone, sums of squares of the same terms, each times the operations on an element up to there:
+// and with NORMS, which is for pass 1 alone, sums of squares of the same terms, each times the operations on an
+// element up to there:
 //
 //            columns c < n   sum of (r + FLOOR_TERMS) (g(r) U(r, c))^2
 //            rows r < m      sum of (c + FLOOR_TERMS) (L(r, c) y(c))^2
 //
-// An element is part of one of the two sums: what is below the diagonal of that of its column in pass 0, and of that of
-// its row in pass 1; the others the other way round. A block takes a tile, a thread V rows that lie side by side in all
-// columns of it: their sums stay in registers, those of columns are added over a warp, GROUP columns at a time, and over
-// the warps in shared memory. add_factor_parts.cu adds what the tiles have left, always in the same order.
+// An element is part of one of the two sums: what is below the diagonal of that of its column in pass 0, and of that
+// of its row in pass 1; the others the other way round. A block takes a tile, a thread V rows that lie side by side in
+// all columns of it: their sums stay in registers, those of columns are added over a warp, GROUP columns at a time,
+// and over the warps in shared memory. add_factor_parts.cu adds what the tiles have left, always in the same order.
 //
 // Launch   (ceil(m / (T1 V)), tile columns) blocks of T1 threads; the tile columns divide n into parts of `width`
 //          columns, a multiple of GROUP of at most WIDEST: tile columns = ceil(n / such a width)

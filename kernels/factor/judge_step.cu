@@ -11,11 +11,11 @@
 // U and then L are read once, by all warps: a warp takes AT_ONCE columns at a time, a lane every 32nd row of them.
 //
 // Launch   one block of T1 threads
-// Macros   REAL float or double; T1 threads, 512: one for each row of the widest step; CHUNKS of 32 rows, b <= 32 CHUNKS:
-//          4, 8 or 16; ENTRY the name of the kernel
-// Storage  W(r, c) = W[r + c ld]; order1: which row of the input each row of W is, after the step. S, row_floor by row of
-//          the input; v, Z, column_floor, biggest by column; g, y by place; parts[block b + i] of `blocks` blocks, 0 where
-//          nothing is right of the step; all float64.
+// Macros   REAL float or double; T1 threads, 512: one for each row of the widest step; CHUNKS of 32 rows, 4, 8 or 16:
+//          b <= 32 CHUNKS; ENTRY the name of the kernel
+// Storage  W(r, c) = W[r + c ld]; order1: which row of the input each row of W is, after the step. S, row_floor by row
+//          of the input; v, Z, column_floor, biggest by column; g, y by place; parts[block b + i] of `blocks` blocks, 0
+//          where nothing is right of the step; all float64.
 //          moduli: sum |w|, sum |v|. state: growth, operations on rows, on columns, read and updated; constants: see
 //          line_verdict.cuh. residuals and bounds: of rows, and from max(m, n) on of columns.
 //          status: long long; status[at] = 8 token + 1 where a row is not fine + 2 where a column is not + 4 where an
@@ -28,9 +28,9 @@ static_assert(ROWS <= T1 && T1 >= 2 * MOST_RATIOS, "a thread for each row, and f
 
 INLINE bool is_part(bool upper, int row, int column) { return upper ? row <= column : row > column; }
 
-// sums(i) += X(r, c) right(c), r = lane + 32 i, over the warp's columns c < b of a triangle X of the square: the upper one
-// with the diagonal, or what is strictly below that. Of the upper one each column's left(r) X(r, c), added over the warp,
-// goes to across(c) as well.
+// sums(i) += X(r, c) right(c), r = lane + 32 i, over the warp's columns c < b of a triangle X of the square: the upper
+// one with the diagonal, or what is strictly below that. Of the upper one each column's left(r) X(r, c), added over the
+// warp, goes to across(c) as well.
 template <bool UPPER>
 INLINE void add_triangle(const Real* __restrict__ square, Index ld, int b, const double* right_of,
                          const double (&left)[CHUNKS], double (&sums)[CHUNKS], double* across) {
@@ -137,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(T1, 1)
 
   // What a thread's row and column are judged by, loaded here: U takes all registers, L leaves some.
   const int known = order1[line], input = is_row(known, m) ? known : 0;
-  const double row_first = known == input ? S[input] : INFINITE - INFINITE, column_first = Z[line], largest_multiplier = there ? biggest[line] : 0;
+  const double row_first = known == input ? S[input] : INFINITE - INFINITE;  // NaN
+  const double column_first = Z[line], largest_multiplier = there ? biggest[line] : 0;
   const double floors[2] = {row_floor[input], column_floor[line]};
   const double column_last = g[line] * exactly(square[(line - j) * (ld + 1)]);
   const double growth_before = state[GROWTH], done[2] = {state[DONE_ROWS], state[DONE_COLUMNS]};

@@ -58,7 +58,7 @@ INLINE double nan_is_infinite(double x) { return x == x ? x : INFINITE; }
 // NaN where either is, which fmax does not give.
 INLINE double larger(double x, double y) { return x > y ? x : y >= x ? y : x + y; }
 
-// ---- over the threads of a block, all of which get the result ---------------------------------------------------------
+// ---- over the threads of a block, all of which get the result -------------------------------------------------------
 
 template <int THREADS>
 INLINE double sum_over_block(double x) {
@@ -85,7 +85,7 @@ INLINE double largest_over_block(double x) {
   return x;
 }
 
-// ---- growth ----------------------------------------------------------------------------------------------------------
+// ---- growth ---------------------------------------------------------------------------------------------------------
 
 // Of `lines` lines every so many count, as in line_check.growth: at most MOST_RATIOS.
 INLINE int growth_stride(int lines) { return lines / 128 + 1; }
@@ -109,7 +109,7 @@ INLINE bool is_middle(const double* ratios, int count, int i) {
 
 INLINE double growth_of(double middle, const double* constants) { return middle * middle / constants[CHI_SQUARED]; }
 
-// ---- bounds ----------------------------------------------------------------------------------------------------------
+// ---- bounds ---------------------------------------------------------------------------------------------------------
 
 // Roundings that `count` operations on a line of `length` elements leave in its residual (bounds.operations).
 INLINE double operations(double count, double length, const double* constants) {
@@ -131,16 +131,16 @@ INLINE double factored_bound(double reached, double terms, double weight, const 
   return constants[ROUNDING] * reached + (terms + constants[FLOOR_TERMS]) * constants[UNDERFLOW] * weight;
 }
 
-// ---- verdicts --------------------------------------------------------------------------------------------------------
+// ---- verdicts -------------------------------------------------------------------------------------------------------
 
 // residual / bound; infinite where either is not a finite number, which is never fine.
 INLINE double ratio_to_bound(double residual, double bound) {
   return is_finite(bound) ? nan_is_infinite(fabs(residual) / bound) : INFINITE;
 }
 
-// Whether `lines` lines, one of each of the first threads, are all fine as LineCheck.relative_to_median has it: no ratio
-// is beyond min(1, max(LEAST, USUAL median)). What is asked of the median is only whether USUAL times it is less than the
-// largest ratio: it is if that is true of more than half of them, which counting tells without sorting.
+// Whether `lines` lines, one of each of the first threads, are all fine as LineCheck.relative_to_median has it: no
+// ratio is beyond min(1, max(LEAST, USUAL median)). Of the median only that is asked whether USUAL times it is less
+// than the largest ratio: it is if that is true of more than half of them, which counting tells without sorting.
 template <int THREADS>
 INLINE bool all_fine(double ratio, int lines, const double* constants) {
   const bool there = int(threadIdx.x) < lines;

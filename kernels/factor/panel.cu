@@ -5,16 +5,16 @@
 // eliminated by tiles of 8 columns (panel_state.cuh, panel_columns.cuh). Rows stay where they are until the last column
 // is done; then the panel's own rows move, and all else learns of the exchanges from order1 and places1.
 //
-// Where the element U(l, j) is not finite, elements of U(0:l, j) above it may become NaN; pivots and L are not concerned.
+// Where an element U(l, j) is not finite, elements of U(0:l, j) above it may become NaN; pivots and L are right.
 //
 // Launch   16 blocks, one cluster, of 32 w threads, 4 <= w <= WARPS_MOST, 128 ROWS_A_LANE w >= m - k; dynamic shared
 //          memory as in abft_tsm2/linalg/panel_config.py. The kernel needs the attribute for clusters of more than 8.
 // Macros   REAL double or float, WIDTH its bytes; ROWS_A_LANE a multiple of 4, TILES of a strip, WARPS_MOST of a block;
 //          ENTRY the name of the kernel
-// Storage  W(i, j) = W[i + j ld], m rows; 16 bytes from W on and ld Reals are multiples of 16 bytes, k is one of 128. Rows
-//          m to ld - 1 may be read, count nothing and stay. piv[j], k <= j < k + b: the row that was exchanged with row j.
-//          order0[p]: the input row at place p before the panel; order1 the same behind it, places1 its inverse, of all m
-//          places. inv: inverse of L11 (unit lower, b x b), column-major, 128 from column to column; inv_norm: its
+// Storage  W(i, j) = W[i + j ld], m rows; W and its columns begin at multiples of 16 bytes, and k is a multiple of 128.
+//          Rows m to ld - 1 may be read; they count nothing, and stay. piv[j], k <= j < k + b: the row exchanged with j.
+//          order0[p]: the input row at place p before the panel; order1: the same behind it, places1 its inverse, of all
+//          m places. inv: inverse of L11 (unit lower, b x b), column-major, 128 from column to column; inv_norm: its
 //          largest modulus, infinite where one is NaN. moved: 128 words of scratch. *info = 1 + j for the first pivot j
 //          that is 0, unless it is set already. *started = token when the kernel begins.
 #include "factor/panel_columns.cuh"
@@ -75,7 +75,6 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
     panel.load_strip(K);
     if (K) panel.update(K);
     panel.locate();
-    panel.at_start = panel.active;
     panel.eliminate_strip(K);
     panel.locate();
     if (K) panel.store_upper(K);
@@ -105,14 +104,14 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
   panel.gather_lower((width - 1) / STRIP * STRIP, width);
   for (int i = thread; i < width; i += threads) panel.final_place[i] = __ldcg(moved + i);
   constexpr int OF_BLOCK = COLUMNS / BLOCKS, MOST = OF_BLOCK;  // elements of a thread, of 128 threads or more
-  Real pivot[MOST], first[MOST];
+  Real pivot[MOST], replaced[MOST];
 #pragma unroll
   for (int i = 0; i < MOST; i++) {
     const int z = thread + i * threads, row = z % COLUMNS, c = panel.rank * OF_BLOCK + z / COLUMNS;
     if (z >= OF_BLOCK * COLUMNS || row >= width || c >= width) continue;
     const Real* column = panel.P + c * ld;
     pivot[i] = __ldcg(column + panel.pivot_row[row]);
-    first[i] = __ldcg(column + row);
+    replaced[i] = __ldcg(column + row);
   }
   cluster_barrier();  // all have read
 #pragma unroll
@@ -122,7 +121,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
     Real* column = panel.P + c * ld;
     column[row] = pivot[i];
     const int to = panel.final_place[row];
-    if (to >= width) column[to] = first[i];
+    if (to >= width) column[to] = replaced[i];
   }
   panel.invert(inv, inv_norm);
 }

@@ -1,10 +1,10 @@
 // Columns of a strip: who becomes pivot, what the cluster tells one another, and elimination.
 //
-// Each column takes one exchange: every block sends its candidate, which is the modulus, the place, 1 / x and the rest of
-// the row within the tile, to all blocks, itself included; each decides on its own which one is the pivot.
+// Each column takes one exchange: every block sends its candidate, which is the modulus, the place, 1 / x and the rest
+// of the row within the tile, to all blocks, itself included; each decides on its own which one is the pivot.
 //
-// Two barriers and two buffers by turns are enough. A block sends its candidate of column J + 2 only when it has those of
-// J + 1 from all, and a block sends that of J + 1 only when all of its threads have read those of J.
+// Two barriers and two buffers by turns are enough. A block sends its candidate of column J + 2 only when it has those
+// of J + 1 from all, and a block sends that of J + 1 only when all of its threads have read those of J.
 #pragma once
 #include "factor/panel_state.cuh"
 
@@ -146,8 +146,8 @@ INLINE int Panel::eliminate(int J, int j, bool last, Real* column) {
   return own ? in_warp : -1;
 }
 
-// `row` of this warp became pivot j of tile T: its multipliers in the tile and its elements in the strip's later tiles, as
-// they were before this tile, go to all blocks.
+// `row` of this warp became pivot j of tile T: its multipliers in the tile and its elements in the strip's later tiles,
+// as they were before this tile, go to all blocks.
 template <int T>
 INLINE void Panel::push(int row, int j) {
   constexpr int VECTORS = (TILES - T) * TILE_VECTORS;
@@ -177,7 +177,8 @@ INLINE void Panel::push(int row, int j) {
     send(to + 2 * i + lane / BLOCKS, rest_there + T, lane % BLOCKS, vector[i]);
 }
 
-// rest = -U: the pivot rows of tile t in the later tiles, by substitution with the tile's 8 x 8 part of L. A lane a column.
+// rest = -U: the pivot rows of tile t in the later tiles, by substitution with the tile's 8 x 8 part of L, a lane a
+// column.
 INLINE void Panel::solve_rest(int t) {
   Real* of_tile = rest + t * 8 * STRIP;
   const int c = 8 * (t + 1) + lane;
@@ -190,6 +191,16 @@ INLINE void Panel::solve_rest(int t) {
 #pragma unroll
     for (int i = l + 1; i < 8; i++) u[i] = minus_product(u[i], of_tile[i * STRIP + 8 * t + l], u[l]);
     of_tile[l * STRIP + c] = negative(u[l]);
+  }
+}
+
+// P(pivot rows of tile t, K + 8 (t + 1):K + STRIP) = U, by all blocks together: to the bit what other rows are eliminated
+// with, which the strip's own registers, where sums are added in another order, are not.
+INLINE void Panel::store_rest(int K, int t) {
+  const int columns = min(STRIP, b - K) - 8 * (t + 1), threads = warps * 32;
+  for (int i = threadIdx.x + rank * threads; i < 8 * columns; i += BLOCKS * threads) {
+    const int row = t * 8 + i % 8, c = 8 * (t + 1) + i / 8;
+    P[pivot_row[K + row] + (K + c) * ld] = negative(rest[row * STRIP + c]);
   }
 }
 
@@ -222,7 +233,7 @@ INLINE void Panel::eliminate_strip(int K) {
   const int tiles = tiles_of(K);
 #pragma unroll 1
   for (int t = 0; t < TILES && t < tiles; t++) {
-    const int J0 = K + 8 * t, columns = smaller_int(8, b - J0);
+    const int J0 = K + 8 * t, columns = min(8, b - J0);
     const bool more = t + 1 < TILES && t + 1 < tiles;
     if (more && threadIdx.x == 0) expect(rest_there + t, 8 * 16 * (TILES - t) * TILE_VECTORS);
     // The last branch is taken without asking: the compiler sees that no tile outlives its columns.
@@ -234,6 +245,7 @@ INLINE void Panel::eliminate_strip(int K) {
       open<(TILES > 3 ? 2 : 0)>();
     else
       open<TILES - 1>();
+    at_start = active;
     choose(J0, 0);
 #pragma unroll 1
     for (int j = 0; j < columns; j++) {
@@ -251,6 +263,7 @@ INLINE void Panel::eliminate_strip(int K) {
       solve_rest(t);
     }
     __syncthreads();
+    store_rest(K, t);
     if constexpr (TILES > 1) if (t == 0) apply<0>();
     if constexpr (TILES > 2) if (t == 1) apply<1>();
     if constexpr (TILES > 3) if (t == 2) apply<2>();

@@ -21,8 +21,8 @@ INLINE void Panel::apply() {
   __syncwarp();
 }
 
-// strip += P(:, 0:K) * upper, which is -U: by pieces of 8 columns of P and CHUNK rows a lane, the next ones of which load
-// meanwhile. So many SETS of them are held, beside the strip, as registers allow.
+// strip += P(:, 0:K) * upper, which is -U: by pieces of 8 columns of P and CHUNK rows a lane, the next ones of which
+// load meanwhile. So many SETS of them are held, beside the strip, as registers allow.
 INLINE void Panel::update(int K) {
   constexpr int CHUNK = ROWS_A_LANE == 16 ? 8 : 4, CHUNKS = ROWS_A_LANE / CHUNK, SETS = ROWS_A_LANE == 16 ? 3 : 2;
   constexpr int PERIOD = SETS % CHUNKS ? SETS * CHUNKS : SETS;  // pieces after which sets and chunks begin anew

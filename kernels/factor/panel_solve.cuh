@@ -9,7 +9,7 @@ INLINE void Panel::solve(Real (&y)[N][UNKNOWNS], int K) {
 #pragma unroll
   for (int part = 0; part < UNKNOWNS; part++) {
     if (part * 32 >= K) continue;
-    const int count = smaller_int(32, K - part * 32);
+    const int count = min(32, K - part * 32);
 #pragma unroll 1
     for (int l = 0; l < count; l += 4) {
       const Real* column = lower + (part * 32 + l) * COLUMNS + lane;
@@ -112,5 +112,6 @@ INLINE void Panel::invert(Real* inv, double* inv_norm) {
   unsigned long long bits = (unsigned long long)top << 32 | top_low;
   constexpr unsigned long long INFINITY_BITS = 0x7ffull << 52;
   if (bits > INFINITY_BITS) bits = INFINITY_BITS;  // NaN
-  if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(inv_norm), bits);  // positive: in the order of their bits
+  // Positive numbers are in the order of their bits.
+  if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(inv_norm), bits);
 }

@@ -6,8 +6,8 @@
 //
 //   strip  in registers, as the accumulator of the tensor cores has it: lane l holds columns 2 (l % 4) and the next one
 //          of each tile, in VECTOR rows from VECTOR (l / 4) on, and again every 8 VECTOR rows
-//   tile   the tile at work once more, as whole rows: row u of lane l is the warp's row l + 32 u. Its element 0 is of the
-//          column at work: with each column all elements shift by one, so that one piece of code serves all columns.
+//   tile   the tile at work once more, as whole rows: row u of lane l is the warp's row l + 32 u. Its element 0 is of
+//          the column at work: with each column all elements shift by one, so that one piece of code serves them all.
 #pragma once
 #include "tsm2/index.cuh"
 #include "factor/cluster.cuh"
@@ -47,8 +47,8 @@ INLINE void modulus(float x, unsigned& high, unsigned& low) {
 }
 INLINE bool is_nan(unsigned high, unsigned low) { return high > INFINITE || (high == INFINITE && low > 0); }
 
-// idamax compares |x| > (largest so far), beginning with the row at the present place: no NaN is chosen, but none is left
-// either that stands there.
+// idamax compares |x| > (largest so far), beginning with the row at the present place: NaN is chosen where it stands
+// there, and nowhere else.
 INLINE void rank_of_nan(bool first, unsigned& high, unsigned& low) {
   if (is_nan(high, low)) high = low = first ? ~0u : 0;
 }
@@ -58,7 +58,8 @@ INLINE double double_of(unsigned low, unsigned high) {
 }
 INLINE void unpack(uint4 x, double* to) { to[0] = double_of(x.x, x.y), to[1] = double_of(x.z, x.w); }
 INLINE void unpack(uint4 x, float* to) {
-  to[0] = __uint_as_float(x.x), to[1] = __uint_as_float(x.y), to[2] = __uint_as_float(x.z), to[3] = __uint_as_float(x.w);
+  to[0] = __uint_as_float(x.x), to[1] = __uint_as_float(x.y);
+  to[2] = __uint_as_float(x.z), to[3] = __uint_as_float(x.w);
 }
 INLINE uint4 pack(const double* x) {
   const unsigned long long a = __double_as_longlong(x[0]), b = __double_as_longlong(x[1]);
@@ -85,7 +86,7 @@ struct Panel {
 
   Real strip[ROWS_A_LANE][TILES][2], tile[LANE_ROWS][8];
   unsigned place[LANE_ROWS];   // where the tile's rows lie by now
-  unsigned active, at_start;   // a bit for each of them: no pivot row by now; at the start of the strip
+  unsigned active, at_start;   // a bit for each of them: no pivot row by now; at the start of the tile
 
   // Shared memory. Two of each that columns use by turns.
   uint4* received;       // [2][BLOCKS][MESSAGE] candidates of all blocks
@@ -113,6 +114,7 @@ struct Panel {
   template <int T>
   __device__ void push(int row, int j);
   __device__ void solve_rest(int t);
+  __device__ void store_rest(int K, int t);
   template <int T>
   __device__ void open();
   __device__ void eliminate_strip(int K);
@@ -133,7 +135,7 @@ struct Panel {
   // The warp's row that element i of a column of the strip belongs to.
   INLINE int row_of(int i) const { return i / VECTOR * 8 * VECTOR + VECTOR * group + i % VECTOR; }
 
-  // Where an element of the buffer lies: vectors of neighbouring rows are exchanged, so that lanes meet different banks.
+  // Where an element of the buffer lies: vectors of a row are exchanged, so that lanes meet different banks.
   INLINE static int turned(int row) { return WIDTH == 8 ? row >> 1 & 3 : row >> 2 & 1; }
   INLINE static int in_buffer(int row, int column) {
     return row * 8 + ((column / VECTOR) ^ turned(row)) * VECTOR + column % VECTOR;
@@ -142,8 +144,7 @@ struct Panel {
   // Vectors of a candidate in column j of a tile, and bytes that a block gets from all.
   INLINE static int vectors_of(int j) { return 1 + (8 - j + VECTOR - 1) / VECTOR; }
   INLINE static int bytes_of(int j) { return 16 * BLOCKS * vectors_of(j); }
-  INLINE int tiles_of(int K) const { return smaller_int(TILES, (b - K + 7) / 8); }
-  INLINE static int smaller_int(int x, int y) { return x < y ? x : y; }
+  INLINE int tiles_of(int K) const { return min(TILES, (b - K + 7) / 8); }
 };
 
 // Who this thread is. Called in every phase, so that a compiler short of registers keeps none of it, nor addresses made

@@ -1,15 +1,15 @@
-// Whether pivots are the exchanges that led from one snapshot of the order of rows to the next: a block replays those of
-// a panel, piv(k : k + b), on the snapshot before it, and compares with the snapshot after it. Counts the panels that
-// agree: RIGHT_PANELS. The first snapshot has to be 0, 1, 2, ...
+// Whether pivots are the exchanges that led from one snapshot of the order of rows to the next: a block replays those
+// of a panel, piv(k : k + b), on the snapshot before it, and compares with the snapshot after it. Counts the panels
+// that agree: RIGHT_PANELS. The first snapshot has to be 0, 1, 2, ...
 //
-// An exchange moves rows of the panel and rows whose places are pivots: these alone are kept in shared memory, the latter
-// under the number of the first exchange that names the place. So one thread replays up to PANEL exchanges there, and all
-// others compare.
+// An exchange moves rows of the panel and rows whose places are pivots: these alone are kept in shared memory, the
+// latter under the number of the first exchange that names the place. So one thread replays up to PANEL exchanges
+// there, and all others compare.
 //
 // Launch   P = ceil(K / PANEL) blocks of T1 threads
-// Macros   REAL, any; T1 threads, at least PANEL; ENTRY the name of the kernel
-// Storage  orders: P + 1 snapshots of m numbers, one after the other. Pivots that are none, and numbers of rows that are
-//          none, agree with nothing; nothing is read or written beyond the arrays
+// Macros   REAL, any; T1 threads, at least PANEL; ENTRY the name of the kernel Storage  orders: P + 1 snapshots of m
+//          numbers, one after the other. Pivots that are none, and numbers of rows that are none, agree with nothing;
+//          nothing is read or written beyond the arrays
 #include "factor/certificate.cuh"
 
 constexpr int PANEL = 128;  // columns

@@ -6,7 +6,8 @@
 // A warp takes AT_ONCE columns at a time; a lane holds every 32nd row of them, and these rows' sums to the end.
 //
 // Launch   some blocks of T1 threads, at most ceil((n - j - b) / (T1 / 32 * AT_ONCE))
-// Macros   REAL float or double; T1 threads; CHUNKS of 32 rows, b <= 32 CHUNKS: 4, 8 or 16; ENTRY the name of the kernel
+// Macros   REAL float or double; T1 threads; CHUNKS of 32 rows, b <= 32 CHUNKS: 4, 8 or 16; ENTRY the name of the
+//          kernel
 // Storage  W(r, c) = W[r + c ld]; v, Z by column, g by place; parts[block b + i]; float64 but for W
 #include "factor/line_verdict.cuh"
 

@@ -12,7 +12,8 @@ INLINE double sum_of_moduli(const double* __restrict__ x, Index count) {
   return sum_over_block<T1>(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(T1) ENTRY(const double* w, Index m, const double* v, Index n, double* moduli) {
+extern "C" __global__ void __launch_bounds__(T1)
+    ENTRY(const double* w, Index m, const double* v, Index n, double* moduli) {
   const double of_rows = sum_of_moduli(w, m), of_columns = sum_of_moduli(v, n);
   if (threadIdx.x > 0) return;
   moduli[0] = of_rows;

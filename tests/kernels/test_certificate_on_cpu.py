@@ -1,7 +1,8 @@
-"""The kernels that certify finished factors, on the CPU: the sums, bounds and verdicts of certify.py, and planted faults."""
+"""The kernels that certify finished factors, on the CPU: sums, bounds and verdicts of certify.py; planted faults."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 
 from abft_tsm2.arrays import FLOATS, to_host
 from abft_tsm2.checksum.bounds import changed_bound, factored_bound
-from abft_tsm2.linalg.certificate_config import BEHIND, Tiles, full_counts
+from abft_tsm2.linalg.certificate_config import BEHIND, CertificateKernel, Tiles, full_counts
 from abft_tsm2.linalg.certify import _norms_of, _tail_norms, product_sums
 from abft_tsm2.linalg.check_config import initial_state
 from abft_tsm2.linalg.lu_checks import ROWS, Sight
 from tests.support import certificate_cases as cases
 from tests.support.certificate_cases import Factors, Launch, OnKernels, factors
-from tests.support.cuda_on_cpu import ORDERS, Library
-from tests.support.libraries import library_of, some, texts
+from tests.support.cuda_on_cpu import ORDERS, KernelFault, Library
+from tests.support.libraries import library_of, some, texts, with_faults
 
 DTYPES = ("float64", "float32")
 library = library_of(lambda: texts(cases.KERNELS))
@@ -113,7 +114,7 @@ def test_the_same_bits_in_every_order_of_threads(library: Library) -> None:
 
 @pytest.mark.parametrize("dtype", some(DTYPES[::-1], 2))
 def test_nothing_is_read_that_is_not_there(sanitized: Library, dtype: str) -> None:
-    for m, n, norms in ((37, 21, True), (21, 37, False), (131, 3, False)):
+    for m, n, norms in ((37, 21, True), (21, 37, False)):
         run = OnKernels(factors(m, n, dtype), launch_on(sanitized), norms=norms)
         assert tuple(run.certify()) == full_counts(m, n)
 
@@ -143,8 +144,9 @@ def test_the_bounds_of_sums_that_were_kept(on: Any, shape: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("shape", [(140, 90), (90, 140)], ids=str)
-def test_what_sums_see(on: Any, shape: tuple[int, int], dtype: str) -> None:
+def test_what_sums_see(on: Any, shape: tuple[int, int], norms: bool, dtype: str) -> None:
     of = factors(*shape, dtype, seed=2)
     carried, K, kind = of.carried, min(shape), FLOATS[dtype]
     place, e = carried.place, of.carried.encoding
@@ -156,6 +158,8 @@ def test_what_sums_see(on: Any, shape: tuple[int, int], dtype: str) -> None:
         whole = np.zeros(shape[side])
         whole[:K] = factored_bound(kind, carried.reach(side, floor, 0.0, K, first, last), K, carried.moduli[1 - side])
         bounds.append(whole)
+    if norms:
+        bounds = [lines.bound for lines in of.judged(np.zeros(shape[0]), np.zeros(shape[1]))]
     sizes = [np.log2(np.max(abs(of.A), axis=axis).astype(float)) for axis in (1, 0)]
     sight = Sight.of(carried, (sizes[0][place], sizes[1]), (bounds[0], bounds[1]))
     assert not sight.lines(0).size
@@ -164,12 +168,15 @@ def test_what_sums_see(on: Any, shape: tuple[int, int], dtype: str) -> None:
     for side in (0, 1):
         weight = sight.weights[1 - side]
         least = np.minimum(sight.allowed[side] + weight.min(), np.min(weight + sight.allowed[1 - side]))
-        margins.append(np.min((least - sight.bounds[side])[:K]))
+        margins.append(np.min((least - sight.bounds[side])[bounds[side] > 0]))
+    given = np.full((2, max(shape)), np.nan)
+    for side in (0, 1):
+        given[side, : shape[side]] = bounds[side]
     for shift, seen in ((1e-9 - min(margins), 1), (-1e-9 - min(margins), 0)):
         run = on(of)
         run.state[:] = carried.growth, *carried.done
         run.constants[BEHIND + 2] += shift  # the blind factor
-        run.see_all(carried.g.copy(), carried.y.copy())
+        run.see_all(carried.g.copy(), carried.y.copy(), given if norms else None)
         assert run.verified[cases.SEES_ALL] == seen
 
 
@@ -272,9 +279,22 @@ def test_a_small_weight_hides_elements(on: Any, weight: str) -> None:
 def test_nan_sees_nothing(on: Any, kept: str) -> None:
     run = on(factors(70, 70, "float64", seed=6))
     sums = {"g": run.of.carried.g.copy(), "y": run.of.carried.y.copy()}
-    sums.get(kept, getattr(run, kept, None))[-1] = np.nan
+    array = sums[kept] if kept in sums else getattr(run, kept)
+    array[-1] = np.nan
     run.see_all(sums["g"], sums["y"])
     assert run.verified[cases.SEES_ALL] == 0
+
+
+@pytest.mark.parametrize("place", [(0, 3), (0, 139), (1, 0), (1, 129)])
+@pytest.mark.parametrize("bound", [np.nan, np.inf])
+def test_a_bound_that_is_no_number_sees_nothing(on: Any, place: tuple[int, int], bound: float) -> None:
+    run = on(factors(140, 130, "float32", seed=6))
+    bounds = np.full((2, 140), 1e-30)
+    for seen in (1, 0):
+        run.verified[:] = 0
+        run.see_all(run.of.carried.g.copy(), run.of.carried.y.copy(), bounds)
+        assert run.verified[cases.SEES_ALL] == seen
+        bounds[place] = bound
 
 
 def test_growth_that_is_no_number_certifies_nothing(on: Any) -> None:
@@ -358,3 +378,97 @@ def test_operations_begin_as_on_the_host() -> None:
     assert initial_state(FLOATS["float32"], 20, 30)[0] == 1.0
     carried = type(of.carried)(of.A, of.carried.encoding, of.W[:20])
     assert list(initial_state(FLOATS["float32"], 20, 30)[1:]) == carried.done
+
+
+# ---- faults in the kernels: what tests find --------------------------------------------------------------------------
+
+SUMS, ADD, GROWTH, JUDGE, COMPARE, REPLAY, SEE = (CertificateKernel(routine) for routine in cases.ROUTINES)
+RACE = "race|uninitialised"
+# name: (kernel, what is replaced, which occurrence, by what, what is then said)
+BARRIER = "__syncthreads();"
+PLANTED: dict[str, tuple[CertificateKernel, str, int, str, str]] = {
+    "sums_before_weights": (SUMS, f"{BARRIER}\n\n  // Element", 0, "//", RACE),
+    "sums_of_warps_unfinished": (
+        SUMS,
+        f"{BARRIER}\n  for (int j = threadIdx.x; j < columns",
+        0,
+        "for (int j = threadIdx.x; j < columns",
+        RACE,
+    ),
+    "the_diagonal_in_L": (SUMS, "offset + i > j + q", 0, "offset + i >= j + q", "sums"),
+    "rows_that_are_not_there": (SUMS, "i < rows && down", 0, "down", "sums"),
+    "columns_that_warps_leave_out": (SUMS, "offset_of_warp + 32 * V - 1 > j", 0, "offset_of_warp > j", "sums"),
+    "the_diagonal_twice": (ADD, "pass != 0 && line < K", 0, "line < K", "sums"),
+    "parts_of_one_warp": (ADD, "other < WARPS", 0, "other < 1", "sums"),
+    "parts_unfinished": (ADD, f"{BARRIER}\n  if (warp > 0", 0, "if (warp > 0", RACE),
+    "growth_of_others": (GROWTH, "is_middle(ratios + warp * RUN", 0, "is_middle(ratios", f"{RACE}|growth"),
+    "growth_unfinished": (GROWTH, f"{BARRIER}\n    if (threadIdx.x == 0)", 0, "if (threadIdx.x == 0)", RACE),
+    "growth_of_a_run_unfinished": (GROWTH, "__syncwarp();", 0, "", RACE),
+    "terms_of_sums": (JUDGE, "constants[FLOOR_TERMS], then", 0, "double(K), then", "bounds"),
+    "operations_of_rows": (JUDGE, "of_rows ? DONE_ROWS : DONE_COLUMNS", 0, "DONE_ROWS", "bounds"),
+    "tails_of_the_block": (COMPARE, "sqrt(behind + ", 0, "sqrt(", "sums that were kept"),
+    "tails_unfinished": (COMPARE, f"{BARRIER}\n    const double more", 0, "const double more", RACE),
+    "pivots_of_any_place": (REPLAY, "place >= k + i &&", 0, "place >= 0 &&", "panels|overrun"),
+    "exchanges_unfinished": (REPLAY, f"{BARRIER}\n\n  // the panel's rows", 0, "//", RACE),
+    "weights_of_one_side": (SEE, "change + row_weight", 0, "change + column_weight", "sight"),
+}
+
+
+def planted_faults() -> Any:
+    return texts(cases.KERNELS) + with_faults(PLANTED)
+
+
+faulty = library_of(planted_faults)
+
+
+def found_by(run: OnKernels) -> str:
+    """What these kernels make of clean factors, compared with certify.py."""
+    of, carried, (m, n) = run.of, run.of.carried, run.of.A.shape
+    g, y, largest = run.read()
+    gU, Ly = run.product_sums(carried.g.copy(), carried.y.copy())
+    wanted = (carried.g, carried.y, *product_sums(carried.W, carried)[::-1])
+    if not all(np.allclose(x, z, rtol=1e-9, atol=1e-9) for x, z in zip((g, y, gU, Ly), wanted, strict=True)):
+        return "sums"
+    run.count_growth(carried.y.copy())
+    if not np.allclose(run.state[1:], carried.done, rtol=1e-9):
+        return "growth"
+    bounds = run.judge_factors(Ly, gU, largest)[1]
+    lines = of.judged(Ly, gU)
+    if not all(np.allclose(bounds[i, : (m, n)[i]], lines[i].bound, rtol=1e-9, atol=0) for i in (0, 1)):
+        return "bounds"
+    floor = carried.floor * 1e9
+    run.column_floor = floor
+    tails = _tail_norms(carried.w)[: run.K]
+    zeros, same = np.zeros(run.K), 0.999 * changed_bound(tails, m)
+    run.compare_sums(same, zeros, carried.y.copy(), carried.y.copy())
+    if run.verified[cases.SAME_COLUMNS] != run.K:
+        return "sums that were kept"
+    run.pivots[140] = 3
+    run.replay_pivots()
+    if run.verified[cases.RIGHT_PANELS] != full_counts(m, n)[cases.RIGHT_PANELS] - 1:
+        return "panels"
+    run.column_floor = carried.floor.copy()
+    run.v *= 1e-3
+    run.row_floor *= 1e-3
+    run.S *= 1e-3
+    run.moduli[1] *= 1e-3
+    run.see_all(carried.g.copy(), carried.y * 1e-3)
+    return "nothing" if run.verified[cases.SEES_ALL] else "sight"
+
+
+@pytest.mark.parametrize("name", some(PLANTED, 3))
+def test_faults_in_kernels_are_found(faulty: Library, name: str) -> None:
+    kernel, *_, wanted = PLANTED[name]
+
+    def launch(called: str, grid: tuple[int, ...], threads: int, args: tuple[Any, ...]) -> None:
+        faulty.run(name if called == kernel.name else called, grid, threads, args, order="random")
+
+    try:
+        found = found_by(OnKernels(factors(601, 290, "float64"), launch))
+    except KernelFault as fault:
+        found = str(fault)
+    assert re.search(wanted, found), found
+
+
+def test_nothing_is_found_where_no_fault_is(library: Library) -> None:
+    assert found_by(OnKernels(factors(601, 290, "float64"), launch_on(library, "random"))) == "nothing"

@@ -1,5 +1,5 @@
-"""The kernels that check the steps of LU, on the CPU: whole factorisations beside `LuChecksums`, steps with residuals of
-all sizes, and whether planted faults are found, in the factors and in the kernels."""
+"""The kernels that check the steps of LU, on the CPU: whole factorisations beside `LuChecksums`, steps with residuals
+of all sizes, and whether planted faults are found, in the factors and in the kernels."""
 
 from __future__ import annotations
 
@@ -134,6 +134,13 @@ class Device:
         if below := self.m - j - b:
             self.launch(config, config.grid(below), (self.memory, self.ld, self.m, j, b, self.order, self.y, self.S))
 
+    def beyond(self, j: int, j1: int) -> int:
+        """Sides with a residual of this step that is not within its bound. What is only much further from clean than
+        the median is suspected: one of some dozen honest steps is, which one depends on the BLAS."""
+        with np.errstate(invalid="ignore"):
+            within = np.abs(self.residuals[:, j:j1]) <= self.bounds[:, j:j1]
+        return sum(flag for flag, side in zip((ROWS_WRONG, COLUMNS_WRONG), within, strict=True) if not side.all())
+
 
 Plant = Callable[[str, int, np.ndarray], None]
 
@@ -159,9 +166,11 @@ class Shape:
         return f"{self.m}x{self.n}-{self.b}-{self.dtype}"
 
 
-def factored(shape: Shape, launch: Launch, plant: Plant | None = None, *, beside: bool = False) -> tuple[Any, list[str]]:
-    """Factor step by step, with the kernels behind each; `plant` changes W after "panel", "solved", "updated" of a step.
-    `beside`: returns also what is wrong, as LuChecksums on the same matrix has it."""
+def factored(
+    shape: Shape, launch: Launch, plant: Plant | None = None, *, beside: bool = False
+) -> tuple[Device, list[str]]:
+    """Factor step by step, with the kernels behind each; `plant` changes W after "panel", "solved", "updated" of a
+    step. `beside`: returns also what is wrong, as LuChecksums on the same matrix has it."""
     device = Device(shape.matrix(), len(shape.steps), launch)
     W, found = device.W, []
     carried = Recorded(shape.matrix(), device.encoding, W) if beside else None
@@ -199,7 +208,7 @@ def factored(shape: Shape, launch: Launch, plant: Plant | None = None, *, beside
 
 
 def differs(x: Any, wanted: Any, size: Any, terms: int) -> bool:
-    """Whether x is further from what is wanted than rounding of `terms` numbers, whose moduli add up to size, may be."""
+    """Whether x is further from what is wanted than rounding of `terms` numbers may be; their moduli add up to size."""
     return not bool(np.all(np.abs(Wide(x) - wanted) <= (terms + 4) * ROUNDING * size))
 
 
@@ -261,12 +270,9 @@ def differences(
     return found
 
 
-# By estimated norms alone: one of its columns is nearly eleven times as far from clean as the median.
-SUSPECTED = Shape(97, 203, 40, "float32")
 SHAPES = (
     *(Shape(96, 96, 32, dtype) for dtype in DTYPES),
-    Shape(97, 203, 40, "float64"),
-    SUSPECTED,
+    *(Shape(97, 203, 40, dtype) for dtype in DTYPES),
     Shape(203, 203, 100, "float32"),
     *(Shape(190, 77, 33, dtype) for dtype in DTYPES),
     Shape(130, 130, 128, "float64"),
@@ -286,7 +292,8 @@ def test_factorisations_as_lu_checksums_has_them(
     runs = [factored(shape, launch_on(library, order), beside=True) for order in orders(SHAPES.index(shape))]
     for device, found in runs:
         assert not found
-        assert (device.status & 7).any() == (shape == SUSPECTED)
+        assert not any(device.beyond(*step) for step in shape.steps)
+        assert not (device.status & PIVOT_WRONG).any()
     for device, _ in runs[1:]:
         for name in ("residuals", "bounds", "state", "S", "Z", "g", "y", "moduli"):
             assert getattr(device, name).tobytes() == getattr(runs[0][0], name).tobytes()
@@ -311,7 +318,8 @@ REGIONS: dict[str, tuple[str, tuple[slice, slice], int | None]] = {
 @pytest.mark.parametrize("value", ["small", "nan", "inf"])
 @pytest.mark.parametrize("region", REGIONS)
 def test_a_changed_element_is_seen_by_the_right_side(library: Libraries, region: str, value: str) -> None:
-    for number, (m, n) in enumerate(((90, 121), (121, 90), (100, 100))):
+    sizes = enumerate(((90, 105), (105, 90)))
+    for number, (m, n) in sizes if value == "small" else [next(sizes)]:
         shape = Shape(m, n, 40, DTYPES[number % 2])
         stage, where, expected = REGIONS[region]
 
@@ -322,14 +330,13 @@ def test_a_changed_element_is_seen_by_the_right_side(library: Libraries, region:
 
         device, _ = factored(shape, launch_on(library, ORDERS[number]), plant)
         flags = device.status & 7
-        assert flags[0] == 0
+        assert not device.beyond(0, 40)
         if expected is None:
-            assert flags[1] == 0
-            assert flags[2] & 3
-        elif value == "small":
-            assert flags[1] & 3 == expected, (region, m, n)
+            assert not device.beyond(40, 80)
+            assert flags[2] & (ROWS_WRONG | COLUMNS_WRONG)
         else:
             assert flags[1] & expected == expected, (region, m, n)
+            assert value != "small" or device.beyond(40, 80) & ~expected == 0, (region, m, n)
 
 
 @pytest.mark.parametrize("name", ["S", "Z", "g", "y", "w", "v", "row_floor", "column_floor", "state", "moduli"])
@@ -346,7 +353,7 @@ def test_a_changed_sum_is_seen(library: Libraries, name: str) -> None:
         device.sums(0, 30)
         device.across(0, 30)
         device.judged(0, 30, 0, 1)
-        assert device.status[0] == 8
+        assert not device.beyond(0, 30)
         device.advanced(0, 30)
         changed = getattr(device, name)
         changed[(int(device.order[50]) if name in ("S", "w", "row_floor") else 45) % changed.size] = value
@@ -355,7 +362,7 @@ def test_a_changed_sum_is_seen(library: Libraries, name: str) -> None:
         device.across(30, 30)
         device.judged(30, 30, 1, 1)
         if name == "y":  # which is made anew
-            assert device.status[1] == 8
+            assert not device.beyond(30, 60)
         else:
             assert device.status[1] & 3, value
 
@@ -412,12 +419,17 @@ def judged_faults(b: int, dtype: str, seed: int, launch: Launch) -> list[str]:
     y = U @ device.v[J] + device.parts.sum(0)
     # Residuals up to some 60 u, near the bound, or some hundredth of it; much alike, or not at all.
     unit, largest, spread = 60 * stored.unit_roundoff, 10.0 ** rng.uniform(-2.5, 0.5, 2), rng.uniform(0, 3, 2)
-    noise = [unit * x * rng.choice([-1, 1], b) * 10.0 ** rng.uniform(-y, 0, b) for x, y in zip(largest, spread, strict=True)]
+    noise = [
+        unit * x * rng.choice([-1, 1], b) * 10.0 ** rng.uniform(-y, 0, b) for x, y in zip(largest, spread, strict=True)
+    ]
     rows = device.order[J]
     device.S[rows] = np.float64(L @ y) - noise[0] * device.row_floor[rows]
     device.Z[J] = np.float64(device.g[J] @ U) - noise[1] * device.column_floor[J]
     if seed % 4 == 3:
         (device.S if seed % 8 == 3 else device.Z)[rows[b // 2] if seed % 8 == 3 else j + b // 2] = np.nan
+    if seed % 8 == 6 and b > 1:  # a residual that is NaN while its bound is not
+        device.W[j + b - 1, j] = np.nan
+        L[b - 1, 0] = np.nan
     device.judged(j, b, 1, 5)
 
     found = []
@@ -437,7 +449,7 @@ def judged_faults(b: int, dtype: str, seed: int, launch: Launch) -> list[str]:
         if not np.allclose(given, bound, rtol=1e-9, atol=0, equal_nan=True):
             found.append(f"bounds of side {side} are {given}, not {bound}")
         off = abs(residual - exact[side]) > 4 * (b + blocks + 8) * ROUNDING * (sizes[side] + abs(firsts[side]))
-        if off.any() or (np.isnan(residual) != np.isnan(firsts[side])).any():
+        if off.any() or (np.isnan(residual) != np.isnan(exact[side])).any():
             found.append(f"residuals of side {side} are {residual}, not {np.float64(exact[side])}")
         clean = LineCheck.relative_to_median(residual, given, USUAL, LEAST).clean
         if bool(device.status[1] & (1 << side)) == clean:
@@ -459,7 +471,7 @@ WIDTHS = (1, 2, 3, 31, 32, 33, 64, 127, 128, 129, 200, 256, 257, 300, 383, 384, 
 
 @pytest.mark.parametrize("b", WIDTHS)
 def test_verdicts_are_relative_to_the_median(library: Libraries, b: int) -> None:
-    for seed in range(12 if b <= 64 else 4):
+    for seed in range(12 if b <= 64 else 3):
         dtype, order = DTYPES[seed // 2 % 2], ORDERS[seed % 3]
         assert not judged_faults(b, dtype, seed, launch_on(library, order)), (dtype, seed)
 
@@ -536,7 +548,7 @@ PLANTED: dict[str, tuple[Any, str, int, str]] = {
     "growth_of_the_columns": (JUDGE, "growth = grown[ROWS_SIDE]", 0, "growth = grown[COLUMNS_SIDE]"),
     "growth_before_left_out": (JUDGE, "larger(of_side, growth_before)", 0, "of_side"),
     "another_median": (JUDGE, "before == count / 2", 0, "before == (count - 1) / 2"),
-    "weights_of_the_side": (JUDGE, "moduli[1 - side]", 0, "0 * moduli[side]"),
+    "weights_left_out": (JUDGE, "* constants[UNDERFLOW] * weight", 0, "* weight"),
     "an_operation_less": (JUDGE, "double(t + 1) / b", 0, "double(t) / b"),
     "lengths_of_the_side": (JUDGE, "{n - j, m - j}", 0, "{m - j, n - j}"),
     "not_relative": (JUDGE, "lower < lines / 2 + 1", 0, "true"),
@@ -544,11 +556,10 @@ PLANTED: dict[str, tuple[Any, str, int, str]] = {
     "half_a_line_less": (JUDGE, "lower < lines / 2 + 1", 0, "lower < lines / 2"),
     "never_least": (JUDGE, "largest <= constants[LEAST] ||", 0, ""),
     "beyond_the_bound": (JUDGE, "largest <= 1 &&", 0, ""),
-    "nan_is_fine": (JUDGE, "return x == x ? x : (2 * LARGEST)", 0, "return x == x ? x : 0"),
-    "sides_exchanged": (JUDGE, "(rows_fine ? 0 : 1) + (columns_fine ? 0 : 2)", 0, "(rows_fine ? 0 : 2) + (columns_fine ? 0 : 1)"),
+    "nan_is_fine": (JUDGE, "return x == x ? x : ", 0, "return x == x ? x : 0 *"),
+    "sides_exchanged": (JUDGE, "(rows_fine ? 0 : 1) + (columns_fine", 0, "(columns_fine ? 0 : 1) + (rows_fine"),
     "other_columns_of_residuals": (JUDGE, "residuals[side * lines + line]", 0, "residuals[side * m + line]"),
 }
-del PLANTED["nan_is_fine"], PLANTED["weights_of_the_side"]
 faulty = library_of(lambda: [*with_faults(PLANTED), *texts(CONFIGS)])
 
 
@@ -561,11 +572,11 @@ def what_is_found(kernels: Libraries, name: str, order: str) -> str:
             return factored(problem, launch, beside=True)[1]
         return judged_faults(*problem, launch)
 
-    steps = [(b, "float64", seed) for b, seed in itertools.product((3, 64, 33, 128), range(8))]
+    steps = [(b, "float64", seed) for b, seed in itertools.product((3, 33, 64, 128), range(8))]
     small = [Shape(70, 143, 40, "float64"), Shape(103, 70, 40, "float64")]
     if isinstance(config, SumModuli):
         small = [Shape(1100, 2, 2, "float64"), Shape(2, 1100, 2, "float64")]
-    problems = [*small, *(steps if isinstance(config, JudgeStep) else ())]
+    problems = [*(steps if isinstance(config, JudgeStep) else ()), *small]
     return first_complaint(problems, judged)
 
 

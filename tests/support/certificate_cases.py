@@ -36,6 +36,7 @@ KERNELS = [
         for dtype in ("float64", "float32")[: 1 + (routine in TYPED)]
     ),
     *(CertificateKernel("factor_sums", dtype, norms=True) for dtype in ("float64", "float32")),
+    *(CertificateKernel("see_all", dtype, norms=True) for dtype in ("float64", "float32")),
     CertificateKernel("judge_factors", norms=True),
 ]
 RIGHT_ROWS, RIGHT_COLUMNS, SMALL_MULTIPLIERS, SAME_COLUMNS, SAME_ROWS, RIGHT_PANELS, SEES_ALL = 0, 1, 2, 4, 5, 6, 7
@@ -199,22 +200,25 @@ class OnKernels:
     def replay_pivots(self) -> None:
         self.launch("replay_pivots", self.pivots, self.orders, self.m, self.K, self.verified)
 
-    def see_all(self, g: np.ndarray, y: np.ndarray) -> None:
+    def see_all(self, g: np.ndarray, y: np.ndarray, bounds: np.ndarray | None = None) -> None:
+        """`bounds`: of the certificate, with norms."""
         W = self.of.W
         floors, sums = (self.row_floor, self.column_floor), (self.S, self.Z, y, g)
         largest = self.row_largest, self.column_largest, self.moduli, self.state
         sizes = self.m, self.n, self.constants, self.verified
         order = self.orders[-1].copy()
-        self.launch("see_all", self.w, self.v, order, *floors, *sums, W, W.shape[0], *largest, *sizes)
+        more = () if bounds is None else (bounds,)
+        args = order, *floors, *sums, W, W.shape[0], *largest, *sizes, *more
+        self.launch("see_all", self.w, self.v, *args, norms=bounds is not None)
 
     def certify(self) -> list[int]:
         """All of it, of factors of which only the result is known, compared with what is read again: `verified`."""
         g, y, largest = self.read()
         self.count_growth(y)
         gU, Ly = self.product_sums(g, y)
-        self.judge_factors(Ly, gU, largest)
+        bounds = self.judge_factors(Ly, gU, largest)[1]
         again = self.read()
         self.compare_sums(again[0], g, again[1], y)
         self.replay_pivots()
-        self.see_all(g, y)
+        self.see_all(g, y, bounds if self._norms else None)
         return [int(x) for x in self.verified]

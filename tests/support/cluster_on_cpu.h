@@ -3,8 +3,8 @@
 // kernels/factor/cluster.cuh, and for what the kernel uses of CUDA; tests/support/cluster_on_cpu.py puts it there.
 //
 // Watched     deadlocks, with who waits where; barriers and exchanges of a warp that meet at different lines; mbarriers
-//             used before they are initialized, expected twice in a phase, left with bytes that nobody waits for or with
-//             bytes that never come; messages to blocks that have ended; writes behind the shared memory
+//             used before they are initialized, expected twice in a phase, left with bytes that nobody waits for or
+//             with bytes that never come; messages to blocks that have ended; writes behind the shared memory
 // Unwatched   races that no drawn order shows; fences: what is written is seen at once
 // Planted     faults, so that tests can see that they are found: one of `Fault`, at its `number`-th place
 #pragma once
@@ -168,7 +168,8 @@ inline void fail(const char* format, ...) {
   if (faulted) return;
   faulted = true;
   int used = 0;
-  if (current) used = std::snprintf(message, sizeof(message), "block %u, thread %u: ", current->block, current->index.x);
+  if (current)
+    used = std::snprintf(message, sizeof(message), "block %u, thread %u: ", current->block, current->index.x);
   va_list values;
   va_start(values, format);
   std::vsnprintf(message + used, sizeof(message) - used, format, values);
@@ -604,6 +605,7 @@ inline unsigned long long atomicMax(unsigned long long* at, unsigned long long v
   if (before < value) *at = value;
   return before;
 }
+inline int min(int x, int y) { return x < y ? x : y; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 

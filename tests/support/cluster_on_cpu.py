@@ -17,7 +17,7 @@ from abft_tsm2.core.compiler import Kernel, source
 HERE = Path(__file__).parent
 # As in cuda_on_cpu/build.py: variables that nobody has set are wild numbers.
 FLAGS = (
-    *("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing"),
+    *("-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing"),
     *("-ffp-contract=off", "-ftrivial-auto-var-init=pattern", "-fno-gnu-unique"),
 )
 FAULTS = (
@@ -31,9 +31,12 @@ class ClusterFault(Exception):
     """What went wrong in a launch."""
 
 
-def text_of(config: Kernel) -> str:
-    """The kernel's text for the CPU, with what runs it."""
+def text_of(config: Kernel, change: tuple[str, str] = ("", "")) -> str:
+    """The kernel's text for the CPU, with what runs it; `change` is a fault to be planted: what is replaced, by what."""
     text = source(config)
+    if text.count(change[0]) != 1 and change[0]:
+        raise ValueError(f"{change[0]!r} is there {text.count(change[0])} times")
+    text = text.replace(*change) if change[0] else text
     kept = re.search(r'#line 1 "tsm2/index\.cuh"\n.*?(?=^#line)', text, re.S | re.M)
     replaced, count = _REPLACED.subn("", text, count=1)
     if kept is None or count != 1 or "asm" in replaced:
@@ -50,7 +53,7 @@ extern "C" const char* launch(unsigned threads, unsigned long long shared_bytes,
     return f'#include "cluster_on_cpu.h"\n{index}{replaced}{launch}'
 
 
-def build(config: Kernel, cache: Path) -> Callable[..., None]:
+def build(config: Kernel, cache: Path, change: tuple[str, str] = ("", "")) -> Callable[..., None]:
     """A function that launches the kernel: ``run(threads, shared_bytes, arguments, seed=0, fault=("none", 0))``.
 
     Arguments are NumPy arrays, of which the kernel gets the first element's address, and ints. The order of threads and
@@ -61,7 +64,7 @@ def build(config: Kernel, cache: Path) -> Callable[..., None]:
     ClusterFault
         By the function, with what was found.
     """
-    text = text_of(config)
+    text = text_of(config, change)
     header = (HERE / "cluster_on_cpu.h").read_text()
     path = cache / f"{hashlib.sha256(repr((text, header, FLAGS)).encode()).hexdigest()[:32]}.so"
     if not path.exists():
@@ -73,7 +76,14 @@ def build(config: Kernel, cache: Path) -> Callable[..., None]:
         unfinished.replace(path)
     entry = ctypes.CDLL(str(path)).launch
     entry.restype = ctypes.c_char_p
-    entry.argtypes = [ctypes.c_uint, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    entry.argtypes = [
+        ctypes.c_uint,
+        ctypes.c_ulonglong,
+        ctypes.c_ulonglong,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_void_p,
+    ]
 
     def run(
         threads: int, shared_bytes: int, arguments: list[Any], seed: int = 0, fault: tuple[str, int] = ("none", 0)

@@ -8,8 +8,8 @@ import numpy as np
 
 from abft_tsm2.linalg.certificate_config import COUNTS, Tiles
 from abft_tsm2.linalg.check_config import RowSums
-from abft_tsm2.linalg.move_config import LeftRows
 from abft_tsm2.linalg.device.schedule import PANEL, PANELS, ROWS, Schedule
+from abft_tsm2.linalg.move_config import LeftRows
 
 ALIGNED = 16  # bytes that a kernel loads at a time
 WORD = 8  # bytes
@@ -39,7 +39,7 @@ class Buffers:
         Of the exchanges left of each step.
     g, y, biggest, parts, steps_state, moduli, initial, constants : float64 arrays
         Of the steps' checks.
-    g_again, y_again, gU, Ly, largest, column_parts, row_parts, largest_parts, state : float64 arrays
+    g_again, y_again, largest, column_parts, row_parts, largest_parts, state : float64 arrays
         Of the certificate.
     """
 
@@ -62,10 +62,10 @@ class Buffers:
             self.ends = cupy.asarray(schedule.ends, cupy.int32)
             self.map = cupy.empty((panels, m), cupy.int32)
             self.scratch = cupy.empty(left.scratch_elements, dtype)
-        parts = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
-        sizes = {"g": K, "y": K, "biggest": K, "parts": parts, "moduli": 2, "steps_state": 3, "state": 3}
-        sizes |= {"g_again": K, "y_again": K, "gU": 2 * n, "Ly": 2 * m, "largest": K}  # with norms
-        parts = {"column_parts": 2 * tiles.column_parts, "row_parts": 2 * tiles.row_parts}
+        of_rows = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
+        sizes = {"g": K, "y": K, "biggest": K, "parts": of_rows, "moduli": 2, "steps_state": 3, "state": 3}
+        sizes |= {"g_again": K, "y_again": K, "largest": K}
+        parts = {"column_parts": 2 * tiles.column_parts, "row_parts": 2 * tiles.row_parts}  # with squares
         sizes |= {**parts, "largest_parts": tiles.column_parts}
         for name, size in sizes.items():
             setattr(self, name, cupy.zeros(size))
@@ -76,26 +76,29 @@ class Buffers:
         return int(getattr(self, name).data.ptr)
 
 
-class Sums:
-    """What a run leaves of its checks: on the device and, from "verified" to "w", on the host once that was brought.
+class RunSums:
+    """What a run leaves of its checks: on the device, and some of it on the host once that was brought. A plan lends it
+    to one run at a time.
 
     Its arrays are "row_largest" and "column_largest", moduli of A's type; "verified" as kernels/factor/certificate.cuh
     counts, uint64; "info"; "status" of the steps, int64; "residuals" and "bounds" of the certificate's rows and, from
-    max(m, n) on, of its columns; weights "v" and "w"; the sums that steps carry, norms, and what steps were found to be.
+    max(m, n) on, of its columns, and those of the steps; weights "v" and "w"; sums over the factors, with squares behind
+    them, "Ly" and "gU"; "piv"; sums that are carried; and norms of A's lines. All up to "w" are brought, and where steps
+    are checked all up to "gU".
     """
 
-    def __init__(self, m: int, n: int, steps: int) -> None:
+    def __init__(self, m: int, n: int, steps: int, *, checked: bool) -> None:
         import cupy
 
         both = 2 * max(m, n)
         sizes = {"row_largest": m, "column_largest": n, "verified": COUNTS, "info": 1, "status": steps}
         sizes |= {"residuals": both, "bounds": both, "v": n, "w": m}
+        sizes |= {"step_residuals": both, "step_bounds": both, "Ly": 2 * m, "gU": 2 * n, "piv": -(-min(m, n) // 2)}
         sizes |= {"carried_S": m, "carried_Z": n, "row_floor": m, "column_floor": n}
-        sizes |= {"step_residuals": both, "step_bounds": both}
         ends = np.cumsum(list(sizes.values())).tolist()
         self._slices = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         self._device = cupy.empty(ends[-1])
-        self._brought = slice(self._slices["verified"].start, self._slices["w"].stop)
+        self._brought = slice(self._slices["verified"].start, self._slices["gU" if checked else "w"].stop)
         length = self._brought.stop - self._brought.start
         self._pinned = cupy.cuda.alloc_pinned_memory(WORD * length)
         self._host = np.frombuffer(self._pinned, np.float64, length)
@@ -109,7 +112,7 @@ class Sums:
         """Queue zeros where counts and maxima begin."""
         from cupy.cuda import runtime
 
-        runtime.memsetAsync(self._device.data.ptr, 0, WORD * self._slices["info"].stop, stream)
+        runtime.memsetAsync(self._device.data.ptr, 0, WORD * self._slices["status"].stop, stream)
 
     def bring(self, stream: int) -> None:
         """Queue the copy to the host."""

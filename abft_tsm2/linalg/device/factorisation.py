@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from abft_tsm2.arrays import Array, dtype_name
-from abft_tsm2.linalg.device.buffers import Sums, leading_dimension
+from abft_tsm2.arrays import FLOATS, Array
+from abft_tsm2.checksum.bounds import COMPUTED, COMPUTED_LEAST, FLOOR_TERMS, LEAST, USUAL, factored_bound
 from abft_tsm2.linalg.certificate_config import full_counts
-from abft_tsm2.linalg.device.plan import Kind, plan_of
-from abft_tsm2.linalg.device.schedule import Task
+from abft_tsm2.linalg.device.plan import After, Kind, plan_of
+from abft_tsm2.linalg.device.schedule import Step
 from abft_tsm2.linalg.encode import MatrixChecksums
+from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import check_of
 from abft_tsm2.report import SIDES, Check
 
-SERVED = "float64", "float32"
-_tokens = itertools.count(1)
+JUDGED = 8
+"""Status of a step that was judged, and found right; 0 before."""
 
 
 class DeviceFactorisation:
@@ -39,52 +36,68 @@ class DeviceFactorisation:
     piv : (min(m, n),) int32 CuPy array
     """
 
-    def __init__(
-        self, A: Array, *, encoded: bool = True, checked: bool = False, after: Callable[[Task], None] | None = None
-    ) -> None:
+    def __init__(self, A: Array, *, encoded: bool = True, checked: bool = False, after: After | None = None) -> None:
         import cupy
 
-        m, n = A.shape
-        dtype = dtype_name(A.dtype)
-        self.A, self.kind = A, Kind(m, n, dtype, encoded=encoded, checked=checked)
-        plan = plan_of(self.kind)
-        self._steps = len(plan.schedule.steps)
-        self.W = cupy.empty((leading_dimension(m, A.itemsize), n), dtype, order="F")[:m]
+        (m, n), size = A.shape, A.itemsize
+        if size not in A.strides or A.data.ptr % size or any(stride <= 0 or stride % size for stride in A.strides):
+            A = cupy.array(A, order="F")
+        self.kind = Kind.of(A, encoded=encoded, checked=checked)
+        self._plan = plan_of(self.kind, A)
+        self.W = cupy.empty((self._plan.ld, n), A.dtype, order="F")[:m]
         self.piv = cupy.empty(min(m, n), cupy.int32)
-        self.sums = Sums(m, n, self._steps)
-        self.token = next(_tokens)
-        where = self.sums.addresses() | {
-            "A": A.data.ptr,
-            "down": A.strides[0] // A.itemsize,
-            "along": A.strides[1] // A.itemsize,
-            "W": self.W.data.ptr,
-            "piv": self.piv.data.ptr,
-            "token": self.token,
-        }
+        self._sums = self._plan.borrow()
         self._stream = cupy.cuda.get_current_stream()
-        self._after = after
-        plan(self._stream.ptr, where, A, self.sums, after and (lambda task: after(task)))
+        self._plan(self._stream.ptr, A, self.W, self.piv, self._sums, after)
 
     def wait(self) -> None:
         """Wait until it is done. Synchronises with the host."""
         self._stream.synchronize()
+
+    def release(self) -> None:
+        """Give back the memory of the checks, of which nothing can be asked any more."""
+        self._plan.give_back(self._sums)
+        del self._sums
 
     # -- when it is done --
 
     @property
     def info(self) -> int:
         """Number, from 1, of the first pivot that is exactly zero; else 0."""
-        return int(self.sums.on_host("info", np.int32)[0])
+        return int(self._sums.on_host("info", np.int32)[0])
 
     @property
     def clean(self) -> bool:
         """Whether every check was made, and found everything right."""
-        counts = self.sums.on_host("verified", np.uint64).tolist()
+        counts = self._sums.on_host("verified", np.uint64).tolist()
         full = full_counts(self.kind.m, self.kind.n)
         kept = (4, 5) if not self.kind.checked else ()
         if any(found != needed for i, (found, needed) in enumerate(zip(counts, full, strict=True)) if i not in kept):
             return False
-        return not self.kind.checked or bool(np.all(self.sums.on_host("status", np.int64) == 8 * self.token))
+        return not self.kind.checked or all(map(self._is_fine, self._plan.schedule.steps, self._statuses()))
+
+    def _statuses(self) -> list[int]:
+        found: list[int] = self._sums.on_host("status", np.int64).tolist()
+        return found
+
+    def _is_fine(self, step: Step, status: int) -> bool:
+        """Whether a step is, as `LuChecksums` judges it: where norms that were estimated do not do, by computed ones."""
+        if status == JUDGED:
+            return True
+        if status & ~3 != JUDGED:
+            return False
+        stored, sums, fine = FLOATS[self.kind.dtype], self._sums, True
+        m, n = self.kind.m, self.kind.n
+        for side, (name, lines, first) in enumerate((("Ly", m, 0), ("gU", n, max(m, n)))):
+            if not status & 1 << side:
+                continue
+            at = slice(first + step.j, first + step.j1)
+            residual, bound = (sums.on_host(f"step_{name}")[at] for name in ("residuals", "bounds"))
+            norms = np.sqrt(sums.on_host(name)[lines:][step.j : step.j1])
+            suspected = LineCheck.relative_to_median(residual, bound, USUAL, LEAST).suspected
+            computed = COMPUTED * (bound + factored_bound(stored, norms, -FLOOR_TERMS, 0.0))
+            fine &= LineCheck.relative_in_runs(residual, computed, suspected, USUAL, COMPUTED_LEAST).clean
+        return fine
 
     def checks(self) -> tuple[Check, ...]:
         """What the certificate says in a report."""
@@ -93,13 +106,13 @@ class DeviceFactorisation:
             (SIDES[0], "v", 0, self.kind.m),
             (SIDES[1], "w", max(self.kind.m, self.kind.n), self.kind.n),
         ):
-            residual, bound = (self.sums.on_host(name)[first : first + lines] for name in ("residuals", "bounds"))
-            found.append(check_of(side, residual, bound, self.sums.on_host(weight)))
+            residual, bound = (self._sums.on_host(name)[first : first + lines] for name in ("residuals", "bounds"))
+            found.append(check_of(side, residual, bound, self._sums.on_host(weight)))
         return tuple(found)
 
     def encoding(self) -> MatrixChecksums:
         """The checksums of A, for the careful checks that follow a suspicion. Synchronises with the host."""
-        sums, encoded = self.sums, self.sums.encoding
+        sums, encoded = self._sums, self._plan.encoding
         sizes = []
         for name, lines in (("row_largest", self.kind.m), ("column_largest", self.kind.n)):
             with np.errstate(divide="ignore"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from abft_tsm2.core.launch import Where
@@ -75,6 +77,20 @@ def lanes() -> Lanes:
     return found
 
 
+@contextlib.contextmanager
+def current(stream: Any) -> Iterator[None]:
+    """Make a CuPy stream the current one; then again the one before, also where that was set by its `use`: CuPy's own
+    ``with stream`` would go back to the default stream."""
+    import cupy
+
+    before = cupy.cuda.get_current_stream()
+    stream.use()
+    try:
+        yield
+    finally:
+        before.use()
+
+
 class PreparedProduct:
     """``C = alpha A B + beta C`` of column-major float64 or float32 matrices by cuBLAS, on a lane.
 
@@ -90,7 +106,9 @@ class PreparedProduct:
         Name of an address, bytes behind it, and the leading dimension.
     """
 
-    def __init__(self, lanes: Lanes, lane: str, dtype: str, sizes: Any, alpha: float, A: Any, B: Any, beta: float, C: Any):
+    def __init__(
+        self, lanes: Lanes, lane: str, dtype: str, sizes: Any, alpha: float, A: Any, B: Any, beta: float, C: Any
+    ):
         real = ctypes.c_double if dtype == "float64" else ctypes.c_float
         self._call = _library().cublasDgemm_v2 if dtype == "float64" else _library().cublasSgemm_v2
         factors = tuple(ctypes.pointer(real(x)) for x in (alpha, beta))
@@ -108,7 +126,6 @@ class PreparedProduct:
         status = self._call(*self._arguments)
         if status:
             _checked(status)
-
 
 
 class LibraryPanel:

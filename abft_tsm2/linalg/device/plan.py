@@ -7,29 +7,31 @@ matrix, of its factors and of its checksums.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from abft_tsm2.arrays import FLOATS, Array
-from abft_tsm2.core.compiler import Kernel
+from abft_tsm2.arrays import FLOATS, Array, dtype_name
 from abft_tsm2.checksum.weights import weights
+from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.device import device_of
-from abft_tsm2.core.encode_both import encode_both
+from abft_tsm2.core.encode_both import PLACE, launched_by
+from abft_tsm2.core.graphs import EXTERNAL, Graph
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg import certificate_config, check_config, move_config
-from abft_tsm2.linalg.device.buffers import WORD, Buffers, Sums, leading_dimension
 from abft_tsm2.linalg.certificate_config import CertificateKernel, Tiles
 from abft_tsm2.linalg.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
+from abft_tsm2.linalg.device.buffers import WORD, Buffers, RunSums, leading_dimension
 from abft_tsm2.linalg.device.lanes import LibraryPanel, PreparedProduct, lanes
+from abft_tsm2.linalg.device.schedule import PANEL, Schedule, Task
 from abft_tsm2.linalg.move_config import Launch, MoveKernel
 from abft_tsm2.linalg.panel_config import PanelConfig
-from abft_tsm2.linalg.device.schedule import CHECKS, PANEL, PANELS, Schedule, Step as Columns, Task
 
-KEPT = 4  # plans of a thread
+KEPT, GRAPHS = 4, 4  # plans of a thread; graphs of a plan
 INVERSE_LIMIT = 64.0
 """Largest element of an inverse of L11 that rows of U are solved with; beyond it they are solved by substitution.
 
@@ -37,6 +39,7 @@ The rounding of ``inv(L11) B`` is within ``c(n) u |inv(L11)| |B|``, that of a su
 |L11| |U|`` (J. J. Du Croz and N. J. Higham, IMA J. Numer. Anal. 12 (1992) 1, section 2): with ``|L11| <= 1`` they are
 comparable while the inverse is of moderate size. Over all panels of Gaussian matrices of up to 16384 columns its
 elements were at most 4."""
+After = Callable[[Task], None]
 FIXED = "fixed"
 """Name of the address 0, behind which places of a plan's own memory lie."""
 
@@ -49,6 +52,10 @@ class Kind:
     ----------
     m, n : int
     dtype : {"float64", "float32"}
+    turned : bool
+        Whether A's columns are contiguous, and not its rows.
+    width : int
+        A's lines begin at multiples of so many bytes.
     encoded, checked : bool
         Whether the factors are certified at the end, and whether each step is checked on the way.
     """
@@ -56,11 +63,21 @@ class Kind:
     m: int
     n: int
     dtype: str
-    encoded: bool = True
-    checked: bool = False
+    turned: bool
+    width: int
+    encoded: bool
+    checked: bool
+
+    @classmethod
+    def of(cls, A: Array, *, encoded: bool, checked: bool) -> Kind:
+        """That of a CuPy array with contiguous rows or columns."""
+        turned = A.strides[1] != A.itemsize and A.shape[1] > 1
+        width = math.gcd(16, A.data.ptr, A.strides[turned])
+        m, n = A.shape
+        return cls(m, n, dtype_name(A.dtype), turned, width, encoded, checked)
 
 
-class Plan:
+class FactorPlan:
     """The launches of one kind of factorisation on the current device.
 
     Attributes
@@ -72,7 +89,7 @@ class Plan:
         Leading dimension of the factors.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, A: Array) -> None:
         import cupy
 
         self.kind, self.m, self.n, self.K = kind, kind.m, kind.n, min(kind.m, kind.n)
@@ -84,47 +101,105 @@ class Plan:
         self.tiles = Tiles.of(kind.dtype, kind.m, kind.n, self.multiprocessors)
         ends = self.schedule.ends
         finished = self.K - self.schedule.steps[-1].width
-        self.left = move_config.left_rows(kind.dtype, kind.m, finished, ends[0], self.multiprocessors) if finished else None
+        self.left = (
+            move_config.left_rows(kind.dtype, kind.m, finished, ends[0], self.multiprocessors) if finished else None
+        )
         constants = certificate_config.constants(stored, kind.m, kind.n)
         initial = check_config.initial_state(stored, kind.m, kind.n)
         self.buffers = Buffers(self.schedule, kind.dtype, self.tiles, self.left, constants, initial)
         self.lanes = lanes()
         self._finished = cupy.cuda.Event(disable_timing=True)
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(self.schedule.events)]
-        self._bases = tuple(cupy.asarray(weights("balanced", size, seed=i)[:, 0]) for i, size in enumerate((kind.m, kind.n)))
-        self.calls: list[tuple[Task, Step]] = []
-        for task in self.schedule:
-            self.calls += [(task, call) for call in getattr(self, f"_{task.name}")(task.lane, *task.numbers)]
+        self._bases = tuple(
+            cupy.asarray(weights("balanced", size, seed=i)[:, 0]) for i, size in enumerate((kind.m, kind.n))
+        )
+        self._free: list[RunSums] = []
+        self._seen: tuple[int, RunSums] | None = None
+        self._graphs: OrderedDict[tuple[int, RunSums], Graph] = OrderedDict()
+        self._recorder = cupy.cuda.Stream(non_blocking=True)
+        self._sums, self._A = self.borrow(), A
+        self._keeps: list[Any] = []
+        self._calls = [(task, getattr(self, f"_{task.name}")(task.lane, *task.numbers)) for task in self.schedule]
+        self._recorded = [
+            (task, self._from_outside(task) or steps) for task, steps in self._calls[self.schedule.prefix :]
+        ]
+        self.recordable = all(panel_kernel(kind.dtype, kind.m - step.j) for step in self.schedule.steps)
+        self.give_back(self._sums)
+        del self._A
+        cupy.cuda.get_current_stream().synchronize()  # what was set here may be used on any stream
 
-    def __call__(
-        self, main: int, where: dict[str, int], A: Array, sums: Sums, after: Callable[[Task], None] | None = None
-    ) -> None:
+    def _from_outside(self, task: Task) -> list[Step]:
+        """A wait for an event of the prefix, which no graph records."""
+        if task.name == "wait" and task.numbers[0] < self.schedule.prefix_events:
+            return self._wait(task.lane, task.numbers[0], EXTERNAL)
+        return []
+
+    def borrow(self) -> RunSums:
+        """Memory for what a run leaves, until it is given back."""
+        if self._free:
+            return self._free.pop()
+        return RunSums(self.m, self.n, len(self.schedule.steps), checked=self.kind.checked)
+
+    def give_back(self, sums: RunSums) -> None:
+        """What has been borrowed, when nothing of it is needed any more."""
+        self._free.append(sums)
+
+    def __call__(self, main: int, A: Array, W: Array, piv: Array, sums: RunSums, after: After | None = None) -> None:
         """Queue the factorisation behind a stream, given by its handle.
 
         Parameters
         ----------
         main : int
-        where : dict
-            Addresses "A", "W", "piv" and those of `sums`; strides of A in elements, "down" a column and "along" a row;
-            "token", a number that no run before it had.
-        A : (m, n) CuPy array
-        sums : Sums
+        A, W : (m, n) CuPy arrays
+            W with the leading dimension of the plan.
+        piv : (K,) int32 CuPy array
+        sums : RunSums
         after : callable, optional
             Called with each task when it has run, before the next one is queued.
         """
-        import cupy
         from cupy.cuda import runtime
 
-        handles, where[FIXED] = self.lanes.handles(main), 0
-        self._A, self._sums = A, sums
+        where, first = sums.addresses(), self.schedule.steps[0].j1
+        where |= {FIXED: 0, "down": A.strides[0] // self.size, "along": A.strides[1] // self.size}
+        where |= {"A": A.data.ptr, "W": W.data.ptr, "lead": A.strides[self.kind.turned] // self.size}
+        for part, c0 in (("first", 0), ("rest", first)):
+            where[f"A {part}"] = where["A"] + c0 * A.strides[1]
+            where[f"W {part}"] = where["W"] + c0 * self.ld * self.size
+            where[f"largest {part}"] = where["column_largest"] + c0 * self.size
+        self._sums = sums
         runtime.streamWaitEvent(main, self._finished.ptr)  # the run before may have been on another stream
-        for task, call in self.calls:
-            call(handles[task.lane], where)
+        prefix, key = self.schedule.prefix, (where["W"], sums)
+        graph = self._graph(key, where) if after is None and self.recordable else None
+        self._queue(self._calls[:prefix] if graph else self._calls, main, where, after)
+        if graph:
+            graph.launch(main)
+        runtime.memcpyAsync(piv.data.ptr, where["piv"], piv.nbytes, runtime.memcpyDeviceToDevice, main)
+        runtime.eventRecord(self._finished.ptr, main)
+
+    def _queue(self, calls: Any, main: int, where: dict[str, int], after: After | None = None) -> None:
+        handles = self.lanes.handles(main)
+        for task, steps in calls:
+            stream = handles[task.lane]
+            for step in steps:
+                step(stream, where)
             if after is not None:
+                import cupy
+
                 cupy.cuda.runtime.deviceSynchronize()
                 after(task)
-        runtime.eventRecord(self._finished.ptr, main)
-        del self._A, self._sums
+
+    def _graph(self, key: tuple[int, RunSums], where: dict[str, int]) -> Graph | None:
+        """All but the prefix, for factors at this address; recorded when the same come a second time."""
+        found = self._graphs.pop(key, None)
+        if found is None and self._seen == key:
+            recorder = self._recorder.ptr
+            found = Graph(recorder, lambda: self._queue(self._recorded, recorder, where))
+        self._seen = key
+        if found is not None:
+            self._graphs[key] = found
+            while len(self._graphs) > GRAPHS:
+                self._graphs.popitem(last=False)
+        return found
 
     # -- places --
 
@@ -147,8 +222,8 @@ class Plan:
     # -- launches --
 
     def _kernel(self, config: Kernel, launch: Launch, *values: Value, clustered: bool = False) -> list[Step]:
-        more = {"shared_bytes": launch.shared_bytes, "clustered": clustered, "chained": False}
-        return [PreparedLaunch(config, launch.grid, launch.threads, values, **more)]
+        shape, shared = (launch.grid, launch.threads), launch.shared_bytes
+        return [PreparedLaunch(config, *shape, values, chained=False, shared_bytes=shared, clustered=clustered)]
 
     def _move(self, routine: str, launch: Launch, *values: Value) -> list[Step]:
         return self._kernel(MoveKernel(routine, self.kind.dtype), launch, *values)
@@ -168,23 +243,23 @@ class Plan:
         handle = self._events[event].ptr
         return [lambda stream, where: runtime.eventRecord(handle, stream)]
 
-    def _wait(self, lane: str, event: int) -> list[Step]:
+    def _wait(self, lane: str, event: int, flags: int = 0) -> list[Step]:
         from cupy.cuda import runtime
 
         handle = self._events[event].ptr
-        return [lambda stream, where: runtime.streamWaitEvent(stream, handle)]
+        return [lambda stream, where: runtime.streamWaitEvent(stream, handle, flags)]
 
     def _begin(self, lane: str) -> list[Step]:
-        (order, places), m, n = self._order(0), self.m, self.n
+        (order, places), m = self._order(0), self.m
         return [
             lambda stream, where: self._sums.wipe(stream),
             *self._move("identity", move_config.identity(m), order, places, m, "info", self.buffers["started"]),
-            *self._move(
-                "measure",
-                move_config.measure(m, n),
-                *("A", "down", "along", m, n, "W", self.ld, "row_largest", "column_largest"),
-            ),
         ]
+
+    def _measure(self, lane: str, c0: int, c1: int) -> list[Step]:
+        launch, part = move_config.measure(self.m, c1 - c0), "rest" if c0 else "first"
+        values = f"A {part}", "down", "along", self.m, c1 - c0, f"W {part}", self.ld, "row_largest", f"largest {part}"
+        return self._move("measure", launch, *values)
 
     # -- what the steps do --
 
@@ -269,23 +344,37 @@ class Plan:
         weigh = move_config.scale_weights(self.m, self.n)
         sides = "row_largest", w, "w", self.m, "column_largest", v, "v", self.n
         moduli, start, b = SumModuli(), StartSums(), self.buffers
-        taken = "S", "row_squares", self.m, "Z", "column_squares", self.n
+        found, encode = self._encoded()
+        self._S, row_squares, self._Z, column_squares = found
+        taken = self._S, row_squares, self.m, self._Z, column_squares, self.n
         made = "carried_S", "carried_Z", "row_floor", "column_floor", b["initial"], b["steps_state"], b["state"]
         return [
             *self._move("scale_weights", weigh, *sides),
             *self._kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
-            self._take_sums,
+            *encode,
             *self._kernel(start, Launch((start.grid(self.m, self.n),), start.threads), *taken, *made),
         ]
 
-    def _take_sums(self, stream: int, where: Any) -> None:
-        """``A v``, ``w'A``, and the squares of the weighted norms of all lines."""
-        v, w = (self._sums.on_device(name)[:, None] for name in "vw")
-        with self.lanes.streams[CHECKS]:
-            found = encode_both(self._A, v, w, squares=True, dtype="float64")
-        self._sums.encoding = found
-        arrays = found.rows, found.columns, found.row_squares, found.column_squares
-        where.update(zip(("S", "Z", "row_squares", "column_squares"), (x.data.ptr for x in arrays), strict=True))
+    def _encoded(self) -> tuple[list[int], list[Step]]:
+        """``A v``, squares of the weighted norms of rows, and both of columns: addresses, and what computes them."""
+        v, w = (self._sums.on_device(name) for name in "vw")
+        named = {v.data.ptr: "v", w.data.ptr: "w", self._A.data.ptr: "A"}
+        steps: list[Step] = []
+
+        def launch(config: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+            values: list[Value] = []
+            for arg in args:
+                address = arg.data.ptr if hasattr(arg, "data") and hasattr(arg.data, "ptr") else int(arg)
+                values.append(named.get(address, address) if hasattr(arg, "ndim") and arg.ndim else address)
+            if not steps:
+                values[PLACE] = ["A", "lead"]
+            self._keeps.append(args)
+            steps.extend(self._kernel(config, Launch(grid, config.t1), *values))
+
+        found = launched_by(launch, self._A, v[:, None], w[:, None])
+        self.encoding = found
+        arrays: tuple[Array, ...] = (found.rows, found.row_squares, found.columns, found.column_squares)
+        return [x.data.ptr for x in arrays], steps
 
     def _column_sums(self, lane: str, j: int, width: int) -> list[Step]:
         kernel, b = ColumnSums(self.kind.dtype), self.buffers
@@ -304,7 +393,7 @@ class Plan:
         values = (
             *("W", self.ld, self.m, self.n, j, width, self._order(j + width)[0], "w", "v", b["g"], "carried_S"),
             *("carried_Z", b["biggest"], b["parts"], parts, b["y"], "row_floor", "column_floor", b["moduli"]),
-            *(b["steps_state"], "step_residuals", "step_bounds", "status", at, "token", b["constants"]),
+            *(b["steps_state"], "step_residuals", "step_bounds", "status", at, 1, b["constants"]),
         )
         return self._kernel(kernel, Launch((1,), kernel.threads), *values)
 
@@ -315,29 +404,50 @@ class Plan:
 
     # -- the certificate --
 
-    def _certify(self, lane: str) -> list[Step]:
-        b, m, n, order = self.buffers, self.m, self.n, self._order(self.K)[0]
-        parts, ends = (b["column_parts"], b["row_parts"], b["largest_parts"]), (b["moduli"], b["state"])
-        found: list[Step] = []
-        for again, (left, right, columns, rows) in enumerate(
-            (("w", "v", b["g_again"], b["y_again"]), (b["g_again"], b["y_again"], b["gU"], b["Ly"]))
-        ):
-            values = "W", self.ld, m, n, again, order, left, right, *parts
-            found += self._certificate("factor_sums", *values, grid=self.tiles.grid, norms=bool(again))
-            values = *parts, self.tiles.rows, self.tiles.columns, m, n, again, order, "w", b["y_again"], columns, rows
-            found += self._certificate("add_factor_parts", *values, b["largest"], norms=bool(again))
-        constants, y, g = b["constants"], b["y_again"], b["g_again"]
-        found += self._certificate("count_growth", y, order, "row_floor", m, n, constants, b["state"])
-        lines = "row_floor", "column_floor"
-        values = b["Ly"], b["gU"], order, "S", "Z", *lines, b["largest"], *ends, m, n, constants
-        found += self._certificate("judge_factors", *values, "residuals", "bounds", "verified", norms=True)
-        found += self._certificate("replay_pivots", "piv", b["order"], m, self.K, "verified")
-        values = "w", "v", order, *lines, "S", "Z", y, g, "W", self.ld, "row_largest", "column_largest", *ends, m, n
-        found += self._certificate("see_all", *values, constants, "verified")
-        if self.kind.checked:
-            values = g, b["g"], y, b["y"], "W", self.ld, "column_floor", "row_floor", "w", order, m, n, constants
-            found += self._certificate("compare_sums", *values, "verified")
-        return found
+    def _sum_factors(self, lane: str, again: int) -> list[Step]:
+        """``w'L`` and ``U v``; then, with these as g and y, ``g U`` and ``L y``."""
+        b, m, n, order, norms = self.buffers, self.m, self.n, self._order(self.K)[0], bool(again)
+        parts = b["column_parts"], b["row_parts"], b["largest_parts"]
+        sums = b["g_again"], b["y_again"]
+        left, right = sums if again else ("w", "v")
+        columns, rows = ("gU", "Ly") if again else sums
+        taken = "W", self.ld, m, n, again, order, left, right, *parts
+        added = *parts, self.tiles.rows, self.tiles.columns, m, n, again, order, "w", sums[1], columns, rows
+        return [
+            *self._certificate("factor_sums", *taken, grid=self.tiles.grid, norms=norms),
+            *self._certificate("add_factor_parts", *added, b["largest"], norms=norms),
+        ]
+
+    def _count_growth(self, lane: str) -> list[Step]:
+        b, order = self.buffers, self._order(self.K)[0]
+        values = b["y_again"], order, "row_floor", self.m, self.n, b["constants"], b["state"]
+        return self._certificate("count_growth", *values)
+
+    def _judge_factors(self, lane: str) -> list[Step]:
+        b = self.buffers
+        values = (
+            *("Ly", "gU", self._order(self.K)[0], self._S, self._Z, "row_floor", "column_floor", b["largest"]),
+            *(b["moduli"], b["state"], self.m, self.n, b["constants"], "residuals", "bounds", "verified"),
+        )
+        return self._certificate("judge_factors", *values, norms=True)
+
+    def _replay_pivots(self, lane: str) -> list[Step]:
+        return self._certificate("replay_pivots", "piv", self.buffers["order"], self.m, self.K, "verified")
+
+    def _see_all(self, lane: str) -> list[Step]:
+        b, order = self.buffers, self._order(self.K)[0]
+        values = (
+            *("w", "v", order, "row_floor", "column_floor", self._S, self._Z, b["y_again"], b["g_again"], "W", self.ld),
+            *("row_largest", "column_largest", b["moduli"], b["state"], self.m, self.n, b["constants"], "verified"),
+            "bounds",
+        )
+        return self._certificate("see_all", *values, norms=True)
+
+    def _compare_sums(self, lane: str) -> list[Step]:
+        b, order = self.buffers, self._order(self.K)[0]
+        sums = b["g_again"], b["g"], b["y_again"], b["y"]
+        values = *sums, "W", self.ld, "column_floor", "row_floor", "w", order, self.m, self.n, b["constants"]
+        return self._certificate("compare_sums", *values, "verified")
 
     def _bring(self, lane: str) -> list[Step]:
         return [lambda stream, where: self._sums.bring(stream)]
@@ -346,13 +456,13 @@ class Plan:
 _kept = threading.local()
 
 
-def plan_of(kind: Kind) -> Plan:
+def plan_of(kind: Kind, A: Array) -> FactorPlan:
     """That of this thread, on the current device."""
     import cupy
 
-    plans: OrderedDict[Any, Plan] = _kept.__dict__.setdefault("plans", OrderedDict())
+    plans: OrderedDict[Any, FactorPlan] = _kept.__dict__.setdefault("plans", OrderedDict())
     key = kind, int(cupy.cuda.runtime.getDevice())
-    found = plans.pop(key, None) or Plan(kind)
+    found = plans.pop(key, None) or FactorPlan(kind, A)  # whose A is not kept
     plans[key] = found
     while len(plans) > KEPT:
         plans.popitem(last=False)

@@ -11,13 +11,14 @@ and events allow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 PANEL = 128  # columns that one kernel factors
 MAIN, PANELS, LEFT, ROWS, PRODUCTS, CHECKS = LANES = "main", "panels", "left", "rows", "products", "checks"
-"""Streams: the caller's; panels and what they wait for; exchanges left of a panel, within its step; exchanges and rows of
-U of the other columns; their products; the checks."""
+"""Streams: the caller's; panels and what they wait for; exchanges left of a panel, within its step; exchanges and rows
+of U of the other columns; their products; the checks."""
 
 
 class Task(NamedTuple):
@@ -76,6 +77,8 @@ class Schedule:
     ----------
     tasks : list of Task
         Those that a stream does one after the other, in an order in which a host may queue all of them.
+    prefix, prefix_events : int
+        How many tasks, and events, come first that read A itself; the others may be recorded as one graph.
     """
 
     def __init__(
@@ -118,31 +121,59 @@ class Schedule:
         for event in events:
             self._add(lane, "wait", event)
 
+    def _wait_on(self, lanes: Iterable[str], event: int) -> None:
+        for lane in lanes:
+            self._wait(lane, event)
+
     def _wait_for_columns(self, lane: str, c0: int, c1: int) -> None:
         self._wait(lane, *(event for first, last, event in self._updated if first < c1 and c0 < last))
 
     # -- the factorisation --
 
     def _factor(self) -> None:
-        self._add(MAIN, "begin")
-        begun = self._record(MAIN)
-        for lane in LANES[1:]:
-            self._wait(lane, begun)
         first = self.steps[0]
+        self._add(MAIN, "begin")
+        self._add(MAIN, "measure", 0, first.j1)
+        self._wait_on((ROWS, CHECKS), self._record(MAIN))
+        if first.j1 < self.n:  # the rest is copied while the first panels are factored
+            self._add(ROWS, "measure", first.j1, self.n)
+        measured = self._record(ROWS)
+        if self.encoded:
+            self._wait(CHECKS, measured)
+            self._add(CHECKS, "encode")
+        encoded = self._record(CHECKS)
+        self.prefix, self.prefix_events = len(self.tasks), self.events
+        self._wait_on(LANES[1:], self._record(MAIN))
+        self._wait(ROWS, measured)
+        self._wait(CHECKS, encoded)
+        self._updated = [(first.j1, self.n, measured)]
         self._panels(first)
         done = self._record(PANELS)
-        if self.encoded:
-            self._add(CHECKS, "encode")
         for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             done = self._step(step, following, done)
+        if self.encoded:
+            self._wait(CHECKS, done)
+            self._add(CHECKS, "replay_pivots")
         for lane in LANES[1:]:
             self._wait(MAIN, self._record(lane))
         if self.m > first.j1 and len(self.steps) > 1:
             self._add(MAIN, "left_map")
             self._add(MAIN, "left_rows")
         if self.encoded:
-            self._add(MAIN, "certify")
+            self._certify()
         self._add(MAIN, "bring")
+
+    def _certify(self) -> None:
+        """Verify the finished factors. What needs the first sums alone does not wait for the second ones."""
+        self._add(MAIN, "sum_factors", 0)
+        self._wait(CHECKS, self._record(MAIN))
+        self._add(CHECKS, "count_growth")
+        if self.checked:
+            self._add(CHECKS, "compare_sums")
+        self._add(MAIN, "sum_factors", 1)
+        self._wait(MAIN, self._record(CHECKS))
+        self._add(MAIN, "judge_factors")
+        self._add(MAIN, "see_all")
 
     def _step(self, step: Step, following: Step | None, factored: int) -> int:
         """What follows from the panels J = j:j1, which are factored at that event; returns that of the next ones."""
@@ -150,7 +181,7 @@ class Schedule:
         solved = []  # events: rows of U are done
         next_factored, last = factored, following.j1 if following else j1
         if following:
-            # A(J, N) = L(J, J)^-1 A(J, N), A(j1:, N) -= L(j1:, J) U(J, N) with N, the columns of the next step; its panels
+            # N: the columns of the next step. U(J, N) = L(J, J)^-1 A(J, N), A(j1:, N) -= L(j1:, J) U(J, N); its panels
             self._wait_for_columns(PANELS, j1, last)
             if step.width <= PANEL:
                 self._add(PANELS, "exchange_solve", j, step.width, j1, last)
@@ -166,7 +197,7 @@ class Schedule:
             alone = len(cuts) == 2
             self._wait(ROWS, updated if following and alone else factored)
             chunks = []
-            for c0, c1 in zip(cuts, cuts[1:], strict=False):
+            for c0, c1 in itertools.pairwise(cuts):
                 self._wait_for_columns(ROWS, c0, c1)
                 self._solve(ROWS, step, c0, c1)
                 solved.append(self._record(ROWS))
