@@ -1,6 +1,6 @@
 // What judges the lines of a factorisation, in float64 whatever the matrix holds: growth, reach and bound of a line's
 // checksum, and the verdict on all lines of a step. The formulas are those of abft_tsm2/linalg/lu_checks.py and
-// line_check.py; bounds.py has the tolerances and their sources, and abft_tsm2/linalg/check_config.py puts them into
+// line_check.py; bounds.py has the tolerances and their sources, and abft_tsm2/linalg/device/check_config.py puts them into
 // `constants`. Sums and maxima of a block are taken in a fixed order: the same bits in every run.
 //
 // Macros   REAL float or double: the elements of the matrix

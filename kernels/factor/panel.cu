@@ -5,18 +5,19 @@
 // eliminated by tiles of 8 columns (panel_state.cuh, panel_columns.cuh). Rows stay where they are until the last column
 // is done; then the panel's own rows move, and all else learns of the exchanges from order1 and places1.
 //
-// Where an element U(l, j) is not finite, elements of U(0:l, j) above it may become NaN; pivots and L are right.
+// Where an element U(l, j) is not finite, up to 7 above it, in rows of the same tile, may become NaN; pivots and L are
+// right.
 //
 // Launch   16 blocks, one cluster, of 32 w threads, 4 <= w <= WARPS_MOST, 128 ROWS_A_LANE w >= m - k; dynamic shared
 //          memory as in abft_tsm2/linalg/panel_config.py. The kernel needs the attribute for clusters of more than 8.
 // Macros   REAL double or float, WIDTH its bytes; ROWS_A_LANE a multiple of 4, TILES of a strip, WARPS_MOST of a block;
 //          ENTRY the name of the kernel
 // Storage  W(i, j) = W[i + j ld], m rows; W and its columns begin at multiples of 16 bytes, and k is a multiple of 128.
-//          Rows m to ld - 1 may be read; they count nothing, and stay. piv[j], k <= j < k + b: the row exchanged with j.
-//          order0[p]: the input row at place p before the panel; order1: the same behind it, places1 its inverse, of all
-//          m places. inv: inverse of L11 (unit lower, b x b), column-major, 128 from column to column; inv_norm: its
-//          largest modulus, infinite where one is NaN. moved: 128 words of scratch. *info = 1 + j for the first pivot j
-//          that is 0, unless it is set already. *started = token when the kernel begins.
+//          Rows m to ld - 1 may be read; they count nothing, and stay. piv[j], k <= j < k + b: the row exchanged with
+//          j. order0[p]: the input row at place p before the panel; order1: the same behind it, places1 its inverse,
+//          of all m places. inv: inverse of L11 (unit lower, b x b), column-major, 128 from column to column; inv_norm:
+//          its largest modulus, infinite where one is NaN. moved: 128 words of scratch. *info = 1 + j for the first
+//          pivot j that is 0, unless it is set already. *started = token when the kernel begins.
 #include "factor/panel_columns.cuh"
 #include "factor/panel_products.cuh"
 #include "factor/panel_solve.cuh"

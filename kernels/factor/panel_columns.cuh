@@ -194,8 +194,8 @@ INLINE void Panel::solve_rest(int t) {
   }
 }
 
-// P(pivot rows of tile t, K + 8 (t + 1):K + STRIP) = U, by all blocks together: to the bit what other rows are eliminated
-// with, which the strip's own registers, where sums are added in another order, are not.
+// P(pivot rows of tile t, K + 8 (t + 1):K + STRIP) = U, by all blocks together: to the bit what other rows are
+// eliminated with, which the strip's own registers, where sums are added in another order, are not.
 INLINE void Panel::store_rest(int K, int t) {
   const int columns = min(STRIP, b - K) - 8 * (t + 1), threads = warps * 32;
   for (int i = threadIdx.x + rank * threads; i < 8 * columns; i += BLOCKS * threads) {

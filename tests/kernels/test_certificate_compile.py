@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from abft_tsm2.core.compiler import source
-from abft_tsm2.linalg.certificate_config import CertificateKernel
+from abft_tsm2.linalg.device.certificate_config import CertificateKernel
 from benchmarks.registers import ARCHITECTURES
 from tests.kernels.test_kernels_compile import spilled
 from tests.support.certificate_cases import KERNELS

@@ -11,9 +11,9 @@ import pytest
 
 from abft_tsm2.arrays import FLOATS, to_host
 from abft_tsm2.checksum.bounds import changed_bound, factored_bound
-from abft_tsm2.linalg.certificate_config import BEHIND, CertificateKernel, Tiles, full_counts
 from abft_tsm2.linalg.certify import _norms_of, _tail_norms, product_sums
-from abft_tsm2.linalg.check_config import initial_state
+from abft_tsm2.linalg.device.certificate_config import BEHIND, CertificateKernel, Tiles, full_counts
+from abft_tsm2.linalg.device.check_config import initial_state
 from abft_tsm2.linalg.lu_checks import ROWS, Sight
 from tests.support import certificate_cases as cases
 from tests.support.certificate_cases import Factors, Launch, OnKernels, factors

@@ -10,7 +10,7 @@ import pytest
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.core.compiler import Kernel, source
-from abft_tsm2.linalg.check_config import (
+from abft_tsm2.linalg.device.check_config import (
     CONSTANTS,
     Advance,
     ColumnSums,

@@ -17,7 +17,7 @@ from scipy.linalg import get_lapack_funcs, solve_triangular
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import LEAST, USUAL, factored_bound, operations
 from abft_tsm2.checksum.rigorous import largest_multiplier
-from abft_tsm2.linalg.check_config import (
+from abft_tsm2.linalg.device.check_config import (
     Advance,
     ColumnSums,
     JudgeStep,

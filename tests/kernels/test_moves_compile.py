@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from abft_tsm2.core.compiler import source
-from abft_tsm2.linalg.move_config import INTEGER, MoveKernel
+from abft_tsm2.linalg.device.move_config import INTEGER, MoveKernel
 from benchmarks.registers import ARCHITECTURES
 from tests.kernels.test_kernels_compile import spilled
 from tests.support.cubins import Cubins, mostly_tuned

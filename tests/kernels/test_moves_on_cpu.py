@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from abft_tsm2.linalg import move_config as moves
-from abft_tsm2.linalg.move_config import PANEL, MoveKernel
+from abft_tsm2.linalg.device import move_config as moves
+from abft_tsm2.linalg.device.move_config import PANEL, MoveKernel
 from tests.kernels.test_moves_compile import CONFIGS
 from tests.support.cuda_on_cpu import ORDERS, KernelFault
 from tests.support.cuda_on_cpu.library import _Address

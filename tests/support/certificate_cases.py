@@ -11,9 +11,9 @@ import scipy.linalg
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound
-from abft_tsm2.linalg.certificate_config import COUNTS, PANEL, TYPED, CertificateKernel, Tiles, constants
+from abft_tsm2.linalg.device.certificate_config import COUNTS, PANEL, TYPED, CertificateKernel, Tiles, constants
 from abft_tsm2.linalg.certify import read
-from abft_tsm2.linalg.check_config import initial_state
+from abft_tsm2.linalg.device.check_config import initial_state
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums

@@ -32,7 +32,7 @@ class ClusterFault(Exception):
 
 
 def text_of(config: Kernel, change: tuple[str, str] = ("", "")) -> str:
-    """The kernel's text for the CPU, with what runs it; `change` is a fault to be planted: what is replaced, by what."""
+    """The kernel's text for the CPU, with what runs it. `change`, a fault to be planted: what is replaced, by what."""
     text = source(config)
     if text.count(change[0]) != 1 and change[0]:
         raise ValueError(f"{change[0]!r} is there {text.count(change[0])} times")

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.linalg.certificate_config import COUNTS, Tiles
-from abft_tsm2.linalg.check_config import RowSums
+from abft_tsm2.linalg.device.certificate_config import COUNTS, Tiles
+from abft_tsm2.linalg.device.check_config import RowSums
+from abft_tsm2.linalg.device.move_config import LeftRows
 from abft_tsm2.linalg.device.schedule import PANEL, PANELS, ROWS, Schedule
-from abft_tsm2.linalg.move_config import LeftRows
 
 ALIGNED = 16  # bytes that a kernel loads at a time
 WORD = 8  # bytes

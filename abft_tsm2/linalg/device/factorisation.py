@@ -6,7 +6,7 @@ import numpy as np
 
 from abft_tsm2.arrays import FLOATS, Array
 from abft_tsm2.checksum.bounds import COMPUTED, COMPUTED_LEAST, FLOOR_TERMS, LEAST, USUAL, factored_bound
-from abft_tsm2.linalg.certificate_config import full_counts
+from abft_tsm2.linalg.device.certificate_config import full_counts
 from abft_tsm2.linalg.device.plan import After, Kind, plan_of
 from abft_tsm2.linalg.device.schedule import Step
 from abft_tsm2.linalg.encode import MatrixChecksums

@@ -22,13 +22,13 @@ from abft_tsm2.core.encode_both import PLACE, launched_by
 from abft_tsm2.core.graphs import EXTERNAL, Graph
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
-from abft_tsm2.linalg import certificate_config, check_config, move_config
-from abft_tsm2.linalg.certificate_config import CertificateKernel, Tiles
-from abft_tsm2.linalg.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
+from abft_tsm2.linalg.device import certificate_config, check_config, move_config
 from abft_tsm2.linalg.device.buffers import WORD, Buffers, RunSums, leading_dimension
+from abft_tsm2.linalg.device.certificate_config import CertificateKernel, Tiles
+from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
 from abft_tsm2.linalg.device.lanes import LibraryPanel, PreparedProduct, lanes
+from abft_tsm2.linalg.device.move_config import Launch, MoveKernel
 from abft_tsm2.linalg.device.schedule import PANEL, Schedule, Task
-from abft_tsm2.linalg.move_config import Launch, MoveKernel
 from abft_tsm2.linalg.panel_config import PanelConfig
 
 KEPT, GRAPHS = 4, 4  # plans of a thread; graphs of a plan

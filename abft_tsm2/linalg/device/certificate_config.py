@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from abft_tsm2.arrays import FloatType
 from abft_tsm2.checksum.bounds import changed_bound
 from abft_tsm2.core.problem import C_TYPES, SIZES
-from abft_tsm2.linalg import check_config
+from abft_tsm2.linalg.device import check_config
 from abft_tsm2.linalg.lu_checks import blind_factor
 
 PANEL = 128
