@@ -9,7 +9,7 @@
 // right.
 //
 // Launch   16 blocks, one cluster, of 32 w threads, 4 <= w <= WARPS_MOST, 128 ROWS_A_LANE w >= m - k; dynamic shared
-//          memory as in abft_tsm2/linalg/panel_config.py. The kernel needs the attribute for clusters of more than 8.
+//          memory as in abft_tsm2/linalg/device/panel_config.py. The kernel needs the attribute for clusters of more than 8.
 // Macros   REAL double or float, WIDTH its bytes; ROWS_A_LANE a multiple of 4, TILES of a strip, WARPS_MOST of a block;
 //          ENTRY the name of the kernel
 // Storage  W(i, j) = W[i + j ld], m rows; W and its columns begin at multiples of 16 bytes, and k is a multiple of 128.

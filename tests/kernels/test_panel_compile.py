@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from abft_tsm2.core.compiler import source
-from abft_tsm2.linalg.panel_config import PanelConfig
+from abft_tsm2.linalg.device.panel_config import PanelConfig
 from benchmarks.registers import ARCHITECTURES
 from tests.kernels.test_kernels_compile import spilled
 from tests.support.cubins import TUNED, Cubins, mostly_tuned

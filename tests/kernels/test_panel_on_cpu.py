@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abft_tsm2.linalg.panel_config import COLUMNS, PanelConfig
+from abft_tsm2.linalg.device.panel_config import COLUMNS, PanelConfig
 from tests.support.cluster_on_cpu import FAULTS, ClusterFault, build
 from tests.support.libraries import some
 

@@ -29,7 +29,7 @@ from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep,
 from abft_tsm2.linalg.device.lanes import LibraryPanel, PreparedProduct, lanes
 from abft_tsm2.linalg.device.move_config import Launch, MoveKernel
 from abft_tsm2.linalg.device.schedule import PANEL, Schedule, Task
-from abft_tsm2.linalg.panel_config import PanelConfig
+from abft_tsm2.linalg.device.panel_config import PanelConfig
 
 KEPT, GRAPHS = 4, 4  # plans of a thread; graphs of a plan
 INVERSE_LIMIT = 64.0
