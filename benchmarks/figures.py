@@ -1,5 +1,5 @@
 """Figures of the measured numbers, from results/*.csv: the paper's, for the card of tsm2.csv, and those of stream.csv,
-gemm_device.csv and lu.csv. They need matplotlib and no GPU.
+gemm_device.csv, lu.csv and lu_gpu.csv. They need matplotlib and no GPU.
 
     python -m benchmarks.figures                       all of them, into docs/figures
     python -m benchmarks.figures speedup ladder        these
@@ -11,6 +11,7 @@ gemm         overhead of protected_gemm on a GPU against the size of square matr
              read A, B and C once at the read rate of the run
 ladder       what each step of TSM2R gains, V0 to V1 to V2 to V3, beside the range that the paper gives for a K40c
 lu           time of protected factorisations relative to SciPy's lu_factor, by type and order
+lu_gpu       the same on a GPU, relative to cuSOLVER's getrf, by type; dotted, the bars of the one checked in every step
 rectangular  TSM2R where A has fewer columns than rows: k = m, m / 2, m / 4, m / 8
 small_k      memory bandwidth where k is small (the paper's figure that motivates TSM2L)
 speedup      speedup of TSM2R over the best cuBLAS and over CuPy's A @ B, for each n
@@ -27,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gemm_tables, lu_tables, stream_tables
+from benchmarks import gemm_tables, lu_gpu_tables, lu_tables, stream_tables
 from benchmarks.gemm_grid import ONE
 from benchmarks.markup import gpu
 from benchmarks.sheet import Row
@@ -52,6 +53,11 @@ PROTECTED = {
     "online": "checked in every step",
     "offline": "checked at the end",
     "auto": "chosen",
+}
+PROTECTED_ON_GPU = {
+    "unprotected": "the same without checks",
+    "offline": "certified at the end",
+    "online": "checked in every step",
 }
 GEMM_TYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -361,8 +367,30 @@ def lu(source: Path | None) -> Drawn:
     return figure, axes, "protected_lu_factor beside scipy.linalg.lu_factor", lu_tables.where(rows[-1])
 
 
+def lu_gpu(source: Path | None) -> Drawn:
+    rows = [row for row in lu_gpu_tables.latest("factor", source) if row["online"] and row["order"] == "F"]
+    rows = [row for row in rows if not row["error"]]
+    if not rows:
+        raise ValueError("there are no times: run python -m benchmarks.bench_lu_gpu")
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    figure, axes = panels(1, len(dtypes))
+    for axis, dtype in zip(axes[0], dtypes, strict=True):
+        shown = [row for row in rows if row["dtype"] == dtype]
+        for (method, label), colour in zip(PROTECTED_ON_GPU.items(), COLOURS, strict=False):
+            line = {int(row["n"]): float(row[method]) for row in shown if row[method]}
+            axis.plot(list(line), list(line.values()), color=colour, marker="o", markersize=3, label=label)
+        limits = {int(row["n"]): float(row["online_bar"]) for row in shown if row["online_bar"]}
+        axis.plot(list(limits), list(limits.values()), color="black", linestyle=":", linewidth=0.8)
+        by_size(axis, sorted(limits), dtype, "n", "time / cuSOLVER's")
+        axis.minorticks_off()
+        axis.tick_params(axis="x", rotation=45)
+        axis.set_ylim(bottom=0)
+    return figure, axes, "protected_lu_factor on a GPU beside cuSOLVER's getrf; dotted: the bars", gpu(*rows)
+
+
 DRAWN: Mapping[str, Callable[[Path | None], Drawn]] = {
-    draw.__name__: draw for draw in (bandwidth, gemm, ladder, lu, rectangular, small_k, speedup, stream, tall, tcf)
+    draw.__name__: draw
+    for draw in (bandwidth, gemm, ladder, lu, lu_gpu, rectangular, small_k, speedup, stream, tall, tcf)
 }
 
 

@@ -127,6 +127,9 @@ class Stopwatch:
         `time.monotonic()` after which no further round begins.
     even : bool
         Whether every contender takes part in every round, so that the samples of a round can be compared one by one.
+    tries : int
+        How often a sample is taken at most, where the host was not ahead of the card. More calls than the queue takes
+        in keep it from being so.
 
     Attributes
     ----------
@@ -142,10 +145,12 @@ class Stopwatch:
         rounds: tuple[int, int] = (7, 41),
         deadline: float = math.inf,
         even: bool = False,
+        tries: int = 4,
     ) -> None:
         import cupy
 
         self.least, self.budget, self.rounds, self.deadline, self.even = least, budget, rounds, deadline, even
+        self.tries = tries
         self.after: Callable[[], object] = lambda: None
         # Non-blocking: work on the null stream, of another library for one, must not order itself between samples.
         self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -182,6 +187,10 @@ class Stopwatch:
                     break
             self.stream.synchronize()
         return times
+
+    def spin(self, seconds: float) -> None:
+        """Queue, on the current stream, a kernel that takes so long and does nothing."""
+        self._kernel((1,), (1,), (np.int64(1e9 * seconds),))
 
     def _round(self, number: int, ready: dict[str, _Series]) -> None:
         most = max(series.rounds for series in ready.values())
@@ -240,8 +249,8 @@ class Stopwatch:
         """Seconds of one call, and whether the host was ahead of the card."""
         import cupy
 
-        for _ in range(4):
-            self._kernel((1,), (1,), (np.int64(1e9 * series.spin),))
+        for _ in range(self.tries):
+            self.spin(series.spin)
             self._start.record(self.stream)
             begun = time.perf_counter()
             series.enqueue()

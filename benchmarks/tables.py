@@ -16,7 +16,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import campaign_tables, cpu_tables, gemm_tables, lu_tables, readme_tables, stream_tables, tsm2_tables
+from benchmarks import (
+    campaign_tables,
+    cpu_tables,
+    gemm_tables,
+    lu_gpu_tables,
+    lu_tables,
+    readme_tables,
+    stream_tables,
+    tsm2_tables,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst")))
@@ -26,7 +35,10 @@ _TABLE = re.compile(
 )
 
 
-MODULES = (cpu_tables, tsm2_tables, stream_tables, gemm_tables, lu_tables, campaign_tables, readme_tables)
+MODULES = (
+    *(cpu_tables, tsm2_tables, stream_tables, gemm_tables, lu_tables, lu_gpu_tables, campaign_tables),
+    readme_tables,
+)
 
 
 def known() -> dict[str, Callable[[], str]]:

@@ -60,16 +60,18 @@ PROBLEMS = tuple(
 )
 
 
-def paired(calls: Mapping[str, Call], pairs: int) -> dict[str, list[float]]:
+def paired(calls: Mapping[str, Call], pairs: int, before: Call = lambda: None) -> dict[str, list[float]]:
     """Seconds of each call, `pairs` times, interleaved so that all of them see the same machine.
 
-    Each round makes every call once, starting with another one each time; a round before the first warms up.
+    Each round makes every call once, starting with another one each time; a round before the first warms up. What is
+    done `before` each call is not part of its time.
     """
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-1, pairs):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            before()
             start = time.perf_counter()
             result = calls[name]()
             took = time.perf_counter() - start

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, namespace
+from abft_tsm2.arrays import Array, dtype_name, is_cupy, namespace
 from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, factor_definite
 from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
 from abft_tsm2.linalg.cholesky_repair import CholeskyRepair, NotDefinite
+from abft_tsm2.linalg.device.cholesky_plan import factor_definite_on_device
 from abft_tsm2.linalg.evidence import Evidence, definite_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, stacked
 from abft_tsm2.linalg.line_check import runs
@@ -58,7 +59,7 @@ def protected_cholesky(
         each step "panel" and "updated" (W, Z, g, w, A and ``step = (j, j1)``); "finished" before the last check,
         "repaired" after each repair. Of A and W the lower triangles count: with ``lower=False`` both are transposed.
     block : int, optional
-        Columns of a panel; what is larger than n is as n.
+        Columns of a panel, where a is factored block by block; what is larger than n is as n.
 
     Returns
     -------
@@ -91,8 +92,10 @@ def protected_cholesky(
     Notes
     -----
     ``|A - L L'| <= gamma_{n+1} |L||L'|`` (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002, theorem
-    10.3). K.-H. Huang and J. A. Abraham, IEEE Trans. Computers C-33 (1984) 518. Extra memory: O(n) beside the result.
-    Thread-safe. On a GPU every step synchronises with the host.
+    10.3). K.-H. Huang and J. A. Abraham, IEEE Trans. Computers C-33 (1984) 518. Extra memory: O(n) beside the result;
+    on a GPU a twentieth of it and cuSOLVER's workspace. Thread-safe. On a GPU cuSOLVER factors (potrf) and the result
+    is certified, with one synchronisation with the host; what is not certified is factored again, block by block, as
+    everything is with `on_stage`: then every step synchronises.
 
     Examples
     --------
@@ -181,7 +184,11 @@ class CholeskyOptions(FactorOptions):
 
 def _factored(a: Any, options: CholeskyOptions, check_finite: bool) -> tuple[Array, Report]:
     """Factor a matrix, or a stack of them, and deliver the report."""
-    A = as_array(a, "a", check_finite=check_finite)
+    A = as_array(a, "a", check_finite=False)
+    kernels = is_cupy(A) and options.on_stage is None and A.ndim >= 2 and A.shape[-2] == A.shape[-1]
+    if check_finite and not kernels:
+        as_array(A, "a")
+    unknown = A if check_finite and kernels else None
     if A.ndim < 2:
         A = namespace(A).reshape(A, (1, -1))
     *batch, m, n = A.shape
@@ -193,24 +200,40 @@ def _factored(a: Any, options: CholeskyOptions, check_finite: bool) -> tuple[Arr
     if n == 0:
         c, report = namespace(A).empty_like(A), _report(Findings(), A, options, Clock())
     elif not batch:
-        c, report = _one(A, options)
+        c, report = _one(A, options, unknown)
     else:
-        done = [_one(one, options) for one in matrices_of(A)]
+        done = [_one(one, options, unknown) for one in matrices_of(A)]
         c = stacked([one for one, _ in done], tuple(batch))
         report = merged([one for _, one in done], tuple(batch), "cholesky")
     policy.deliver(report, options.on_error)
     return c, report
 
 
-def _one(A: Array, options: CholeskyOptions) -> tuple[Array, Report]:
-    """Factor one matrix that is not empty."""
+def _one(A: Array, options: CholeskyOptions, unknown: Array | None) -> tuple[Array, Report]:
+    """Factor one matrix that is not empty. `unknown`: what has to be finite, and may not be."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        if is_cupy(A) and options.on_stage is None:
+            clean = _on_device(A, options, check_finite=unknown is not None)
+            if clean is not None:
+                return clean
+        if unknown is not None:
+            as_array(unknown, "a")
         A = for_blas(A)
         run = CholeskyFactorisation(A if options.lower else A.T, options, block_size(A.shape[0]))
         run.online()
         if options.clear:
             clear_above(run.W)
     return run.result, _report(run.findings, A, options, run.clock, run.checks)
+
+
+def _on_device(A: Array, options: CholeskyOptions, *, check_finite: bool) -> tuple[Array, Report] | None:
+    """Factor a matrix on a GPU, and certify the factor there; None where it is not certified."""
+    clock = Clock()
+    with clock("factor"):
+        found = factor_definite_on_device(A, lower=options.lower, clear=options.clear, check_finite=check_finite)
+    if not found.clean:
+        return None
+    return found.W, _report(Findings(), A, options, clock, (found.check(),))
 
 
 def _report(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.bounds import (
@@ -121,10 +122,14 @@ def weighting(roots: Array) -> Array:
     They are distinct, and a little noise keeps a few of them from adding up to nothing: else equal errors in some rows
     would not show.
     """
-    n = roots.shape[0]
-    noise = weights("normal", n, seed=1) / (16 * max(1, n))
     scale = exponents(np.log2(to_host(roots)))
-    return from_host(np.ldexp((weights("balanced", n, seed=0) + noise)[:, 0], -scale), roots)
+    return from_host(np.ldexp(base_weights(roots.shape[0]), -scale), roots)
+
+
+def base_weights(n: int) -> NDArray[np.float64]:
+    """The weights of a matrix whose diagonal is 1."""
+    noise = weights("normal", n, seed=1) / (16 * max(1, n))
+    return (weights("balanced", n, seed=0) + noise)[:, 0]
 
 
 def symmetric_sums(A: Array, weight: Array) -> Array:

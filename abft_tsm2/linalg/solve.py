@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace
+from abft_tsm2.arrays import Array, dtype_name, from_host, is_cupy, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu import LuOptions, factored
 from abft_tsm2.linalg.outcome import Findings, check_of
-from abft_tsm2.linalg.substitution import ATTEMPTS, Work, same, substituted, wrong_rows
+from abft_tsm2.linalg.substitution import ATTEMPTS, Work, queued, same, substituted, substituted_carefully, wrong_rows
 from abft_tsm2.linalg.triangular import (
     Triangle,
     check_solution,
@@ -97,14 +97,16 @@ def protected_lu_solve(
     """
     policy.check_on_error(on_error)
     lu, piv = pair_of(lu_and_piv)
-    lu, B = as_array(lu, "lu", check_finite=check_finite), as_array(b, "b", check_finite=check_finite)
+    later = on_stage is None and _on_device(lu, piv, b)  # kernels find what is not finite, and pivots that are no rows
+    finite = check_finite and not later
+    lu, B = as_array(lu, "lu", check_finite=finite), as_array(b, "b", check_finite=finite)
     namespace(lu, B)
     if trans not in (0, 1, 2):
         raise ValueError(f"trans is {trans!r}: 0 for a x = b, 1 or 2 for a' x = b")
     if lu.ndim < 2 or lu.shape[-1] != lu.shape[-2]:
         raise ValueError(f"lu has to be square, the factors of a square matrix; its shape is {lu.shape}")
     n = lu.shape[-1]
-    piv = pivots_of(piv, tuple(lu.shape))
+    piv = piv if later else pivots_of(piv, tuple(lu.shape))
     if n != (B.shape[-2] if B.ndim > 1 else B.shape[0] if B.ndim else 0):
         raise ValueError(f"Shapes of lu {tuple(lu.shape)} and b {tuple(B.shape)} are incompatible")
     lu, B = _of_one_type(lu, B)
@@ -112,7 +114,13 @@ def protected_lu_solve(
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
         work = Work(on_stage, repair=on_error != "detect")
         work.stage("inputs", lu=lu, b=B)
-        x = substituted(lu, piv, B, int(trans), work)
+
+        def verify() -> None:
+            if later and check_finite:
+                as_array(lu, "lu")
+                as_array(B, "b")
+
+        x = substituted(lu, piv, B, int(trans), work, verify)
         sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
         return x, work.findings.report("lu_solve", sizes, dtype_name(B.dtype), seconds, checks=work.checks)
 
@@ -240,11 +248,14 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         if factors.info:
             raise np.linalg.LinAlgError("A singular matrix detected.")
         work.stage("inputs", A=A, b=B)
-        piv = factors.pivots
-        X = substituted(factors.W, piv, B, 0, work)
-        with work.clock("certify"):
-            verdict = _certificate(A, factors.W, piv, X, B, work)
-            work.checks = (check_of("rows", verdict.residual, verdict.bound, summing_weights(B)),)
+        piv, found = factors.piv, queued(factors.W, factors.piv, B, 0, work, A)
+        if found is not None and found.clean:
+            X, verdict = found.X, LineCheck.of(found.residual, found.bound)
+        else:
+            X = substituted_carefully(factors.W, piv, B, 0, work, found)
+            with work.clock("certify"):
+                verdict = _certificate(A, factors.W, piv, X, B, work)
+                work.checks = (check_of("rows", verdict.residual, verdict.bound, summing_weights(B)),)
         if refine and verdict.clean:
             X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses:
@@ -278,7 +289,7 @@ def _take_over(work: Work, report: Report) -> None:
 
 def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) -> LineCheck:
     """``A X = B``, row by row; what is suspected, by evidence from all elements."""
-    order = from_host(permutation(piv, A.shape[0]), A)
+    order = from_host(permutation(to_host(piv), A.shape[0]), A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)
     verdict = check_solution(A, factors, order, X, B, summing_weights(B))
     if not verdict.clean:
@@ -339,6 +350,14 @@ def _warn_of_condition(A: Array, lu: Array) -> None:
 
 
 # ---- shapes -------------------------------------------------------------------------------------------------------
+
+
+def _on_device(lu: Any, piv: Any, b: Any) -> bool:
+    """Whether these are one system in the memory of a GPU, of shapes and a type of pivots that fit."""
+    if not all(map(is_cupy, (lu, piv, b))) or lu.ndim != 2 or b.ndim not in (1, 2):
+        return False
+    n = lu.shape[0]
+    return lu.shape == (n, n) and piv.shape == (n,) and b.shape[0] == n and dtype_name(piv.dtype) == "int32"
 
 
 def _of_one_type(A: Array, B: Array) -> tuple[Array, Array]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, is_cupy, namespace, to_host
 from abft_tsm2.core.blas import like_columns, permutation, solve_triangle
 from abft_tsm2.linalg.blocked import Hook
-from abft_tsm2.linalg.inputs import for_blas
+from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
+from abft_tsm2.linalg.inputs import for_blas, pivots_of
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import Clock, Findings, check_of, largest
 from abft_tsm2.linalg.triangular import Triangle, check_substitution, substitution_evidence, summing_weights
@@ -34,8 +36,54 @@ class Work:
             self.on_stage(name, arrays)
 
 
-def substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
-    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed."""
+def queued(lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | None = None) -> DeviceSolution | None:
+    """The solution by kernels of a GPU, its checks among them, and those of ``A X = B`` where A is given; None where
+    there is no GPU, or a hook wants to see the stages."""
+    if work.on_stage is not None or not is_cupy(lu) or not is_cupy(B) or 0 in B.shape:
+        return None
+    with work.clock("solve"):
+        found = solve_on_device(lu, piv if is_cupy(piv) else from_host(piv, lu), B, trans, A)
+    if found.clean:
+        work.checks = (check_of("rows", found.residual, found.bound, found.t),)
+    return found
+
+
+def substituted(
+    lu: Array, piv: Any, B: Array, trans: int, work: Work, verify: Callable[[], None] = lambda: None
+) -> Array:
+    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed.
+
+    `verify`: raises what is to be said of operands that are not fit; not called where they have led to a solution that
+    is right.
+    """
+    found = queued(lu, piv, B, trans, work)
+    if found is not None and found.clean:
+        return found.X
+    verify()
+    return substituted_carefully(lu, piv, B, trans, work, found)
+
+
+def substituted_carefully(
+    lu: Array, piv: Any, B: Array, trans: int, work: Work, suspected: DeviceSolution | None = None
+) -> Array:
+    """The same, with evidence and repairs where a check fails; `suspected`: what kernels have found, not all right."""
+    findings, piv = work.findings, pivots_of(piv, tuple(lu.shape))
+    before = len(findings.statuses), findings.suspicions
+    X = _substituted(lu, piv, B, trans, work)
+    if suspected is None or before != (len(findings.statuses), findings.suspicions):  # it is said what was found
+        return X
+    if same(suspected.X, X):
+        findings.suspicions += 1
+    elif work.repair:
+        _note_repair(findings, "x", suspected.X, X)
+    else:
+        findings.statuses.append(Status.UNCORRECTABLE)
+        findings.faults.append(_fault("x", suspected.X, X, ""))
+        return suspected.X
+    return X
+
+
+def _substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
     xp = namespace(lu)
     lu, B, order = for_blas(lu), for_blas(B), permutation(piv, lu.shape[0])
     t = summing_weights(B)
@@ -125,11 +173,16 @@ def _why_not_finite(triangle: Triangle, B: Array) -> str:
 
 
 def _note_repair(findings: Findings, name: str, wrong: Array, right: Array) -> None:
+    findings.statuses.append(Status.CORRECTED)
+    findings.faults.append(_fault(name, wrong, right, "solved again"))
+
+
+def _fault(name: str, wrong: Array, right: Array, repair: str) -> Fault:
+    """Where a solution is not the right one."""
     x, y = to_host(wrong), to_host(right)
     with np.errstate(all="ignore"):
         distance = np.abs(x - y)
         differ = ~(distance == 0)
         i, c = np.nonzero(differ)
-    findings.statuses.append(Status.CORRECTED)
     rows, columns = tuple(np.unique(i).tolist()), tuple(np.unique(c).tolist())
-    findings.faults.append(Fault(name, "block", rows, columns, int(i.size), largest(distance[differ]), "solved again"))
+    return Fault(name, "block", rows, columns, int(i.size), largest(distance[differ]), repair)

@@ -26,6 +26,7 @@ from tests.benchmarks.test_bench_tsm2 import CELL, cell_rows
 
 SCRIPTS = (
     "bench_gemm",
+    "bench_lu_gpu",
     "bench_tsm2",
     "ceilings",
     "figures",

@@ -45,8 +45,11 @@ def test_factors_are_those_of_lapack(shape: tuple[int, int], order: str, mode: s
     lu, piv, report = factored(a, mode)
     assert report.status is Status.CLEAN
     assert not report.suspicions
-    assert not lu_outside(lu, piv, a).any()
     np.testing.assert_array_equal(piv, linalg.lapack.get_lapack_funcs("getrf", (a,))(a)[1])
+    if max(shape) <= 300:
+        assert not lu_outside(lu, piv, a).any()
+    else:
+        check(a, lu, piv, report)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
@@ -61,7 +64,7 @@ def test_views_of_any_strides(dtype: Any) -> None:
         before = x.copy()
         (lu, piv), report = protected_lu_factor(x[part], return_report=True)
         assert report.status is Status.CLEAN
-        assert not lu_outside(lu.get(), piv.get(), whole[part]).any()
+        check(whole[part], lu.get(), piv.get(), report)
         assert bool((x == before).all())
 
 
@@ -134,7 +137,7 @@ def test_tiny_pivots_are_divided_by(dtype: Any) -> None:
 def test_what_is_not_finite_is_refused(value: float) -> None:
     a = normal(300, 300)
     a[200, 150] = value
-    with pytest.raises(ValueError, match="NaN or Inf"):
+    with pytest.raises(ValueError, match="infs or NaNs"):
         factored(a)
     with pytest.warns(UnverifiableWarning):
         _, piv, report = factored(a, check_finite=False)
@@ -213,6 +216,7 @@ class Planted:
             return
         if self.count == self.at:
             self.change(self.made[0])
+            cupy.cuda.runtime.deviceSynchronize()
         self.count += 1
 
 
@@ -284,9 +288,7 @@ def test_a_changed_sum_does_no_harm(name: str, mode: str, monkeypatch: pytest.Mo
             check(a, *factored(a, mode))
 
 
-@pytest.mark.parametrize(
-    ("name", "bit"), [("g", 62), ("y", 62), ("inverse", 61), ("inverse", 55), ("inverse_norm", 62)]
-)
+@pytest.mark.parametrize(("name", "bit"), [("g", 62), ("y", 62), ("moduli", 62), ("biggest", 62)])
 def test_a_changed_part_of_the_way_does_no_harm(name: str, bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     a = normal(600, 600)
     for at in range(3, 40, 4):
@@ -295,9 +297,7 @@ def test_a_changed_part_of_the_way_does_no_harm(name: str, bit: int, monkeypatch
             check(a, *factored(a))
 
 
-@pytest.mark.parametrize(
-    "kernel", ["judge_factors", "sum_factors", "replay_pivots", "see_all", "judge_step", "count_growth"]
-)
+@pytest.mark.parametrize("kernel", ["judge_factors", "sum_factors", "replay_pivots", "see_all", "judge_step"])
 def test_a_check_that_is_not_made_shows(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a = cupy.asarray(normal(400, 400), order="F")
     clean = DeviceFactorisation(a, checked=True)

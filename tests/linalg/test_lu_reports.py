@@ -184,9 +184,15 @@ def test_auto_saves_large_factorisations_from_being_done_twice(
     monkeypatch.setattr(lu, "OFFLINE_UP_TO", 40)
     monkeypatch.setattr(lu, "OFFLINE_ON_GPU", 50)
     monkeypatch.setattr(lu, "is_cupy", lambda A: on_gpu)
-    _, report = protected_lu_factor(normal(60, columns), return_report=True)
-    assert report.mode.startswith(f"{mode}: ")
-    assert f"{columns} columns" in report.mode
+    options = lu.LuOptions(on_stage=None, on_error=None, mode="auto", check_finite=True)
+    chosen, why = options.chosen(normal(60, columns))
+    assert chosen == mode
+    assert f"{columns} columns" in why
+    if not on_gpu:
+        monkeypatch.undo()
+        monkeypatch.setattr(lu, "OFFLINE_UP_TO", 40)
+        report = protected_lu_factor(normal(60, columns), return_report=True)[1]
+        assert report.mode == f"{mode}: {why}"
 
 
 def test_a_batch_is_one_report() -> None:

@@ -112,10 +112,8 @@ class Machine:
         self.W[k:, c0:c1] = new[k:]
         self.W[k : k + b, c0:c1] = self.inverse[k] @ new[k : k + b]
 
-    def multiply_inverse(self, lane, j, width, k, b, c0, c1) -> None:
+    def solve_rows(self, lane, j, width, k, b, c0, c1) -> None:
         self.W[k : k + b, c0:c1] = self.inverse[k] @ self.gathered[lane][k - j : k - j + b]
-
-    def solve_again(self, lane, *numbers) -> None: ...
 
     def substitute(self, lane, j, width, k, b, c0, c1) -> None:
         rows = slice(k + b, j + width)
@@ -152,7 +150,7 @@ class Machine:
         self.S[self.at(j1)[j1:]] -= self.W[j1:, j:j1] @ self.y[j:j1]
 
 
-SOLVES = "multiply_inverse", "solve_again", "substitute"
+SOLVES = "solve_rows", "substitute"
 
 
 def wide_steps(m, n, width):
@@ -179,8 +177,8 @@ def error_of(A, schedule, seed) -> float:
 @pytest.mark.parametrize("width", [128, 256, 512])
 def test_any_order_that_the_streams_allow_gives_the_factors(m, n, width):
     A = np.random.default_rng(m).standard_normal((m, n))
-    for seed in range(3):
-        schedule = Schedule(m, n, checked=bool(seed), steps=wide_steps(m, n, width), chunk=(None, 100, 256)[seed])
+    for seed in range(2):
+        schedule = Schedule(m, n, checked=bool(seed), steps=wide_steps(m, n, width), chunk=(100, 256)[seed])
         assert error_of(A, schedule, seed) < 1e-9
 
 

@@ -29,10 +29,6 @@ class Buffers:
         Which row of A lies where, and where each row of A lies, before each of P panels and after the last.
     started, moved, getrf_pivots, getrf_info : int32 arrays
         Token of the panel that runs; scratch of a panel; what cuSOLVER says of one.
-    inverse : (P, 128 * 128) array
-        Inverses of the diagonal blocks of L, column-major.
-    inverse_norm : (P,) float64 array
-        The largest modulus in each.
     gathered : dict
         By lane, rows on their way to U.
     map, ends, scratch : arrays
@@ -54,8 +50,6 @@ class Buffers:
         self.order, self.places = (cupy.empty((panels + 1, m), cupy.int32) for _ in range(2))
         self.moved, self.getrf_pivots = (cupy.empty(PANEL, cupy.int32) for _ in range(2))
         self.started, self.getrf_info = (cupy.zeros(1, cupy.int32) for _ in range(2))
-        self.inverse = cupy.zeros((panels, PANEL * PANEL), dtype)
-        self.inverse_norm = cupy.empty(panels)
         across = min(schedule.chunk, n)
         self.gathered = {PANELS: cupy.empty(widest * widest, dtype), ROWS: cupy.empty(widest * across, dtype)}
         if left:
@@ -82,9 +76,9 @@ class RunSums:
 
     Its arrays are "row_largest" and "column_largest", moduli of A's type; "verified" as kernels/factor/certificate.cuh
     counts, uint64; "info"; "status" of the steps, int64; "residuals" and "bounds" of the certificate's rows and, from
-    max(m, n) on, of its columns, and those of the steps; weights "v" and "w"; sums over the factors, with squares behind
-    them, "Ly" and "gU"; "piv"; sums that are carried; and norms of A's lines. All up to "w" are brought, and where steps
-    are checked all up to "gU".
+    max(m, n) on, of its columns; weights "v" and "w"; residuals and bounds of the steps; sums over the factors "Ly" and
+    "gU", with squares behind them; "piv"; sums that are carried; norms of A's lines. All up to "w" are brought, and
+    where steps are checked all up to "gU".
     """
 
     def __init__(self, m: int, n: int, steps: int, *, checked: bool) -> None:

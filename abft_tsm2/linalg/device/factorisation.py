@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, Array
@@ -10,12 +12,14 @@ from abft_tsm2.linalg.device.certificate_config import full_counts
 from abft_tsm2.linalg.device.plan import After, Kind, plan_of
 from abft_tsm2.linalg.device.schedule import Step
 from abft_tsm2.linalg.encode import MatrixChecksums
+from abft_tsm2.linalg.evidence import Lines
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import check_of
 from abft_tsm2.report import SIDES, Check
 
-JUDGED = 8
-"""Status of a step that was judged, and found right; 0 before."""
+ROW, COLUMN, JUDGED = 1, 2, 8
+"""Status of a step, as kernels/factor/judge_step.cu leaves it: a row, or a column, is not right; it was judged."""
+SAME_COLUMNS, SAME_ROWS = 4, 5  # of what kernels/factor/certificate.cuh counts
 
 
 class DeviceFactorisation:
@@ -67,37 +71,41 @@ class DeviceFactorisation:
         return int(self._sums.on_host("info", np.int32)[0])
 
     @property
-    def clean(self) -> bool:
-        """Whether every check was made, and found everything right."""
-        counts = self._sums.on_host("verified", np.uint64).tolist()
-        full = full_counts(self.kind.m, self.kind.n)
-        kept = (4, 5) if not self.kind.checked else ()
-        if any(found != needed for i, (found, needed) in enumerate(zip(counts, full, strict=True)) if i not in kept):
-            return False
-        return not self.kind.checked or all(map(self._is_fine, self._plan.schedule.steps, self._statuses()))
+    def certified(self) -> bool:
+        """Whether every check of the finished factors was made, and found everything right."""
+        needed = list(full_counts(self.kind.m, self.kind.n))
+        if not self.kind.checked:
+            needed[SAME_COLUMNS] = needed[SAME_ROWS] = 0
+        counts: list[int] = self._sums.on_host("verified", np.uint64).tolist()
+        return counts == needed
 
-    def _statuses(self) -> list[int]:
-        found: list[int] = self._sums.on_host("status", np.int64).tolist()
-        return found
-
-    def _is_fine(self, step: Step, status: int) -> bool:
-        """Whether a step is, as `LuChecksums` judges it: where norms that were estimated do not do, by computed ones."""
-        if status == JUDGED:
-            return True
-        if status & ~3 != JUDGED:
-            return False
-        stored, sums, fine = FLOATS[self.kind.dtype], self._sums, True
+    def suspects(self) -> Lines:
+        """Rows, in their final order, and columns that the steps' checks have found wrong, or have not judged."""
         m, n = self.kind.m, self.kind.n
-        for side, (name, lines, first) in enumerate((("Ly", m, 0), ("gU", n, max(m, n)))):
-            if not status & 1 << side:
-                continue
-            at = slice(first + step.j, first + step.j1)
-            residual, bound = (sums.on_host(f"step_{name}")[at] for name in ("residuals", "bounds"))
-            norms = np.sqrt(sums.on_host(name)[lines:][step.j : step.j1])
-            suspected = LineCheck.relative_to_median(residual, bound, USUAL, LEAST).suspected
-            computed = COMPUTED * (bound + factored_bound(stored, norms, -FLOOR_TERMS, 0.0))
-            fine &= LineCheck.relative_in_runs(residual, computed, suspected, USUAL, COMPUTED_LEAST).clean
-        return fine
+        masks = np.zeros(m, bool), np.zeros(n, bool)
+        if self.kind.checked:
+            statuses: list[int] = self._sums.on_host("status", np.int64).tolist()
+            for step, status in zip(self._plan.schedule.steps, statuses, strict=True):
+                if status != JUDGED:
+                    for side, mask in enumerate(masks):
+                        mask[step.j : step.j1] = self._suspected(step, status, side)
+        return masks
+
+    def _suspected(self, step: Step, status: int, side: int) -> Any:
+        """Which rows (side 0) or columns of a step are not fine, as `LuChecksums` judges them: where norms that were
+        estimated do not do, by computed ones."""
+        if status & ~(ROW | COLUMN) != JUDGED:
+            return True
+        if not status & (ROW, COLUMN)[side]:
+            return False
+        m, n, sums = self.kind.m, self.kind.n, self._sums
+        first = (0, max(m, n))[side]
+        at = slice(first + step.j, first + step.j1)
+        residual, bound = (sums.on_host(f"step_{name}")[at] for name in ("residuals", "bounds"))
+        squares = sums.on_host(("Ly", "gU")[side])[(m, n)[side] :]
+        runs = LineCheck.relative_to_median(residual, bound, USUAL, LEAST).suspected
+        norms = factored_bound(FLOATS[self.kind.dtype], np.sqrt(squares[step.j : step.j1]), -FLOOR_TERMS, 0.0)
+        return ~LineCheck.relative_in_runs(residual, COMPUTED * (bound + norms), runs, USUAL, COMPUTED_LEAST).ok
 
     def checks(self) -> tuple[Check, ...]:
         """What the certificate says in a report."""

@@ -38,7 +38,7 @@ class Lanes:
     blas : dict
         Handles of cuBLAS by lane, each with a workspace of its own: products of several lanes run side by side.
     solver : int
-        cuSOLVER's handle on the lane of panels.
+        A handle of cuSOLVER.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,6 @@ class Lanes:
             _checked(_library().cublasSetWorkspace_v2(handle, address, size))
             self.blas[lane] = handle
         self.solver = cusolver.create()
-        cusolver.setStream(self.solver, self.streams[PANELS].ptr)
 
     def handles(self, main: int) -> dict[str, int]:
         """Handles of the streams; that of the caller among them."""
@@ -151,6 +150,7 @@ class LibraryPanel:
 
         letter = {"float64": "d", "float32": "s"}[dtype]
         self._handle, self._call = lanes.solver, getattr(cusolver, f"{letter}getrf")
+        self._stream = lanes.streams[PANELS]
         size = getattr(cusolver, f"{letter}getrf_bufferSize")(self._handle, m, b, 0, ld)
         self._space = cupy.empty(size, dtype)
         self._name, self._offset = place
@@ -160,7 +160,8 @@ class LibraryPanel:
     def __call__(self, stream: int, where: Where) -> None:
         """Queue it on the stream of its lane."""
         place = where[self._name] + self._offset
-        self._call(self._handle, *self._sizes, place, self._ld, *self._results)
+        with current(self._stream):  # which CuPy hands to cuSOLVER, whatever the handle's was
+            self._call(self._handle, *self._sizes, place, self._ld, *self._results)
 
 
 def _checked(status: int) -> None:

@@ -23,22 +23,15 @@ from abft_tsm2.core.graphs import EXTERNAL, Graph
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device import certificate_config, check_config, move_config
-from abft_tsm2.linalg.device.buffers import WORD, Buffers, RunSums, leading_dimension
+from abft_tsm2.linalg.device.buffers import Buffers, RunSums, leading_dimension
 from abft_tsm2.linalg.device.certificate_config import CertificateKernel, Tiles
 from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
 from abft_tsm2.linalg.device.lanes import LibraryPanel, PreparedProduct, lanes
 from abft_tsm2.linalg.device.move_config import Launch, MoveKernel
-from abft_tsm2.linalg.device.schedule import PANEL, Schedule, Task
 from abft_tsm2.linalg.device.panel_config import PanelConfig
+from abft_tsm2.linalg.device.schedule import PANEL, Schedule, Task
 
 KEPT, GRAPHS = 4, 4  # plans of a thread; graphs of a plan
-INVERSE_LIMIT = 64.0
-"""Largest element of an inverse of L11 that rows of U are solved with; beyond it they are solved by substitution.
-
-The rounding of ``inv(L11) B`` is within ``c(n) u |inv(L11)| |B|``, that of a substitution within ``c(n) u |inv(L11)|
-|L11| |U|`` (J. J. Du Croz and N. J. Higham, IMA J. Numer. Anal. 12 (1992) 1, section 2): with ``|L11| <= 1`` they are
-comparable while the inverse is of moderate size. Over all panels of Gaussian matrices of up to 16384 columns its
-elements were at most 4."""
 After = Callable[[Task], None]
 FIXED = "fixed"
 """Name of the address 0, behind which places of a plan's own memory lie."""
@@ -208,11 +201,6 @@ class FactorPlan:
         b, at = self.buffers, 4 * self.m * self.schedule.snapshot(k)
         return b["order"] + at, b["places"] + at
 
-    def _inverse(self, k: int) -> tuple[int, int]:
-        """Addresses of the inverse of a panel's diagonal block, and of its largest element."""
-        panel = k // PANEL
-        return self.buffers["inverse"] + panel * PANEL * PANEL * self.size, self.buffers["inverse_norm"] + WORD * panel
-
     def _place(self, row: int, column: int) -> tuple[tuple[str, int], int]:
         return ("W", (row + column * self.ld) * self.size), self.ld
 
@@ -265,21 +253,14 @@ class FactorPlan:
 
     def _panel(self, lane: str, k: int, b: int) -> list[Step]:
         config = panel_kernel(self.kind.dtype, self.m - k)
-        (order0, _), (order1, places1), (inverse, norm) = self._order(k), self._order(k + b), self._inverse(k)
-        buffers = self.buffers
+        (order0, _), (order1, places1), buffers = self._order(k), self._order(k + b), self.buffers
         if config is None:
             place, _ = self._place(k, k)
             pivots, info = buffers["getrf_pivots"], buffers["getrf_info"]
             factor = LibraryPanel(self.lanes, self.kind.dtype, self.m - k, b, place, self.ld, pivots, info)
-            return [
-                factor,
-                *self._move(
-                    "pivots_to_order",
-                    move_config.pivots_to_order(self.m),
-                    *(pivots, info, self.m, k, b, "W", self.ld, "piv", order0, order1, places1, inverse, norm, "info"),
-                ),
-            ]
-        values = "W", self.ld, self.m, k, b, "piv", order0, order1, places1, inverse, norm, buffers["moved"], "info"
+            values = pivots, info, self.m, k, b, "piv", order0, order1, places1, "info"
+            return [factor, *self._move("pivots_to_order", move_config.pivots_to_order(self.m), *values)]
+        values = "W", self.ld, self.m, k, b, "piv", order0, order1, places1, buffers["moved"], "info"
         launch = Launch((config.cluster,), config.threads(self.m - k), config.shared_bytes)
         return self._kernel(config, launch, *values, buffers["started"], self._token(k), clustered=True)
 
@@ -297,20 +278,15 @@ class FactorPlan:
         return self._move("exchange_rows", move_config.exchange_rows(b, c1 - c0), *values)
 
     def _exchange_solve(self, lane: str, k: int, b: int, c0: int, c1: int) -> list[Step]:
-        values = "W", self.ld, self.m, self.n, k, b, c0, c1, *self._order(k), *self._order(k + b), *self._inverse(k)
-        return self._move("exchange_solve", move_config.exchange_solve(c1 - c0), *values, INVERSE_LIMIT)
+        launch = move_config.exchange_solve(self.kind.dtype, c1 - c0)
+        values = "W", self.ld, k, b, c0, c1, *self._order(k), *self._order(k + b)
+        return self._move("exchange_solve", launch, *values)
 
-    def _multiply_inverse(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
-        # U(k:k+b, c0:c1) = inv(L11) G
-        inverse = (FIXED, self._inverse(k)[0]), PANEL
-        return self._product(
-            lane, (b, c1 - c0, b), 1.0, inverse, self._gathered(lane, width, k - j), 0.0, self._place(k, c0)
-        )
-
-    def _solve_again(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
+    def _solve_rows(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
+        # U(k:k+b, c0:c1) = L(k:k+b, k:k+b)^-1 G
         (_, gathered), ld = self._gathered(lane, width, k - j)
-        values = "W", self.ld, k, b, c0, c1, gathered, ld, self._inverse(k)[1], INVERSE_LIMIT
-        return self._move("solve_again", move_config.solve_again(c1 - c0, self.multiprocessors), *values)
+        launch = move_config.solve_rows(self.kind.dtype, c1 - c0)
+        return self._move("solve_rows", launch, "W", self.ld, k, b, c0, c1, gathered, ld)
 
     def _substitute(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
         # the step's rows of G below: G -= L(k+b:j1, k:k+b) U(k:k+b, c0:c1)

@@ -233,12 +233,10 @@ class Schedule:
             self._wait(PANELS, self._record(LEFT))
 
     def _solve(self, lane: str, step: Step, c0: int, c1: int) -> None:
-        """U(J, c0:c1), from the rows that become pivot rows: gathered in G, each panel's solved by the inverse of its
-        diagonal block."""
+        """U(J, c0:c1) = L(J, J)^-1 G, G the rows that become pivot rows: by substitution, panel by panel."""
         self._add(lane, "exchange_rows", step.j, step.width, c0, c1, 1)
         for k, b in step.panels:
-            self._add(lane, "multiply_inverse", step.j, step.width, k, b, c0, c1)
-            self._add(lane, "solve_again", step.j, step.width, k, b, c0, c1)
+            self._add(lane, "solve_rows", step.j, step.width, k, b, c0, c1)
             if k + b < step.j1:
                 self._add(lane, "substitute", step.j, step.width, k, b, c0, c1)
 

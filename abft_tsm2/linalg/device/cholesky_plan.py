@@ -1,0 +1,319 @@
+"""Factor a positive definite matrix on a GPU by cuSOLVER, and certify the factor there: the host waits once.
+
+A = L L'. Of three streams the first two run side by side:
+
+    factor    L = a copy of A's triangle, potrf;        then g = w'L, L g, and the verdict L g = Z
+    beside    w from A's diagonal, Z = A w and norms;   the other triangle: zeros, or A's, and whether it is finite
+    main      the caller's, which both follow and which waits for both
+
+A plan belongs to a size, a type and a thread, and is kept: launches, and what little memory outlives a call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from abft_tsm2.arrays import FLOATS, Array, dtype_name
+from abft_tsm2.core.compiler import Kernel
+from abft_tsm2.core.device import device_of
+from abft_tsm2.core.launch import PreparedLaunch, Step, Value
+from abft_tsm2.core.problem import SIZES
+from abft_tsm2.linalg.cholesky_checks import base_weights
+from abft_tsm2.linalg.device.check_config import SumModuli
+from abft_tsm2.linalg.device.cholesky_config import (
+    COUNTERS,
+    AddTriangleParts,
+    CopyTriangle,
+    DefiniteWeights,
+    JudgeDefinite,
+    TriangleSums,
+    TriangleTiles,
+    tolerances,
+)
+from abft_tsm2.linalg.device.lanes import current
+from abft_tsm2.linalg.outcome import check_of
+from abft_tsm2.report import Check
+
+KEPT = 8  # plans of a thread
+WORD = 8  # bytes
+NAN_BYTE = 0xFF  # of which NaN is made: sums that nothing has written agree with nothing
+ENCODED, FACTORED = "encoded", "factored"
+"""Stages of a run: before potrf, and after it."""
+After = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class CholeskyKind:
+    """What a plan is made for.
+
+    Attributes
+    ----------
+    n : int
+    dtype : {"float64", "float32"}
+    lower : bool
+        Whether A's lower triangle is read, and L returned; else the upper one, and its transpose.
+    clear : bool
+        Whether the other triangle gets zeros, or what A has there.
+    check_finite : bool
+        Whether the other triangle of A has to be finite, too.
+    turned : bool
+        Whether A's rows are contiguous, and not its columns.
+    """
+
+    n: int
+    dtype: str
+    lower: bool
+    clear: bool
+    check_finite: bool
+    turned: bool
+
+
+class Launched(Kernel, Protocol):
+    """A kernel that knows the threads of its blocks."""
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+
+
+class CholeskyPlan:
+    """The launches of one kind of factorisation on the current device, and the memory of its checks.
+
+    Attributes
+    ----------
+    kind : CholeskyKind
+    tiles : TriangleTiles
+    """
+
+    def __init__(self, kind: CholeskyKind) -> None:
+        import cupy
+
+        n, dtype = kind.n, kind.dtype
+        self.kind, self.size = kind, SIZES[dtype]
+        self.tiles = TriangleTiles.of(n, device_of(cupy.cuda.runtime.getDevice()).multiprocessors)
+        sizes = {**dict.fromkeys((*COUNTERS, "info"), 1), "residuals": n, "bounds": n, "w": n}
+        self._brought = sum(sizes.values())
+        sizes |= {"Z": 2 * n, "g": n, "Lg": 2 * n, "moduli": 2}
+        ends = np.cumsum(list(sizes.values())).tolist()
+        self._slices = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+        self._device = cupy.empty(ends[-1])
+        self._pinned = cupy.cuda.alloc_pinned_memory(WORD * self._brought)
+        self._host = np.frombuffer(self._pinned, np.float64, self._brought)
+        self._base = cupy.asarray(base_weights(n))
+        start = int(self._device.data.ptr)
+        self._places = {name: start + WORD * at.start for name, at in self._slices.items()}
+        self._letter = {"float64": "d", "float32": "s"}[dtype]
+        self._workspace_size: int | None = None
+        self.factor, self.beside = (cupy.cuda.Stream(non_blocking=True, priority=p) for p in (-5, 0))
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(3)]
+        self._prepare()
+        cupy.cuda.get_current_stream().synchronize()  # what was set here may be used on any stream
+
+    # -- launches --
+
+    def _prepare(self) -> None:
+        kind, n = self.kind, self.kind.n
+        other = CopyTriangle(
+            *(kind.dtype, not kind.lower),
+            diagonal=False,
+            read=kind.check_finite or not kind.clear,
+            zero=kind.clear,
+        )
+        own, weights, add = CopyTriangle(kind.dtype, kind.lower), DefiniteWeights(kind.dtype), AddTriangleParts()
+        moduli, judge = SumModuli(), JudgeDefinite(kind.dtype)
+        taken = "A", "down", "along", n, "W", n
+        below = kind.lower != kind.turned  # whether that triangle of A is below the diagonal of the column-major matrix
+        encode = TriangleSums.of_matrix(kind.dtype, below)
+        read, again = (make(kind.dtype, kind.lower) for make in (TriangleSums.of_factor, TriangleSums.of_product))
+        rounding, walk, underflow = tolerances(FLOATS[kind.dtype], n)
+        judged = "Lg", "Z", "W", n, n, "moduli", rounding, walk, underflow, "residuals", "bounds", "right", "positive"
+        self._copy = self._launch(own, own.grid(n), *taken, "finite")
+        self._encode = [
+            self._launch(weights, weights.grid(n), "A", "diagonal", self._base.data.ptr, "w", n),
+            self._launch(moduli, (moduli.grid,), "w", n, "w", 0, "moduli"),
+            *self._sums(encode, add, "A", "lead", "w", "Z", "encoded"),
+            self._launch(other, other.grid(n), *taken, "finite_beside"),
+        ]
+        self._certify = [
+            *self._sums(read, add, "W", n, "w", "g", "read"),
+            *self._sums(again, add, "W", n, "g", "Lg", "read_again"),
+            self._launch(judge, judge.grid(n), *judged),
+        ]
+        self._full = {**dict.fromkeys(("encoded", "read", "read_again"), self.tiles.rows * self.tiles.columns)}
+        self._full |= {"right": n, "positive": n, "finite": own.full_count(n)}
+        if kind.check_finite:
+            self._full["finite_beside"] = other.full_count(n)
+
+    def _launch(self, config: Launched, grid: tuple[int, ...], *values: Value) -> Step:
+        return PreparedLaunch(config, grid, config.threads, values, chained=False)
+
+    def _sums(
+        self, sums: TriangleSums, add: AddTriangleParts, of: str, lead: Value, x: str, out: str, count: str
+    ) -> list[Step]:
+        """Weighted sums of a triangle, tile by tile, and of these."""
+        n, tiles = self.kind.n, self.tiles
+        parts = "column_parts", "row_parts"
+        number = tiles.rows * sums.columns, tiles.columns * sums.rows
+        return [
+            self._launch(sums, tiles.grid, of, lead, n, x, *parts, count),
+            self._launch(add, add.grid(n, sums.squares), *parts, *number, n, out),
+        ]
+
+    def _workspace(self, W: Array) -> Array:
+        """Memory that cuSOLVER wants."""
+        import cupy
+        from cupy_backends.cuda.libs import cusolver
+
+        if self._workspace_size is None:
+            size = getattr(cusolver, f"{self._letter}potrf_bufferSize")
+            n, half = self.kind.n, self._half
+            self._workspace_size = int(size(cupy.cuda.device.get_cusolver_handle(), half, n, W.data.ptr, n))
+        return cupy.empty(self._workspace_size, self.kind.dtype)
+
+    @property
+    def _half(self) -> int:
+        from cupy_backends.cuda.libs import cublas
+
+        return int(cublas.CUBLAS_FILL_MODE_LOWER if self.kind.lower else cublas.CUBLAS_FILL_MODE_UPPER)
+
+    def _potrf(self, W: Array, workspace: Array) -> None:
+        """Queue cuSOLVER's factorisation on the stream for it."""
+        import cupy
+        from cupy_backends.cuda.libs import cusolver
+
+        n, space = self.kind.n, (workspace.data.ptr, workspace.size)
+        with current(self.factor):  # which CuPy hands to cuSOLVER
+            handle = cupy.cuda.device.get_cusolver_handle()
+            getattr(cusolver, f"{self._letter}potrf")(
+                *(handle, self._half, n, W.data.ptr, n, *space, self._places["info"])
+            )
+
+    def run(self, A: Array, after: After | None = None) -> CholeskyRun:
+        """Factor a matrix of this kind, and wait until it is done.
+
+        Parameters
+        ----------
+        A : (n, n) CuPy array
+        after : callable, optional
+            Called with the name of each stage and the arrays of the device, when that has come to it: for planting
+            faults.
+        """
+        import cupy
+        from cupy.cuda import runtime
+
+        kind, n = self.kind, self.kind.n
+        main, (begin, encoded, done) = cupy.cuda.get_current_stream(), self._events
+        factor, beside = self.factor.ptr, self.beside.ptr
+        W = cupy.empty((n, n), kind.dtype, order="F")
+        parts, workspace = cupy.empty(self.tiles.column_parts + self.tiles.row_parts), self._workspace(W)
+        down, along = (stride // self.size for stride in A.strides)
+        where = self._places | {"A": A.data.ptr, "W": W.data.ptr, "down": down, "along": along}
+        where |= {"lead": down if kind.turned else along, "diagonal": down + along, "column_parts": parts.data.ptr}
+        where["row_parts"] = parts.data.ptr + WORD * self.tiles.column_parts
+
+        def stage(name: str) -> None:
+            if after is not None:
+                runtime.deviceSynchronize()
+                after(name, {"A": A, "W": W, **{one: self._device[at] for one, at in self._slices.items()}})
+
+        counted = WORD * (len(COUNTERS) + 1)
+        runtime.memsetAsync(self._device.data.ptr, 0, counted, main.ptr)
+        runtime.memsetAsync(self._device.data.ptr + counted, NAN_BYTE, self._device.nbytes - counted, main.ptr)
+        runtime.eventRecord(begin.ptr, main.ptr)
+        for stream in (factor, beside):
+            runtime.streamWaitEvent(stream, begin.ptr)
+        try:
+            self._copy(factor, where)
+            for step in self._encode:
+                step(beside, where)
+            runtime.eventRecord(encoded.ptr, beside)
+            stage(ENCODED)
+            self._potrf(W, workspace)
+            stage(FACTORED)
+            runtime.streamWaitEvent(factor, encoded.ptr)
+            for step in self._certify:
+                step(factor, where)
+            source, length = self._device.data.ptr, self._host.nbytes
+            runtime.memcpyAsync(self._pinned.ptr, source, length, runtime.memcpyDeviceToHost, factor)
+            runtime.eventRecord(done.ptr, factor)
+            runtime.streamWaitEvent(main.ptr, done.ptr)
+            runtime.streamSynchronize(factor)
+        except BaseException:
+            runtime.deviceSynchronize()  # before anybody else gets memory that is still written to
+            raise
+        return CholeskyRun(W, self._missing(), self._on_host)
+
+    # -- what was brought to the host, of the last run --
+
+    def _on_host(self, name: str) -> Any:
+        return self._host[self._slices[name]]
+
+    def _missing(self) -> tuple[str, ...]:
+        info = int(self._on_host("info").view(np.int32)[0])
+        short = [name for name, full in self._full.items() if int(self._on_host(name).view(np.uint64)[0]) != full]
+        return ("definite",) * (info != 0) + tuple(short)
+
+
+class CholeskyRun(NamedTuple):
+    """What a run has made of a matrix.
+
+    Attributes
+    ----------
+    W : (n, n) CuPy array, column-major
+    missing : tuple of str
+        Counters that are short of their full numbers, and "definite" where potrf has stopped; empty for a factor that
+        is certified.
+    on_host : callable
+        The certificate's arrays, until the plan runs again.
+    """
+
+    W: Array
+    missing: tuple[str, ...]
+    on_host: Callable[[str], Any]
+
+    @property
+    def clean(self) -> bool:
+        """Whether the factor is certified."""
+        return not self.missing
+
+    def check(self) -> Check:
+        """What the certificate says in a report."""
+        return check_of("columns", *map(self.on_host, ("residuals", "bounds", "w")))
+
+
+_kept = threading.local()
+
+
+def factor_definite_on_device(
+    A: Array, *, lower: bool, clear: bool, check_finite: bool, after: After | None = None
+) -> CholeskyRun:
+    """Factor an (n, n) CuPy array, n > 0, and certify the factor. Synchronises with the host, once.
+
+    Parameters
+    ----------
+    A : (n, n) CuPy array
+        float64 or float32, of any strides; never written.
+    lower, clear, check_finite : bool
+        As in `CholeskyKind`.
+    after : callable, optional
+        As in `CholeskyPlan.run`.
+    """
+    import cupy
+
+    n, size = int(A.shape[0]), A.itemsize
+    if size not in A.strides or A.data.ptr % size or any(stride <= 0 or stride % size for stride in A.strides):
+        A = cupy.array(A, order="F")
+    kind = CholeskyKind(n, dtype_name(A.dtype), lower, clear, check_finite, turned=A.strides[0] != size)
+    plans: OrderedDict[Any, CholeskyPlan] = _kept.__dict__.setdefault("plans", OrderedDict())
+    key = kind, int(cupy.cuda.runtime.getDevice())
+    plan = plans.pop(key, None) or CholeskyPlan(kind)
+    plans[key] = plan
+    while len(plans) > KEPT:
+        plans.popitem(last=False)
+    return plan.run(A, after)

@@ -1,0 +1,345 @@
+"""Solve a linear system with its factors on a GPU, every substitution checked, without the host until it is done.
+
+``X = U^-1 L^-1 P B``, or ``X = P' L'^-1 U'^-1 B`` of the transposed system. The formulas of the checks are those of
+`abft_tsm2.linalg.triangular`; right-hand sides are added up with the same weights. Where A is given as well,
+``A X = B`` is certified against it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from abft_tsm2.arrays import FLOATS, Array, dtype_name
+from abft_tsm2.checksum.weights import weights
+from abft_tsm2.core.compiler import Kernel
+from abft_tsm2.core.cublas import layout
+from abft_tsm2.core.device import device_of
+from abft_tsm2.core.launch import PreparedLaunch, Step, Value
+from abft_tsm2.core.problem import SIZES
+from abft_tsm2.linalg.device import check_config, move_config
+from abft_tsm2.linalg.device.move_config import Launch, MoveKernel
+from abft_tsm2.linalg.device.solution_config import (
+    COUNTS,
+    PANEL,
+    RIGHT_BACKWARD,
+    RIGHT_EXCHANGES,
+    RIGHT_FORWARD,
+    RIGHT_PLACES,
+    RIGHT_SOLUTION,
+    SolutionKernel,
+    part_sums,
+)
+from abft_tsm2.linalg.device.substitution_calls import SolveMethod, TriangularSolve, handle_on
+
+METHOD = SolveMethod()
+KEPT = 8
+"""Plans of a thread."""
+ALIGNED = 256
+"""Bytes that arrays of the workspace begin at multiples of."""
+POISON = 0xFF
+"""Of which NaN consists, and numbers that are no row."""
+
+
+class DeviceSolution(NamedTuple):
+    """A solution, and what its checks say.
+
+    Attributes
+    ----------
+    X : (n, count) CuPy array, column-major
+    clean : bool
+        Whether every check was made, and found everything right.
+    residual, bound, t : float64 arrays on the host
+        Of the last check, row by row; weights of the right-hand sides.
+    """
+
+    X: Array
+    clean: bool
+    residual: Any
+    bound: Any
+    t: Any
+
+
+def solve_on_device(
+    lu: Array, piv: Array, B: Array, trans: int = 0, A: Array | None = None, method: SolveMethod = METHOD
+) -> DeviceSolution:
+    """Solve ``a X = B``, or ``a' X = B``, with the factors of a; synchronises with the host once.
+
+    Parameters
+    ----------
+    lu : (n, n) CuPy array
+        float64 or float32.
+    piv : (n,) int32 CuPy array
+        Counted from 0; those that are not LAPACK's are found, and the solution is not clean.
+    B : (n, count) CuPy array of the same type
+        Neither n nor count is 0.
+    trans : {0, 1, 2}
+    A : (n, n) CuPy array of the same type, optional
+        What lu was made of, for a certificate of ``A X = B``. With trans = 0.
+    method : SolveMethod, optional
+    """
+    import cupy
+    from cupy.cuda import runtime
+
+    lu, A = _for_kernels(lu), None if A is None else _for_kernels(A)
+    if any(stride % B.itemsize for stride in B.strides):
+        B = cupy.array(B, order="F")
+    piv = cupy.ascontiguousarray(piv)
+    plan = _plan_of(SolutionKind.of(lu, B, trans, A, method))
+    X = cupy.empty(B.shape, B.dtype, order="F")
+    space = cupy.empty(plan.bytes, cupy.uint8)
+    down, along = (stride // B.itemsize for stride in B.strides)
+    where = {"lu": lu.data.ptr, "piv": piv.data.ptr, "B": B.data.ptr, "X": X.data.ptr, "down": down, "along": along}
+    if A is not None:
+        where["A"] = A.data.ptr
+    stream = cupy.cuda.get_current_stream().ptr
+    plan(stream, where, space.data.ptr)
+    runtime.streamSynchronize(stream)
+    return DeviceSolution(X, *plan.found())
+
+
+def _for_kernels(M: Array) -> Array:
+    """M, or a copy of it where neither its rows nor its columns are contiguous."""
+    import cupy
+
+    return M if layout(M) != "A" and M.data.ptr % M.itemsize == 0 else cupy.array(M, order="F")
+
+
+def _leading(M: Array, by_columns: bool) -> int:
+    """Elements from one contiguous line of a square matrix to the next."""
+    n = int(M.shape[0])
+    return max(n, M.strides[1 if by_columns else 0] // M.itemsize if n > 1 else 1)
+
+
+@dataclass(frozen=True)
+class SolutionKind:
+    """What a plan is made for.
+
+    Attributes
+    ----------
+    n, count : int
+        Equations and right-hand sides.
+    dtype : {"float64", "float32"}
+    by_columns, ld : bool, int
+        Whether columns of lu are contiguous, and not its rows; its leading dimension.
+    turned : bool
+        Whether the transposed system is solved.
+    A_by_columns, A_ld : bool, int
+        The same of A; 0 where there is none.
+    method : SolveMethod
+    """
+
+    n: int
+    count: int
+    dtype: str
+    by_columns: bool
+    ld: int
+    turned: bool
+    A_by_columns: bool
+    A_ld: int
+    method: SolveMethod
+
+    @classmethod
+    def of(cls, lu: Array, B: Array, trans: int, A: Array | None, method: SolveMethod) -> SolutionKind:
+        """That of CuPy arrays."""
+        n, count = B.shape
+        by_columns, A_by_columns = layout(lu) == "F", A is not None and layout(A) == "F"
+        leading = _leading(lu, by_columns), 0 if A is None else _leading(A, A_by_columns)
+        return cls(n, count, dtype_name(B.dtype), by_columns, leading[0], trans != 0, A_by_columns, leading[1], method)
+
+
+class Factor(NamedTuple):
+    """One of the triangles of lu, and the unknowns that it is solved for.
+
+    `least`, `most`: r - c of its elements (r, c) where they lie; `by_rows`: whether the rows of the system are rows
+    there; `which`: the count of right lines; `name`: of X t and (X o X)(t o t); `given`: of the same of the right-hand
+    sides.
+    """
+
+    least: int
+    most: int
+    by_rows: bool
+    unit: bool
+    which: int
+    name: str
+    given: str
+
+
+class SolutionPlan:
+    """The launches of one kind of solution on the current device.
+
+    Attributes
+    ----------
+    kind : SolutionKind
+    bytes : int
+        Of the workspace of a call.
+    """
+
+    def __init__(self, kind: SolutionKind) -> None:
+        import cupy
+
+        self.kind = kind
+        self._multiprocessors = device_of(cupy.cuda.runtime.getDevice()).multiprocessors
+        self._base = cupy.asarray(weights("balanced", kind.count, seed=2)[:, 0])
+        self._constants = cupy.asarray(check_config.constants(FLOATS[kind.dtype]))
+        self._certified = kind.A_ld > 0
+        n = kind.n
+        # A system's triangle by rows: those of lu, or of lu' where either it or what is solved is transposed.
+        by_rows = kind.by_columns != kind.turned
+        below, above = ((1, n), (-n, 0)) if kind.by_columns else ((-n, -1), (0, n))
+        parts = (above, below) if kind.turned else (below, above)
+        self._factors = (
+            Factor(*parts[0], by_rows, not kind.turned, RIGHT_FORWARD, "z", "b"),
+            Factor(*parts[1], by_rows, kind.turned, RIGHT_BACKWARD, "x", "z"),
+        )
+        self._offsets, self._zeros, self._poisoned, self.bytes = self._laid_out()
+        # Of the last check, which is brought together with the counts before and the weights behind it.
+        length = self._offsets["moduli"] - self._offsets["verified"]
+        self._pinned = cupy.cuda.alloc_pinned_memory(length)
+        self._host = np.frombuffer(self._pinned, np.uint8, length)
+        self._prepared = self._steps()
+        cupy.cuda.get_current_stream().synchronize()  # what was set here may be used on any stream
+
+    @property
+    def _last(self) -> int:
+        return RIGHT_SOLUTION if self._certified else RIGHT_BACKWARD
+
+    def _laid_out(self) -> tuple[dict[str, int], int, int, int]:
+        """Bytes from the beginning of the workspace to each array; to the end of what is wiped, to that of what is
+        poisoned, and to the end of all."""
+        kind, double = self.kind, 8
+        n, count, item = kind.n, kind.count, SIZES[kind.dtype]
+        tiles = max(self._sums(factor.by_rows)[2] for factor in self._factors)
+        if self._certified:
+            tiles = max(tiles, self._sums(kind.A_by_columns)[2])
+        wiped = {"row_largest": n * item, "largest": count * item, "verified": COUNTS * double}
+        vectors = ("b", "b_squares", "z", "z_squares", "x", "x_squares", "reach_x", "reach_z", "reach", "others")
+        poisoned = {"residuals": n * double, "bounds": n * double, "t": count * double, "moduli": double}
+        poisoned |= {"logs": count * double, **dict.fromkeys(vectors, n * double), "other_bounds": n * double}
+        poisoned |= {"order": 4 * n, "places": 4 * n, "moves": 4 * n * self._panels}
+        poisoned |= {"parts": (2 + self._certified) * tiles * n * double}
+        offsets, at, ends = {}, 0, []
+        for part in (wiped, poisoned, {"turned": kind.turned * n * count * item}):
+            for name, size in part.items():
+                offsets[name] = at
+                at += -(-size // ALIGNED) * ALIGNED
+            ends.append(at)
+        return offsets, *ends  # type: ignore[return-value]
+
+    @property
+    def _panels(self) -> int:
+        return -(-self.kind.n // PANEL)
+
+    def __call__(self, stream: int, where: dict[str, int], space: int) -> None:
+        """Queue it on a stream, with a workspace at this address; `where`: addresses and strides of the operands."""
+        from cupy.cuda import runtime
+
+        where = where | {name: space + offset for name, offset in self._offsets.items()}
+        where["handle"] = handle_on(stream)
+        runtime.memsetAsync(space, 0, self._zeros, stream)
+        runtime.memsetAsync(space + self._zeros, POISON, self._poisoned - self._zeros, stream)
+        for step in self._prepared:
+            step(stream, where)
+        start = where["verified"]
+        runtime.memcpyAsync(self._pinned.ptr, start, self._host.nbytes, runtime.memcpyDeviceToHost, stream)
+
+    def found(self) -> tuple[bool, Any, Any, Any]:
+        """Whether all is right, and residuals, bounds and weights of the last check; when it is done."""
+        n = self.kind.n
+        counts = self._brought("verified", COUNTS, np.uint64).tolist()
+        asked = [RIGHT_EXCHANGES, RIGHT_PLACES, RIGHT_FORWARD, RIGHT_BACKWARD, *[RIGHT_SOLUTION] * self._certified]
+        lines = (self._brought(name, size) for name, size in (("residuals", n), ("bounds", n), ("t", self.kind.count)))
+        return all(counts[which] == n for which in asked), *(x.copy() for x in lines)
+
+    def _brought(self, name: str, count: int, dtype: Any = np.float64) -> Any:
+        at = self._offsets[name] - self._offsets["verified"]
+        return self._host[at : at + 8 * count].view(dtype)
+
+    # -- launches --
+
+    def _steps(self) -> list[Step]:
+        kind, n = self.kind, self.kind.n
+        first, second = self._factors
+        # The transposed system is solved beside X, and its rows come to their places at the end.
+        into, gather, to, scatter = ("turned", 0, "X", "order") if kind.turned else ("X", "order", 0, 0)
+        sizes = n, kind.count
+        # B itself is what is summed: of the copy that is made as columns are measured nothing is left.
+        measured = "B", "down", "along", *sizes, into, n, "row_largest", "largest"
+        read = "B", "down", "along", *sizes, gather, "t", into, n, 0, "b", "b_squares"
+        return [
+            *self._kernel(MoveKernel("measure", kind.dtype), move_config.measure(*sizes), *measured),
+            *self._own("sum_weights", "largest", self._base.data.ptr, kind.count, "logs", "t", "moduli"),
+            *self._own("pivot_moves", "piv", n, "moves", "verified"),
+            *self._own("follow_moves", "moves", n, self._panels, "order", "places", "verified"),
+            *self._own("weigh_rows", *read),
+            self._solve(first, into),
+            *self._own("weigh_rows", into, 1, n, *sizes, 0, "t", 0, n, 0, "z", "z_squares"),
+            self._solve(second, into),
+            *self._own("weigh_rows", into, 1, n, *sizes, 0, "t", to, n, scatter, "x", "x_squares"),
+            *self._check_factor(second, "reach_x"),
+            *self._check_factor(first, "reach_z", "reach_x" if self._certified else ""),
+            *(self._certify() if self._certified else ()),
+        ]
+
+    def _kernel(self, config: Kernel, launch: Launch, *values: Value) -> list[Step]:
+        return [PreparedLaunch(config, launch.grid, launch.threads, values, chained=False)]
+
+    def _own(self, routine: str, *values: Value, more: bool = False) -> list[Step]:
+        config = SolutionKernel(routine, self.kind.dtype, more)
+        return self._kernel(config, config.launch(self.kind.n), *values)
+
+    def _sums(self, by_rows: bool, more: bool = False) -> tuple[SolutionKernel, Launch, int]:
+        """The kernel for sums of lines, its launch, and how many parts each sum has."""
+        config = part_sums(self.kind.dtype, by_rows=by_rows, more=more)
+        return config, *config.tiled(self.kind.n, self._multiprocessors)
+
+    def _solve(self, factor: Factor, X: str) -> Step:
+        kind = self.kind
+        how = {"lower": factor.most > 0, "turned": not factor.by_rows, "unit": factor.unit}
+        call = TriangularSolve(kind.dtype, kind.n, kind.count, kind.ld, kind.n, **how, method=kind.method)
+        return lambda stream, where: call(where["handle"], where["lu"], where[X])
+
+    def _check_factor(self, factor: Factor, last: str, more: str = "") -> list[Step]:
+        """``T X = B``; with `more`, what it makes of these squares as well."""
+        sums, launch, tiles = self._sums(factor.by_rows, bool(more))
+        x = factor.name, f"{factor.name}_squares", more or 0
+        part = "lu", self.kind.ld, self.kind.n, factor.least, factor.most
+        lines = ("residuals", "bounds") if factor.which == self._last else ("others", "other_bounds")
+        judged = "parts", tiles, self.kind.n, self.kind.count, int(factor.unit), *x
+        given = factor.given, f"{factor.given}_squares", 0, 0, last, "moduli", self._constants.data.ptr
+        return [
+            *self._kernel(sums, launch, *part, *x, "parts"),
+            *self._own("judge_solution", *judged, *given, *lines, "verified", factor.which, more=bool(more)),
+        ]
+
+    def _certify(self) -> list[Step]:
+        """``A X = B``; what B holds lies by place, and so does what the factors make of the squares."""
+        kind, n = self.kind, self.kind.n
+        sums, launch, tiles = self._sums(kind.A_by_columns)
+        x = "x", "x_squares", 0
+        given = "b", "b_squares", "places", "reach_z", "reach", "moduli", self._constants.data.ptr
+        out = "residuals", "bounds", "verified", RIGHT_SOLUTION
+        return [
+            *self._kernel(sums, launch, "A", kind.A_ld, n, -n, n, *x, "parts"),
+            *self._own("judge_solution", "parts", tiles, n, kind.count, 0, *x, *given, *out),
+        ]
+
+
+_kept = threading.local()
+
+
+def _plan_of(kind: SolutionKind) -> SolutionPlan:
+    """That of this thread, on the current device."""
+    import cupy
+
+    plans: OrderedDict[Any, SolutionPlan] = _kept.__dict__.setdefault("plans", OrderedDict())
+    key = kind, int(cupy.cuda.runtime.getDevice())
+    found = plans.pop(key, None) or SolutionPlan(kind)
+    plans[key] = found
+    while len(plans) > KEPT:
+        plans.popitem(last=False)
+    return found
