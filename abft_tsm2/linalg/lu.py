@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,10 @@ from abft_tsm2.linalg.outcome import (
     check_of_steps,
     largest,
 )
+from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
+NOT_FINITE = "A holds NaN or Inf: its factors were not checked"
 GROWN = "elements of the factors grow beyond the range of the type"
 MODES = ("auto", "online", "offline")
 SQUARED = 1e140  # growth whose square float64 can still add up
@@ -124,9 +127,15 @@ def protected_lu_factor(
     where two candidates for a pivot are equal but for rounding, another one may be chosen. K.-H. Huang and
     J. A. Abraham, IEEE Trans. Computers C-33 (1984) 518; N. J. Higham, Accuracy and Stability of Numerical Algorithms,
     2002, algorithm 9.2 and theorem 9.3: what a statistical bound suspects is compared with
-    ``gamma |L||U|`` element by element before anything is called wrong. Extra memory: O(m + n) beside lu, on a
-    GPU some blocks of 2048 columns as well, and at most 0.7 GB and 80 kB a row where something is suspected (0.27 GB at
-    4200). Thread-safe. On a GPU every step synchronises with the host.
+    ``gamma |L||U|`` element by element before anything is called wrong. Extra memory: O(m + n) beside lu, and at most
+    0.7 GB and 80 kB a row where something is suspected (0.27 GB at 4200). Thread-safe.
+
+    On a GPU the whole factorisation is queued on the current stream, with its checks, and the host waits once, at the
+    end; under ``errstate(sync=False)`` not at all: the report is PENDING, a is to be left alone until
+    ``report.wait()``, which repairs lu and piv where they are wrong (and says UNVERIFIABLE of an a that is not finite,
+    whatever `check_finite`). What is wrong is factored again there. Pivots are LAPACK's. Columns of lu may lie further
+    apart than m. Beside lu some 100 MB stay with the thread for its next factorisation, and 16 bytes for every row of
+    every 128 columns. With `on_stage` every step synchronises with the host, by LAPACK's way to compute.
 
     Examples
     --------
@@ -153,6 +162,10 @@ def protected_lu_factor(
         xp = namespace(A)
         lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], min(A.shape[-2:])), dtype=xp.int32)
         report = Findings().report("lu_factor", _sizes(A), dtype_name(A.dtype), {}, mode="nothing to do")
+    elif A.ndim == 2 and options.queues(A) and not policy.synchronous():
+        verdict = PendingFactors(A, options)
+        lu, piv = verdict.factors
+        report = Deferred.of(verdict, on_error, operation="lu_factor", sizes=_sizes(A), dtype=dtype_name(A.dtype))
     elif A.ndim == 2:
         factors = factored(A, options)
         lu, piv, report = factors.W, factors.piv, factors.report
@@ -185,6 +198,10 @@ class LuOptions(FactorOptions):
         if most >= K:
             return "offline", f"a certificate is cheapest, and another factorisation of {K} columns is soon done"
         return "online", f"another factorisation of {K} columns would take long: a fault is to cost one step"
+
+    def queues(self, A: Array) -> bool:
+        """Whether this matrix is factored by `abft_tsm2.linalg.device`."""
+        return self.on_stage is None and is_cupy(A)
 
 
 def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactorisation:
@@ -248,24 +265,26 @@ class LuFactorisation(BlockedFactorisation):
         """Factor A in the mode that is asked for, and set the report."""
         self.options.stage("inputs", {"A": self.A})
         mode, why = self.options.chosen(self.A)
-        on_device = is_cupy(self.A) and self.options.on_stage is None
-        if not on_device:
-            self.encode()
-        if on_device and self.on_device(mode):
-            pass  # certified
-        elif not self.encoding.is_of_finite(self.A):
+        if self.options.queues(self.A):
+            with self.clock("factor"):
+                queued = DeviceFactorisation(self.A, checked=mode == "online")
+            self.await_device(queued, mode, why)
+            return
+        self.encode()
+        if not self.encoding.is_of_finite(self.A):
             if self.options.check_finite:
                 raise not_finite()
             mode, why = "offline", "A is not finite"
-            if not on_device:
-                self.by_lapack()
-            self.findings.unverifiable("A holds NaN or Inf: its factors were not checked")
-        elif on_device:
-            self.settle(mode)
+            self.by_lapack()
+            self.findings.unverifiable(NOT_FINITE)
         elif mode == "online":
             self.online()
         else:
             self.offline()
+        self.finish(mode, why)
+
+    def finish(self, mode: str, why: str) -> None:
+        """Set the report."""
         more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}"}
         sizes, dtype = _sizes(self.A), dtype_name(self.A.dtype)
         self.report = self.findings.report("lu_factor", sizes, dtype, self.clock.seconds, **more)
@@ -282,14 +301,25 @@ class LuFactorisation(BlockedFactorisation):
     def by_lapack(self) -> None:
         self.W, self.pivots, self.info = _lapack(self.A, self.clock)
 
-    def on_device(self, mode: str) -> bool:
-        """Factor on a GPU, without the host until it is done. False where something is suspected, to be settled."""
+    def await_device(self, queued: DeviceFactorisation, mode: str, why: str) -> None:
+        """Wait for what a GPU factors, settle what its checks suspect, and set the report."""
+        if not self.take(queued):
+            if self.encoding.is_of_finite(self.A):
+                self.settle(mode)
+            elif self.options.check_finite:
+                raise not_finite()
+            else:
+                mode, why = "offline", "A is not finite"
+                self.findings.unverifiable(NOT_FINITE)
+        self.finish(mode, why)
+
+    def take(self, queued: DeviceFactorisation) -> bool:
+        """Wait for factors; whether nothing is suspected of them."""
         with self.clock("factor"):
-            queued = DeviceFactorisation(self.A, checked=mode == "online")
             queued.wait()
             self.W, self.info, self.device_pivots = queued.W, queued.info, queued.piv
             self.suspects = queued.suspects()
-            if clean := queued.certified and not any(lines.any() for lines in self.suspects):
+            if clean := queued.clean:
                 self.pivots, self.checks = None, queued.checks()
             else:
                 self.encoding, self.pivots = queued.encoding(), to_host(queued.piv)
@@ -306,11 +336,16 @@ class LuFactorisation(BlockedFactorisation):
 
     def settle(self, mode: str) -> None:
         """Verify what a GPU has factored and suspects; factor again where it is wrong, there and at last by steps."""
-        if self.is_wrong("factored again"):
-            encoding = self.encoding
-            if has_changed(self.A, encoding) or not (self.on_device(mode) or not self.is_wrong("")):
-                self.encoding = encoding
-                self.online()
+        if not self.is_wrong("factored again"):
+            return
+        encoding = self.encoding
+        if has_changed(self.A, encoding) or not self.factors_again(mode):
+            self.encoding = encoding
+            self.online()
+
+    def factors_again(self, mode: str) -> bool:
+        """Whether the GPU's second factorisation is right."""
+        return self.take(DeviceFactorisation(self.A, checked=mode == "online")) or not self.is_wrong("")
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""
@@ -552,6 +587,53 @@ class LuFactorisation(BlockedFactorisation):
                 return
             findings.statuses.append(Status.UNCORRECTABLE)
         findings.reasons.append(reason)
+
+
+class PendingFactors:
+    """The verdict on a factorisation that is queued here; keeps A and the factors until it is waited for.
+
+    Attributes
+    ----------
+    factors : pair of arrays
+        lu and piv. What is wrong with them is repaired by `wait`.
+    """
+
+    def __init__(self, A: Array, options: LuOptions) -> None:
+        import cupy
+
+        # Whether A is finite is not known before the verdict, which then says so.
+        self._run = LuFactorisation(A, replace(options, check_finite=False), block_size(min(A.shape)))
+        self._mode = options.chosen(A)
+        self._queued = DeviceFactorisation(A, checked=self._mode[0] == "online")
+        self.factors = self._queued.W, self._queued.piv
+        self._device, self._done = cupy.cuda.Device(), cupy.cuda.Event(disable_timing=True)
+        self._done.record()
+
+    @property
+    def arrived(self) -> bool:
+        return bool(self._done.done)
+
+    @staticmethod
+    def dismiss(pending: Iterable[PendingFactors]) -> list[PendingFactors]:
+        """Of verdicts that have arrived, those that are not clean; the others are done with."""
+        left = []
+        for one in pending:
+            if one._queued.clean:
+                one._queued.release()
+            else:
+                left.append(one)
+        return left
+
+    def wait(self) -> Report:
+        with self._device:
+            self._done.synchronize()
+            run, (lu, piv) = self._run, self.factors
+            run.await_device(self._queued, *self._mode)
+            if run.W is not lu:
+                lu[...], piv[...] = run.W, run.piv
+            if run.info:
+                _warn_of_zero(run.info)
+        return run.report
 
 
 def _lapack(A: Array, clock: Clock) -> tuple[Array, Any, int]:

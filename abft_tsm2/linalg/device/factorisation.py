@@ -71,6 +71,11 @@ class DeviceFactorisation:
         return int(self._sums.on_host("info", np.int32)[0])
 
     @property
+    def clean(self) -> bool:
+        """Whether nothing is suspected."""
+        return self.certified and not any(lines.any() for lines in self.suspects())
+
+    @property
     def certified(self) -> bool:
         """Whether every check of the finished factors was made, and found everything right."""
         needed = list(full_counts(self.kind.m, self.kind.n))

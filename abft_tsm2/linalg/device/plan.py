@@ -258,8 +258,8 @@ class FactorPlan:
             place, _ = self._place(k, k)
             pivots, info = buffers["getrf_pivots"], buffers["getrf_info"]
             factor = LibraryPanel(self.lanes, self.kind.dtype, self.m - k, b, place, self.ld, pivots, info)
-            values = pivots, info, self.m, k, b, "piv", order0, order1, places1, "info"
-            return [factor, *self._move("pivots_to_order", move_config.pivots_to_order(self.m), *values)]
+            exchanges = pivots, info, self.m, k, b, "piv", order0, order1, places1, "info"
+            return [factor, *self._move("pivots_to_order", move_config.pivots_to_order(self.m), *exchanges)]
         values = "W", self.ld, self.m, k, b, "piv", order0, order1, places1, buffers["moved"], "info"
         launch = Launch((config.cluster,), config.threads(self.m - k), config.shared_bytes)
         return self._kernel(config, launch, *values, buffers["started"], self._token(k), clustered=True)

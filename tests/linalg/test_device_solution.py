@@ -1,0 +1,240 @@
+"""Solutions as a GPU computes and checks them, by its kernels on the CPU and SciPy in place of cuBLAS."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import linalg
+
+from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_solve
+from abft_tsm2.errors import UnverifiableWarning
+from abft_tsm2.linalg import solve
+from abft_tsm2.linalg.device import solution
+from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
+from abft_tsm2.linalg.device.substitution_calls import SolveMethod
+from abft_tsm2.linalg.triangular import summing_weights
+from tests.support import solution_cases
+from tests.support.cupy_on_cpu import _on_card
+from tests.support.planting import normal
+from tests.support.solution_cases import ScipyBlas, on_card
+
+DTYPES = ("float64", "float32")
+
+
+@pytest.fixture
+def blas(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> ScipyBlas:
+    cupyx = ModuleType("cupyx.scipy.linalg")
+    cupyx.solve_triangular = _on_card(linalg.solve_triangular)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, cupyx.__name__, cupyx)
+    # To `as_array` an array of NumPy's subclass is NumPy's.
+    given = solve.as_array
+    monkeypatch.setattr(solve, "as_array", lambda x, *more, **named: given(x, *more, **named).view(type(x)))
+    return solution_cases.install(monkeypatch, build_cache)
+
+
+class LinearSystem:
+    """A matrix, its factors and right-hand sides, and the same as CuPy's."""
+
+    def __init__(self, n: int, count: int, dtype: str = "float64", order: str = "F") -> None:
+        self.a = np.asarray(normal(n, n, dtype=dtype), order=order)  # type: ignore[call-overload]
+        self.b = normal(n, count, dtype=dtype, seed=1)
+        self.lu, self.piv = linalg.lu_factor(self.a)
+        self.lu = np.asarray(self.lu, order=order)  # type: ignore[call-overload]
+        self.piv = self.piv.astype(np.int32)
+
+    def on_device(self, trans: int = 0, method: Any = None, *, certified: bool = False) -> DeviceSolution:
+        operands = [on_card(x) for x in (self.lu, self.piv, self.b)]
+        more = (method,) if method else ()
+        return solve_on_device(*operands, trans, on_card(self.a) if certified else None, *more)
+
+    def protected(self, **options: Any) -> Any:
+        factors = on_card(self.lu), on_card(self.piv)
+        return protected_lu_solve(factors, on_card(self.b), return_report=True, **options)
+
+
+def is_right(x: Any, of: LinearSystem, trans: int = 0) -> bool:
+    a, x, b = (np.asarray(y, np.float64) for y in (of.a.T if trans else of.a, x, of.b))
+    size = np.abs(a) @ np.abs(x) + np.abs(b)
+    return bool((np.abs(a @ x - b) <= 200 * np.finfo(of.a.dtype).eps * np.max(size, axis=0)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ["F", "C"])
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize(("n", "count"), [(1, 1), (150, 1), (300, 70)])
+def test_solutions_are_right_and_clean(blas: ScipyBlas, n: int, count: int, trans: int, order: str, dtype: str) -> None:
+    of = LinearSystem(n, count, dtype, order)
+    for method in (None, SolveMethod("trsv"), SolveMethod(block=64), SolveMethod("trsv", 100)):
+        found = of.on_device(trans, method)
+        assert found.clean
+        assert is_right(found.X, of, trans)
+        assert (np.abs(found.residual) <= found.bound).all()
+        np.testing.assert_array_equal(found.t, summing_weights(of.b))
+    assert len(set(blas.calls)) > 1 or n == 1
+    if not trans:
+        found = of.on_device(certified=True)
+        assert found.clean
+        assert (np.abs(found.residual) <= found.bound).all()
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+def test_operands_of_any_strides(blas: ScipyBlas, trans: int) -> None:
+    of = LinearSystem(140, 3)
+    whole, sides = np.full((300, 290), np.nan), np.full((290, 9), np.nan)
+    for lu in (whole[:280:2, 3:143], whole[:140, 3:143], whole.T[:140, 3:143]):
+        lu[...] = of.lu
+        for b in (sides[:280:2, ::3], sides[140:0:-1, 5:8], sides.T[5:8, :140].T):
+            b[...] = of.b
+            found = solve_on_device(on_card(lu), on_card(of.piv), on_card(b), trans)
+            assert found.clean
+            assert is_right(found.X, of, trans)
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("certified", [False, True])
+def test_a_fault_in_a_substitution_is_not_clean(blas: ScipyBlas, step: int, trans: int, certified: bool) -> None:
+    of = LinearSystem(140, 4)
+
+    def damage(call: int, x: np.ndarray) -> None:
+        if call % 2 == step:
+            x[70, 2] += 1e-6 * np.max(np.abs(x))
+
+    blas.damage = damage
+    assert not of.on_device(trans, certified=certified and not trans).clean
+
+
+@pytest.mark.parametrize("what", ["lu", "b", "a", "piv"])
+def test_wrong_operands_are_not_clean(blas: ScipyBlas, what: str) -> None:
+    for value in (np.nan, np.inf):
+        of = LinearSystem(140, 4)
+        if what == "piv":
+            of.piv[70] = 140 if np.isnan(value) else 3
+        else:
+            getattr(of, what)[3, 2] = value
+        assert not of.on_device(certified=what == "a").clean
+
+
+def test_another_matrix_is_not_certified(blas: ScipyBlas) -> None:
+    of = LinearSystem(140, 4)
+    of.a[9, 5] += 1e-3
+    assert of.on_device().clean
+    assert not of.on_device(certified=True).clean
+
+
+@pytest.mark.parametrize(("trans", "certified"), [(0, False), (0, True), (1, False)])
+def test_a_step_that_does_not_run_shows(blas: ScipyBlas, trans: int, certified: bool) -> None:
+    of = LinearSystem(140, 4)
+    assert of.on_device(trans, certified=certified).clean
+    (plan,) = solution._kept.plans.values()
+    steps = list(plan._prepared)
+    for i in range(1, len(steps)):  # without the first one, columns are not measured: weights are others
+        plan._prepared = [*steps[:i], *steps[i + 1 :]]
+        assert not of.on_device(trans, certified=certified).clean, i
+    plan._prepared = steps
+    assert of.on_device(trans, certified=certified).clean
+
+
+# ---- protected_lu_solve ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+def test_a_clean_solution_is_that_of_the_device(blas: ScipyBlas, trans: int) -> None:
+    of = LinearSystem(140, 4)
+    x, report = of.protected(trans=trans)
+    assert report.status is Status.CLEAN
+    assert is_right(x, of, trans)
+    assert report.checks[0].lines == report.checks[0].verified == 140
+    assert sum("trs" in name for name in blas.calls) == 2
+    with pytest.MonkeyPatch.context() as patch:  # b of one dimension
+        patch.setattr(of, "b", np.ascontiguousarray(of.b[:, 0]))
+        x, report = of.protected(trans=trans)
+        assert report.status is Status.CLEAN
+        assert x.shape == (140,)
+        assert is_right(x, of, trans)
+
+
+def once(what: Callable[[np.ndarray], None]) -> Callable[[int, np.ndarray], None]:
+    def damage(call: int, x: np.ndarray) -> None:
+        if call == 1:
+            what(x)
+
+    return damage
+
+
+def test_a_fault_is_repaired_and_reported(blas: ScipyBlas) -> None:
+    of = LinearSystem(140, 4)
+    blas.damage = once(lambda x: x.__setitem__((70, 2), 1e3))
+    x, report = of.protected()
+    assert report.status is Status.CORRECTED
+    assert (report.faults[0].rows, report.faults[0].columns) == ((70,), (2,))
+    assert is_right(x, of)
+
+
+def test_a_fault_that_is_not_to_be_repaired(blas: ScipyBlas) -> None:
+    of = LinearSystem(140, 4)
+    blas.damage = once(lambda x: x.__setitem__((70, 2), np.nan))
+    x, report = of.protected(on_error="detect")
+    assert report.status is Status.UNCORRECTABLE
+    assert np.isnan(x[70, 2])
+    blas.calls.clear()
+    with pytest.raises(SilentDataCorruptionError):
+        of.protected(on_error="raise")
+
+
+def test_what_is_suspected_in_vain_is_counted(blas: ScipyBlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = LinearSystem(140, 4)
+    monkeypatch.setattr(solution.SolutionPlan, "found", lambda plan: (False, *[np.zeros(1)] * 3))
+    x, report = of.protected()
+    assert report.status is Status.CLEAN
+    assert report.suspicions == 1
+    assert is_right(x, of)
+
+
+@pytest.mark.parametrize("what", ["lu", "b"])
+def test_what_is_not_finite_is_refused_as_by_scipy(blas: ScipyBlas, what: str) -> None:
+    of = LinearSystem(140, 4)
+    getattr(of, what)[7, 3] = np.nan
+    with pytest.raises(ValueError, match="array must not contain infs or NaNs"):
+        of.protected()
+    with pytest.warns(UnverifiableWarning):
+        x, report = of.protected(check_finite=False)
+    assert report.status is Status.UNVERIFIABLE
+    assert not np.isfinite(x).all()
+
+
+def test_pivots_that_are_no_rows_are_refused(blas: ScipyBlas) -> None:
+    of = LinearSystem(140, 4)
+    of.piv[7] = 140
+    with pytest.raises(ValueError, match="piv holds 140"):
+        of.protected()
+
+
+def test_pivots_above_their_rows_are_left_to_the_host(blas: ScipyBlas) -> None:
+    of = LinearSystem(140, 4)
+    of.piv[7] = 3
+    x, report = of.protected()
+    assert report.status is not Status.UNCORRECTABLE
+    np.testing.assert_allclose(x, linalg.lu_solve((of.lu, of.piv), of.b), rtol=1e-6)
+
+
+def test_stacks_and_pivots_on_the_host(blas: ScipyBlas) -> None:
+    of = LinearSystem(20, 3)
+    lu, piv, b = (np.stack([x, x]) for x in (of.lu, of.piv, of.b))
+    x, report = protected_lu_solve((on_card(lu), on_card(piv)), on_card(b), return_report=True)
+    assert report.status is Status.CLEAN
+    assert all(is_right(one, of) for one in x)
+    x, report = protected_lu_solve((on_card(of.lu), of.piv.tolist()), on_card(of.b), return_report=True)
+    assert report.status is Status.CLEAN
+    assert is_right(x, of)
+
+
+def test_nothing_to_solve(blas: ScipyBlas) -> None:
+    of = LinearSystem(20, 3)
+    assert protected_lu_solve((on_card(of.lu), on_card(of.piv)), on_card(of.b[:, :0])).shape == (20, 0)
