@@ -6,18 +6,16 @@ is certified. The repairs are in `abft_tsm2.linalg.lu_repair`.
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, is_cupy, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
-from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
+from abft_tsm2.linalg.blocked import BlockedFactorisation, Hook, Part
 from abft_tsm2.linalg.certify import (
     Certificate,
     certificate,
@@ -34,10 +32,10 @@ from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_ev
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, stacked
 from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
+from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.lu_repair import LuRepair
 from abft_tsm2.linalg.outcome import (
     FACTORS,
-    Clock,
     FactorOutcome,
     Findings,
     Overflowed,
@@ -45,15 +43,12 @@ from abft_tsm2.linalg.outcome import (
     check_of_steps,
     largest,
 )
+from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
 NOT_FINITE = "A holds NaN or Inf: its factors were not checked"
 GROWN = "elements of the factors grow beyond the range of the type"
-MODES = ("auto", "online", "offline")
-SQUARED = 1e140  # growth whose square float64 can still add up
-OFFLINE_UP_TO = 4096  # what one factorisation of this size takes may be lost: a second or two on two cores
-OFFLINE_ON_GPU = 32768  # the same, 0.6 seconds on an H200
 
 
 def protected_lu_factor(
@@ -178,32 +173,6 @@ def protected_lu_factor(
     return ((lu, piv), report) if return_report else (lu, piv)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LuOptions(FactorOptions):
-    """Those of LU."""
-
-    mode: str
-    check_finite: bool
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mode not in MODES:
-            raise ValueError(f"unknown mode {self.mode!r}: choose one of {', '.join(MODES)}")
-
-    def chosen(self, A: Array) -> tuple[str, str]:
-        """Online or offline, for this matrix, and why."""
-        if self.mode != "auto":
-            return self.mode, "as asked"
-        K, most = min(A.shape), OFFLINE_ON_GPU if is_cupy(A) else OFFLINE_UP_TO
-        if most >= K:
-            return "offline", f"a certificate is cheapest, and another factorisation of {K} columns is soon done"
-        return "online", f"another factorisation of {K} columns would take long: a fault is to cost one step"
-
-    def queues(self, A: Array) -> bool:
-        """Whether this matrix is factored by `abft_tsm2.linalg.device`."""
-        return self.on_stage is None and is_cupy(A)
-
-
 def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactorisation:
     """Factor one matrix that is not empty."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
@@ -211,7 +180,7 @@ def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactorisat
         run = LuFactorisation(A, options, block_size(min(A.shape)))
         run.factored()
     if run.info and warn:
-        _warn_of_zero(run.info)
+        warn_of_zero(run.info)
     return run
 
 
@@ -275,7 +244,7 @@ class LuFactorisation(BlockedFactorisation):
             if self.options.check_finite:
                 raise not_finite()
             mode, why = "offline", "A is not finite"
-            self.by_lapack()
+            self.W, self.pivots, self.info = factored_plainly(self.A, self.clock)
             self.findings.unverifiable(NOT_FINITE)
         elif mode == "online":
             self.online()
@@ -297,9 +266,6 @@ class LuFactorisation(BlockedFactorisation):
         return self.pivots if is_numpy(self.W) else from_host(self.pivots, self.W)
 
     # -- offline: LAPACK's own factorisation, and a certificate --
-
-    def by_lapack(self) -> None:
-        self.W, self.pivots, self.info = _lapack(self.A, self.clock)
 
     def await_device(self, queued: DeviceFactorisation, mode: str, why: str) -> None:
         """Wait for what a GPU factors, settle what its checks suspect, and set the report."""
@@ -329,7 +295,7 @@ class LuFactorisation(BlockedFactorisation):
     def offline(self) -> None:
         """Factor and certify; factor again, online, where the result is wrong."""
         self.stage_encoded()
-        self.by_lapack()
+        self.W, self.pivots, self.info = factored_plainly(self.A, self.clock)
         self.options.stage("factored", {"W": self.W, "piv": self.pivots})
         if self.is_wrong("factored again, online"):
             self.online()
@@ -406,7 +372,7 @@ class LuFactorisation(BlockedFactorisation):
 
     def refuse(self, found: Certificate, elements: int) -> None:
         """Note that the factors are wrong, or that those of this matrix cannot be right."""
-        if not has_changed(self.A, self.encoding) and _overflows(_lapack(self.A, self.clock)[0], self.A):
+        if not has_changed(self.A, self.encoding) and overflows(factored_plainly(self.A, self.clock)[0], self.A):
             self.findings.unverifiable(GROWN)
         else:
             self.findings.refused(found.rows, found.columns, elements)
@@ -574,8 +540,8 @@ class LuFactorisation(BlockedFactorisation):
         """Compare with what LAPACK makes of A: numbers may be beyond the type's range; else the machine is at fault."""
         findings = self.findings
         if Status.INPUT_CHANGED not in findings.statuses:
-            plain = W, pivots, _ = _lapack(self.A, self.clock)
-            found = None if _overflows(W, self.A) else factor_evidence(self.A, W, pivots)
+            plain = W, pivots, _ = factored_plainly(self.A, self.clock)
+            found = None if overflows(W, self.A) else factor_evidence(self.A, W, pivots)
             if found is None or found.subnormal:
                 self.W, self.pivots, self.info = plain
                 findings.statuses.clear()
@@ -632,37 +598,5 @@ class PendingFactors:
             if run.W is not lu:
                 lu[...], piv[...] = run.W, run.piv
             if run.info:
-                _warn_of_zero(run.info)
+                warn_of_zero(run.info)
         return run.report
-
-
-def _lapack(A: Array, clock: Clock) -> tuple[Array, Any, int]:
-    """LAPACK's own factorisation of a copy, or a GPU's: packed factors, pivots, and info."""
-    if is_cupy(A):
-        with clock("factor"):
-            queued = DeviceFactorisation(A, encoded=False)
-            queued.wait()
-            info = queued.info
-            queued.release()
-            return queued.W, to_host(queued.piv), info
-    with clock("encode"):
-        W = copy_by_columns(A)
-    with clock("factor"):
-        pivots, info = factor_panel(W, narrow=min(W.shape))
-    return W, pivots, info
-
-
-def _overflows(W: Array, A: Array) -> bool:
-    """Whether factors are too large for their type, or their squares for the checks. The limit may be Inf itself, where
-    A is near the end of the range, and then bounds nothing."""
-    xp = namespace(W)
-    double = W.dtype == xp.float64
-    limit = float(xp.max(xp.abs(A))) * SQUARED if double else FLOATS["float32"].largest
-    return not bool(xp.all((xp.abs(W) <= limit) & xp.isfinite(W)))
-
-
-def _warn_of_zero(info: int) -> None:
-    """SciPy's warning, at the caller's line."""
-    linalg = importlib.import_module("scipy.linalg")
-    text = f"Diagonal number {info} is exactly zero. Singular matrix."
-    warnings.warn(text, linalg.LinAlgWarning, stacklevel=policy.caller_level())

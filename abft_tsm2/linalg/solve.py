@@ -15,7 +15,8 @@ from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
-from abft_tsm2.linalg.lu import LuOptions, factored
+from abft_tsm2.linalg.lu import factored
+from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.outcome import Findings, check_of
 from abft_tsm2.linalg.substitution import ATTEMPTS, Work, queued, same, substituted, substituted_carefully, wrong_rows
 from abft_tsm2.linalg.triangular import (
@@ -85,7 +86,8 @@ def protected_lu_solve(
     Numerical Algorithms, 2002, theorem 8.5), which is checked for a random combination of the right-hand sides; a
     substitution that fails is done again. What lu and piv hold is taken to be right: `protected_solve`, which has a,
     certifies the solution with it. Pivots that are booleans, NaN, fractions or beyond the rows are refused, where SciPy
-    cuts them to 32-bit integers. O(n^2 + n r) operations more. On a GPU this synchronises with the host.
+    cuts them to 32-bit integers. O(n^2 + n r) operations more. On a GPU one system with pivots of int32 is queued
+    with its checks, and the host waits once, at the end; what they suspect is solved once more, with the host.
 
     Examples
     --------
@@ -195,7 +197,8 @@ def protected_solve(
     Notes
     -----
     The residual of a solution by Gaussian elimination obeys ``|b - A x| <= gamma_3n |L| |U| |x|`` (N. J. Higham,
-    Accuracy and Stability of Numerical Algorithms, 2002, theorem 9.4). On a GPU this synchronises with the host.
+    Accuracy and Stability of Numerical Algorithms, 2002, theorem 9.4). On a GPU the host waits for the factors, and for
+    the certified solution.
 
     Examples
     --------

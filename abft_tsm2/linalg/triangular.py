@@ -115,6 +115,16 @@ def check_solution(
     return _check(X, B, t, lines, lambda: max(_power(A), _power(_stored(upper))))
 
 
+def check_by_factors(first: Triangle, second: Triangle, X: Array, B: Array, t: Array) -> LineCheck:
+    """Of ``M X = B``, M the product of these, when X is what both substitutions have given; bounded as in
+    `check_solution`."""
+
+    def lines(y: Array, sizes: Array, _: int) -> tuple[Array, Array]:
+        return first.times(second.times(y)), 3 * first.times(second.times(sizes, square), square)
+
+    return _check(X, B, t, lines, lambda: 0)
+
+
 Lines = Callable[[Array, Array, int], tuple[Array, Array]]
 
 

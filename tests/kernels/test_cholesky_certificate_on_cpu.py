@@ -16,6 +16,7 @@ from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksu
 from abft_tsm2.linalg.device.cholesky_config import (
     AddTriangleParts,
     CopyTriangle,
+    DefiniteSizes,
     DefiniteWeights,
     JudgeDefinite,
     TriangleSums,
@@ -85,6 +86,9 @@ def test_sums_and_bounds_are_those_of_cholesky_checks(on: Any, n: int, dtype: st
     wanted = definite_bound(FLOATS[dtype], kept.norms, n, 2 * n, state.modulus)
     np.testing.assert_allclose(bounds, wanted, rtol=1e-13)
     assert {name: int(count[0]) for name, count in run.counts.items()} == run.full
+    ratio = (abs(residuals) / bounds).astype(np.float32)
+    assert run.closest.view(np.float32)[1] == ratio.max()
+    assert ~int(run.closest[0]) & 0xFFFFFFFF == ratio.argmax()
     assert state.certificate(back).clean
 
 
@@ -114,6 +118,23 @@ def test_factors_are_certified(on: Any, name: str, dtype: str) -> None:
     for n, lower in ((3, True), (100, False), (400, True)):
         run = on(MATRICES[name](n), dtype, lower=lower, turned=n == 100)
         assert run.certify() == run.full
+
+
+@pytest.mark.parametrize("n", [1, 2, 77, 1024, 2500])
+def test_sizes_and_their_middle(on: Any, n: int) -> None:
+    rng = np.random.default_rng(n)
+    run = on(np.eye(2), "float64")
+    run.n, run.w = n, rng.standard_normal(n)
+    Z = np.concatenate([rng.standard_normal(n), np.exp(20 * rng.standard_normal(n))])
+    Z[n // 3], Z[n + n // 3] = 0, 0  # a size of 0
+    if n > 70:
+        Z[40:60], Z[n + 40 : n + 60] = -0.5, 0.25  # equal ones
+    sizes, summary = run.measure(Z)
+    wanted = np.maximum(abs(Z[:n]), np.sqrt(Z[n:]))
+    np.testing.assert_array_equal(sizes, wanted)
+    np.testing.assert_allclose(summary, [abs(run.w).sum(), abs(run.w).min(), np.sort(wanted)[n // 2]], rtol=1e-14)
+    Z[0] = np.nan
+    assert np.isnan(run.measure(Z)[0][0])
 
 
 def test_subnormal_numbers_are_not_zero(on: Any) -> None:
@@ -298,6 +319,7 @@ UPPER, ADD, JUDGE, WEIGHTS = (
     JudgeDefinite("float64"),
     DefiniteWeights("float64"),
 )
+MEASURE = DefiniteSizes()
 COPY, OTHER = CopyTriangle("float64", True), CopyTriangle("float64", False, diagonal=False)
 RACE, BARRIER = "race|uninitialised", "__syncthreads();"
 # name: (kernel, what is replaced, which occurrence, by what, what is then said)
@@ -312,7 +334,7 @@ PLANTED: dict[str, tuple[Any, str, int, str, str]] = {
     "tiles_outside": (FACTOR, "if (!outside)", 0, "", RACE),
     "parts_of_one_warp": (ADD, "other < WARPS", 0, "other < 1", "Z"),
     "parts_unfinished": (ADD, f"{BARRIER}\n  if (warp == 0", 0, "if (warp == 0", RACE),
-    "norms_forgotten": (JUDGE, "larger(sqrt(Z[n + i]), fabs(Z[i]))", 0, "fabs(Z[i])", "bounds"),
+    "norms_forgotten": (MEASURE, "larger(sqrt(Z[n + i]), fabs(Z[i]))", 0, "fabs(Z[i])", "bounds"),
     "signs_forgotten": (JUDGE, "exactly(L[i * (ld + 1)]) > 0", 0, "true", "signs"),
     "weights_of_no_power": (WEIGHTS, "1023 - e", 0, "1023 + e", "w"),
     "copy_unfinished": (COPY, f"{BARRIER}\n#pragma unroll", 0, "#pragma unroll", RACE),

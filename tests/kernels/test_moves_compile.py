@@ -13,7 +13,7 @@ from tests.kernels.test_kernels_compile import spilled
 from tests.support.cubins import Cubins, mostly_tuned
 
 ROUTINES = (
-    *("identity", "gate", "exchange_rows", "exchange_solve", "solve_again", "left_map", "left_rows"),
+    *("identity", "gate", "exchange_rows", "exchange_solve", "solve_rows", "left_map", "left_rows"),
     *("measure", "scale_weights", "pivots_to_order"),
 )
 CONFIGS = [
@@ -22,7 +22,7 @@ CONFIGS = [
     for dtype in ("float64", "float32")
     if dtype == "float64" or routine not in INTEGER
 ]
-HEAVIEST = (MoveKernel("exchange_solve"), MoveKernel("pivots_to_order"))
+HEAVIEST = (MoveKernel("exchange_solve"), MoveKernel("solve_rows"))
 
 
 @pytest.mark.parametrize(

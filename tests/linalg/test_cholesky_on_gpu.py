@@ -268,4 +268,4 @@ def test_a_small_fault_is_seen() -> None:
 
     run = factor_definite_on_device(A, lower=True, clear=True, check_finite=True, after=plant)
     assert run.missing == ("right",)
-    assert factor_definite_on_device(A, lower=True, clear=True, check_finite=True).clean
+    assert not factor_definite_on_device(A, lower=True, clear=True, check_finite=True).missing

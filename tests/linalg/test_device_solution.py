@@ -18,6 +18,7 @@ from abft_tsm2.linalg import solve
 from abft_tsm2.linalg.device import solution
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod
+from abft_tsm2.linalg.outcome import check_of
 from abft_tsm2.linalg.triangular import summing_weights
 from tests.support import solution_cases
 from tests.support.cupy_on_cpu import _on_card
@@ -76,6 +77,7 @@ def test_solutions_are_right_and_clean(blas: ScipyBlas, n: int, count: int, tran
         assert is_right(found.X, of, trans)
         assert (np.abs(found.residual) <= found.bound).all()
         np.testing.assert_array_equal(found.t, summing_weights(of.b))
+        assert found.check() == check_of("rows", found.residual, found.bound, found.t)
     assert len(set(blas.calls)) > 1 or n == 1
     if not trans:
         found = of.on_device(certified=True)
@@ -191,10 +193,14 @@ def test_a_fault_that_is_not_to_be_repaired(blas: ScipyBlas) -> None:
 def test_what_is_suspected_in_vain_is_counted(blas: ScipyBlas, monkeypatch: pytest.MonkeyPatch) -> None:
     of = LinearSystem(140, 4)
     monkeypatch.setattr(solution.SolutionPlan, "found", lambda plan: (False, *[np.zeros(1)] * 3))
-    x, report = of.protected()
-    assert report.status is Status.CLEAN
-    assert report.suspicions == 1
-    assert is_right(x, of)
+    for trans in (0, 1):
+        for way in (SolveMethod(), SolveMethod(block=32)):  # this one rounds otherwise than the careful path
+            monkeypatch.setattr(solve_on_device, "__defaults__", (0, None, way))
+            for options in ({}, {"on_error": "detect"}):
+                x, report = of.protected(trans=trans, **options)
+                assert report.status is Status.CLEAN
+                assert report.suspicions == 1
+                assert is_right(x, of, trans)
 
 
 @pytest.mark.parametrize("what", ["lu", "b"])

@@ -13,7 +13,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, errstate, monitor, protected_lu_factor
-from abft_tsm2.linalg import lu
+from abft_tsm2.linalg import lu_options
 from tests.support.factor_cases import DTYPES, MODES, clean, described, lu_outside
 from tests.support.planting import normal, put
 
@@ -181,16 +181,16 @@ def test_nothing_is_computed_again_where_nothing_is_wrong(n: int) -> None:
 def test_auto_saves_large_factorisations_from_being_done_twice(
     columns: int, on_gpu: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lu, "OFFLINE_UP_TO", 40)
-    monkeypatch.setattr(lu, "OFFLINE_ON_GPU", 50)
-    monkeypatch.setattr(lu, "is_cupy", lambda A: on_gpu)
-    options = lu.LuOptions(on_stage=None, on_error=None, mode="auto", check_finite=True)
+    monkeypatch.setattr(lu_options, "OFFLINE_UP_TO", 40)
+    monkeypatch.setattr(lu_options, "OFFLINE_ON_GPU", 50)
+    monkeypatch.setattr(lu_options, "is_cupy", lambda A: on_gpu)
+    options = lu_options.LuOptions(on_stage=None, on_error=None, mode="auto", check_finite=True)
     chosen, why = options.chosen(normal(60, columns))
     assert chosen == mode
     assert f"{columns} columns" in why
     if not on_gpu:
         monkeypatch.undo()
-        monkeypatch.setattr(lu, "OFFLINE_UP_TO", 40)
+        monkeypatch.setattr(lu_options, "OFFLINE_UP_TO", 40)
         report = protected_lu_factor(normal(60, columns), return_report=True)[1]
         assert report.mode == f"{mode}: {why}"
 

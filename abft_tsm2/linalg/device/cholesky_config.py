@@ -173,6 +173,21 @@ class AddTriangleParts:
 
 
 @dataclass(frozen=True)
+class DefiniteSizes:
+    """Compile-time constants of kernels/factor/definite_sizes.cu."""
+
+    file: ClassVar[str] = "factor/definite_sizes.cu"
+    name: ClassVar[str] = "definite_sizes"
+    threads: ClassVar[int] = 1024
+    grid: ClassVar[tuple[int, ...]] = (1,)
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        return {"REAL": C_TYPES["float64"], "LOWER": 1, "T1": self.threads}
+
+
+@dataclass(frozen=True)
 class JudgeDefinite:
     """Compile-time constants of kernels/factor/judge_definite.cu."""
 

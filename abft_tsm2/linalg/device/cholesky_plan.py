@@ -2,7 +2,7 @@
 
 A = L L'. Of three streams the first two run side by side:
 
-    factor    L = a copy of A's triangle, potrf;        then g = w'L, L g, and the verdict L g = Z
+    factor    L = a copy of A's triangle; potrf;        then g = w'L, L g, and the verdict L g = Z
     beside    w from A's diagonal, Z = A w and norms;   the other triangle: zeros, or A's, and whether it is finite
     main      the caller's, which both follow and which waits for both
 
@@ -25,11 +25,11 @@ from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.cholesky_checks import base_weights
-from abft_tsm2.linalg.device.check_config import SumModuli
 from abft_tsm2.linalg.device.cholesky_config import (
     COUNTERS,
     AddTriangleParts,
     CopyTriangle,
+    DefiniteSizes,
     DefiniteWeights,
     JudgeDefinite,
     TriangleSums,
@@ -37,7 +37,6 @@ from abft_tsm2.linalg.device.cholesky_config import (
     tolerances,
 )
 from abft_tsm2.linalg.device.lanes import current
-from abft_tsm2.linalg.outcome import check_of
 from abft_tsm2.report import Check
 
 KEPT = 8  # plans of a thread
@@ -46,6 +45,8 @@ NAN_BYTE = 0xFF  # of which NaN is made: sums that nothing has written agree wit
 ENCODED, FACTORED = "encoded", "factored"
 """Stages of a run: before potrf, and after it."""
 After = Callable[[str, dict[str, Any]], None]
+
+NOT_DEFINITE = "definite"  # among what is missing: potrf has stopped
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ class CholeskyPlan:
         n, dtype = kind.n, kind.dtype
         self.kind, self.size = kind, SIZES[dtype]
         self.tiles = TriangleTiles.of(n, device_of(cupy.cuda.runtime.getDevice()).multiprocessors)
-        sizes = {**dict.fromkeys((*COUNTERS, "info"), 1), "residuals": n, "bounds": n, "w": n}
+        sizes = {**dict.fromkeys((*COUNTERS, "info", "closest"), 1), "summary": 3}
         self._brought = sum(sizes.values())
-        sizes |= {"Z": 2 * n, "g": n, "Lg": 2 * n, "moduli": 2}
+        sizes |= {"w": n, "Z": 2 * n, "sizes": n, "g": n, "Lg": 2 * n, "residuals": n, "bounds": n}
         ends = np.cumsum(list(sizes.values())).tolist()
         self._slices = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         self._device = cupy.empty(ends[-1])
@@ -108,10 +109,11 @@ class CholeskyPlan:
         self._base = cupy.asarray(base_weights(n))
         start = int(self._device.data.ptr)
         self._places = {name: start + WORD * at.start for name, at in self._slices.items()}
+        self._tolerances = tolerances(FLOATS[dtype], n)
         self._letter = {"float64": "d", "float32": "s"}[dtype]
         self._workspace_size: int | None = None
         self.factor, self.beside = (cupy.cuda.Stream(non_blocking=True, priority=p) for p in (-5, 0))
-        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(3)]
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(4)]
         self._prepare()
         cupy.cuda.get_current_stream().synchronize()  # what was set here may be used on any stream
 
@@ -126,18 +128,20 @@ class CholeskyPlan:
             zero=kind.clear,
         )
         own, weights, add = CopyTriangle(kind.dtype, kind.lower), DefiniteWeights(kind.dtype), AddTriangleParts()
-        moduli, judge = SumModuli(), JudgeDefinite(kind.dtype)
+        measure, judge = DefiniteSizes(), JudgeDefinite(kind.dtype)
         taken = "A", "down", "along", n, "W", n
         below = kind.lower != kind.turned  # whether that triangle of A is below the diagonal of the column-major matrix
         encode = TriangleSums.of_matrix(kind.dtype, below)
         read, again = (make(kind.dtype, kind.lower) for make in (TriangleSums.of_factor, TriangleSums.of_product))
-        rounding, walk, underflow = tolerances(FLOATS[kind.dtype], n)
-        judged = "Lg", "Z", "W", n, n, "moduli", rounding, walk, underflow, "residuals", "bounds", "right", "positive"
+        judged = (
+            *("Lg", "Z", "sizes", "W", n, n, "summary", *self._tolerances),
+            *("residuals", "bounds", "right", "positive", "closest"),
+        )
         self._copy = self._launch(own, own.grid(n), *taken, "finite")
         self._encode = [
             self._launch(weights, weights.grid(n), "A", "diagonal", self._base.data.ptr, "w", n),
-            self._launch(moduli, (moduli.grid,), "w", n, "w", 0, "moduli"),
             *self._sums(encode, add, "A", "lead", "w", "Z", "encoded"),
+            self._launch(measure, measure.grid, "Z", "w", n, "sizes", "summary"),
             self._launch(other, other.grid(n), *taken, "finite_beside"),
         ]
         self._certify = [
@@ -208,7 +212,7 @@ class CholeskyPlan:
         from cupy.cuda import runtime
 
         kind, n = self.kind, self.kind.n
-        main, (begin, encoded, done) = cupy.cuda.get_current_stream(), self._events
+        main, (begin, copied, encoded, done) = cupy.cuda.get_current_stream(), self._events
         factor, beside = self.factor.ptr, self.beside.ptr
         W = cupy.empty((n, n), kind.dtype, order="F")
         parts, workspace = cupy.empty(self.tiles.column_parts + self.tiles.row_parts), self._workspace(W)
@@ -221,15 +225,18 @@ class CholeskyPlan:
             if after is not None:
                 runtime.deviceSynchronize()
                 after(name, {"A": A, "W": W, **{one: self._device[at] for one, at in self._slices.items()}})
+                runtime.deviceSynchronize()
 
-        counted = WORD * (len(COUNTERS) + 1)
-        runtime.memsetAsync(self._device.data.ptr, 0, counted, main.ptr)
-        runtime.memsetAsync(self._device.data.ptr + counted, NAN_BYTE, self._device.nbytes - counted, main.ptr)
+        self._host[:] = 0  # nothing of the run before counts
+        memory, counted, length = self._device.data.ptr, self._host.nbytes, self._device.nbytes
         runtime.eventRecord(begin.ptr, main.ptr)
-        for stream in (factor, beside):
-            runtime.streamWaitEvent(stream, begin.ptr)
+        runtime.streamWaitEvent(factor, begin.ptr)
         try:
+            runtime.memsetAsync(memory, 0, counted, factor)
             self._copy(factor, where)
+            runtime.eventRecord(copied.ptr, factor)  # which takes all that memory can give: nothing is won beside it
+            runtime.streamWaitEvent(beside, copied.ptr)
+            runtime.memsetAsync(memory + counted, NAN_BYTE, length - counted, beside)
             for step in self._encode:
                 step(beside, where)
             runtime.eventRecord(encoded.ptr, beside)
@@ -239,25 +246,29 @@ class CholeskyPlan:
             runtime.streamWaitEvent(factor, encoded.ptr)
             for step in self._certify:
                 step(factor, where)
-            source, length = self._device.data.ptr, self._host.nbytes
-            runtime.memcpyAsync(self._pinned.ptr, source, length, runtime.memcpyDeviceToHost, factor)
+            runtime.memcpyAsync(self._pinned.ptr, memory, counted, runtime.memcpyDeviceToHost, factor)
             runtime.eventRecord(done.ptr, factor)
             runtime.streamWaitEvent(main.ptr, done.ptr)
             runtime.streamSynchronize(factor)
         except BaseException:
             runtime.deviceSynchronize()  # before anybody else gets memory that is still written to
             raise
-        return CholeskyRun(W, self._missing(), self._on_host)
+        return CholeskyRun(W, *self._verdict())
 
-    # -- what was brought to the host, of the last run --
-
-    def _on_host(self, name: str) -> Any:
-        return self._host[self._slices[name]]
-
-    def _missing(self) -> tuple[str, ...]:
-        info = int(self._on_host("info").view(np.int32)[0])
-        short = [name for name, full in self._full.items() if int(self._on_host(name).view(np.uint64)[0]) != full]
-        return ("definite",) * (info != 0) + tuple(short)
+    def _verdict(self) -> tuple[tuple[str, ...], Check | None]:
+        """What is missing, and what the certificate says in a report; of the last run, brought to the host."""
+        at, words = self._slices, self._host.view(np.uint64).tolist()
+        missing = [name for name, full in self._full.items() if words[at[name].start] != full]
+        if self._host[at["info"]].view(np.int32)[0]:
+            missing.insert(0, NOT_DEFINITE)
+        if missing:
+            return tuple(missing), None
+        rounding, walk, underflow = self._tolerances
+        modulus, least, middle = self._host[at["summary"]].tolist()
+        bound = rounding * walk * middle + underflow * modulus
+        ratio = float(self._host[at["closest"]].view(np.float32)[1])  # the upper half
+        line = ~words[at["closest"].start] & 0xFFFFFFFF
+        return (), Check("columns", 1, self.kind.n, self.kind.n, bound, ratio, line, bound / least)
 
 
 class CholeskyRun(NamedTuple):
@@ -269,22 +280,13 @@ class CholeskyRun(NamedTuple):
     missing : tuple of str
         Counters that are short of their full numbers, and "definite" where potrf has stopped; empty for a factor that
         is certified.
-    on_host : callable
-        The certificate's arrays, until the plan runs again.
+    check : Check or None
+        What the certificate says in a report; None where something is missing.
     """
 
     W: Array
     missing: tuple[str, ...]
-    on_host: Callable[[str], Any]
-
-    @property
-    def clean(self) -> bool:
-        """Whether the factor is certified."""
-        return not self.missing
-
-    def check(self) -> Check:
-        """What the certificate says in a report."""
-        return check_of("columns", *map(self.on_host, ("residuals", "bounds", "w")))
+    check: Check | None
 
 
 _kept = threading.local()

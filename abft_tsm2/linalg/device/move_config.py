@@ -48,7 +48,7 @@ class MoveKernel:
     @property
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
-        return {} if self.routine in INTEGER else {"REAL": C_TYPES[self.dtype]}
+        return {} if self.routine in INTEGER else {"REAL": C_TYPES[self.dtype], "WIDTH": SIZES[self.dtype]}
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,27 @@ def exchange_rows(b: int, columns: int) -> Launch:
     return Launch((_blocks(columns, 8),), _blocks(b, 32) * 32)
 
 
-def exchange_solve(columns: int) -> Launch:
-    """4 columns a block."""
-    return Launch((_blocks(columns, 4),), 4 * PANEL)
+def exchange_solve(dtype: str, columns: int) -> Launch:
+    """8 columns a block."""
+    return Launch((_blocks(columns, 8),), 384, triangle_bytes(dtype))
 
 
-def solve_again(columns: int, multiprocessors: int) -> Launch:
-    """Two blocks a multiprocessor: nearly always they end at once, and fewer are started sooner."""
-    return Launch((min(_blocks(columns, 16), 2 * multiprocessors),), 256)
+def solve_rows(dtype: str, columns: int, multiprocessors: int) -> Launch:
+    """64 columns a block at a time, at most a block a multiprocessor: each has to fetch L11."""
+    return Launch((min(_blocks(columns, 64), multiprocessors),), 256, triangle_bytes(dtype))
+
+
+def triangle_bytes(dtype: str) -> int:
+    """Of L11 in shared memory: the layout of kernels/factor/substitute.cuh.
+
+    Examples
+    --------
+    >>> triangle_bytes("float64"), triangle_bytes("float32")
+    (71680, 36864)
+    """
+    size = SIZES[dtype]
+    columns = PANEL + 16 // size  # elements from column to column, 8 fewer with each block of 8
+    return size * sum(8 * (columns - 8 * block) for block in range(PANEL // 8))
 
 
 def left_map(m: int, panels: int) -> Launch:
@@ -140,8 +153,8 @@ def scale_weights(m: int, n: int) -> Launch:
 
 
 def pivots_to_order(m: int) -> Launch:
-    """A block for the inverse, the others for 4096 places each."""
-    return Launch((1 + _blocks(m, 4096),), 512)
+    """4096 places a block."""
+    return Launch((_blocks(m, 4096),), 512)
 
 
 def _blocks(count: int, each: int) -> int:

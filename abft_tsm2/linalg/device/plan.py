@@ -285,7 +285,7 @@ class FactorPlan:
     def _solve_rows(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
         # U(k:k+b, c0:c1) = L(k:k+b, k:k+b)^-1 G
         (_, gathered), ld = self._gathered(lane, width, k - j)
-        launch = move_config.solve_rows(self.kind.dtype, c1 - c0)
+        launch = move_config.solve_rows(self.kind.dtype, c1 - c0, self.multiprocessors)
         return self._move("solve_rows", launch, "W", self.ld, k, b, c0, c1, gathered, ld)
 
     def _substitute(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:

@@ -35,6 +35,7 @@ from abft_tsm2.linalg.device.solution_config import (
     part_sums,
 )
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod, TriangularSolve, handle_on
+from abft_tsm2.report import Check
 
 METHOD = SolveMethod()
 KEPT = 8
@@ -62,6 +63,16 @@ class DeviceSolution(NamedTuple):
     residual: Any
     bound: Any
     t: Any
+
+    def check(self) -> Check:
+        """What the last check says in a report, all of its lines being right."""
+        n = self.bound.size
+        with np.errstate(all="ignore"):
+            ratio = np.where(self.bound > 0, np.abs(self.residual) / self.bound, 0.0)
+            middle = float(np.partition(self.bound, n // 2)[n // 2])
+            limit = float(np.divide(middle, np.min(np.abs(self.t))))
+        worst = int(np.argmax(ratio))
+        return Check("rows", 1, n, n, middle, float(ratio[worst]), worst, limit)
 
 
 def solve_on_device(
@@ -93,6 +104,8 @@ def solve_on_device(
     X = cupy.empty(B.shape, B.dtype, order="F")
     space = cupy.empty(plan.bytes, cupy.uint8)
     down, along = (stride // B.itemsize for stride in B.strides)
+    if B.shape[1] == 1:
+        along = B.shape[0]  # it may be 0, by which `measure` would take rows to be what is contiguous
     where = {"lu": lu.data.ptr, "piv": piv.data.ptr, "B": B.data.ptr, "X": X.data.ptr, "down": down, "along": along}
     if A is not None:
         where["A"] = A.data.ptr
@@ -152,7 +165,7 @@ class SolutionKind:
         return cls(n, count, dtype_name(B.dtype), by_columns, leading[0], trans != 0, A_by_columns, leading[1], method)
 
 
-class Factor(NamedTuple):
+class TriangularSystem(NamedTuple):
     """One of the triangles of lu, and the unknowns that it is solved for.
 
     `least`, `most`: r - c of its elements (r, c) where they lie; `by_rows`: whether the rows of the system are rows
@@ -193,8 +206,8 @@ class SolutionPlan:
         below, above = ((1, n), (-n, 0)) if kind.by_columns else ((-n, -1), (0, n))
         parts = (above, below) if kind.turned else (below, above)
         self._factors = (
-            Factor(*parts[0], by_rows, not kind.turned, RIGHT_FORWARD, "z", "b"),
-            Factor(*parts[1], by_rows, kind.turned, RIGHT_BACKWARD, "x", "z"),
+            TriangularSystem(*parts[0], by_rows, not kind.turned, RIGHT_FORWARD, "z", "b"),
+            TriangularSystem(*parts[1], by_rows, kind.turned, RIGHT_BACKWARD, "x", "z"),
         )
         self._offsets, self._zeros, self._poisoned, self.bytes = self._laid_out()
         # Of the last check, which is brought together with the counts before and the weights behind it.
@@ -240,6 +253,7 @@ class SolutionPlan:
 
         where = where | {name: space + offset for name, offset in self._offsets.items()}
         where["handle"] = handle_on(stream)
+        self._host[: COUNTS * 8] = 0  # those of the call before
         runtime.memsetAsync(space, 0, self._zeros, stream)
         runtime.memsetAsync(space + self._zeros, POISON, self._poisoned - self._zeros, stream)
         for step in self._prepared:
@@ -297,13 +311,13 @@ class SolutionPlan:
         config = part_sums(self.kind.dtype, by_rows=by_rows, more=more)
         return config, *config.tiled(self.kind.n, self._multiprocessors)
 
-    def _solve(self, factor: Factor, X: str) -> Step:
+    def _solve(self, factor: TriangularSystem, X: str) -> Step:
         kind = self.kind
         how = {"lower": factor.most > 0, "turned": not factor.by_rows, "unit": factor.unit}
         call = TriangularSolve(kind.dtype, kind.n, kind.count, kind.ld, kind.n, **how, method=kind.method)
         return lambda stream, where: call(where["handle"], where["lu"], where[X])
 
-    def _check_factor(self, factor: Factor, last: str, more: str = "") -> list[Step]:
+    def _check_factor(self, factor: TriangularSystem, last: str, more: str = "") -> list[Step]:
         """``T X = B``; with `more`, what it makes of these squares as well."""
         sums, launch, tiles = self._sums(factor.by_rows, bool(more))
         x = factor.name, f"{factor.name}_squares", more or 0
