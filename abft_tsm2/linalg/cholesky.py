@@ -17,7 +17,7 @@ from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, fa
 from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
 from abft_tsm2.linalg.cholesky_repair import CholeskyRepair, NotDefinite
-from abft_tsm2.linalg.device.cholesky_plan import NOT_DEFINITE, factor_definite_on_device
+from abft_tsm2.linalg.device.cholesky_plan import NOT_DEFINITE, POSITIVE, factor_definite_on_device
 from abft_tsm2.linalg.evidence import Evidence, definite_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, stacked
 from abft_tsm2.linalg.line_check import runs
@@ -212,20 +212,20 @@ def _factored(a: Any, options: CholeskyOptions, check_finite: bool) -> tuple[Arr
 def _one(A: Array, options: CholeskyOptions, unknown: Array | None) -> tuple[Array, Report]:
     """Factor one matrix that is not empty. `unknown`: what has to be finite, and may not be."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        suspect = None
+        suspect, signs = None, False
         if is_cupy(A) and options.on_stage is None:
             clock = Clock()
             with clock("factor"):
-                how = {"lower": options.lower, "clear": options.clear, "check_finite": unknown is not None}
-                found = factor_definite_on_device(A, **how)
+                finite = unknown is not None
+                found = factor_definite_on_device(A, lower=options.lower, clear=options.clear, check_finite=finite)
             if found.check is not None:
                 return found.W, _report(Findings(), A, options, clock, (found.check,))
-            suspect = None if NOT_DEFINITE in found.missing else found.W
+            suspect, signs = None if NOT_DEFINITE in found.missing else found.W, POSITIVE in found.missing
         if unknown is not None:
             as_array(unknown, "a")
         A = for_blas(A)
         run = CholeskyFactorisation(A if options.lower else A.T, options, block_size(A.shape[0]))
-        if suspect is not None and not run.is_wrong(suspect if options.lower else suspect.T):
+        if suspect is not None and not run.is_wrong(suspect if options.lower else suspect.T, signs):
             return suspect, _report(run.findings, A, options, run.clock)
         run.online()
         if options.clear:
@@ -278,18 +278,25 @@ class CholeskyFactorisation(BlockedFactorisation):
     suspects: tuple[int, ...] = ()
     checks: tuple[Check, ...] = ()
 
-    def is_wrong(self, W: Array) -> bool:
-        """Whether a GPU's factor, which its checks suspect, is wrong, element by element, and is to be repaired."""
+    def is_wrong(self, W: Array, signs: bool) -> bool:
+        """Whether a GPU's factor, which its checks suspect, is wrong, element by element, and is to be repaired.
+
+        `signs`: not all of its diagonal is positive, whatever its product is.
+        """
+        xp = namespace(self.A)
+        if not bool(xp.all(xp.isfinite(xp.tril(self.A)))):
+            return True  # of which there is more to be said
         with self.clock("evidence"):
             found = definite_evidence(self.A, W, slice(0, self.K))
-        if found.right:
+        wrong = signs or not found.right
+        if not wrong:
             self.findings.proved(found)
         elif self.options.repair:
             self.findings.statuses.append(Status.CORRECTED)
             self.findings.convicted(found, "factored again")
         else:
             self.findings.refused(tuple(sorted(found.rows)), tuple(sorted(found.columns)), found.count)
-        return not found.right and self.options.repair
+        return wrong and self.options.repair
 
     def online(self) -> None:
         """Factor with checksums carried along. Raises LinAlgError where a leading minor of A is not positive."""

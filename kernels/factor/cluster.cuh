@@ -1,9 +1,10 @@
-// What the blocks of a cluster exchange and what only PTX can say: barriers, messages, reductions over a warp, products
-// on the tensor cores, and float arithmetic that keeps subnormals. Compute capability 9.0 or newer.
+// What the blocks of a cluster exchange and what only PTX can say: barriers, messages, reductions over a warp,
+// reciprocals. Compute capability 9.0 or newer.
 //
-// The tests replace this file as a whole (tests/support/cluster_on_cpu.h).
+// The tests replace this file as a whole, with what it includes (tests/support/cluster_on_cpu.h).
 #pragma once
 #include "tsm2/index.cuh"
+#include "factor/arithmetic.cuh"
 
 typedef unsigned long long Barrier;  // in shared memory: an mbarrier on which bytes that arrive are counted
 
@@ -28,15 +29,6 @@ INLINE unsigned lanes_where(bool yes) { return __ballot_sync(~0u, yes); }
 template <class T>
 INLINE T of_lane(T x, int lane) {
   return __shfl_sync(~0u, x, lane);
-}
-
-// c += a b of 16 x 8 and 8 x 8 elements; c: rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next one;
-// a: the same rows in columns lane % 4 (a0, a1) and lane % 4 + 4 (a2, a3); b: those rows of column lane / 4.
-INLINE void multiply_tile(double& c0, double& c1, double& c2, double& c3, double a0, double a1, double a2, double a3,
-                          double b0, double b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-      : "+d"(c0), "+d"(c1), "+d"(c2), "+d"(c3)
-      : "d"(a0), "d"(a1), "d"(a2), "d"(a3), "d"(b0), "d"(b1));
 }
 
 // ---- the cluster ---------------------------------------------------------------------------------------------------
@@ -87,29 +79,6 @@ INLINE void send(uint4* at, Barrier* barrier, int block, uint4 x) {
 }
 
 // ---- arithmetic ----------------------------------------------------------------------------------------------------
-
-// CuPy compiles with -ftz=true, which flushes subnormals of float wherever the compiler writes the instruction.
-INLINE double times(double x, double y) { return x * y; }
-INLINE double plus_product(double z, double x, double y) { return fma(x, y, z); }
-INLINE double minus_product(double z, double x, double y) { return fma(-x, y, z); }
-INLINE double negative(double x) { return -x; }
-
-INLINE float times(float x, float y) {
-  float product;
-  asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(x), "f"(y));
-  return product;
-}
-INLINE float plus_product(float z, float x, float y) {
-  float sum;
-  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(x), "f"(y), "f"(z));
-  return sum;
-}
-INLINE float minus_product(float z, float x, float y) {
-  float sum;
-  asm("{\n.reg .f32 minus;\nneg.f32 minus, %1;\nfma.rn.f32 %0, minus, %2, %3;\n}" : "=f"(sum) : "f"(x), "f"(y), "f"(z));
-  return sum;
-}
-INLINE float negative(float x) { return __uint_as_float(__float_as_uint(x) ^ 0x80000000u); }
 
 // 1 / x where x and 1 / x are normal numbers: in double to the last bit but one (20 bits, then two steps of Newton's).
 INLINE double reciprocal_of(double x) {

@@ -15,9 +15,8 @@
 // Storage  W(i, j) = W[i + j ld], m rows; W and its columns begin at multiples of 16 bytes, and k is a multiple of 128.
 //          Rows m to ld - 1 may be read; they count nothing, and stay. piv[j], k <= j < k + b: the row exchanged with
 //          j. order0[p]: the input row at place p before the panel; order1: the same behind it, places1 its inverse,
-//          of all m places. inv: inverse of L11 (unit lower, b x b), column-major, 128 from column to column; inv_norm:
-//          its largest modulus, infinite where one is NaN. moved: 128 words of scratch. *info = 1 + j for the first
-//          pivot j that is 0, unless it is set already. *started = token when the kernel begins.
+//          of all m places. moved: 128 words of scratch. *info = 1 + j for the first pivot j that is 0, unless it is
+//          set already. *started = token when the kernel begins.
 #include "factor/panel_columns.cuh"
 #include "factor/panel_products.cuh"
 #include "factor/panel_solve.cuh"
@@ -55,17 +54,14 @@ INLINE void Panel::store_upper(int K) {
 
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 * WARPS_MOST, 1)
     ENTRY(Real* W, Index ld, Index m, Index k, Index b, int* piv, const int* order0, int* order1, int* places1,
-          Real* inv, double* inv_norm, int* moved, int* info, unsigned* started, Index token) {
+          int* moved, int* info, unsigned* started, Index token) {
   Panel panel;
   panel.P = W + k + k * ld, panel.ld = ld, panel.rows = int(m - k), panel.b = int(b);
   panel.first = int(k), panel.piv = piv, panel.info = info;
   const int threads = blockDim.x, thread = threadIdx.x, width = int(b), offset = int(k);
   panel.begin();
   const int of_cluster = panel.rank * threads + thread;
-  if (of_cluster == 0) {
-    *static_cast<volatile unsigned*>(started) = unsigned(token);
-    *inv_norm = 0;
-  }
+  if (of_cluster == 0) *static_cast<volatile unsigned*>(started) = unsigned(token);
   cluster_barrier();  // barriers are initialized: others may send
 
 #pragma unroll 1
@@ -102,7 +98,6 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
   }
 
   // The panel's own rows move, 8 columns a block: pivot rows to the top, what lay there to where it has gone.
-  panel.gather_lower((width - 1) / STRIP * STRIP, width);
   for (int i = thread; i < width; i += threads) panel.final_place[i] = __ldcg(moved + i);
   constexpr int OF_BLOCK = COLUMNS / BLOCKS, MOST = OF_BLOCK;  // elements of a thread, of 128 threads or more
   Real pivot[MOST], replaced[MOST];
@@ -124,5 +119,4 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
     const int to = panel.final_place[row];
     if (to >= width) column[to] = replaced[i];
   }
-  panel.invert(inv, inv_norm);
 }

@@ -1,4 +1,4 @@
-// Triangular solves with L11, which lies in shared memory: U above a strip, and the inverse.
+// The triangular solve with L11, which lies in shared memory: U above a strip.
 #pragma once
 #include "factor/panel_state.cuh"
 
@@ -84,34 +84,4 @@ INLINE void Panel::solve_above(int K) {
         if (u * 32 + lane < K) upper[(u * 32 + lane) * UPPER_STEP + c + r] = negative(y[r][u]);
   }
   __syncthreads();
-}
-
-// inv = inv(L11), 8 columns a block, two a warp; inv_norm = its largest modulus, over all blocks.
-INLINE void Panel::invert(Real* inv, double* inv_norm) {
-  constexpr int OF_BLOCK = COLUMNS / BLOCKS;
-  const int c = rank * OF_BLOCK + 2 * warp;
-  if (2 * warp >= OF_BLOCK || c >= b) return;
-  Real y[2][UNKNOWNS];
-#pragma unroll
-  for (int r = 0; r < 2; r++)
-#pragma unroll
-    for (int u = 0; u < UNKNOWNS; u++) y[r][u] = u * 32 + lane == c + r ? Real(1) : Real(0);
-  solve(y, b);
-  unsigned high = 0, low = 0;
-#pragma unroll
-  for (int r = 0; r < 2; r++)
-#pragma unroll
-    for (int u = 0; u < UNKNOWNS; u++) {
-      if (u * 32 + lane >= b || c + r >= b) continue;
-      inv[u * 32 + lane + (c + r) * COLUMNS] = y[r][u];
-      unsigned h, l;
-      modulus(double(y[r][u]), h, l);
-      if (h > high || (h == high && l > low)) high = h, low = l;
-    }
-  const unsigned top = largest_of_warp(high), top_low = largest_of_warp(high == top ? low : 0);
-  unsigned long long bits = (unsigned long long)top << 32 | top_low;
-  constexpr unsigned long long INFINITY_BITS = 0x7ffull << 52;
-  if (bits > INFINITY_BITS) bits = INFINITY_BITS;  // NaN
-  // Positive numbers are in the order of their bits.
-  if (lane == 0) atomicMax(reinterpret_cast<unsigned long long*>(inv_norm), bits);
 }

@@ -130,7 +130,6 @@ struct Panel {
   __device__ void gather_lower(int K0, int K1);
   __device__ void load_above(Real (&y)[SOLVED][UNKNOWNS], int K, int c);
   __device__ void solve_above(int K);
-  __device__ void invert(Real* inv, double* inv_norm);
 
   // The warp's row that element i of a column of the strip belongs to.
   INLINE int row_of(int i) const { return i / VECTOR * 8 * VECTOR + VECTOR * group + i % VECTOR; }

@@ -60,9 +60,9 @@ INLINE void load_lower(Real* lower, const Real* L, Index ld, int b, int warp, in
 #pragma unroll
       for (int h = 0; h < OF_LANE; h++) {
         const int column = first + i * warps, row = VECTOR * (32 * h + lane), block = column / 8;
-        if (column < b && row < b && row >= 8 * block)
-          *reinterpret_cast<uint4*>(lower + start_of(block) + column % 8 * step_of(block) + row - 8 * block) =
-              held[i][h];
+        // Counted in vectors: otherwise the compiler does not see that it may store one at once.
+        const int at = (start_of(block) + column % 8 * step_of(block) + row - 8 * block) / VECTOR;
+        if (column < b && row < b && row >= 8 * block) reinterpret_cast<uint4*>(lower)[at] = held[i][h];
       }
   }
 }
@@ -233,12 +233,6 @@ INLINE void Columns::substitute(const Real* lower, Real* exchange, Real* to, Ind
       substitute_block(triangle, y);
       Pair own = pair_of(y[0], part);
       if (OWN > 1 && group / 4) own = pair_of(y[OWN - 1], part);
-      if (column < columns) {
-        if (row + 2 * part + 1 < b)
-          *reinterpret_cast<Pair*>(stored + row) = own;
-        else if (row + 2 * part < b)
-          stored[row] = own.x;
-      }
 
       // X(below) -= L(below, block) y; rows of the same tile that are solved already become anything, and count no more
       const Known known = known_of(y, own);
@@ -258,6 +252,14 @@ INLINE void Columns::substitute(const Real* lower, Real* exchange, Real* to, Ind
 #pragma unroll
             for (int u = 1; u <= count; u++) update_tile(x[u - 1], x[u], at + u * HEIGHT, step, known);
           }
+      }
+
+      // Stored last: the next block waits for the tiles.
+      if (column < columns) {
+        if (row + 2 * part + 1 < b)
+          *reinterpret_cast<Pair*>(stored + row) = own;
+        else if (row + 2 * part < b)
+          stored[row] = own.x;
       }
     }
   }

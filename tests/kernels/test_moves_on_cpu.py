@@ -1,4 +1,4 @@
-"""The kernels of kernels/factor that move rows, solve for rows of U, and copy and measure a matrix, on the CPU.
+"""The kernels of kernels/factor that move rows, and copy and measure a matrix, on the CPU.
 
 What they have to give is written with the exchanges one after the other, as LAPACK has them. The leading dimension is
 larger than m, and rows m to ld - 1 are NaN: they must take part in nothing, and stay what they are.
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.linalg
 
 from abft_tsm2.linalg.device import move_config as moves
 from abft_tsm2.linalg.device.move_config import PANEL, MoveKernel
@@ -24,18 +23,10 @@ from tests.support.libraries import Libraries, library_of, texts, with_faults
 DTYPES = ("float64", "float32")
 NOTHING = _Address(0)
 """A null pointer."""
-LIMIT = 100.0
 ROWS_FAULTS = {
     "read_late": (MoveKernel("exchange_rows"), "__syncthreads();", 0, ""),
     "moves_all": (MoveKernel("exchange_rows"), "target >= k + b", 0, "true"),
     "column_beyond": (MoveKernel("exchange_rows"), "smaller(COLUMNS, c1 - column)", 0, "COLUMNS"),
-}
-SOLVE_FAULTS = {
-    "nan_serves": (MoveKernel("exchange_solve"), "*inv_norm <= limit", 0, "!(*inv_norm > limit)"),
-    "whole_square": (MoveKernel("exchange_solve"), "j <= row && row < b", 0, "true"),
-    "unsynchronised": (MoveKernel("exchange_solve"), "__syncthreads();", 1, ""),
-    "rows_beyond": (MoveKernel("exchange_solve"), "32 * h + lane < b", 0, "true"),
-    "above_too": (MoveKernel("exchange_solve"), "h > block || lane > first + i ? rest", 0, "true ? rest"),
 }
 MEASURE_FAULTS = {
     "row_beyond": (MoveKernel("measure"), "line < height && other < width", 0, "other < width"),
@@ -53,17 +44,16 @@ ORDER_FAULTS = {
     "wild_pivot": (MoveKernel("pivots_to_order"), "p < i || p >= rows ? i : p", 0, "p"),
 }
 library = library_of(
-    lambda: [*texts(CONFIGS), *with_faults(ROWS_FAULTS | SOLVE_FAULTS | LEFT_FAULTS | MEASURE_FAULTS | ORDER_FAULTS)]
+    lambda: [*texts(CONFIGS), *with_faults(ROWS_FAULTS | LEFT_FAULTS | MEASURE_FAULTS | ORDER_FAULTS)]
 )
 
 
 # What reads beyond an array gives right results now and then: AddressSanitizer sees it.
 READS = {
     "reads_rows_beyond": (MoveKernel("measure"), "line < length && ", 0, ""),
-    "reads_columns_beyond": (MoveKernel("exchange_solve"), "row < b && first + group < c1", 0, "row < b"),
 }
 sanitized = library_of(lambda: [*texts(SANITIZED), *with_faults(READS)], sanitize=True)
-SANITIZED = [MoveKernel("measure"), MoveKernel("exchange_solve"), MoveKernel("exchange_rows", "float32")]
+SANITIZED = [MoveKernel("measure"), MoveKernel("exchange_rows", "float32")]
 
 
 def padded(rng: np.random.Generator, m: int, n: int, dtype: str, more: int) -> np.ndarray:
@@ -189,114 +179,6 @@ def test_faults_in_exchanges_are_found(library: Libraries, fault: str) -> None:
             return False
 
     assert not (right(False) and right(True))
-
-
-def triangle(rng: np.random.Generator, W: np.ndarray, k: int, b: int) -> np.ndarray:
-    """L11 for W(k:k+b, k:k+b), its inverse of moderate size; what lies on and above the diagonal there is U's."""
-    W[k : k + b, k : k + b] = rng.standard_normal((b, b)) / np.sqrt(b) + 3 * np.triu(rng.standard_normal((b, b)))
-    return np.tril(W[k : k + b, k : k + b], -1).astype(float) + np.eye(b)
-
-
-def inverse_of(L: np.ndarray, dtype: str) -> np.ndarray:
-    """inv(L11) as the panel kernel leaves it, NaN where nothing is."""
-    inv = np.full((PANEL, PANEL), np.nan, dtype, order="F")
-    b = len(L)
-    found = scipy.linalg.solve_triangular(L, np.eye(b), lower=True, unit_diagonal=True)
-    inv[:b, :b] = np.where(np.tri(b, dtype=bool), found, np.nan)
-    return inv
-
-
-def close(x: np.ndarray, L: np.ndarray, X: np.ndarray) -> bool:
-    """Whether x = inv(L) X, to what either way of solving may round: Higham, 2002, (8.7), and that of the inverse."""
-    b = len(L)
-    exact = scipy.linalg.solve_triangular(L, X.astype(float), lower=True, unit_diagonal=True)
-    found = scipy.linalg.solve_triangular(L, np.eye(b), lower=True, unit_diagonal=True)
-    scale = abs(found) @ (abs(L) @ (abs(found) @ abs(X.astype(float))))
-    return bool((abs(x - exact) <= 4 * b * np.finfo(x.dtype).eps * scale).all())
-
-
-def run_solve(library: Libraries, name: str, case: Exchange, norm: float, order: str, seed: int = 0) -> bool:
-    """Whether rows of U are right, and the others where they should be: with an inverse of this norm."""
-    rng = np.random.default_rng(seed)
-    L = triangle(rng, case.W, case.k, case.b)
-    dtype = case.W.dtype.name
-    inv = inverse_of(L, dtype) if norm <= LIMIT else np.full((PANEL, PANEL), np.nan, dtype, order="F")
-    W, columns = case.W.copy("F"), case.c1 - case.c0
-    launch = moves.exchange_solve(columns)
-    args = (W, len(W), case.m, W.shape[1], case.k, case.b, case.c0, case.c1, *case.snapshots)
-    args += (inv, np.array([norm]), LIMIT)
-    library.run(name, launch.grid, launch.threads, args, order=order, seed=case.b)
-    rows, at = slice(case.k, case.k + case.b), slice(case.c0, case.c1)
-    expected = case.W.copy("F")
-    expected[:, at] = case.moved[:, at]
-    right = close(W[rows, at], L, expected[rows, at])
-    expected[rows, at] = W[rows, at]
-    return right and same(W, expected)
-
-
-SOLVES = ((1, 0, 1, 0), (1, 128, 5, 3), (5, 0, 4, 7), (127, 0, 7, 30), (128, 128, 6, 50), (128, 0, 3, 0), (33, 0, 9, 2))
-NORMS = {"serves": 2.0, "too large": 1e9, "NaN": np.nan, "infinite": np.inf, "limit": LIMIT}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norm", NORMS)
-def test_rows_of_u(library: Libraries, dtype: str, norm: str) -> None:
-    rng = np.random.default_rng(11)
-    for i, (b, k, columns, below) in enumerate(SOLVES):
-        case = Exchange.draw(rng, dtype, b, k, columns, below, more=i % 4)
-        name = MoveKernel("exchange_solve", dtype).name
-        assert run_solve(library, name, case, NORMS[norm], ORDERS[i % 3], i), (b, k, columns, below)
-
-
-def keeps_infinity_below(library: Libraries, name: str, dtype: str) -> bool:
-    """Whether an infinite element touches no row above its own, and no other column."""
-    case = Exchange.draw(np.random.default_rng(13), dtype, 70, 0, 3, 5)
-    triangle(np.random.default_rng(13), case.W, 0, 70)
-    order, W, column = np.arange(case.m, dtype=np.int32), case.W, case.c0
-    W[50, column] = np.inf
-    args = (W, len(W), case.m, W.shape[1], 0, 70, column, case.c1, *(order.copy() for _ in range(4)))
-    args += (np.zeros((PANEL, PANEL), dtype, order="F"), np.array([np.inf]), LIMIT)
-    launch = moves.exchange_solve(3)
-    library.run(name, launch.grid, launch.threads, args)
-    touched = ~np.isfinite(W[:70, column : case.c1])
-    return W[50, column] == np.inf and bool(touched[50:, 0].all()) and touched.sum() == 20
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_infinity_touches_no_row_above_it(library: Libraries, dtype: str) -> None:
-    assert keeps_infinity_below(library, MoveKernel("exchange_solve", dtype).name, dtype)
-
-
-@pytest.mark.parametrize("fault", SOLVE_FAULTS)
-def test_faults_in_rows_of_u_are_found(library: Libraries, fault: str) -> None:
-    def right(norm: float) -> bool:
-        case = Exchange.draw(np.random.default_rng(12), "float64", 45, 0, 5, 20)
-        try:
-            return run_solve(library, fault, case, norm, "forward")
-        except KernelFault:
-            return False
-
-    assert not (right(np.nan) and right(2.0) and keeps_infinity_below(library, fault, "float64"))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norm", NORMS)
-def test_rows_of_u_again(library: Libraries, dtype: str, norm: str) -> None:
-    rng = np.random.default_rng(14)
-    for i, (b, k, columns) in enumerate(((1, 0, 1), (5, 128, 40), (127, 0, 17), (128, 0, 33))):
-        W = padded(rng, k + b + 3, k + b + columns + 2, dtype, 1)
-        L = triangle(rng, W, k, b)
-        G = padded(rng, b, columns, dtype, 2)
-        c0, c1 = k + b + 1, k + b + 1 + columns
-        before, X = W.copy("F"), G[:b].copy()
-        launch = moves.solve_again(columns, 1)
-        args = (W, len(W), k, b, c0, c1, G, len(G), np.array([NORMS[norm]]), LIMIT)
-        name = MoveKernel("solve_again", dtype).name
-        library.run(name, launch.grid, launch.threads, args, order=ORDERS[i % 3])
-        if not NORMS[norm] <= LIMIT:
-            assert close(W[k : k + b, c0:c1], L, X)
-            before[k : k + b, c0:c1] = W[k : k + b, c0:c1]
-        assert same(W, before)
 
 
 @pytest.mark.parametrize("count", [1, 256, 257])
@@ -484,24 +366,19 @@ def test_weights_fit_the_sizes_of_lines(library: Libraries, dtype: str) -> None:
             assert (weights == np.ldexp(base, -np.clip(exponents, -1000, 1000))).all()
 
 
-def run_pivots(library: Libraries, name: str, dtype: str, m: int, k: int, b: int, **given: Any) -> list[str]:
+def run_pivots(library: Libraries, name: str, m: int, k: int, b: int, **given: Any) -> list[str]:
     """What is wrong with what is left for a panel with random pivots."""
     rng = np.random.default_rng(19)
-    W = padded(rng, m, k + b, dtype, 3)
-    L = triangle(rng, W, k, b)
-    if given.get("nan"):
-        W[k + b - 1, k] = np.nan
     order0 = rng.permutation(m).astype(np.int32)
     pivots = given.get("pivots", drawn(rng, m, k, b))
     ipiv = (pivots - k + 1).astype(np.int32)
     for i, p in zip(given.get("wild", ()), (0, -7, m - k + 1, 2**31 - 1), strict=False):
         ipiv[i], pivots[i] = p, k + i
     order1, places1 = np.full(m, -1, np.int32), np.full(m, -1, np.int32)
-    piv, inv = np.full(k + b, -1, np.int32), np.full((PANEL, PANEL), np.nan, dtype, order="F")
-    inv_norm, info = np.full(1, np.nan), np.array([given.get("info", 0)], np.int32)
+    piv, info = np.full(k + b, -1, np.int32), np.array([given.get("info", 0)], np.int32)
     found = np.array([given.get("found", 0)], np.int32)
     launch = moves.pivots_to_order(m)
-    args = (ipiv, found, m, k, b, W, len(W), piv, order0, order1, places1, inv, inv_norm, info)
+    args = (ipiv, found, m, k, b, piv, order0, order1, places1, info)
     library.run(name, launch.grid, launch.threads, args, order=given.get("order", "forward"))
     expected = exchanged(order0, k, pivots)
     wrong = []
@@ -511,48 +388,33 @@ def run_pivots(library: Libraries, name: str, dtype: str, m: int, k: int, b: int
         wrong.append("order")
     if info[0] != given.get("expected_info", 0):
         wrong.append("info")
-    found_inverse, largest = inv[:b, :b], np.inf
-    if not given.get("nan"):
-        largest = abs(found_inverse).max()
-        if not close(found_inverse, L, np.eye(b)) or found_inverse[~np.tri(b, dtype=bool)].any():
-            wrong.append("inverse")
-    if inv_norm[0] != largest:
-        wrong.append("norm")
-    if not (np.isnan(inv[b:]).all() and np.isnan(inv[:, b:]).all()):
-        wrong.append("outside")
     return wrong
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_a_panel_of_getrf_leaves(library: Libraries, dtype: str) -> None:
-    name = MoveKernel("pivots_to_order", dtype).name
+def test_what_a_panel_of_getrf_leaves(library: Libraries) -> None:
+    name = MoveKernel("pivots_to_order").name
     shapes = ((1, 0, 1), (200, 128, 5), (300, 0, 127), (700, 256, 128), (4300, 0, 128), (128, 0, 128))
     for i, (m, k, b) in enumerate(shapes):
-        assert not run_pivots(library, name, dtype, m, k, b, order=ORDERS[i % 3]), (m, k, b)
-    assert not run_pivots(library, name, dtype, 4500, 4090, 17, order="random")  # a panel in two blocks
+        assert not run_pivots(library, name, m, k, b, order=ORDERS[i % 3]), (m, k, b)
+    assert not run_pivots(library, name, 4500, 4090, 17, order="random")  # a panel in two blocks
 
 
 @pytest.mark.parametrize(("before", "found", "after"), [(0, 0, 0), (0, 3, 131), (9, 3, 9), (9, 0, 9), (0, -3, 0)])
 def test_the_first_zero_pivot_counts(library: Libraries, before: int, found: int, after: int) -> None:
     name = MoveKernel("pivots_to_order").name
-    assert not run_pivots(library, name, "float64", 160, 128, 10, info=before, found=found, expected_info=after)
+    assert not run_pivots(library, name, 160, 128, 10, info=before, found=found, expected_info=after)
 
 
 def test_pivots_that_are_none(library: Libraries) -> None:
     name = MoveKernel("pivots_to_order").name
-    assert not run_pivots(library, name, "float64", 160, 128, 10, wild=[1, 3, 4, 9])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_an_inverse_with_nan_is_infinite(library: Libraries, dtype: str) -> None:
-    assert not run_pivots(library, MoveKernel("pivots_to_order", dtype).name, dtype, 160, 0, 30, nan=True)
+    assert not run_pivots(library, name, 160, 128, 10, wild=[1, 3, 4, 9])
 
 
 @pytest.mark.parametrize("fault", ORDER_FAULTS)
 def test_faults_in_the_order_are_found(library: Libraries, fault: str) -> None:
     def wrong(**given: Any) -> bool:
         try:
-            return bool(run_pivots(library, fault, "float64", 200, 0, 60, **given))
+            return bool(run_pivots(library, fault, 200, 0, 60, **given))
         except KernelFault:
             return True
 
@@ -566,20 +428,13 @@ def test_faults_in_the_order_are_found(library: Libraries, fault: str) -> None:
 
 def test_nothing_is_read_beyond_an_array(sanitized: Libraries) -> None:
     rng = np.random.default_rng(21)
-    measured, solved, rows = (config.name for config in SANITIZED)
+    measured, rows = (config.name for config in SANITIZED)
     A = np.asfortranarray(rng.standard_normal((65, 67)))
-    case = Exchange.draw(rng, "float64", 45, 0, 5, 20, more=0)
-    case.W = np.asfortranarray(case.W[:, : case.c1])  # nothing lies behind the last column
-    case.moved = np.asfortranarray(case.moved[:, : case.c1])
     single = Exchange.draw(rng, "float32", 45, 0, 5, 0, more=0)
     single.W, single.moved = (np.asfortranarray(x[:, : single.c1]) for x in (single.W, single.moved))
     assert run_measure(sanitized, measured, A, 0, "forward")
     with pytest.raises(KernelFault, match="address error"):
         run_measure(sanitized, "reads_rows_beyond", A, 0, "forward")
-    for norm in (2.0, np.nan):
-        assert run_solve(sanitized, solved, case, norm, "forward")
-    with pytest.raises(KernelFault, match="address error"):
-        run_solve(sanitized, "reads_columns_beyond", case, 2.0, "forward")
     for gathers in (False, True):
         assert run_rows(sanitized, rows, single, gathers, "forward")
 
@@ -592,5 +447,6 @@ def test_launches() -> None:
     tall = moves.left_rows("float64", 10**6, 1000, 256, 132)
     assert (tall.launch.grid, tall.scratch_elements) == ((33,), 33 * (10**6 - 256))
     assert moves.left_rows("float32", 10**6, 5, 128, 132).launch.grid == (5,)
-    assert moves.solve_again(10**5, 132).grid == (264,)
+    assert moves.solve_rows("float64", 8192, 132).grid == (128,)
+    assert moves.solve_rows("float64", 10**5, 132).grid == (132,)
     assert moves.left_rows("float64", 8192, 8064, 128, 132) == moves.LeftRows(moves.Launch((8064,), 512, 64512), 0)

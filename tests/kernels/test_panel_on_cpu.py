@@ -1,4 +1,4 @@
-"""panel.cu on the CPU, in drawn orders of threads and messages: pivots, factors, inverse, exchanges; planted faults."""
+"""panel.cu on the CPU, in drawn orders of threads and messages: pivots, factors, exchanges; planted faults."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ class Panel:
     order0: np.ndarray
     order1: np.ndarray
     places1: np.ndarray
-    inv: np.ndarray
-    inv_norm: np.ndarray
     info: np.ndarray
     started: np.ndarray
 
@@ -67,16 +65,15 @@ class Panel:
         W[k:m, k : k + b] = A
         order0 = rng.permutation(m).astype(np.int32)
         empty = [np.full(m, -7, np.int32) for _ in range(2)]
-        inv = np.full((COLUMNS, COLUMNS), 99, A.dtype, order="F")
         counts = np.zeros(1, np.int32), np.zeros(1, np.uint32)
-        return cls(W, m, k, b, np.full(k + b + 2, -7, np.int32), order0, *empty, inv, np.full(1, -1.0), *counts)
+        return cls(W, m, k, b, np.full(k + b + 2, -7, np.int32), order0, *empty, *counts)
 
     def factor(
         self, config: PanelConfig, launch: Launch, seed: int, fault: tuple[str, int] = ("none", 0), warps: int = 0
     ) -> None:
         moved = np.zeros(COLUMNS, np.int32)
         sizes = [self.W, self.W.shape[0], self.m, self.k, self.b, self.piv, self.order0, self.order1, self.places1]
-        rest = [self.inv, self.inv_norm, moved, self.info, self.started, 77]
+        rest = [moved, self.info, self.started, 77]
         threads = 32 * warps or config.threads(self.m - self.k)
         launch(threads, config.shared_bytes, [*sizes, *rest], seed, fault)
 
@@ -143,7 +140,7 @@ def faults_of(panel: Panel, before: Panel, A: np.ndarray) -> list[str]:
     if found:
         return found  # the rest would only say so again
 
-    # |P A - L U| <= gamma_b |L| |U| (Higham, 2002, theorem 9.3); |L11 X - I| <= gamma_b |L11| |X| (section 14.2)
+    # |P A - L U| <= gamma_b |L| |U| (Higham, 2002, theorem 9.3)
     with np.errstate(all="ignore"):
         exact = panel.factors.astype(np.longdouble)
         L, U = np.tril(exact, -1)[:, :b] + np.eye(rows, b), np.triu(exact[:b])
@@ -157,16 +154,6 @@ def faults_of(panel: Panel, before: Panel, A: np.ndarray) -> list[str]:
             f"L U is off by {np.nanmax((error / bound)[finite], initial=0):.3g} bounds", (error <= bound)[finite].all()
         )
         check("|L| > 1", not (abs(L) > 1 + 4 * eps).any())
-        X = panel.inv[:b, :b].astype(np.longdouble)
-        bound = 2 * (b + 2) * eps * (abs(L[:b]) @ abs(X))
-        finite = np.isfinite(X) & np.isfinite(bound)
-        error = abs(L[:b] @ X - np.eye(b))
-        check(f"L11 X is off by {(error / bound)[finite].max(initial=0):.3g} bounds", (error <= bound)[finite].all())
-        untouched = panel.inv.copy()
-        untouched[:b, :b] = 99
-        check("inv outside", (untouched == 99).all())
-        norm = float(abs(panel.inv[:b, :b]).max())
-        check(f"inv_norm {panel.inv_norm} instead of {norm}", panel.inv_norm[0] == (np.inf if np.isnan(norm) else norm))
     return found
 
 
@@ -223,7 +210,7 @@ named = {"ids": lambda x: getattr(x, "name", x)}
 
 
 @pytest.mark.parametrize("config", CONFIGS, **named)
-def test_pivots_factors_inverse_and_exchanges(launches, config: PanelConfig) -> None:
+def test_pivots_factors_and_exchanges(launches, config: PanelConfig) -> None:
     rng = np.random.default_rng(CONFIGS.index(config))
     for number, (rows, b, k) in enumerate(SHAPES):
         if (number, CONFIGS.index(config) % 2) in ((0, 1), (6, 0)):  # the large ones by turns
@@ -266,7 +253,7 @@ def test_numbers_do_not_depend_on_the_order_of_messages(launches) -> None:
         for seed in range(4):
             panel = Panel.of(A, 0, np.random.default_rng(3))
             panel.factor(config, launches(config), seed)
-            made.append((panel.W.tobytes(), panel.inv.tobytes(), panel.inv_norm.tobytes(), panel.piv.tobytes()))
+            made.append((panel.W.tobytes(), panel.piv.tobytes()))
         assert len(set(made)) == 1
 
 

@@ -27,7 +27,7 @@ FAULTS = {
     "one_buffer": (MoveKernel("solve_rows", "float32"), "number % 2 *", 0, "0 *"),
     "rows_beyond": (ROWS, "row + 2 * part + 1 < b", 0, "true"),
     "columns_beyond": (ROWS, "if (column < columns) {", 0, "{"),
-    "columns_between": (ROWS, "column += step;", 0, "column += step + 8;"),
+    "columns_between": (ROWS, "column += step)", 0, "column += step + 8)"),
     "a_tile_short": (ROWS, "u <= count", 1, "u < count"),
     "not_its_own_tile": (ROWS, "update_tile(x[0], x[0], at, step, known);", 0, ""),
     "late_rows": (ROWS, "late ? x1 : x0", 0, "x0"),

@@ -154,6 +154,9 @@ def test_a_hook_is_shown_the_blocks(cupy: Any, by_blocks: Any) -> None:
 
 # ---- planted faults --------------------------------------------------------------------------------------------------
 
+HARMLESS = {"Z", "w", "tiles that were not encoded", "tiles that are not finite", "tiles that are not finite beside"}
+"""Faults that leave L right: evidence says so."""
+
 FAULTS: dict[str, tuple[str, str, Any, float, str]] = {  # stage, array, place, what by, and what is short then
     "an element of L": (FACTORED, "W", (60, 20), 1.5, "right"),
     "the copy of A": (ENCODED, "W", (60, 20), 1.5, "right"),
@@ -187,6 +190,7 @@ def test_a_fault_is_repaired_from_a(cupy: Any, by_blocks: Any, monkeypatch: pyte
     a = positive(70)
     c, report = protected_cholesky(cupy.asarray(a), lower=True, return_report=True)
     assert short in missing[0]
-    assert by_blocks == [70]
-    assert report.status is Status.CLEAN
+    assert by_blocks == ([] if name in HARMLESS else [70])
+    assert report.status is (Status.CLEAN if name in HARMLESS or name == "info" else Status.CORRECTED)
+    assert report.suspicions == (name in HARMLESS)
     assert not cholesky_outside(np.asarray(c), a, True).any()

@@ -232,11 +232,8 @@ FAULTS: dict[str, tuple[str, str, Any, float, str]] = {  # stage, array, place, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-@pytest.mark.parametrize("on_error", ["correct", "detect"])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_repaired_from_a(
-    by_blocks: Any, monkeypatch: pytest.MonkeyPatch, name: str, on_error: str, dtype: Any
-) -> None:
+def test_a_fault_is_repaired_from_a(by_blocks: Any, monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any) -> None:
     stage, array, where, factor, short = FAULTS[name]
     missing: list[Any] = []
 
@@ -251,10 +248,11 @@ def test_a_fault_is_repaired_from_a(
 
     monkeypatch.setattr(cholesky, "factor_definite_on_device", planted)
     a = positive(270, dtype)
-    c, report = protected_cholesky(cupy.asarray(a), lower=True, return_report=True, on_error=on_error)
+    c, report = protected_cholesky(cupy.asarray(a), lower=True, return_report=True)
     assert short in missing[0]
-    assert by_blocks == [270]
-    assert report.status is Status.CLEAN
+    harmless = name in ("Z", "w", "tiles that were not encoded", "tiles that are not finite beside")
+    assert by_blocks == ([] if harmless else [270])
+    assert report.status is (Status.CLEAN if harmless else Status.CORRECTED)
     assert not cholesky_outside(c.get(), a, True).any()
 
 

@@ -600,11 +600,6 @@ template <class T>
 T __ldcg(const T* at) {
   return *at;
 }
-inline unsigned long long atomicMax(unsigned long long* at, unsigned long long value) {
-  const unsigned long long before = *at;
-  if (before < value) *at = value;
-  return before;
-}
 inline int min(int x, int y) { return x < y ? x : y; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }

@@ -46,7 +46,7 @@ ENCODED, FACTORED = "encoded", "factored"
 """Stages of a run: before potrf, and after it."""
 After = Callable[[str, dict[str, Any]], None]
 
-NOT_DEFINITE = "definite"  # among what is missing: potrf has stopped
+NOT_DEFINITE, POSITIVE = "definite", "positive"  # of what is missing: potrf has stopped; the diagonal's signs
 
 
 @dataclass(frozen=True)

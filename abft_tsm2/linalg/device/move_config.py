@@ -16,7 +16,7 @@ MOST_SHARED = 224 << 10
 MOST_SCRATCH = 256 << 20
 """Bytes of scratch memory of all its blocks together, unless fewer than `LEAST_SCRATCHES` would fit."""
 LEAST_SCRATCHES = 32
-INTEGER = frozenset({"identity", "gate", "left_map"})
+INTEGER = frozenset({"identity", "gate", "left_map", "pivots_to_order"})
 """Kernels that know no real type."""
 
 
