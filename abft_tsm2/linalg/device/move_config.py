@@ -11,6 +11,8 @@ from abft_tsm2.core.problem import C_TYPES, SIZES
 
 PANEL = 128
 """Columns of a panel, at most."""
+PANEL_BLOCKS = 16
+"""Of kernels/factor/panel.cu, each of which has a multiprocessor of its own."""
 MOST_SHARED = 224 << 10
 """Bytes of shared memory that a block of left_rows.cu asks for, at most."""
 MOST_SCRATCH = 256 << 20
@@ -83,8 +85,8 @@ def exchange_solve(dtype: str, columns: int) -> Launch:
 
 
 def solve_rows(dtype: str, columns: int, multiprocessors: int) -> Launch:
-    """64 columns a block at a time, at most a block a multiprocessor: each has to fetch L11."""
-    return Launch((min(_blocks(columns, 64), multiprocessors),), 256, triangle_bytes(dtype))
+    """8 columns a warp. A block a multiprocessor, but for those that the next panel is factored on at the same time."""
+    return Launch((min(_blocks(columns, 8), max(1, multiprocessors - PANEL_BLOCKS)),), 256, triangle_bytes(dtype))
 
 
 def triangle_bytes(dtype: str) -> int:

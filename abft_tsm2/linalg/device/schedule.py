@@ -151,9 +151,6 @@ class Schedule:
         done = self._record(PANELS)
         for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             done = self._step(step, following, done)
-        if self.encoded:
-            self._wait(CHECKS, done)
-            self._add(CHECKS, "replay_pivots")
         for lane in LANES[1:]:
             self._wait(MAIN, self._record(lane))
         if self.m > first.j1 and len(self.steps) > 1:
@@ -168,6 +165,7 @@ class Schedule:
         self._add(MAIN, "sum_factors", 0)
         self._wait(CHECKS, self._record(MAIN))
         self._add(CHECKS, "count_growth")
+        self._add(CHECKS, "replay_pivots")
         if self.checked:
             self._add(CHECKS, "compare_sums")
         self._add(MAIN, "sum_factors", 1)
