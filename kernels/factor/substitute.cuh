@@ -5,8 +5,7 @@
 // columns 2 (l % 4) and the next one, in VECTOR rows from VECTOR (l / 4) on of each tile of HEIGHT rows. A block is
 // exchanged through shared memory, so that each lane has whole columns of it and substitutes on its own, in every one
 // of its 8 rows; then the tiles below are updated, in double on the tensor cores, in float by fused multiply-add. Tile
-// 0 is the one that the block belongs to: when it is solved, all tiles move up by one, as they are updated. So one
-// piece of code serves them all.
+// 0 is the one that the block belongs to: when it is solved, all tiles move up by one, as they are updated.
 //
 // NaN and infinity touch no row above their own and no other column.
 #pragma once
@@ -194,6 +193,7 @@ INLINE void Columns::substitute(const Real* lower, Real* exchange, Real* to, Ind
   // This lane's part of a block's results: rows 2 part and 2 part + 1 of one column.
   const int part = OWN == 1 ? member : group % 4, column = OWN == 1 ? group : 2 * member + group / 4;
   Real* stored = to + 2 * part + column * ld;
+  __syncwarp();  // all lanes have read the last block of the columns before
 #pragma unroll(UNROLLED_TILES)
   for (int tile = 0; tile < TILES; tile++) {
     const int below = TILES - 1 - tile;
