@@ -32,5 +32,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
       first = false;
     }
     if (count > 0) columns.substitute(&l11[0], &exchanged[warp * EXCHANGE], W + k + column * ld, ld, rows, count);
+    __syncwarp();  // all lanes have read what was exchanged
   }
 }

@@ -187,13 +187,12 @@ INLINE void update_tile(Real (&to)[VECTOR][2], const Real (&from)[VECTOR][2], co
 
 #endif
 
-// to(0:b, 0:columns) = inv(L11) X, with L11 as load_lower has left it; `exchange` is shared memory of this warp. X is
-// lost.
+// to(0:b, 0:columns) = inv(L11) X, with L11 as load_lower has left it; `exchange` is shared memory of this warp, which
+// some lanes may still be reading when others return. X is lost.
 INLINE void Columns::substitute(const Real* lower, Real* exchange, Real* to, Index ld, int b, int columns) {
   // This lane's part of a block's results: rows 2 part and 2 part + 1 of one column.
   const int part = OWN == 1 ? member : group % 4, column = OWN == 1 ? group : 2 * member + group / 4;
   Real* stored = to + 2 * part + column * ld;
-  __syncwarp();  // all lanes have read the last block of the columns before
 #pragma unroll(UNROLLED_TILES)
   for (int tile = 0; tile < TILES; tile++) {
     const int below = TILES - 1 - tile;

@@ -23,8 +23,8 @@ KERNELS = [MoveKernel(routine, dtype) for dtype in DTYPES for routine in ("solve
 ROWS, EXCHANGES = MoveKernel("solve_rows"), MoveKernel("exchange_solve")
 FAULTS = {
     "not_yet_there": (ROWS, "__syncthreads();", 0, ""),
-    "not_yet_exchanged": (ROWS, "__syncwarp();", 1, ""),
-    "not_yet_read": (MoveKernel("solve_rows", "float32"), "__syncwarp();", 0, ""),
+    "not_yet_exchanged": (ROWS, "__syncwarp();", 0, ""),
+    "not_yet_read": (MoveKernel("solve_rows", "float32"), "__syncwarp();", 1, ""),
     "one_buffer": (MoveKernel("solve_rows", "float32"), "number % 2 *", 0, "0 *"),
     "rows_beyond": (ROWS, "row + 2 * part + 1 < b", 0, "true"),
     "columns_beyond": (ROWS, "if (column < columns) {", 0, "{"),

@@ -11,8 +11,8 @@ import scipy.linalg
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound
-from abft_tsm2.linalg.device.certificate_config import COUNTS, PANEL, TYPED, CertificateKernel, Tiles, constants
 from abft_tsm2.linalg.certify import read
+from abft_tsm2.linalg.device.certificate_config import COUNTS, PANEL, TYPED, CertificateKernel, Tiles, constants
 from abft_tsm2.linalg.device.check_config import initial_state
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.line_check import LineCheck
