@@ -334,12 +334,13 @@ class LuFactorisation(BlockedFactorisation):
         """Verify factors of which nothing is known; what is suspected, element by element."""
         with self.clock("certify"):
             found = certified(self.A, self.W, self.pivots, self.encoding)
+        by_steps = found.outcome is FactorOutcome.CERTIFIED and any(lines.any() for lines in self.suspects)
+        if found.outcome is not FactorOutcome.SUSPECTED and not by_steps:
+            return found
         with self.clock("evidence"):
-            if found.outcome is FactorOutcome.SUSPECTED:
-                return found.after(self.evidence_of(None if found.rows or found.columns else found.blind))
-            if found.outcome is FactorOutcome.CERTIFIED and any(lines.any() for lines in self.suspects):
+            if by_steps:
                 return found.after(self.evidence_of_lines(self.suspects))
-        return found
+            return found.after(self.evidence_of(None if found.rows or found.columns else found.blind))
 
     def evidence_of_lines(self, lines: Lines) -> Evidence:
         """Compare all elements of some rows and columns."""
