@@ -35,7 +35,7 @@ CERTIFICATE = (
 )
 """Files of kernels/factor, and whether norms are taken in them."""
 
-MOVES = ("measure", "exchange_rows", "exchange_solve", "solve_again", "left_rows", "scale_weights", "pivots_to_order")
+MOVES = ("measure", "exchange_rows", "exchange_solve", "solve_rows", "left_rows", "scale_weights", "pivots_to_order")
 
 
 # ---- matrices ---------------------------------------------------------------------------------------------------

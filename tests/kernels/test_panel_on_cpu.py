@@ -64,14 +64,14 @@ class Panel:
         W[m:] = np.nan
         W[k:m, k : k + b] = A
         order0 = rng.permutation(m).astype(np.int32)
-        empty = [np.full(m, -7, np.int32) for _ in range(2)]
-        counts = np.zeros(1, np.int32), np.zeros(1, np.uint32)
-        return cls(W, m, k, b, np.full(k + b + 2, -7, np.int32), order0, *empty, *counts)
+        piv, order1, places1 = (_with_room(np.full(count, -7, np.int32)) for count in (k + b + 2, m, m))
+        info, started = _with_room(np.zeros(1, np.int32)), _with_room(np.zeros(1, np.uint32))
+        return cls(W, m, k, b, piv, order0, order1, places1, info, started)
 
     def factor(
         self, config: PanelConfig, launch: Launch, seed: int, fault: tuple[str, int] = ("none", 0), warps: int = 0
     ) -> None:
-        moved = np.zeros(COLUMNS, np.int32)
+        moved = _with_room(np.zeros(COLUMNS, np.int32))
         sizes = [self.W, self.W.shape[0], self.m, self.k, self.b, self.piv, self.order0, self.order1, self.places1]
         rest = [moved, self.info, self.started, 77]
         threads = 32 * warps or config.threads(self.m - self.k)
@@ -84,13 +84,22 @@ class Panel:
 
 
 def _before_a_guard(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
-    """Column-major; behind its end lies a page that must not be touched, before it room for what a fault writes."""
+    """Column-major; behind its end lies what must not be touched, before it room for what a fault writes: rows that a
+    fault makes up are of 16 bits."""
     size = shape[0] * shape[1] * dtype.itemsize
     pages = -(-(size + ROOM) // mmap.PAGESIZE) * mmap.PAGESIZE
-    raw = np.frombuffer(mmap.mmap(-1, pages + mmap.PAGESIZE), np.uint8)
+    raw = np.frombuffer(mmap.mmap(-1, pages + ROOM), np.uint8)
     address = raw.__array_interface__["data"][0] + pages
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(ROOM), 0) == 0
     return raw[pages - size : pages].view(dtype).reshape(shape, order="F")
+
+
+def _with_room(x: np.ndarray) -> np.ndarray:
+    """A copy, with room on both sides: a fault may write at a place that no row has, and not into Python's memory."""
+    raw = np.frombuffer(mmap.mmap(-1, 2 * ROOM + x.nbytes), np.uint8)
+    copy = raw[ROOM : ROOM + x.nbytes].view(x.dtype)
+    copy[:] = x
+    return copy
 
 
 def getf2(A: np.ndarray) -> tuple[np.ndarray, list[int], int]:
