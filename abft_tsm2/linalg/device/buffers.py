@@ -77,8 +77,8 @@ class RunSums:
     Its arrays are "row_largest" and "column_largest", moduli of A's type; "verified" as kernels/factor/certificate.cuh
     counts, uint64; "info"; "status" of the steps, int64; "residuals" and "bounds" of the certificate's rows and, from
     max(m, n) on, of its columns; weights "v" and "w"; residuals and bounds of the steps; sums over the factors "Ly" and
-    "gU", with squares behind them; "piv"; sums that are carried; norms of A's lines. All up to "w" are brought, and
-    where steps are checked all up to "gU".
+    "gU", with squares behind them; "piv"; "S" and "Z" of A, and as steps carry them; norms of A's lines. All up to "w"
+    are brought, and where steps are checked all up to "gU".
     """
 
     def __init__(self, m: int, n: int, steps: int, *, checked: bool) -> None:
@@ -88,7 +88,7 @@ class RunSums:
         sizes = {"row_largest": m, "column_largest": n, "verified": COUNTS, "info": 1, "status": steps}
         sizes |= {"residuals": both, "bounds": both, "v": n, "w": m}
         sizes |= {"step_residuals": both, "step_bounds": both, "Ly": 2 * m, "gU": 2 * n, "piv": -(-min(m, n) // 2)}
-        sizes |= {"carried_S": m, "carried_Z": n, "row_floor": m, "column_floor": n}
+        sizes |= {"S": m, "Z": n, "carried_S": m, "carried_Z": n, "row_floor": m, "column_floor": n}
         ends = np.cumsum(list(sizes.values())).tolist()
         self._slices = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         self._device = cupy.empty(ends[-1])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, Array
+from abft_tsm2.arrays import FLOATS, Array, to_host
 from abft_tsm2.checksum.bounds import COMPUTED, COMPUTED_LEAST, FLOOR_TERMS, LEAST, USUAL, factored_bound
 from abft_tsm2.linalg.device.certificate_config import full_counts
 from abft_tsm2.linalg.device.plan import After, Kind, plan_of
@@ -125,11 +125,9 @@ class DeviceFactorisation:
 
     def encoding(self) -> MatrixChecksums:
         """The checksums of A, for the careful checks that follow a suspicion. Synchronises with the host."""
-        sums, encoded = self._sums, self._plan.encoding
-        sizes = []
+        sums, sizes = self._sums, []
         for name, lines in (("row_largest", self.kind.m), ("column_largest", self.kind.n)):
             with np.errstate(divide="ignore"):
-                sizes.append(np.log2(sums.on_device(name, self.kind.dtype)[:lines].get().astype(np.float64)))
-        v, w, rows, columns = (sums.on_device(name).copy() for name in ("v", "w", "row_floor", "column_floor"))
-        S, Z = encoded.rows[:, 0].copy(), encoded.columns[0].copy()
-        return MatrixChecksums(w, v, S, Z, rows, columns, sizes[0], sizes[1])
+                sizes.append(np.log2(to_host(sums.on_device(name, self.kind.dtype)[:lines]).astype(np.float64)))
+        arrays = (sums.on_device(name).copy() for name in ("w", "v", "S", "Z", "row_floor", "column_floor"))
+        return MatrixChecksums(*arrays, *sizes)

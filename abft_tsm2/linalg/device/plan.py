@@ -321,9 +321,9 @@ class FactorPlan:
         sides = "row_largest", w, "w", self.m, "column_largest", v, "v", self.n
         moduli, start, b = SumModuli(), StartSums(), self.buffers
         found, encode = self._encoded()
-        self._S, row_squares, self._Z, column_squares = found
-        taken = self._S, row_squares, self.m, self._Z, column_squares, self.n
-        made = "carried_S", "carried_Z", "row_floor", "column_floor", b["initial"], b["steps_state"], b["state"]
+        S, row_squares, Z, column_squares = found
+        taken = S, row_squares, self.m, Z, column_squares, self.n
+        made = "S", "Z", "carried_S", "carried_Z", "row_floor", "column_floor", b["initial"], b["steps_state"], b["state"]
         return [
             *self._move("scale_weights", weigh, *sides),
             *self._kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
@@ -348,7 +348,6 @@ class FactorPlan:
             steps.extend(self._kernel(config, Launch(grid, config.t1), *values))
 
         found = launched_by(launch, self._A, v[:, None], w[:, None])
-        self.encoding = found
         arrays: tuple[Array, ...] = (found.rows, found.row_squares, found.columns, found.column_squares)
         return [x.data.ptr for x in arrays], steps
 
@@ -402,7 +401,7 @@ class FactorPlan:
     def _judge_factors(self, lane: str) -> list[Step]:
         b = self.buffers
         values = (
-            *("Ly", "gU", self._order(self.K)[0], self._S, self._Z, "row_floor", "column_floor", b["largest"]),
+            *("Ly", "gU", self._order(self.K)[0], "S", "Z", "row_floor", "column_floor", b["largest"]),
             *(b["moduli"], b["state"], self.m, self.n, b["constants"], "residuals", "bounds", "verified"),
         )
         return self._certificate("judge_factors", *values, norms=True)
@@ -413,7 +412,7 @@ class FactorPlan:
     def _see_all(self, lane: str) -> list[Step]:
         b, order = self.buffers, self._order(self.K)[0]
         values = (
-            *("w", "v", order, "row_floor", "column_floor", self._S, self._Z, b["y_again"], b["g_again"], "W", self.ld),
+            *("w", "v", order, "row_floor", "column_floor", "S", "Z", b["y_again"], b["g_again"], "W", self.ld),
             *("row_largest", "column_largest", b["moduli"], b["state"], self.m, self.n, b["constants"], "verified"),
             "bounds",
         )
