@@ -275,7 +275,7 @@ def launched_by(launch: LaunchOf, A: Array, V: Array, W: Array) -> Encoding:
     import cupy
 
     task = _checked(A, V, W, True, False, "float64")
-    return _on_device(task, device_of(A.device.id).multiprocessors, launch, lambda size: cupy.empty(size, cupy.uint8))
+    return _by_kernels(task, device_of(A.device.id).multiprocessors, launch, lambda size: cupy.empty(size, cupy.uint8))
 
 
 PLACE = slice(2, 4)
@@ -286,17 +286,17 @@ def _launched(config: BothConfig | AddConfig, grid: tuple[int, ...], args: tuple
     kernel(config)(grid, (config.t1,), args)
 
 
-def _on_device(
-    task: EncodeTask,
-    multiprocessors: int,
-    launch: LaunchOf = _launched,
-    memory: Callable[[int], Array] = lambda size: scratch(size, 0)[0],
-) -> Encoding:
+def _on_device(task: EncodeTask, multiprocessors: int) -> Encoding:
     """The encoding of a CuPy array on the current device, which has so many multiprocessors."""
+    return _by_kernels(task, multiprocessors, _launched, lambda size: scratch(size, 0)[0])
+
+
+def _by_kernels(task: EncodeTask, multiprocessors: int, launch: LaunchOf, memory: Callable[[int], Array]) -> Encoding:
+    """The same, its kernels launched by this function, with so many bytes of memory as are asked for."""
     size = task.A.itemsize
     if task.A.strides[1] != size and task.A.shape[1] > 1:
         if task.A.strides[0] == size or task.A.shape[0] == 1:
-            return _on_device(task.transposed, multiprocessors, launch, memory).transposed
+            return _by_kernels(task.transposed, multiprocessors, launch, memory).transposed
         return _by_blocks(task)
     counts = _columns(task.V), _columns(task.W)
     # The address, and all that is added to it: the lowest bit of them that is set is what they are multiples of.
