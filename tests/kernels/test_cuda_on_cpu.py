@@ -241,6 +241,24 @@ def test_messages_say_what_where_and_who(plain, library):
     assert re.fullmatch(pattern, str(caught.value))
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are counted on Linux")
+def test_kernels_of_all_libraries_run_on_the_same_stacks(build_cache):
+    def mappings() -> int:
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    def large(name: str) -> None:
+        text = kernel(name, " y[t] = x[t];")[1].replace("__launch_bounds__(64)", "__launch_bounds__(1024)")
+        x, y = np.arange(1024.0), np.zeros(1024)
+        build([(name, text)], cache=build_cache).run(name, 1, 1024, (x, y, 1024))
+        np.testing.assert_array_equal(y, x)
+
+    large("first_of_all")
+    before = mappings()
+    for name in ("second_of_all", "third_of_all"):
+        large(name)
+    assert mappings() - before < 100
+
+
 def test_text_is_translated_line_for_line():
     text = """// __shared__ REAL no[1];
 /* __shared__ REAL

@@ -29,7 +29,7 @@ from abft_tsm2.core.compiler import Kernel, source
 from abft_tsm2.core.device import KNOWN
 from abft_tsm2.gemm import plan
 from tests.support.cuda_on_cpu import build
-from tests.support.cuda_on_cpu.library import ORDERS, _Launch, load
+from tests.support.cuda_on_cpu.library import ORDERS, _Launch, borrowed_stacks, load
 from tests.support.fake_card import Card
 
 CREATES = ("empty", "empty_like", "zeros", "ones", "full", "asarray", "arange", "broadcast_to", "stack")
@@ -170,10 +170,12 @@ class Kernels:
                 _write_clean(pointers)
             return 0
         loaded, text, offset = self._loaded(kernel), ctypes.c_char_p(), ctypes.c_size_t()
-        how = _Launch(kernel.name.encode(), shape.grid, shape.block, shape.shared_bytes, ORDERS.index("forward"), 0)
         entry = ctypes.cast(getattr(loaded, f"call_{kernel.name}"), ctypes.c_void_p)
-        where = ctypes.addressof(how), entry, pointers, ctypes.addressof(text), ctypes.addressof(offset)
-        assert loaded.cuda_on_cpu_launch(*where) == 0, text.value
+        size, order = (shape.grid, shape.block, shape.shared_bytes), ORDERS.index("forward")
+        with borrowed_stacks() as stacks:
+            how = _Launch(kernel.name.encode(), *size, order, 0, stacks)
+            where = ctypes.addressof(how), entry, pointers, ctypes.addressof(text), ctypes.addressof(offset)
+            assert loaded.cuda_on_cpu_launch(*where) == 0, text.value
         return 0
 
 

@@ -88,14 +88,17 @@ void fiber_main() {
 
 }  // namespace
 
-// Stacks last as long as the process; each lies above a page that must not be touched.
-bool reserve_stacks(unsigned count) {
+// Stacks last as long as the process, and serve the kernels of all libraries: each lies above a page that must not be
+// touched, so it is two of the mappings of which a process may have some ten thousand.
+bool reserve_stacks(unsigned count, char** stacks) {
   for (unsigned i = 0; i < count; i++) {
-    if (fibers[i].stack) continue;
-    char* stack = pages(page + stack_bytes);
-    if (!stack) return false;
-    mprotect(stack, page, PROT_NONE);
-    fibers[i].stack = stack + page;
+    if (!stacks[i]) {
+      char* stack = pages(page + stack_bytes);
+      if (!stack) return false;
+      mprotect(stack, page, PROT_NONE);
+      stacks[i] = stack + page;
+    }
+    fibers[i].stack = stacks[i];
   }
   return true;
 }

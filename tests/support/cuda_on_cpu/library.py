@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -55,7 +55,24 @@ class _Launch(ctypes.Structure):
         ("shared_bytes", ctypes.c_size_t),
         ("order", ctypes.c_int),
         ("seed", ctypes.c_uint64),
+        ("stacks", ctypes.c_void_p),
     )
+
+
+_free_stacks: list[Any] = []
+
+
+@contextlib.contextmanager
+def borrowed_stacks() -> Iterator[int]:
+    """Address of the stacks of a block's threads, for one launch: kernels of all libraries run on the same."""
+    try:
+        stacks = _free_stacks.pop()
+    except IndexError:
+        stacks = (ctypes.c_void_p * MOST_THREADS)()
+    try:
+        yield ctypes.addressof(stacks)
+    finally:
+        _free_stacks.append(stacks)
 
 
 @dataclass
@@ -208,13 +225,14 @@ def execute(
             for i, (letter, arg) in enumerate(zip(signature, args, strict=True))
         ]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        launch = _Launch(
-            name.encode(), (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_bytes, order, seed
-        )
+        shape = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block)
         text, offset = ctypes.c_char_p(), ctypes.c_size_t()
         entry = ctypes.cast(getattr(loaded, f"call_{name}"), ctypes.c_void_p)
-        where = (ctypes.addressof(launch), entry, pointers, ctypes.addressof(text), ctypes.addressof(offset))
-        if loaded.cuda_on_cpu_launch(*where) != 0:
+        with borrowed_stacks() as stacks:
+            launch = _Launch(name.encode(), *shape, shared_bytes, order, seed, stacks)
+            where = (ctypes.addressof(launch), entry, pointers, ctypes.addressof(text), ctypes.addressof(offset))
+            failed = loaded.cuda_on_cpu_launch(*where)
+        if failed:
             message = (text.value or b"").decode(errors="replace")
             raise KernelFault(message + _source_line(Path(loaded._name), offset.value))
         for i, copy in copies.items():

@@ -296,6 +296,7 @@ struct Launch {
   std::size_t shared_bytes;
   int order;
   std::uint64_t seed;
+  char** stacks;  // of up to most_threads threads, null where there is none yet; no other launch uses them meanwhile
 };
 
 }  // namespace cuda_on_cpu
@@ -308,7 +309,7 @@ extern "C" __attribute__((visibility("default"))) int cuda_on_cpu_launch(const c
   *text = message;
   *offset = 0;
   const unsigned count = launch->threads[0] * launch->threads[1] * launch->threads[2];
-  if (!reserve_stacks(count) || !reserve_shared()) {
+  if (!reserve_stacks(count, launch->stacks) || !reserve_shared()) {
     std::snprintf(message, sizeof(message), "no memory for the stacks of %u threads", count);
     return 1;
   }

@@ -28,7 +28,7 @@ void add_last_barrier();
 [[noreturn]] void abandon();
 #define CALLER reinterpret_cast<std::uintptr_t>(__builtin_return_address(0))
 
-bool reserve_stacks(unsigned count);
+bool reserve_stacks(unsigned count, char** stacks);
 void set_body(void (*entry)(void**), void** values);  // what every fiber runs
 void prepare_fiber(unsigned number);                  // to begin anew
 void to_thread(Thread&);                              // runs it until it stops or ends
