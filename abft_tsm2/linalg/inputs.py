@@ -98,6 +98,16 @@ def for_blas(A: Array) -> Array:
     return A if taken and A.flags.aligned else np.array(A, order="F")
 
 
+def for_kernels(A: Array) -> Array:
+    """A CuPy array, or a copy of it where neither its rows nor its columns are contiguous and aligned."""
+    import cupy
+
+    size = A.itemsize
+    if size in A.strides and A.data.ptr % size == 0 and all(stride > 0 and stride % size == 0 for stride in A.strides):
+        return A
+    return cupy.array(A, order="F")
+
+
 def matrices_of(stack: Array) -> list[Array]:
     """The matrices of a stack, in order."""
     return [stack[(*index, ...)] for index in np.ndindex(tuple(stack.shape[:-2]))]

@@ -284,7 +284,7 @@ class LuFactorisation(BlockedFactorisation):
         with self.clock("factor"):
             queued.wait()
             self.W, self.info, self.device_pivots = queued.W, queued.info, queued.piv
-            self.suspects = queued.suspects()
+            self.suspects = queued.suspects
             if clean := queued.clean:
                 self.pivots, self.checks = None, queued.checks()
             else:

@@ -189,7 +189,7 @@ def check_of(side: str, residual: Array, bound: Array, weight: Array) -> Check:
         ratio = xp.abs(residual) / bound
         ratio = xp.where(bound > 0, ratio, xp.zeros_like(ratio))
         ratio = xp.where(ratio <= 1, ratio, xp.full_like(ratio, -1.0))  # evidence has decided about these lines
-        middle = float(xp.sort(bound)[lines // 2])
+        middle = float(np.partition(to_host(bound), lines // 2)[lines // 2])
         limit = float(np.divide(middle, float(xp.min(xp.abs(weight))) if weight.shape[0] else 1.0))
     worst, verified = int(xp.argmax(ratio)), int(xp.sum(xp.astype(ratio >= 0, xp.int64)))
     if not verified:

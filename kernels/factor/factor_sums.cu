@@ -26,9 +26,9 @@
 //          All are written, 0 where there is nothing to add. Parts of squares lie behind all those of sums.
 #include "factor/certificate.cuh"
 #include "factor/real.cuh"
+#include "factor/warp_sums.cuh"
 
 constexpr int V = 16 / sizeof(Real);  // elements of a load
-constexpr int GROUP = 8;              // columns whose sums are added over a warp at the same time
 constexpr int WIDEST = 128;           // columns of a tile
 constexpr int WARPS = T1 / 32;
 
@@ -36,25 +36,8 @@ struct __align__(16) Vector {
   Real x[V];
 };
 
-// Adds eight numbers of each lane over the warp: lane l gets the sum of number l / 4. Each of the first three exchanges
-// halves what a lane has left to add.
-INLINE double sum_of_eight(double (&x)[GROUP], int lane) {
-#pragma unroll
-  for (int half = GROUP / 2; half; half /= 2) {
-    const bool upper = lane & 4 * half;
-#pragma unroll
-    for (int i = 0; i < half; i++) {
-      const double given = upper ? x[i] : x[i + half], kept = upper ? x[i + half] : x[i];
-      x[i] = kept + __shfl_xor_sync(~0u, given, 4 * half);
-    }
-  }
-  double sum = x[0];
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  return sum + __shfl_xor_sync(~0u, sum, 1);
-}
-
-// The same for the largest of them.
-INLINE Word largest_of_eight(Word (&x)[GROUP], int lane) {
+// The largest of eight numbers of each lane over the warp, as `sum_of_group` adds them.
+INLINE Word largest_of_group(Word (&x)[GROUP], int lane) {
 #pragma unroll
   for (int half = GROUP / 2; half; half /= 2) {
     const bool upper = lane & 4 * half;
@@ -135,10 +118,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     }
     // Whole warps have nothing in columns whose diagonal is beyond their rows.
     const bool some = pass == 0 ? offset_of_warp + 32 * V - 1 > j : offset_of_warp <= j + GROUP - 1;
-    const double total = some ? sum_of_eight(in_column, lane) : 0;
-    const Word most = !NORMS && some && pass == 0 ? largest_of_eight(sizes, lane) : Word(0);
+    const double total = some ? sum_of_group(in_column, lane) : 0;
+    const Word most = !NORMS && some && pass == 0 ? largest_of_group(sizes, lane) : Word(0);
     if constexpr (NORMS) {
-      const double of_squares = some ? sum_of_eight(squares_in_column, lane) : 0;
+      const double of_squares = some ? sum_of_group(squares_in_column, lane) : 0;
       if (lane % 4 == 0) column_squares[warp * WIDEST + j + lane / 4] = of_squares;
     }
     if (lane % 4 == 0) {

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abft_tsm2.linalg.device.panel_config import COLUMNS, PanelConfig
+from abft_tsm2.linalg.device.panel_config import PanelConfig
+from abft_tsm2.linalg.device.schedule import PANEL
 from tests.support.cluster_on_cpu import FAULTS, ClusterFault, build
 from tests.support.libraries import some
 
@@ -71,7 +72,7 @@ class Panel:
     def factor(
         self, config: PanelConfig, launch: Launch, seed: int, fault: tuple[str, int] = ("none", 0), warps: int = 0
     ) -> None:
-        moved = _with_room(np.zeros(COLUMNS, np.int32))
+        moved = _with_room(np.zeros(PANEL, np.int32))
         sizes = [self.W, self.W.shape[0], self.m, self.k, self.b, self.piv, self.order0, self.order1, self.places1]
         rest = [moved, self.info, self.started, 77]
         threads = 32 * warps or config.threads(self.m - self.k)
@@ -234,7 +235,7 @@ def test_pivots_factors_and_exchanges(launches, config: PanelConfig) -> None:
 @given(
     config=st.sampled_from(CONFIGS),
     rows=st.integers(1, 400),
-    b=st.integers(1, COLUMNS),
+    b=st.integers(1, PANEL),
     k=st.sampled_from([0, 128]),
     gap=st.integers(0, 3),
     family=st.sampled_from(FAMILIES),

@@ -14,7 +14,7 @@ from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.linalg import cholesky
 from abft_tsm2.linalg.device.cholesky_plan import ENCODED, FACTORED, factor_definite_on_device
 from tests.support import solver_on_cpu
-from tests.support.cholesky_cases import MATRICES
+from tests.support.cholesky_cases import MATRICES, factored_by_blocks
 from tests.support.factor_cases import DTYPES, cholesky_outside, positive
 from tests.support.planting import normal
 
@@ -28,16 +28,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> Any:
 
 @pytest.fixture
 def by_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the matrices that were not certified."""
-    found: list[int] = []
-    of_blocks = cholesky.CholeskyFactorisation.online
-
-    def online(run: Any) -> None:
-        found.append(run.K)
-        of_blocks(run)
-
-    monkeypatch.setattr(cholesky.CholeskyFactorisation, "online", online)
-    return found
+    return factored_by_blocks(monkeypatch)
 
 
 def arranged(cupy: Any, a: np.ndarray, order: str) -> Any:

@@ -13,7 +13,7 @@ from abft_tsm2 import Status, protected_cho_factor, protected_cholesky
 from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.linalg import cholesky
 from abft_tsm2.linalg.device.cholesky_plan import ENCODED, FACTORED, factor_definite_on_device
-from tests.support.cholesky_cases import MATRICES
+from tests.support.cholesky_cases import MATRICES, factored_by_blocks
 from tests.support.factor_cases import DTYPES, cholesky_outside, positive, unit
 from tests.support.planting import normal
 
@@ -27,16 +27,7 @@ LARGE = 4500  # where cuSOLVER goes by blocks, and tiles are as wide as they get
 
 @pytest.fixture
 def by_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the matrices that were not certified."""
-    found: list[int] = []
-    of_blocks = cholesky.CholeskyFactorisation.online
-
-    def online(run: Any) -> None:
-        found.append(run.K)
-        of_blocks(run)
-
-    monkeypatch.setattr(cholesky.CholeskyFactorisation, "online", online)
-    return found
+    return factored_by_blocks(monkeypatch)
 
 
 def right(c: Any, A: Any, lower: bool) -> bool:

@@ -15,6 +15,7 @@ from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device import plan
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
+from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.schedule import Task
 from tests.support.factor_cases import DTYPES, lu_outside
 from tests.support.lu_matrices import MATRICES, MAY_OVERFLOW, NEAR_TIES
@@ -308,7 +309,7 @@ def test_a_check_that_is_not_made_shows(kernel: str, monkeypatch: pytest.MonkeyP
     assert clean.clean
     clean.release()
     monkeypatch.setattr(plan.FactorPlan, f"_{kernel}", lambda *_: [])
-    monkeypatch.setattr(plan, "_kept", threading.local())
+    monkeypatch.setattr(plan, "_kept", PlansOfThread(plan.KEPT))
     run = DeviceFactorisation(a, checked=True)
     run.wait()
     assert not run.clean

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import scipy.linalg
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import FLOOR_TERMS
+from abft_tsm2.linalg import cholesky
 from abft_tsm2.linalg.cholesky_checks import base_weights
 from abft_tsm2.linalg.device.cholesky_config import (
     AddTriangleParts,
@@ -211,3 +213,16 @@ class OnKernels:
     @property
     def operations(self) -> np.ndarray:
         return np.arange(self.n) + FLOOR_TERMS
+
+
+def factored_by_blocks(patch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the matrices that are factored by blocks from now on: those that no GPU has certified."""
+    found: list[int] = []
+    of_blocks = cholesky.CholeskyFactorisation.online
+
+    def online(run: Any) -> None:
+        found.append(run.K)
+        of_blocks(run)
+
+    patch.setattr(cholesky.CholeskyFactorisation, "online", online)
+    return found

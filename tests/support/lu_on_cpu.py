@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +16,10 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from abft_tsm2.core import encode_both, launch
+from abft_tsm2.core import launch
 from abft_tsm2.core.device import KNOWN
 from abft_tsm2.linalg.device import lanes, plan
+from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.schedule import PRODUCTS
 from tests.support import cupy_on_cpu, solver_on_cpu
 from tests.support.solution_cases import ScipyBlas
@@ -51,7 +51,6 @@ def _getrf(dtype: str) -> Any:
 
 def install(patch: pytest.MonkeyPatch, cache: Path) -> ModuleType:
     """Put it in place of CuPy."""
-    on_device = encode_both._on_device
     cupy = solver_on_cpu.install(patch, cache)
     cupy.cuda.runtime.memcpyDeviceToDevice = 3
     solver = sys.modules["cupy_backends.cuda.libs.cusolver"]
@@ -60,11 +59,10 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> ModuleType:
         setattr(solver, f"{letter}getrf_bufferSize", lambda handle, m, n, at, ld: 1)
     blas = ScipyBlas()
     card = replace(KNOWN["H200"], multiprocessors=cupy_on_cpu.MULTIPROCESSORS)
-    patch.setattr(encode_both, "_on_device", on_device)
-    patch.setattr(lanes, "_library", lambda: blas)
+    patch.setattr(lanes, "cublas_library", lambda: blas)
     patch.setattr(launch, "_allow", lambda *_: None)
     patch.setattr(plan, "lanes", LanesOnCpu)
-    patch.setattr(plan, "_kept", threading.local())
+    patch.setattr(plan, "_kept", PlansOfThread(plan.KEPT))
     patch.setattr(plan, "_has_room", lambda config, device: False)
     patch.setattr(plan, "device_of", lambda index: card)
     return cupy

@@ -13,6 +13,7 @@ import pytest
 import scipy.linalg
 
 from abft_tsm2.linalg.device import solution, substitution_calls
+from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.solution_config import TYPED, WITH_MORE, SolutionKernel
 from tests.support import cupy_on_cpu
 
@@ -97,8 +98,8 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> ScipyBlas:
     cupy.cuda.device.get_cublas_handle = lambda: 1
     card = replace(KNOWN["H200"], multiprocessors=2)
     patch.setattr(solution, "device_of", lambda index: card)
-    patch.setattr(solution._kept, "plans", type(solution._kept.__dict__.get("plans", {}))(), raising=False)
-    patch.setattr(substitution_calls, "_library", lambda: blas)
+    patch.setattr(solution, "_kept", PlansOfThread(solution.KEPT))
+    patch.setattr(substitution_calls, "cublas_library", lambda: blas)
     cupy.array = cupy_on_cpu._on_card(np.array)
     cupy.ascontiguousarray = cupy_on_cpu._on_card(np.ascontiguousarray)
     return blas

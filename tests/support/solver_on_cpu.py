@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,6 +17,7 @@ import scipy.linalg
 from abft_tsm2.core.device import KNOWN
 from abft_tsm2.linalg import cholesky
 from abft_tsm2.linalg.device import cholesky_plan
+from abft_tsm2.linalg.device.kept import PlansOfThread
 from tests.support import cupy_on_cpu
 
 LOWER, UPPER = 0, 1
@@ -75,7 +75,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> ModuleType:
         patch.setitem(sys.modules, f"cupy_backends.cuda.libs.{name}", module)
     card = replace(KNOWN["H200"], multiprocessors=cupy_on_cpu.MULTIPROCESSORS)
     patch.setattr(cholesky_plan, "device_of", lambda index: card)
-    patch.setattr(cholesky_plan, "_kept", threading.local())
+    patch.setattr(cholesky_plan, "_kept", PlansOfThread(cholesky_plan.KEPT))
     patch.setattr(cupy_on_cpu.Stream, "current", [])
     given = cholesky.as_array  # which takes this CuPy's arrays for NumPy's
     patch.setattr(cholesky, "as_array", lambda x, name, **how: given(x, name, **how).view(cupy_on_cpu.ndarray))

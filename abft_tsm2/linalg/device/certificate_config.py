@@ -13,10 +13,9 @@ from abft_tsm2.arrays import FloatType
 from abft_tsm2.checksum.bounds import changed_bound
 from abft_tsm2.core.problem import C_TYPES, SIZES
 from abft_tsm2.linalg.device import check_config
+from abft_tsm2.linalg.device.schedule import PANEL
 from abft_tsm2.linalg.lu_checks import blind_factor
 
-PANEL = 128
-"""Columns of a panel, whose exchanges a block of replay_pivots.cu replays."""
 GROUP, WIDEST = 8, 128
 """Columns of a tile of factor_sums.cu: a multiple of the one, at most the other."""
 TILES = 4

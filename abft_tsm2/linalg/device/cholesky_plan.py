@@ -11,8 +11,6 @@ A plan belongs to a size, a type and a thread, and is kept: launches, and what l
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -36,7 +34,9 @@ from abft_tsm2.linalg.device.cholesky_config import (
     TriangleTiles,
     tolerances,
 )
+from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.lanes import current
+from abft_tsm2.linalg.inputs import for_kernels
 from abft_tsm2.report import Check
 
 KEPT = 8  # plans of a thread
@@ -289,7 +289,7 @@ class CholeskyRun(NamedTuple):
     check: Check | None
 
 
-_kept = threading.local()
+_kept = PlansOfThread(KEPT)
 
 
 def factor_definite_on_device(
@@ -306,16 +306,8 @@ def factor_definite_on_device(
     after : callable, optional
         As in `CholeskyPlan.run`.
     """
-    import cupy
-
-    n, size = int(A.shape[0]), A.itemsize
-    if size not in A.strides or A.data.ptr % size or any(stride <= 0 or stride % size for stride in A.strides):
-        A = cupy.array(A, order="F")
-    kind = CholeskyKind(n, dtype_name(A.dtype), lower, clear, check_finite, turned=A.strides[0] != size)
-    plans: OrderedDict[Any, CholeskyPlan] = _kept.__dict__.setdefault("plans", OrderedDict())
-    key = kind, int(cupy.cuda.runtime.getDevice())
-    plan = plans.pop(key, None) or CholeskyPlan(kind)
-    plans[key] = plan
-    while len(plans) > KEPT:
-        plans.popitem(last=False)
+    A = for_kernels(A)
+    turned = A.strides[0] != A.itemsize
+    kind = CholeskyKind(int(A.shape[0]), dtype_name(A.dtype), lower, clear, check_finite, turned)
+    plan: CholeskyPlan = _kept.of(kind, lambda: CholeskyPlan(kind))
     return plan.run(A, after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from abft_tsm2.linalg.device.plan import After, Kind, plan_of
 from abft_tsm2.linalg.device.schedule import Step
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Lines
+from abft_tsm2.linalg.inputs import for_kernels
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import check_of
 from abft_tsm2.report import SIDES, Check
@@ -43,9 +45,7 @@ class DeviceFactorisation:
     def __init__(self, A: Array, *, encoded: bool = True, checked: bool = False, after: After | None = None) -> None:
         import cupy
 
-        (m, n), size = A.shape, A.itemsize
-        if size not in A.strides or A.data.ptr % size or any(stride <= 0 or stride % size for stride in A.strides):
-            A = cupy.array(A, order="F")
+        A, (m, n) = for_kernels(A), A.shape
         self.kind = Kind.of(A, encoded=encoded, checked=checked)
         self._plan = plan_of(self.kind, A)
         self.W = cupy.empty((self._plan.ld, n), A.dtype, order="F")[:m]
@@ -73,7 +73,7 @@ class DeviceFactorisation:
     @property
     def clean(self) -> bool:
         """Whether nothing is suspected."""
-        return self.certified and not any(lines.any() for lines in self.suspects())
+        return self.certified and not any(lines.any() for lines in self.suspects)
 
     @property
     def certified(self) -> bool:
@@ -84,6 +84,7 @@ class DeviceFactorisation:
         counts: list[int] = self._sums.on_host("verified", np.uint64).tolist()
         return counts == needed
 
+    @functools.cached_property
     def suspects(self) -> Lines:
         """Rows, in their final order, and columns that the steps' checks have found wrong, or have not judged."""
         m, n = self.kind.m, self.kind.n

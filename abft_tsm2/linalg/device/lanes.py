@@ -18,7 +18,7 @@ _OPERATION_NONE = 0
 
 
 @functools.cache
-def _library() -> Any:
+def cublas_library() -> Any:
     """cuBLAS as CuPy has loaded it: its own bindings take no prepared arguments, and check every one."""
     from cupy_backends.cuda.libs import cublas
 
@@ -50,10 +50,10 @@ class Lanes:
         for lane in (PANELS, ROWS, PRODUCTS):
             handle, space = ctypes.c_void_p(), cupy.empty(WORKSPACE, cupy.uint8)
             self._keeps.append(space)
-            _checked(_library().cublasCreate_v2(ctypes.byref(handle)))
-            _checked(_library().cublasSetStream_v2(handle, ctypes.c_void_p(self.streams[lane].ptr)))
+            check_status(cublas_library().cublasCreate_v2(ctypes.byref(handle)))
+            check_status(cublas_library().cublasSetStream_v2(handle, ctypes.c_void_p(self.streams[lane].ptr)))
             address, size = ctypes.c_void_p(space.data.ptr), ctypes.c_size_t(WORKSPACE)
-            _checked(_library().cublasSetWorkspace_v2(handle, address, size))
+            check_status(cublas_library().cublasSetWorkspace_v2(handle, address, size))
             self.blas[lane] = handle
         self.solver = cusolver.create()
 
@@ -109,7 +109,7 @@ class PreparedProduct:
         self, lanes: Lanes, lane: str, dtype: str, sizes: Any, alpha: float, A: Any, B: Any, beta: float, C: Any
     ):
         real = ctypes.c_double if dtype == "float64" else ctypes.c_float
-        self._call = _library().cublasDgemm_v2 if dtype == "float64" else _library().cublasSgemm_v2
+        self._call = cublas_library().cublasDgemm_v2 if dtype == "float64" else cublas_library().cublasSgemm_v2
         factors = tuple(ctypes.pointer(real(x)) for x in (alpha, beta))
         self._operands = tuple((ctypes.c_void_p(), *place) for place, _ in (A, B, C))
         (a, *_), (b, *_), (c, *_) = self._operands
@@ -124,7 +124,7 @@ class PreparedProduct:
             operand.value = where[name] + offset
         status = self._call(*self._arguments)
         if status:
-            _checked(status)
+            check_status(status)
 
 
 class LibraryPanel:
@@ -164,7 +164,7 @@ class LibraryPanel:
             self._call(self._handle, *self._sizes, place, self._ld, *self._results)
 
 
-def _checked(status: int) -> None:
+def check_status(status: int) -> None:
     if status:
         from cupy_backends.cuda.libs import cublas
 

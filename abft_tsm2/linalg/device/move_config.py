@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from abft_tsm2.core.problem import C_TYPES, SIZES
+from abft_tsm2.linalg.device.schedule import PANEL
 
-PANEL = 128
-"""Columns of a panel, at most."""
 PANEL_BLOCKS = 16
 """Of kernels/factor/panel.cu, each of which has a multiprocessor of its own."""
 MOST_SHARED = 224 << 10

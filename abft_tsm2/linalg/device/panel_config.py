@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from abft_tsm2.core.problem import C_TYPES, SIZES
-
-COLUMNS = 128
-"""Columns of a panel at most."""
+from abft_tsm2.linalg.device.schedule import PANEL
 
 # Rows a lane, tiles a strip, and up to how many rows of a panel: what was fastest on an H200. More rows a lane leave
 # less room for a strip in registers; the limits are those of 8 warps a block, beyond which registers spill.
@@ -82,5 +80,5 @@ class PanelConfig:
         message, strip = 1 + vectors, 8 * self.tiles
         exchanged = 2 * self.cluster * message + 2 * 16 * message + 2 * 16 + 2 * self.tiles * vectors
         buffer = 8 * (8 * self.rows_a_lane if self.tiles > 1 else 64)
-        elements = COLUMNS * COLUMNS + COLUMNS * (strip + 4) + self.tiles * 8 * strip + self.warps_most * buffer
-        return 16 * exchanged + size * elements + 2 * 4 * COLUMNS + 8 * (2 + self.tiles)
+        elements = PANEL * PANEL + PANEL * (strip + 4) + self.tiles * 8 * strip + self.warps_most * buffer
+        return 16 * exchanged + size * elements + 2 * 4 * PANEL + 8 * (2 + self.tiles)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from abft_tsm2.linalg.device import certificate_config, check_config, move_confi
 from abft_tsm2.linalg.device.buffers import Buffers, RunSums, leading_dimension
 from abft_tsm2.linalg.device.certificate_config import CertificateKernel, Tiles
 from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
+from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.lanes import LibraryPanel, PreparedProduct, lanes
 from abft_tsm2.linalg.device.move_config import Launch, MoveKernel
 from abft_tsm2.linalg.device.panel_config import PanelConfig
@@ -323,7 +323,17 @@ class FactorPlan:
         found, encode = self._encoded()
         S, row_squares, Z, column_squares = found
         taken = S, row_squares, self.m, Z, column_squares, self.n
-        made = "S", "Z", "carried_S", "carried_Z", "row_floor", "column_floor", b["initial"], b["steps_state"], b["state"]
+        made = (
+            "S",
+            "Z",
+            "carried_S",
+            "carried_Z",
+            "row_floor",
+            "column_floor",
+            b["initial"],
+            b["steps_state"],
+            b["state"],
+        )
         return [
             *self._move("scale_weights", weigh, *sides),
             *self._kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
@@ -428,19 +438,12 @@ class FactorPlan:
         return [lambda stream, where: self._sums.bring(stream)]
 
 
-_kept = threading.local()
+_kept = PlansOfThread(KEPT)
 
 
 def plan_of(kind: Kind, A: Array) -> FactorPlan:
-    """That of this thread, on the current device."""
-    import cupy
-
-    plans: OrderedDict[Any, FactorPlan] = _kept.__dict__.setdefault("plans", OrderedDict())
-    key = kind, int(cupy.cuda.runtime.getDevice())
-    found = plans.pop(key, None) or FactorPlan(kind, A)  # whose A is not kept
-    plans[key] = found
-    while len(plans) > KEPT:
-        plans.popitem(last=False)
+    """That of this thread, on the current device. It does not keep A."""
+    found: FactorPlan = _kept.of(kind, lambda: FactorPlan(kind, A))
     return found
 
 

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device import check_config, move_config
+from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.move_config import Launch, MoveKernel
 from abft_tsm2.linalg.device.solution_config import (
     COUNTS,
@@ -35,6 +34,7 @@ from abft_tsm2.linalg.device.solution_config import (
     part_sums,
 )
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod, TriangularSolve, handle_on
+from abft_tsm2.linalg.outcome import check_of
 from abft_tsm2.report import Check
 
 METHOD = SolveMethod()
@@ -66,13 +66,7 @@ class DeviceSolution(NamedTuple):
 
     def check(self) -> Check:
         """What the last check says in a report, all of its lines being right."""
-        n = self.bound.size
-        with np.errstate(all="ignore"):
-            ratio = np.where(self.bound > 0, np.abs(self.residual) / self.bound, 0.0)
-            middle = float(np.partition(self.bound, n // 2)[n // 2])
-            limit = float(np.divide(middle, np.min(np.abs(self.t))))
-        worst = int(np.argmax(ratio))
-        return Check("rows", 1, n, n, middle, float(ratio[worst]), worst, limit)
+        return check_of("rows", self.residual, self.bound, self.t)
 
 
 def solve_on_device(
@@ -100,7 +94,8 @@ def solve_on_device(
     if any(stride % B.itemsize for stride in B.strides):
         B = cupy.array(B, order="F")
     piv = cupy.ascontiguousarray(piv)
-    plan = _plan_of(SolutionKind.of(lu, B, trans, A, method))
+    kind = SolutionKind.of(lu, B, trans, A, method)
+    plan: SolutionPlan = _kept.of(kind, lambda: SolutionPlan(kind))
     X = cupy.empty(B.shape, B.dtype, order="F")
     space = cupy.empty(plan.bytes, cupy.uint8)
     down, along = (stride // B.itemsize for stride in B.strides)
@@ -343,17 +338,4 @@ class SolutionPlan:
         ]
 
 
-_kept = threading.local()
-
-
-def _plan_of(kind: SolutionKind) -> SolutionPlan:
-    """That of this thread, on the current device."""
-    import cupy
-
-    plans: OrderedDict[Any, SolutionPlan] = _kept.__dict__.setdefault("plans", OrderedDict())
-    key = kind, int(cupy.cuda.runtime.getDevice())
-    found = plans.pop(key, None) or SolutionPlan(kind)
-    plans[key] = found
-    while len(plans) > KEPT:
-        plans.popitem(last=False)
-    return found
+_kept = PlansOfThread(KEPT)

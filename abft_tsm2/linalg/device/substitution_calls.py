@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from abft_tsm2.core.problem import SIZES
-from abft_tsm2.linalg.device.lanes import _checked, _library
+from abft_tsm2.linalg.device.lanes import check_status, cublas_library
 
 _LEFT = 0
 
@@ -33,7 +33,7 @@ def handle_on(stream: int) -> int:
     import cupy
 
     handle: int = cupy.cuda.device.get_cublas_handle()
-    _checked(_library().cublasSetStream_v2(ctypes.c_void_p(handle), ctypes.c_void_p(stream)))
+    check_status(cublas_library().cublasSetStream_v2(ctypes.c_void_p(handle), ctypes.c_void_p(stream)))
     return handle
 
 
@@ -122,7 +122,7 @@ class TriangularSolve:
                 given.append(address)
             else:
                 given.append(x)
-        call = getattr(_library(), f"cublas{self._letter.upper()}{routine}_v2")
+        call = getattr(cublas_library(), f"cublas{self._letter.upper()}{routine}_v2")
         self._calls.append((call, (self._handle, *given), places))
 
     def __call__(self, handle: int, T: int, X: int) -> None:
@@ -134,4 +134,4 @@ class TriangularSolve:
                 address.value = where[which] + offset
             status = call(*arguments)
             if status:
-                _checked(status)
+                check_status(status)
