@@ -3,6 +3,7 @@
     python -m benchmarks.shipped_campaigns                          all of those that need no GPU
     python -m benchmarks.shipped_campaigns lu-full adversarial      these
     python -m benchmarks.shipped_campaigns gemm-gpu --device gpu
+    python -m benchmarks.shipped_campaigns lu-gpu clean-lu-gpu --device gpu --jobs 15       judged by the host
     python -m benchmarks.shipped_campaigns adversarial --device gpu --label gpu
     OPENBLAS_CORETYPE=Haswell python -m benchmarks.shipped_campaigns clean-products --label haswell
 
@@ -25,7 +26,7 @@ from benchmarks.sheet import RESULTS
 CAMPAIGNS = Path(__file__).parent / "campaigns"
 WORK = Path(".benchmarks")
 KEPT = ("campaign.toml", "manifest.json", "summary.csv", "summary.json")
-ON_GPU = ("gemm-gpu", "swaps-gpu", "clean-products-gpu")
+ON_GPU = ("gemm-gpu", "lu-gpu", "swaps-gpu", "clean-products-gpu", "clean-lu-gpu")
 
 
 def names() -> list[str]:
@@ -53,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all that need no GPU")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--jobs", metavar="N", help="processes; without it, one for each core, 8 for a GPU")
     parser.add_argument("--label", default="", help="of the results: NAME.LABEL")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(names()):
@@ -61,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.names or [name for name in names() if name not in ON_GPU]:
         kept = ".".join(filter(None, (name, options.label)))
         file, out = str(CAMPAIGNS / f"{name}.toml"), str(WORK / kept)
-        code = command("campaign", "run", file, "-o", out, "--resume", "--device", options.device)
+        jobs = ("--jobs", options.jobs) if options.jobs else ()
+        code = command("campaign", "run", file, "-o", out, "--resume", "--device", options.device, *jobs)
         if code > 1:  # an interrupt, or a file that cannot be used
             return code
         broken += code

@@ -38,7 +38,7 @@ def campaign(ctx: click.Context) -> None:
 
 
 _device = click.option(
-    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", help="Where products are computed and judged."
+    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", help="Where products and LU are computed."
 )
 
 

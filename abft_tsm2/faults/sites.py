@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import bit_pattern, namespace
+from abft_tsm2.arrays import bit_pattern, from_host, namespace, to_host
 from abft_tsm2.faults.judge.oracle import narrowed, widened
 from abft_tsm2.faults.models import CHANGES, plant
 from abft_tsm2.faults.plan import Plan
@@ -60,15 +60,22 @@ class Site:
     models: frozenset[str] = GENERAL
     visits: str = "any"
 
-    def among(self, visits: int) -> range:
+    def among(self, visits: int, steps: int = 0) -> range:
         """Those of so many visits of the stage at which the site is there.
+
+        Parameters
+        ----------
+        visits : int
+        steps : int
+            Of the factorisation, where they are more: on a GPU the last one may have nothing to exchange or solve.
 
         Examples
         --------
         >>> Site("what is left", "updated", whole("W"), visits="trailing").among(7)
         range(0, 6)
         """
-        first, last = {"first": (0, 1), "trailing": (0, visits - 1), "later": (1, visits)}.get(self.visits, (0, visits))
+        steps = max(visits, steps)
+        first, last = {"first": (0, 1), "trailing": (0, steps - 1), "later": (1, steps)}.get(self.visits, (0, steps))
         return range(first, min(last, visits))
 
 
@@ -203,13 +210,14 @@ def _not_exchanged(left: bool) -> Change:
     """In a few columns the rows are where they were before the step."""
 
     def change(arrays: Arrays, plan: Plan, rng: Generator) -> int:
-        W, piv, (j, j1) = arrays["W"], arrays["piv"], step(arrays)
+        W, piv, (j, j1) = arrays["W"], to_host(arrays["piv"]), step(arrays)
         low, high = (0, j) if left else (j1, W.shape[1])
         first = _between(low, high - LEFT_BEHIND + 1, rng)
-        part = W[:, first : min(first + LEFT_BEHIND, high)]
+        part, rows = W[:, first : min(first + LEFT_BEHIND, high)], np.arange(W.shape[0])
         for i in range(j1 - 1, j - 1, -1):
             pair = [i, int(piv[i])]
-            part[pair] = part[pair[::-1]]
+            rows[pair] = rows[pair[::-1]]
+        part[...] = part[from_host(rows, part)]
         return -1
 
     return change

@@ -236,7 +236,9 @@ class LuFactorisation(BlockedFactorisation):
         mode, why = self.options.chosen(self.A)
         if self.options.queues(self.A):
             with self.clock("factor"):
-                queued = DeviceFactorisation(self.A, checked=mode == "online")
+                queued = self.queued(mode)
+            if self.options.on_stage is not None:
+                why += "; no graphs and no look-ahead, for on_stage"
             self.await_device(queued, mode, why)
             return
         self.encode()
@@ -266,6 +268,12 @@ class LuFactorisation(BlockedFactorisation):
         return self.pivots if is_numpy(self.W) else from_host(self.pivots, self.W)
 
     # -- offline: LAPACK's own factorisation, and a certificate --
+
+    def queued(self, mode: str, *, later: bool = False) -> DeviceFactorisation:
+        """A factorisation on the GPU, the verdict on which is awaited now, or later."""
+        findings = self.findings if self.options.repair and not later else None
+        hook = self.options.on_stage
+        return DeviceFactorisation(self.A, checked=mode == "online", findings=findings, hook=hook)
 
     def await_device(self, queued: DeviceFactorisation, mode: str, why: str) -> None:
         """Wait for what a GPU factors, settle what its checks suspect, and set the report."""
@@ -311,7 +319,7 @@ class LuFactorisation(BlockedFactorisation):
 
     def factors_again(self, mode: str) -> bool:
         """Whether the GPU's second factorisation is right."""
-        return self.take(DeviceFactorisation(self.A, checked=mode == "online")) or not self.is_wrong("")
+        return self.take(self.queued(mode)) or not self.is_wrong("")
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""
@@ -571,7 +579,7 @@ class PendingFactors:
         # Whether A is finite is not known before the verdict, which then says so.
         self._run = LuFactorisation(A, replace(options, check_finite=False), block_size(min(A.shape)))
         self._mode = options.chosen(A)
-        self._queued = DeviceFactorisation(A, checked=self._mode[0] == "online")
+        self._queued = self._run.queued(self._mode[0], later=True)
         self.factors = self._queued.W, self._queued.piv
         self._device, self._done = cupy.cuda.Device(), cupy.cuda.Event(disable_timing=True)
         self._done.record()

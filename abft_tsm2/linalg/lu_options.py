@@ -35,4 +35,4 @@ class LuOptions(FactorOptions):
 
     def queues(self, A: Array) -> bool:
         """Whether this matrix is factored by `abft_tsm2.linalg.device`."""
-        return self.on_stage is None and is_cupy(A)
+        return is_cupy(A)

@@ -182,6 +182,32 @@ def test_what_no_trial_could_be_carried_out_with_ends_it_before_the_first(
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"40": "120"}, "lu.trailing is not there in visit 0 of a 120 x 120 matrix, factored in 1 steps on a GPU"),
+        ({"40": "250", 'lu.trailing"': 'lu.solved"\nvisit = 1'}, "lu.solved is not there in visit 1 of a 250 x 250"),
+        ({"40": "90", '"lu': '"cholesky', "online": "protected"}, "Cholesky's factorisation on the CPU only"),
+    ],
+)
+def test_what_a_gpu_does_not_do_ends_it_before_the_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = FEW_STEPS
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    Path("it.toml").write_text(text)
+    code, out, err = in_process(capsys, "campaign", "run", "it.toml", "-o", "out", "--jobs", "0", "--device", "gpu")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert not Path("out").exists()
+
+
 def test_files_that_are_large_enough_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("a.npy", np.random.default_rng(0).standard_normal((8, 5)))

@@ -1,4 +1,4 @@
-"""Trials on a GPU end as they do on the CPU, and nothing but verdicts leaves the card."""
+"""Trials on a GPU end as they do on the CPU; of products nothing but verdicts leaves the card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from abft_tsm2.faults.campaign.workers import Unit, carry_out
 from abft_tsm2.faults.judge.oracle import widened
 from abft_tsm2.faults.judge.product import weights_of
 from abft_tsm2.faults.plan import Plan
+from abft_tsm2.faults.sites import FACTOR_SITES, sites_of
 from abft_tsm2.faults.trials import verify
+from abft_tsm2.faults.trials.factor import FactorTrials
 from abft_tsm2.faults.trials.gemm import LAYOUTS, GemmTrials
 from abft_tsm2.faults.trials.trial import Trial, Workload
 from benchmarks import shipped_campaigns
@@ -128,3 +130,40 @@ def test_products_that_were_added_up_otherwise_are_clean_there(dtype: str, cp: A
     scene = verify.VerifyTrials(replace(WORKLOAD, operation="verify", dtype=dtype, m=24, n=20), cp)
     found = list(scene.run([Trial(i, (), name) for i, name in enumerate(verify.SUMS)]))
     assert {one.outcome for one in found} == {"clean"}
+
+
+# ---- LU ------------------------------------------------------------------------------------------------------------
+
+
+FACTORS = Workload("lu", 300, 300, 300, "float64", "normal", "F", (1, 2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scheme", ["online", "offline"])
+def test_faults_in_every_site_of_lu_are_found_there(scheme: str, dtype: str, cp: Any) -> None:
+    scene = FactorTrials(replace(FACTORS, dtype=dtype), cp)
+    for site in sorted(sites_of("lu", scheme)):
+        models = FACTOR_SITES[site].models
+        model = next(name for name in ("offset", "not_exchanged", "wrong_index") if name in models)
+        plans = [Plan(model, site, factor=100.0, seed=(seed,)) for seed in range(3)]
+        found = list(scene.run([Trial(i, (plan,), scheme) for i, plan in enumerate(plans)]))
+        # what A was, or a sum, may not be read again, and then nothing is wrong
+        assert {one.outcome for one in found} <= {"corrected", "masked", "detected"}, site
+        if site.rpartition("_")[2] in ("L", "U", "pivots") or "_" not in site:
+            assert {one.outcome for one in found} <= {"corrected"}, site
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scheme", ["online", "offline", "auto", "none"])
+def test_factorisations_without_a_fault_are_clean_there(scheme: str, dtype: str, order: str, cp: Any) -> None:
+    for n in (1, 100, 300, 700):
+        scene = FactorTrials(replace(FACTORS, m=n, k=n, n=n, dtype=dtype, order=order), cp)
+        (found,) = scene.run([Trial(0, (), scheme)])
+        assert (found.outcome, found.note) == ("clean", ""), n
+
+
+def test_without_protection_faults_in_lu_escape_there(cp: Any) -> None:
+    plans = [Plan("offset", f"lu.factored_{name}", factor=100.0) for name in "LU"]
+    trials = [Trial(i, (plan,), "none") for i, plan in enumerate(plans)]
+    assert {one.outcome for one in FactorTrials(FACTORS, cp).run(trials)} == {"sdc"}

@@ -131,12 +131,13 @@ def test_every_element_of_a_triangle_may_be_hit(moments: Any) -> None:
 
 
 def test_steps_are_drawn_where_the_place_is() -> None:
-    def drawn(site: str, visits: int) -> set[int]:
-        return {at_visit(Plan("nan", site, seed=(seed,)), visits).visit for seed in range(60)}
+    def drawn(site: str, visits: int, steps: int = 0) -> set[int]:
+        return {at_visit(Plan("nan", site, seed=(seed,)), visits, steps).visit for seed in range(60)}
 
     assert drawn("lu.panel", 4) == {0, 1, 2, 3}
     assert drawn("lu.ahead", 4) == {0}
     assert drawn("lu.trailing", 4) == {0, 1, 2}
+    assert drawn("lu.solved", 3, steps=4) == {0, 1, 2}  # nothing is right of the last step, which a GPU leaves out
     plan = Plan("not_exchanged", "lu.swapped_left")
     assert {at_visit(replace(plan, seed=(seed,)), 3).visit for seed in range(60)} == {1, 2}
     assert at_visit(replace(plan, visit=2), 9).visit == 2

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from abft_tsm2.faults.analysis import report
-from abft_tsm2.faults.campaign.file import load
+from abft_tsm2.faults.campaign.file import load, require_device
 from abft_tsm2.faults.campaign.run import run
+from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.faults.plan import MODELS
 from abft_tsm2.faults.trials.trial import PEERS
 from benchmarks import campaign_tables, sheet, shipped_campaigns
@@ -24,6 +25,7 @@ from tests.support.small_campaigns import SMALL
 LEAST = {
     **{"gemm-full": 300_000, "gemm-gpu": 1_000_000, "lu-full": 20_000, "adversarial": 20_000, "swaps": 100_000},
     **{"swaps-gpu": 20_000, "clean-products": 30_000, "clean-products-gpu": 10_000, "clean-factorisations": 30_000},
+    **{"lu-gpu": 4_000, "clean-lu-gpu": 2_000},
 }
 
 
@@ -64,6 +66,28 @@ def test_every_campaign_can_be_read(name: str) -> None:
     campaign = load(shipped_campaigns.CAMPAIGNS / f"{name}.toml")
     assert campaign.name == name in ORDER
     assert campaign.trials >= LEAST.get(name, 1)
+    require_device(campaign, gpu=name in shipped_campaigns.ON_GPU)
+
+
+def test_lu_has_the_same_faults_on_a_gpu() -> None:
+    """Under the same schemes, in matrices of the same families."""
+
+    def what(name: str) -> set[tuple[Any, ...]]:
+        suites = [s for s in load(shipped_campaigns.CAMPAIGNS / f"{name}.toml").suites if s.operation == "lu"]
+        return {
+            (scheme, suite.families, fault) for suite in suites for scheme in suite.schemes for fault in suite.fault
+        }
+
+    assert what("lu-gpu") == what("lu-full")
+
+
+def test_clean_matrices_on_a_gpu_are_of_all_families() -> None:
+    campaign = load(shipped_campaigns.CAMPAIGNS / "clean-lu-gpu.toml")
+    drawn = {
+        campaign.workload(i, scene).family for i, suite in enumerate(campaign.suites) for scene in range(suite.scenes)
+    }
+    assert drawn == FAMILIES.keys()
+    assert max(m for suite in campaign.suites for m, _, _ in suite.shapes) == 8192
 
 
 def test_they_cover_every_fault_model() -> None:

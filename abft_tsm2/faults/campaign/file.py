@@ -5,6 +5,7 @@ Everything follows from the file and a trial's number: operands, fault, and all 
 
 from __future__ import annotations
 
+import itertools
 import math
 import tomllib
 from collections.abc import Sequence
@@ -241,6 +242,23 @@ def require_files(campaign: Campaign) -> None:
                 raise CampaignFileError(f"suite {suite.name}: {short(error)}") from error
 
 
+def require_device(campaign: Campaign, gpu: bool) -> None:
+    """Ask whether all suites can be carried out there, before anything is run.
+
+    Raises
+    ------
+    CampaignFileError
+        For an operation that no faults are planted in on a GPU, and for a matrix that it factors in too few steps.
+    """
+    for index, suite in enumerate(campaign.suites if gpu else ()):
+        if suite.operation in FACTORISATIONS:
+            try:
+                operation_of(suite.operation).require_library(suite.operation, "cupy")
+                _require_fits(campaign, index, gpu)
+            except ValueError as error:
+                raise CampaignFileError(f"suite {suite.name}: {error}") from error
+
+
 def operation_of(name: str) -> Any:
     """The module that carries out trials of an operation: its GROUP runs them, and require_workload,
     require_scheme and require_possible say what is possible."""
@@ -362,9 +380,16 @@ def _require_possible(campaign: Campaign, index: int) -> None:
                 bits_of(plan.bits, _type_at(plan.site, dtype))
             for scheme in suite.schemes:
                 module.require_possible(suite.operation, scheme, plan)
-                if suite.operation in FACTORISATIONS:
-                    for m, k, n in suite.shapes:
-                        module.require_fits(replace(campaign.workload(index, 0), m=m, k=k, n=n), scheme, plan)
+    if suite.operation in FACTORISATIONS:
+        _require_fits(campaign, index, gpu=False)
+
+
+def _require_fits(campaign: Campaign, index: int, gpu: bool) -> None:
+    """ValueError for a matrix that is factored in too few steps for a fault."""
+    suite, workload = campaign.suites[index], campaign.workload(index, 0)
+    plans = [plan for fault in suite.fault for plan in fault.plans((0,))]
+    for plan, scheme, (m, k, n) in itertools.product(plans, suite.schemes, suite.shapes):
+        operation_of(suite.operation).require_fits(replace(workload, m=m, k=k, n=n), scheme, plan, gpu)
 
 
 def _type_at(site: str, dtype: str) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from abft_tsm2.errors import NotSuitable
-from abft_tsm2.faults.campaign.file import Campaign, load, require_files
+from abft_tsm2.faults.campaign.file import Campaign, load, require_device, require_files
 from abft_tsm2.faults.campaign.folder import CAMPAIGN, CampaignFileError, Folder, earlier, line_of, plain
 from abft_tsm2.faults.campaign.workers import Line, Pool, Unit, alone, array_module, carry_out, line
 from abft_tsm2.faults.trials.trial import Finding, breaks_promise
@@ -78,7 +78,7 @@ def run(
         Worker processes, of one BLAS thread each; by default one for each core, and `GPU_JOBS` of them for a GPU, which
         keep it busy between them. 0: this process, which a trial that hangs or dies takes with it.
     gpu : bool
-        Compute on the current GPU, and judge there.
+        Compute on the current GPU, and judge products there; factorisations are judged on the host.
     command : str
         How to carry it out again, for the report.
     progress : callable
@@ -91,7 +91,7 @@ def run(
     Raises
     ------
     CampaignFileError
-        If the folder cannot be used, or a file of operands.
+        If the folder cannot be used, or a file of operands; or the campaign, on a GPU.
     NotSuitable
         If there is no GPU.
 
@@ -102,6 +102,7 @@ def run(
     if jobs is None:
         jobs = min(GPU_JOBS, versions.cores()) if gpu else versions.cores()
     require_files(campaign)
+    require_device(campaign, gpu)
     device = _device(gpu)
     with Folder(Path(folder), campaign.text, resume=resume) as kept:
         before = earlier(kept.path) if resume else {}

@@ -7,6 +7,7 @@ is one that the check does not promise to find: see `abft_tsm2.faults.judge.fact
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from abft_tsm2.faults.sites import FACTOR_SITES, STAGES, sites_of
 from abft_tsm2.faults.trials.factor_calls import FactorAnswer, FactorProblem, Watch, at_visit, rms, same
 from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from
 from abft_tsm2.linalg import cholesky, lu
+from abft_tsm2.linalg.device.schedule import steps_of
 from abft_tsm2.report import Report, Status
 
 BLOCK = {"block": "columns of a panel, or a list of such numbers of which each matrix has one"}
@@ -32,6 +34,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 }
 STEPS = {("lu", "online"): lu.block_size, ("cholesky", "protected"): cholesky.block_size}
 """By operation and scheme, where a matrix is factored panel by panel: the columns of one by default."""
+LIBRARIES = {"lu": ("numpy", "cupy"), "solve": ("numpy",), "cholesky": ("numpy",)}
+"""By operation, those that faults are planted with."""
 PROMISING = {"lu": "offline", "solve": "protected", "cholesky": "protected"}
 """The scheme whose promise counts where "none" makes none, so that all are judged alike."""
 
@@ -55,20 +59,34 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
         )
 
 
-def require_fits(workload: Workload, scheme: str, plan: Plan) -> None:
+def require_fits(workload: Workload, scheme: str, plan: Plan, gpu: bool = False) -> None:
     """ValueError where a matrix of that shape is factored in too few steps for a site."""
     w, site = workload, FACTOR_SITES[plan.site]
     if (w.operation, scheme) not in STEPS or site.stage not in ("panel", "swapped", "solved", "updated"):
         return
-    order, size = min(w.m, w.n), STEPS[w.operation, scheme]
-    given = dict(w.options).get("block", size(order))
-    for block in given if isinstance(given, list) else [given]:
+    where = f"{plan.site} is not there in visit {plan.visit} of a {w.m} x {w.n} matrix, factored in"
+    if gpu:  # which has blocks of its own, and no stage where nothing is right of a step
+        ends = [step.j1 for step in steps_of(w.m, w.n)]
+        visits = sum(end < w.n for end in ends) if site.stage in ("swapped", "solved") else len(ends)
+        if not site.among(visits, len(ends)) or plan.visit >= visits:
+            raise ValueError(f"{where} {len(ends)} steps on a GPU: choose a larger shape")
+        return
+    order = min(w.m, w.n)
+    for block in drawn_from(dict(w.options).get("block", STEPS[w.operation, scheme](order))):
         steps = -(-order // block)
         if not site.among(steps) or plan.visit >= steps:
             raise ValueError(
-                f"{plan.site} is not there in visit {plan.visit} of a {w.m} x {w.n} matrix, factored in {steps} "
-                f"steps of {block} columns: choose a larger shape, or a smaller block in options"
+                f"{where} {steps} steps of {block} columns: choose a larger shape, or a smaller block in options"
             )
+
+
+def require_library(operation: str, library: str) -> None:
+    """ValueError where no faults are planted in an operation on arrays of a library."""
+    if library not in LIBRARIES[operation]:
+        raise ValueError(
+            "faults are planted in LU on the CPU or by CuPy on a GPU, in solutions and Cholesky's factorisation on the "
+            "CPU only: leave out the device"
+        )
 
 
 def require_workload(workload: Workload) -> None:
@@ -88,22 +106,25 @@ def require_workload(workload: Workload) -> None:
 
 
 class FactorTrials(TrialGroup):
-    """A matrix, what becomes of it without a fault, and the judge of what faults make of it; on the host."""
+    """A matrix, what becomes of it without a fault, and the judge of what faults make of it, who is on the host."""
 
     def __init__(self, workload: Workload, xp: Any) -> None:
-        if xp is not np:
-            raise ValueError("faults are planted in factorisations on the CPU only: leave out the device")
+        require_library(workload.operation, getattr(xp, "__name__", ""))
         require_workload(workload)
-        self.workload = workload
-        self.problem = FactorProblem.of(workload)
+        self.workload, self.xp = workload, xp
         self._runners: dict[str, _FactorRunner] = {}
+
+    @functools.cached_property
+    def problem(self) -> FactorProblem:
+        """Of the trials with a fault; each of the others has one of its own."""
+        return FactorProblem.of(self.workload, xp=self.xp)
 
     def one(self, trial: Trial) -> Finding:
         for plan in trial.plans:
             require_possible(self.workload.operation, trial.scheme, plan)
         if trial.plans:
             return self._runner(trial.scheme).faulty(trial)
-        return _clean(FactorProblem.of(self.workload, trial.number), trial.scheme)
+        return _clean(FactorProblem.of(self.workload, trial.number, xp=self.xp), trial.scheme)
 
     def _runner(self, scheme: str) -> _FactorRunner:
         if scheme not in self._runners:
@@ -113,17 +134,18 @@ class FactorTrials(TrialGroup):
 
 
 def _clean(problem: FactorProblem, scheme: str) -> Finding:
-    """A trial without a fault. It has a matrix of its own, of the same kind: one matrix would always give the same.
+    """A trial without a fault. It has a matrix of its own, of the same kind: one matrix would always give the same. And
+    it has no hook, for which a GPU would go another way.
 
     What SciPy refuses as singular, or as not positive definite, may be refused, and so may what is so but for rounding;
     of a solution that is not finite in SciPy either, nothing more is said than that.
     """
     try:
-        without = problem.error(problem.call("none", Watch()))
+        without = problem.error(problem.call("none"))
     except LinAlgError:
         without = np.inf
     try:
-        answer = problem.call(scheme, Watch())
+        answer = problem.call(scheme)
     except LinAlgError as error:
         right = without == np.inf or problem.nearly_singular()
         return Finding("clean" if right else "crash", type(error).__name__, note="" if right else _described(error))
@@ -191,7 +213,8 @@ class _FactorRunner:
 
     def faulty(self, trial: Trial) -> Finding:
         """Carry out a trial, and judge it."""
-        plans = [at_visit(plan, self.visits[FACTOR_SITES[plan.site].stage]) for plan in trial.plans]
+        steps = self.visits["panel"]
+        plans = [at_visit(plan, self.visits[FACTOR_SITES[plan.site].stage], steps) for plan in trial.plans]
         watch = Watch(*plans)
         try:
             answer = self.problem.call(self.scheme, watch)

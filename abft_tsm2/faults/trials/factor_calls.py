@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 import warnings
@@ -11,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import bit_pattern
+from abft_tsm2.arrays import bit_pattern, is_cupy, to_host
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.judge.factor_effect import Moment
-from abft_tsm2.faults.judge.factor_oracle import cholesky_error, lu_error, solution_error, unit
+from abft_tsm2.faults.judge.factor_oracle import cholesky_error, lu_error, order, solution_error, unit
 from abft_tsm2.faults.operands.matrices import DEFINITE, FAMILIES, part_of
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.sites import SITES
 from abft_tsm2.faults.trials.trial import Workload, quiet
 from abft_tsm2.linalg.cholesky import protected_cholesky
+from abft_tsm2.linalg.device.schedule import steps_of
 from abft_tsm2.linalg.lu import protected_lu_factor
 from abft_tsm2.linalg.solve import protected_solve
 from abft_tsm2.report import Report
@@ -32,7 +34,7 @@ NOTED = (*CHANGED, "perm", "piv")
 
 
 class Watch:
-    """An ``on_stage`` hook that plants faults, and keeps what each of them changed.
+    """An ``on_stage`` hook that plants faults, and keeps what each of them changed; on the host, wherever it is.
 
     Attributes
     ----------
@@ -51,21 +53,52 @@ class Watch:
     def __call__(self, stage: str, arrays: Mapping[str, Any]) -> None:
         due = [(SITES[plan.site].stage, plan.visit) for plan in self.injector.plans]
         if stage == "encoded":
-            self.seen |= {name: np.array(arrays[name]) for name in "vw" if name in arrays and name not in self.seen}
+            self.seen |= {name: _copied(arrays[name]) for name in "vw" if name in arrays and name not in self.seen}
         if (stage, self.injector.visits[stage]) not in due:
             self.injector(stage, arrays)
         else:
-            before = {name: np.array(arrays[name]) for name in NOTED if name in arrays}
+            before = {name: _copied(arrays[name]) for name in NOTED if name in arrays}
             self.injector(stage, arrays)
-            after = {name: np.array(x) for name, x in arrays.items() if name in CHANGED and _differ(x, before[name])}
+            now = {name: _copied(x) for name, x in arrays.items() if name in CHANGED}
+            after = {name: x for name, x in now.items() if _differ(x, before[name])}
+            if is_cupy(arrays.get("W")):
+                _exchange_rows_of_L(stage, arrays.get("step"), before, after)
             factors = {name: x for name, x in self.seen.items() if stage == "forward" and name in NOTED}
             self.moments.append(Moment(stage, arrays.get("step"), {**factors, **before}, after))
         if stage == "factored":
             self.seen |= {name: arrays[name] for name in ("W", "piv")}
 
 
+def _copied(x: Any) -> Matrix:
+    """What an array holds now, on the host."""
+    return np.array(to_host(x))
+
+
 def _differ(x: Any, y: Any) -> bool:
     return bool((bit_pattern(x) != bit_pattern(y)).any())
+
+
+def _exchange_rows_of_L(
+    stage: str, step: tuple[int, int] | None, before: dict[str, Matrix], after: dict[str, Matrix]
+) -> None:
+    """Put what a GPU holds into the order in which a CPU holds it.
+
+    A GPU exchanges the rows left of a step when all steps are done: columns of L that are finished have theirs in the
+    order in which their step has left them. And it says at "panel" already where the rows of that panel come from.
+    """
+    m, n = before["W"].shape
+    j, j1 = step or (0, min(m, n))
+    done = j if stage == "panel" else j1
+    rows = order(before["piv"][:done], m)
+    for first, last in steps_of(m, n):
+        if last > done:
+            break
+        place = np.empty(m, np.intp)
+        place[order(before["piv"][:last], m)] = np.arange(m)
+        for W in (x["W"] for x in (before, after) if "W" in x):
+            W[:, first:last] = W[place[rows], first:last]
+    if "perm" in before:
+        before["perm"] = rows
 
 
 @dataclass
@@ -97,42 +130,46 @@ class FactorProblem:
         A right-hand side.
     options : mapping
         For the call.
+    xp : module
+        NumPy or CuPy: what it is carried out with. Operands here, and results, are on the host.
     """
 
     operation: str
     a: Matrix
     b: Matrix
     options: Mapping[str, Any] = field(default_factory=dict)
+    xp: Any = np
 
     @classmethod
-    def of(cls, workload: Workload, *more: int) -> FactorProblem:
+    def of(cls, workload: Workload, *more: int, xp: Any = np) -> FactorProblem:
         """The one that follows from a workload's seed; `more` for another one of the kind. One of several options is
         drawn."""
         w, rng = workload, np.random.default_rng([*workload.seed, 0xFAC7, *more])
-        order: Any = w.order
+        layout: Any = w.order
         a = part_of(FAMILIES[w.family], w.m, w.n, rng, w.dtype)
         b = np.asarray(rng.standard_normal(w.m), w.dtype)
         if w.operation == "cholesky" and w.family not in DEFINITE:
             a = _definite(a)
         options = {name: rng.choice(x).item() if isinstance(x, list) else x for name, x in w.options}
-        return cls(w.operation, np.asarray(a, order=order), b, options)
+        return cls(w.operation, np.asarray(a, order=layout), b, options, xp)
 
-    def call(self, scheme: str, watch: Watch) -> FactorAnswer:
+    def call(self, scheme: str, hook: Hook | None = None) -> FactorAnswer:
         """Carry it out under a scheme; no warnings."""
-        a, b = self.a.copy("K"), self.b.copy()
+        a, b = (self.xp.asarray(x.copy("K"), order="K") for x in (self.a, self.b))
         with warnings.catch_warnings(), np.errstate(all="ignore"), quiet():
             warnings.simplefilter("ignore")
             begun = time.perf_counter()
             try:
                 if scheme == "none":
-                    result, report = self._plain(a, b, watch), None
+                    result, report = self._plain(a, b, hook or _nothing), None
                 else:
-                    result, report = self._protected(a, b, scheme, watch)
+                    result, report = self._protected(a, b, scheme, hook)
             except SilentDataCorruptionError as error:
                 result, report = None, error.report
-            return FactorAnswer(result, report, time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
+        return FactorAnswer(_on_host(result), report, seconds)
 
-    def _protected(self, a: Matrix, b: Matrix, scheme: str, hook: Hook) -> tuple[Any, Report]:
+    def _protected(self, a: Any, b: Any, scheme: str, hook: Hook | None) -> tuple[Any, Report]:
         options: dict[str, Any] = {**self.options, "on_stage": hook, "return_report": True}
         if self.operation == "lu":
             result, report = protected_lu_factor(a, mode=scheme, **options)
@@ -142,10 +179,12 @@ class FactorProblem:
             result, report = protected_cholesky(a, lower=True, **options)
         return result, report
 
-    def _plain(self, a: Matrix, b: Matrix, hook: Hook) -> Any:
-        """SciPy's own functions, with faults in what they return."""
-        from scipy import linalg
-
+    def _plain(self, a: Any, b: Any, hook: Hook) -> Any:
+        """SciPy's own functions, or CuPy's of the same names, with faults in what they return."""
+        if is_cupy(a):
+            linalg = importlib.import_module("cupyx.scipy.linalg")
+        else:
+            linalg = importlib.import_module("scipy.linalg")
         if self.operation == "cholesky":
             factor = np.array(linalg.cholesky(a, lower=True, check_finite=False), order="F")
             hook("finished", {"W": factor})
@@ -188,6 +227,17 @@ class FactorProblem:
         return cholesky_error(self.a, answer.result)
 
 
+def _nothing(stage: str, arrays: Mapping[str, Any]) -> None:
+    """A hook that leaves all as it is."""
+
+
+def _on_host(result: Any) -> Any:
+    """Arrays, or a pair of them, of NumPy; None stays."""
+    if isinstance(result, tuple):
+        return tuple(_on_host(x) for x in result)
+    return None if result is None else to_host(result)
+
+
 def _definite(a: Matrix) -> Matrix:
     """Products of a matrix's rows, scaled to 1, and a diagonal."""
     wide = a.astype(np.float64)
@@ -204,20 +254,27 @@ def same(one: Any, other: Any) -> bool:
     return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes("A") == other.tobytes("A"))
 
 
-def at_visit(plan: Plan, visits: int) -> Plan:
+def at_visit(plan: Plan, visits: int, steps: int = 0) -> Plan:
     """A plan with its visit drawn, from its seed, among those at which its site is there, unless it names one.
+
+    Parameters
+    ----------
+    plan : Plan
+    visits, steps : int
+        Of the stage of its site, and of the factorisation: see `Site.among`.
 
     Raises
     ------
     ValueError
         If there is none: the matrix is factored in too few steps.
     """
-    among = SITES[plan.site].among(visits)
+    steps = max(visits, steps)
+    among = SITES[plan.site].among(visits, steps)
     if plan.visit:
         return plan
     if not among:
         raise ValueError(
-            f"{plan.site} is not there in a factorisation of {visits} steps: choose a smaller block, or a larger matrix"
+            f"{plan.site} is not there in a factorisation of {steps} steps: choose a smaller block, or a larger matrix"
         )
     return replace(plan, visit=int(np.random.default_rng([*plan.seed, 0x51]).choice(among)))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from abft_tsm2.arrays import Array
 from abft_tsm2.linalg.device.certificate_config import COUNTS, Tiles
 from abft_tsm2.linalg.device.check_config import RowSums
 from abft_tsm2.linalg.device.move_config import LeftRows
@@ -13,6 +14,8 @@ from abft_tsm2.linalg.device.schedule import PANEL, PANELS, ROWS, Schedule
 
 ALIGNED = 16  # bytes that a kernel loads at a time
 WORD = 8  # bytes
+STATE = 3  # numbers that are carried beside S and Z
+KEPT = 4  # steps whose sums are kept
 
 
 def leading_dimension(m: int, itemsize: int) -> int:
@@ -31,13 +34,21 @@ class Buffers:
         Token of the panel that runs; scratch of a panel; what cuSOLVER says of one.
     gathered : dict
         By lane, rows on their way to U.
-    map, ends, scratch : arrays
-        Of the exchanges left of each step.
-    g, y, biggest, parts, steps_state, moduli, initial, constants : float64 arrays
+    map, ends, first_ends, scratch : arrays
+        Of the exchanges left of each step; `ends` is where each panel's rows are in order now.
+    g, y, biggest, parts, moduli, initial, constants : float64 arrays
         Of the steps' checks.
+    kept : (KEPT, m + n + 3) float64 array
+        What steps carry, before each of the last ones.
     g_again, y_again, largest, column_parts, row_parts, largest_parts, state : float64 arrays
         Of the certificate.
     """
+
+    g: Array
+    y: Array
+    g_again: Array
+    y_again: Array
+    state: Array
 
     def __init__(
         self, schedule: Schedule, dtype: str, tiles: Tiles, left: LeftRows | None, constants: Any, initial: Any
@@ -53,16 +64,18 @@ class Buffers:
         across = min(schedule.chunk, n)
         self.gathered = {PANELS: cupy.empty(widest * widest, dtype), ROWS: cupy.empty(widest * across, dtype)}
         if left:
-            self.ends = cupy.asarray(schedule.ends, cupy.int32)
+            self.first_ends = cupy.asarray(schedule.ends, cupy.int32)
+            self.ends = self.first_ends.copy()
             self.map = cupy.empty((panels, m), cupy.int32)
             self.scratch = cupy.empty(left.scratch_elements, dtype)
         of_rows = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
-        sizes = {"g": K, "y": K, "biggest": K, "parts": of_rows, "moduli": 2, "steps_state": 3, "state": 3}
+        sizes = {"g": K, "y": K, "biggest": K, "parts": of_rows, "moduli": 2, "state": 3}
         sizes |= {"g_again": K, "y_again": K, "largest": K}
         parts = {"column_parts": 2 * tiles.column_parts, "row_parts": 2 * tiles.row_parts}  # with squares
         sizes |= {**parts, "largest_parts": tiles.column_parts}
         for name, size in sizes.items():
             setattr(self, name, cupy.zeros(size))
+        self.kept = cupy.empty((KEPT * schedule.tracked, m + n + STATE))
         self.constants, self.initial = cupy.asarray(constants), cupy.asarray(initial)
 
     def __getitem__(self, name: str) -> int:
@@ -75,45 +88,44 @@ class RunSums:
     to one run at a time.
 
     Its arrays are "row_largest" and "column_largest", moduli of A's type; "verified" as kernels/factor/certificate.cuh
-    counts, uint64; "info"; "status" of the steps, int64; "residuals" and "bounds" of the certificate's rows and, from
+    counts, uint64; "info"; "residuals" and "bounds" of the certificate's rows and, from
     max(m, n) on, of its columns; weights "v" and "w"; residuals and bounds of the steps; sums over the factors "Ly" and
-    "gU", with squares behind them; "piv"; "S" and "Z" of A, and as steps carry them; norms of A's lines. All up to "w"
-    are brought, and where steps are checked all up to "gU".
+    "gU", with squares behind them; "piv"; "S" and "Z" of A, and as steps carry them, with their state; norms of A's
+    lines. All up to "w" are brought, and where steps are checked all up to "gU".
+
+    Attributes
+    ----------
+    status : (steps,) int64 array
+        What the judge says of each step, on the host, where it writes.
+    bytes_wiped, bytes_brought : int
+        From "row_largest" on, where counts and maxima begin at zero; and from "verified" on, to the address "host".
     """
 
     def __init__(self, m: int, n: int, steps: int, *, checked: bool) -> None:
         import cupy
 
         both = 2 * max(m, n)
-        sizes = {"row_largest": m, "column_largest": n, "verified": COUNTS, "info": 1, "status": steps}
+        sizes = {"row_largest": m, "column_largest": n, "verified": COUNTS, "info": 1}
         sizes |= {"residuals": both, "bounds": both, "v": n, "w": m}
         sizes |= {"step_residuals": both, "step_bounds": both, "Ly": 2 * m, "gU": 2 * n, "piv": -(-min(m, n) // 2)}
-        sizes |= {"S": m, "Z": n, "carried_S": m, "carried_Z": n, "row_floor": m, "column_floor": n}
+        sizes |= {"S": m, "Z": n, "carried_S": m, "carried_Z": n, "steps_state": STATE}
+        sizes |= {"row_floor": m, "column_floor": n}
         ends = np.cumsum(list(sizes.values())).tolist()
         self._slices = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         self._device = cupy.empty(ends[-1])
         self._brought = slice(self._slices["verified"].start, self._slices["gU" if checked else "w"].stop)
         length = self._brought.stop - self._brought.start
+        self.bytes_wiped, self.bytes_brought = WORD * self._slices["info"].stop, WORD * length
         self._pinned = cupy.cuda.alloc_pinned_memory(WORD * length)
         self._host = np.frombuffer(self._pinned, np.float64, length)
+        self._verdicts = cupy.cuda.alloc_pinned_memory(WORD * steps)
+        self.status = np.frombuffer(self._verdicts, np.int64, steps)
 
     def addresses(self) -> dict[str, int]:
         """Of all arrays, by name."""
         start = int(self._device.data.ptr)
-        return {name: start + WORD * at.start for name, at in self._slices.items()}
-
-    def wipe(self, stream: int) -> None:
-        """Queue zeros where counts and maxima begin."""
-        from cupy.cuda import runtime
-
-        runtime.memsetAsync(self._device.data.ptr, 0, WORD * self._slices["status"].stop, stream)
-
-    def bring(self, stream: int) -> None:
-        """Queue the copy to the host."""
-        from cupy.cuda import runtime
-
-        source = self._device.data.ptr + WORD * self._brought.start
-        runtime.memcpyAsync(self._pinned.ptr, source, self._host.nbytes, runtime.memcpyDeviceToHost, stream)
+        found = {name: start + WORD * at.start for name, at in self._slices.items()}
+        return found | {"status": int(self._verdicts.ptr), "host": int(self._pinned.ptr)}
 
     def on_device(self, name: str, dtype: Any = np.float64) -> Any:
         """One of the arrays, on the device."""

@@ -1,26 +1,28 @@
-"""Factor a matrix on a GPU without waiting for it: queue, and later read what the checks have found."""
+"""Factor a matrix on a GPU: queue it without waiting, and later read what the checks have found; or read the verdicts
+of steps while later ones are under way, and repair what is wrong then."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, Array, to_host
-from abft_tsm2.checksum.bounds import COMPUTED, COMPUTED_LEAST, FLOOR_TERMS, LEAST, USUAL, factored_bound
+from abft_tsm2.arrays import Array, to_host
 from abft_tsm2.linalg.device.certificate_config import full_counts
-from abft_tsm2.linalg.device.plan import After, Kind, plan_of
-from abft_tsm2.linalg.device.schedule import Step
+from abft_tsm2.linalg.device.plan import Kind, plan_of
+from abft_tsm2.linalg.device.queued import After, QueuedRun
+from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
+from abft_tsm2.linalg.device.schedule import STAGES, Step, Task
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Lines
 from abft_tsm2.linalg.inputs import for_kernels
-from abft_tsm2.linalg.line_check import LineCheck
-from abft_tsm2.linalg.outcome import check_of
+from abft_tsm2.linalg.outcome import ROUNDS, Findings, check_of
 from abft_tsm2.report import SIDES, Check
 
-ROW, COLUMN, JUDGED = 1, 2, 8
-"""Status of a step, as kernels/factor/judge_step.cu leaves it: a row, or a column, is not right; it was judged."""
+AHEAD, AHEAD_OF_LONG = 2, 1
+"""Steps that are queued while the verdict on the one before them is awaited; where steps are long, it comes early."""
 SAME_COLUMNS, SAME_ROWS = 4, 5  # of what kernels/factor/certificate.cuh counts
 
 
@@ -33,8 +35,13 @@ class DeviceFactorisation:
         float64 or float32, of any strides that are whole elements. Not to be written before the factorisation is done.
     encoded, checked : bool
         Whether the factors are certified at the end, and each step is checked on the way.
+    findings : Findings, optional
+        Where faults are noted that are repaired on the way. Then `wait` queues most of it, for it reads the verdict on
+        each checked step; without it, all is queued here.
     after : callable, optional
         Called with each task when it has run, before the next is queued: for planting faults.
+    hook : callable, optional
+        The ``on_stage`` of `protected_lu_factor`.
 
     Attributes
     ----------
@@ -42,21 +49,89 @@ class DeviceFactorisation:
     piv : (min(m, n),) int32 CuPy array
     """
 
-    def __init__(self, A: Array, *, encoded: bool = True, checked: bool = False, after: After | None = None) -> None:
+    def __init__(
+        self,
+        A: Array,
+        *,
+        encoded: bool = True,
+        checked: bool = False,
+        findings: Findings | None = None,
+        after: After | None = None,
+        hook: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ) -> None:
         import cupy
 
         A, (m, n) = for_kernels(A), A.shape
-        self.kind = Kind.of(A, encoded=encoded, checked=checked)
+        tracked = checked and findings is not None
+        self.kind = Kind.of(A, encoded=encoded, checked=checked, tracked=tracked, staged=hook is not None)
         self._plan = plan_of(self.kind, A)
         self.W = cupy.empty((self._plan.ld, n), A.dtype, order="F")[:m]
         self.piv = cupy.empty(min(m, n), cupy.int32)
+        self._A, self._hook = A, hook
         self._sums = self._plan.borrow()
         self._stream = cupy.cuda.get_current_stream()
-        self._plan(self._stream.ptr, A, self.W, self.piv, self._sums, after)
+        after = after if hook is None else self._staged
+        self._run = QueuedRun(self._plan, self._stream.ptr, A, self.W, self.piv, self._sums, after)
+        self._repair: DeviceRepair | None = None
+        if tracked and findings is not None:
+            self._repair = DeviceRepair(self._plan, self._run, A, self.W, self._sums, findings)
+        else:
+            self._run.all()
 
     def wait(self) -> None:
         """Wait until it is done. Synchronises with the host."""
+        if self._repair:
+            self._track(self._repair)
+            self._repair = None
         self._stream.synchronize()
+
+    def _track(self, repair: DeviceRepair) -> None:
+        """Queue the steps, two of them ahead of the last verdict, and repair what is found wrong."""
+        run, count, queued, judged = self._run, len(self._plan.schedule.steps), 0, 0
+        while judged < count:
+            long = queued < count and not self._plan.schedule.parts[queued].whole
+            if queued < min(count, judged + (AHEAD_OF_LONG if long else AHEAD)):
+                run.part(queued)
+                queued += 1
+            elif run.verdict(judged) == JUDGED or (again := repair.begins_again(judged, queued)) is None:
+                judged += 1
+            else:
+                queued = judged = again
+                if again:
+                    run.panels(again)
+                else:
+                    run.begin()
+                self._stage("repaired")
+        run.part(count)
+        run.end()
+        for _ in range(ROUNDS):
+            self._stream.synchronize()
+            if self.certified or not repair.finished():
+                return
+            self._stage("repaired")
+            run.certificate()
+
+    # -- the stages of a hook --
+
+    def _staged(self, task: Task) -> None:
+        if task.name == "stage":
+            name, *step = task.numbers
+            self._stage(STAGES[name], *step)
+
+    def _stage(self, name: str, *step: int) -> None:
+        """Hand the live arrays to the hook."""
+        if self._hook is None:
+            return
+        of_run, buffers, K = self._sums.on_device, self._plan.buffers, min(self.W.shape)
+        if name == "encoded":
+            arrays = {"A": self._A, **{x: of_run(x) for x in ("S", "Z", "v", "w")}}
+        else:
+            arrays = {"W": self.W, "piv": of_run("piv", np.int32)[:K]}
+            if name != "factored":
+                order = buffers.order[self._plan.schedule.snapshot(step[1] if step else K)]
+                carried = {x: of_run(f"carried_{x}") for x in "SZ"}
+                arrays |= {**carried, "g": buffers.g, "y": buffers.y, "w": of_run("w"), "perm": order, "A": self._A}
+        self._hook(name, {**arrays, "step": step} if step else arrays)
 
     def release(self) -> None:
         """Give back the memory of the checks, of which nothing can be asked any more."""
@@ -90,7 +165,7 @@ class DeviceFactorisation:
         m, n = self.kind.m, self.kind.n
         masks = np.zeros(m, bool), np.zeros(n, bool)
         if self.kind.checked:
-            statuses: list[int] = self._sums.on_host("status", np.int64).tolist()
+            statuses: list[int] = self._sums.status.tolist()
             for step, status in zip(self._plan.schedule.steps, statuses, strict=True):
                 if status != JUDGED:
                     for side, mask in enumerate(masks):
@@ -98,20 +173,12 @@ class DeviceFactorisation:
         return masks
 
     def _suspected(self, step: Step, status: int, side: int) -> Any:
-        """Which rows (side 0) or columns of a step are not fine, as `LuChecksums` judges them: where norms that were
-        estimated do not do, by computed ones."""
-        if status & ~(ROW | COLUMN) != JUDGED:
-            return True
-        if not status & (ROW, COLUMN)[side]:
-            return False
         m, n, sums = self.kind.m, self.kind.n, self._sums
         first = (0, max(m, n))[side]
         at = slice(first + step.j, first + step.j1)
         residual, bound = (sums.on_host(f"step_{name}")[at] for name in ("residuals", "bounds"))
         squares = sums.on_host(("Ly", "gU")[side])[(m, n)[side] :]
-        runs = LineCheck.relative_to_median(residual, bound, USUAL, LEAST).suspected
-        norms = factored_bound(FLOATS[self.kind.dtype], np.sqrt(squares[step.j : step.j1]), -FLOOR_TERMS, 0.0)
-        return ~LineCheck.relative_in_runs(residual, COMPUTED * (bound + norms), runs, USUAL, COMPUTED_LEAST).ok
+        return suspected(status, side, residual, bound, squares[step.j : step.j1], self.kind.dtype)
 
     def checks(self) -> tuple[Check, ...]:
         """What the certificate says in a report."""

@@ -148,6 +148,11 @@ def measure(m: int, n: int) -> Launch:
     return Launch((_blocks(m, 64) * _blocks(n, 64),), 256)
 
 
+def take_rows(n: int, columns: int) -> Launch:
+    """Tiles of 64 x 64."""
+    return Launch((_blocks(n, 64) * _blocks(columns, 64),), 256)
+
+
 def scale_weights(m: int, n: int) -> Launch:
     """A thread for each weight of a side."""
     return Launch((_blocks(max(m, n), 256),), 256)

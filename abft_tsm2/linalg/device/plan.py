@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,21 +16,21 @@ from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.encode_both import PLACE, launched_by
-from abft_tsm2.core.graphs import EXTERNAL, Graph
+from abft_tsm2.core.graphs import EXTERNAL
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device import certificate_config, check_config, move_config
-from abft_tsm2.linalg.device.buffers import Buffers, RunSums, leading_dimension
+from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD, Buffers, RunSums, leading_dimension
 from abft_tsm2.linalg.device.certificate_config import CertificateKernel, Tiles
 from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
 from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.lanes import LibraryPanel, PreparedProduct, lanes
 from abft_tsm2.linalg.device.move_config import Launch, MoveKernel
 from abft_tsm2.linalg.device.panel_config import PanelConfig
+from abft_tsm2.linalg.device.queued import GraphsOfRuns
 from abft_tsm2.linalg.device.schedule import PANEL, Schedule, Task
 
-KEPT, GRAPHS = 4, 4  # plans of a thread; graphs of a plan
-After = Callable[[Task], None]
+PLANS = 4  # of a thread
 FIXED = "fixed"
 """Name of the address 0, behind which places of a plan's own memory lie."""
 
@@ -51,6 +49,8 @@ class Kind:
         A's lines begin at multiples of so many bytes.
     encoded, checked : bool
         Whether the factors are certified at the end, and whether each step is checked on the way.
+    tracked, staged : bool
+        Whether the verdicts of steps are read while later ones are under way, and whether a hook sees what they make.
     """
 
     m: int
@@ -60,14 +60,16 @@ class Kind:
     width: int
     encoded: bool
     checked: bool
+    tracked: bool = False
+    staged: bool = False
 
     @classmethod
-    def of(cls, A: Array, *, encoded: bool, checked: bool) -> Kind:
+    def of(cls, A: Array, **how: bool) -> Kind:
         """That of a CuPy array with contiguous rows or columns."""
         turned = A.strides[1] != A.itemsize and A.shape[1] > 1
         width = math.gcd(16, A.data.ptr, A.strides[turned])
         m, n = A.shape
-        return cls(m, n, dtype_name(A.dtype), turned, width, encoded, checked)
+        return cls(m, n, dtype_name(A.dtype), turned, width, **how)
 
 
 class FactorPlan:
@@ -80,6 +82,13 @@ class FactorPlan:
     buffers : Buffers
     ld : int
         Leading dimension of the factors.
+    calls, recorded : list
+        What does each task: where it is queued, and where it is recorded for a graph.
+    recordable : bool
+        Whether all of it can be recorded.
+    judged : list of CuPy events
+        Where the verdict on each step is read on the way.
+    graphs : GraphsOfRuns
     """
 
     def __init__(self, kind: Kind, A: Array) -> None:
@@ -88,7 +97,8 @@ class FactorPlan:
         self.kind, self.m, self.n, self.K = kind, kind.m, kind.n, min(kind.m, kind.n)
         stored, size = FLOATS[kind.dtype], SIZES[kind.dtype]
         self.size, self.ld = size, leading_dimension(kind.m, size)
-        self.schedule = Schedule(kind.m, kind.n, encoded=kind.encoded, checked=kind.checked)
+        how = {name: getattr(kind, name) for name in ("encoded", "checked", "tracked", "staged")}
+        self.schedule = Schedule(kind.m, kind.n, **how)
         device = device_of(cupy.cuda.runtime.getDevice())
         self.multiprocessors = device.multiprocessors
         self.tiles = Tiles.of(kind.dtype, kind.m, kind.n, self.multiprocessors)
@@ -101,22 +111,20 @@ class FactorPlan:
         initial = check_config.initial_state(stored, kind.m, kind.n)
         self.buffers = Buffers(self.schedule, kind.dtype, self.tiles, self.left, constants, initial)
         self.lanes = lanes()
-        self._finished = cupy.cuda.Event(disable_timing=True)
+        self.finished, self.forked = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        self.judged = [cupy.cuda.Event(disable_timing=True) for _ in self.schedule.steps] if kind.tracked else []
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(self.schedule.events)]
         self._bases = tuple(
             cupy.asarray(weights("balanced", size, seed=i)[:, 0]) for i, size in enumerate((kind.m, kind.n))
         )
         self._free: list[RunSums] = []
-        self._seen: tuple[int, RunSums] | None = None
-        self._graphs: OrderedDict[tuple[int, RunSums], Graph] = OrderedDict()
-        self._recorder = cupy.cuda.Stream(non_blocking=True)
+        self.graphs = GraphsOfRuns()
         self._sums, self._A = self.borrow(), A
         self._keeps: list[Any] = []
-        self._calls = [(task, getattr(self, f"_{task.name}")(task.lane, *task.numbers)) for task in self.schedule]
-        self._recorded = [
-            (task, self._from_outside(task) or steps) for task, steps in self._calls[self.schedule.prefix :]
-        ]
-        self.recordable = all(panel_kernel(kind.dtype, kind.m - step.j) for step in self.schedule.steps)
+        self.calls = [(task, getattr(self, f"_{task.name}")(task.lane, *task.numbers)) for task in self.schedule]
+        self.recorded = [(task, self._from_outside(task) or steps) for task, steps in self.calls]
+        kernels = [panel_kernel(kind.dtype, kind.m - step.j) for step in self.schedule.steps]
+        self.recordable = all(kernels) and not kind.staged
         self.give_back(self._sums)
         del self._A
         cupy.cuda.get_current_stream().synchronize()  # what was set here may be used on any stream
@@ -137,66 +145,9 @@ class FactorPlan:
         """What has been borrowed, when nothing of it is needed any more."""
         self._free.append(sums)
 
-    def __call__(self, main: int, A: Array, W: Array, piv: Array, sums: RunSums, after: After | None = None) -> None:
-        """Queue the factorisation behind a stream, given by its handle.
-
-        Parameters
-        ----------
-        main : int
-        A, W : (m, n) CuPy arrays
-            W with the leading dimension of the plan.
-        piv : (K,) int32 CuPy array
-        sums : RunSums
-        after : callable, optional
-            Called with each task when it has run, before the next one is queued.
-        """
-        from cupy.cuda import runtime
-
-        where, first = sums.addresses(), self.schedule.steps[0].j1
-        where |= {FIXED: 0, "down": A.strides[0] // self.size, "along": A.strides[1] // self.size}
-        where |= {"A": A.data.ptr, "W": W.data.ptr, "lead": A.strides[self.kind.turned] // self.size}
-        for part, c0 in (("first", 0), ("rest", first)):
-            where[f"A {part}"] = where["A"] + c0 * A.strides[1]
-            where[f"W {part}"] = where["W"] + c0 * self.ld * self.size
-            where[f"largest {part}"] = where["column_largest"] + c0 * self.size
-        self._sums = sums
-        runtime.streamWaitEvent(main, self._finished.ptr)  # the run before may have been on another stream
-        prefix, key = self.schedule.prefix, (where["W"], sums)
-        graph = self._graph(key, where) if after is None and self.recordable else None
-        self._queue(self._calls[:prefix] if graph else self._calls, main, where, after)
-        if graph:
-            graph.launch(main)
-        runtime.memcpyAsync(piv.data.ptr, where["piv"], piv.nbytes, runtime.memcpyDeviceToDevice, main)
-        runtime.eventRecord(self._finished.ptr, main)
-
-    def _queue(self, calls: Any, main: int, where: dict[str, int], after: After | None = None) -> None:
-        handles = self.lanes.handles(main)
-        for task, steps in calls:
-            stream = handles[task.lane]
-            for step in steps:
-                step(stream, where)
-            if after is not None:
-                import cupy
-
-                cupy.cuda.runtime.deviceSynchronize()
-                after(task)
-
-    def _graph(self, key: tuple[int, RunSums], where: dict[str, int]) -> Graph | None:
-        """All but the prefix, for factors at this address; recorded when the same come a second time."""
-        found = self._graphs.pop(key, None)
-        if found is None and self._seen == key:
-            recorder = self._recorder.ptr
-            found = Graph(recorder, lambda: self._queue(self._recorded, recorder, where))
-        self._seen = key
-        if found is not None:
-            self._graphs[key] = found
-            while len(self._graphs) > GRAPHS:
-                self._graphs.popitem(last=False)
-        return found
-
     # -- places --
 
-    def _order(self, k: int) -> tuple[int, int]:
+    def order(self, k: int) -> tuple[int, int]:
         """Addresses of the snapshot when k columns are factored: the order of rows, and their places."""
         b, at = self.buffers, 4 * self.m * self.schedule.snapshot(k)
         return b["order"] + at, b["places"] + at
@@ -209,18 +160,18 @@ class FactorPlan:
 
     # -- launches --
 
-    def _kernel(self, config: Kernel, launch: Launch, *values: Value, clustered: bool = False) -> list[Step]:
+    def kernel(self, config: Kernel, launch: Launch, *values: Value, clustered: bool = False) -> list[Step]:
         shape, shared = (launch.grid, launch.threads), launch.shared_bytes
         return [PreparedLaunch(config, *shape, values, chained=False, shared_bytes=shared, clustered=clustered)]
 
-    def _move(self, routine: str, launch: Launch, *values: Value) -> list[Step]:
-        return self._kernel(MoveKernel(routine, self.kind.dtype), launch, *values)
+    def move(self, routine: str, launch: Launch, *values: Value) -> list[Step]:
+        return self.kernel(MoveKernel(routine, self.kind.dtype), launch, *values)
 
     def _certificate(
         self, routine: str, *values: Value, grid: tuple[int, ...] | None = None, norms: bool = False
     ) -> list[Step]:
         config = CertificateKernel(routine, self.kind.dtype, norms)
-        return self._kernel(config, Launch(grid or config.grid(self.m, self.n), config.threads), *values)
+        return self.kernel(config, Launch(grid or config.grid(self.m, self.n), config.threads), *values)
 
     def _product(self, lane: str, sizes: Any, alpha: float, A: Any, B: Any, beta: float, C: Any) -> list[Step]:
         return [PreparedProduct(self.lanes, lane, self.kind.dtype, sizes, alpha, A, B, beta, C)]
@@ -238,31 +189,36 @@ class FactorPlan:
         return [lambda stream, where: runtime.streamWaitEvent(stream, handle, flags)]
 
     def _begin(self, lane: str) -> list[Step]:
-        (order, places), m = self._order(0), self.m
+        (order, places), m = self.order(0), self.m
+        from cupy.cuda import runtime
+
+        size, b, way = self._sums.bytes_wiped, self.buffers, runtime.memcpyDeviceToDevice
+        ends = 4 * self.schedule.snapshot(self.K) if self.left else 0
         return [
-            lambda stream, where: self._sums.wipe(stream),
-            *self._move("identity", move_config.identity(m), order, places, m, "info", self.buffers["started"]),
+            lambda stream, where: runtime.memsetAsync(where["row_largest"], 0, size, stream),
+            lambda stream, where: ends and runtime.memcpyAsync(b["ends"], b["first_ends"], ends, way, stream),
+            *self.move("identity", move_config.identity(m), order, places, m, "info", self.buffers["started"]),
         ]
 
     def _measure(self, lane: str, c0: int, c1: int) -> list[Step]:
         launch, part = move_config.measure(self.m, c1 - c0), "rest" if c0 else "first"
         values = f"A {part}", "down", "along", self.m, c1 - c0, f"W {part}", self.ld, "row_largest", f"largest {part}"
-        return self._move("measure", launch, *values)
+        return self.move("measure", launch, *values)
 
     # -- what the steps do --
 
     def _panel(self, lane: str, k: int, b: int) -> list[Step]:
         config = panel_kernel(self.kind.dtype, self.m - k)
-        (order0, _), (order1, places1), buffers = self._order(k), self._order(k + b), self.buffers
+        (order0, _), (order1, places1), buffers = self.order(k), self.order(k + b), self.buffers
         if config is None:
             place, _ = self._place(k, k)
             pivots, info = buffers["getrf_pivots"], buffers["getrf_info"]
             factor = LibraryPanel(self.lanes, self.kind.dtype, self.m - k, b, place, self.ld, pivots, info)
             exchanges = pivots, info, self.m, k, b, "piv", order0, order1, places1, "info"
-            return [factor, *self._move("pivots_to_order", move_config.pivots_to_order(self.m), *exchanges)]
+            return [factor, *self.move("pivots_to_order", move_config.pivots_to_order(self.m), *exchanges)]
         values = "W", self.ld, self.m, k, b, "piv", order0, order1, places1, buffers["moved"], "info"
         launch = Launch((config.cluster,), config.threads(self.m - k), config.shared_bytes)
-        return self._kernel(config, launch, *values, buffers["started"], self._token(k), clustered=True)
+        return self.kernel(config, launch, *values, buffers["started"], self._token(k), clustered=True)
 
     def _token(self, k: int) -> int:
         return k // PANEL + 1
@@ -270,23 +226,23 @@ class FactorPlan:
     def _gate(self, lane: str, k: int) -> list[Step]:
         if panel_kernel(self.kind.dtype, self.m - k) is None:
             return []
-        return self._move("gate", move_config.gate(), self.buffers["started"], self._token(k))
+        return self.move("gate", move_config.gate(), self.buffers["started"], self._token(k))
 
     def _exchange_rows(self, lane: str, k: int, b: int, c0: int, c1: int, gather: int) -> list[Step]:
         to = (self._gathered(lane, b)[0][1], b) if gather else (0, 0)
-        values = "W", self.ld, k, b, c0, c1, *self._order(k), *self._order(k + b), *to
-        return self._move("exchange_rows", move_config.exchange_rows(b, c1 - c0), *values)
+        values = "W", self.ld, k, b, c0, c1, *self.order(k), *self.order(k + b), *to
+        return self.move("exchange_rows", move_config.exchange_rows(b, c1 - c0), *values)
 
     def _exchange_solve(self, lane: str, k: int, b: int, c0: int, c1: int) -> list[Step]:
         launch = move_config.exchange_solve(self.kind.dtype, c1 - c0)
-        values = "W", self.ld, k, b, c0, c1, *self._order(k), *self._order(k + b)
-        return self._move("exchange_solve", launch, *values)
+        values = "W", self.ld, k, b, c0, c1, *self.order(k), *self.order(k + b)
+        return self.move("exchange_solve", launch, *values)
 
     def _solve_rows(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
         # U(k:k+b, c0:c1) = L(k:k+b, k:k+b)^-1 G
         (_, gathered), ld = self._gathered(lane, width, k - j)
         launch = move_config.solve_rows(self.kind.dtype, c1 - c0, self.multiprocessors)
-        return self._move("solve_rows", launch, "W", self.ld, k, b, c0, c1, gathered, ld)
+        return self.move("solve_rows", launch, "W", self.ld, k, b, c0, c1, gathered, ld)
 
     def _substitute(self, lane: str, j: int, width: int, k: int, b: int, c0: int, c1: int) -> list[Step]:
         # the step's rows of G below: G -= L(k+b:j1, k:k+b) U(k:k+b, c0:c1)
@@ -303,15 +259,15 @@ class FactorPlan:
 
     def _left_map(self, lane: str) -> list[Step]:
         b, panels = self.buffers, self.schedule.snapshot(self.K)
-        values = self._order(self.K)[0], b["places"], b["ends"], self.m, b["map"]
-        return self._move("left_map", move_config.left_map(self.m, panels), *values)
+        values = self.order(self.K)[0], b["places"], b["ends"], self.m, b["map"]
+        return self.move("left_map", move_config.left_map(self.m, panels), *values)
 
     def _left_rows(self, lane: str) -> list[Step]:
         if self.left is None:
             return []
         b, rows = self.buffers, self.left.scratch_rows
         values = "W", self.ld, self.m, self.K, b["ends"], b["map"], b["scratch"] if rows else 0, rows
-        return self._move("left_rows", self.left.launch, *values)
+        return self.move("left_rows", self.left.launch, *values)
 
     # -- checksums, and the checks of the steps --
 
@@ -331,14 +287,14 @@ class FactorPlan:
             "row_floor",
             "column_floor",
             b["initial"],
-            b["steps_state"],
+            "steps_state",
             b["state"],
         )
         return [
-            *self._move("scale_weights", weigh, *sides),
-            *self._kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
+            *self.move("scale_weights", weigh, *sides),
+            *self.kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
             *encode,
-            *self._kernel(start, Launch((start.grid(self.m, self.n),), start.threads), *taken, *made),
+            *self.kernel(start, Launch((start.grid(self.m, self.n),), start.threads), *taken, *made),
         ]
 
     def _encoded(self) -> tuple[list[int], list[Step]]:
@@ -355,7 +311,7 @@ class FactorPlan:
             if not steps:
                 values[PLACE] = ["A", "lead"]
             self._keeps.append(args)
-            steps.extend(self._kernel(config, Launch(grid, config.t1), *values))
+            steps.extend(self.kernel(config, Launch(grid, config.t1), *values))
 
         found = launched_by(launch, self._A, v[:, None], w[:, None])
         arrays: tuple[Array, ...] = (found.rows, found.row_squares, found.columns, found.column_squares)
@@ -363,35 +319,47 @@ class FactorPlan:
 
     def _column_sums(self, lane: str, j: int, width: int) -> list[Step]:
         kernel, b = ColumnSums(self.kind.dtype), self.buffers
-        values = "W", self.ld, self.m, j, width, self._order(j + width)[0], "w", b["g"], b["biggest"]
-        return self._kernel(kernel, Launch((kernel.grid(width),), kernel.threads), *values)
+        values = "W", self.ld, self.m, j, width, self.order(j + width)[0], "w", b["g"], b["biggest"]
+        return self.kernel(kernel, Launch((kernel.grid(width),), kernel.threads), *values)
 
     def _row_sums(self, lane: str, j: int, width: int) -> list[Step]:
         kernel, b = RowSums.of(self.kind.dtype, width), self.buffers
         values = "W", self.ld, self.n, j, width, "v", b["g"], "carried_Z", b["parts"]
-        return self._kernel(kernel, Launch((kernel.grid(self.n - j - width),), kernel.threads), *values)
+        return self.kernel(kernel, Launch((kernel.grid(self.n - j - width),), kernel.threads), *values)
 
     def _judge_step(self, lane: str, j: int, width: int) -> list[Step]:
         kernel, b = JudgeStep.of(self.kind.dtype, width), self.buffers
         parts = RowSums.of(self.kind.dtype, width).grid(self.n - j - width)
-        at = [step.j for step in self.schedule.steps].index(j)
+        at = self.schedule.number_of(j)
         values = (
-            *("W", self.ld, self.m, self.n, j, width, self._order(j + width)[0], "w", "v", b["g"], "carried_S"),
+            *("W", self.ld, self.m, self.n, j, width, self.order(j + width)[0], "w", "v", b["g"], "carried_S"),
             *("carried_Z", b["biggest"], b["parts"], parts, b["y"], "row_floor", "column_floor", b["moduli"]),
-            *(b["steps_state"], "step_residuals", "step_bounds", "status", at, 1, b["constants"]),
+            *("steps_state", "step_residuals", "step_bounds", "status", at, 1, b["constants"]),
         )
-        return self._kernel(kernel, Launch((1,), kernel.threads), *values)
+        return self.kernel(kernel, Launch((1,), kernel.threads), *values)
 
     def _advance(self, lane: str, j: int, width: int) -> list[Step]:
         kernel, b = Advance(self.kind.dtype), self.buffers
-        values = "W", self.ld, self.m, j, width, self._order(j + width)[0], b["y"], "carried_S"
-        return self._kernel(kernel, Launch((kernel.grid(self.m - j - width),), kernel.threads), *values)
+        values = "W", self.ld, self.m, j, width, self.order(j + width)[0], b["y"], "carried_S"
+        return self.kernel(kernel, Launch((kernel.grid(self.m - j - width),), kernel.threads), *values)
+
+    def _keep_sums(self, lane: str, j: int) -> list[Step]:
+        """What is carried into this step, so that it can begin again: S, Z and the state lie together."""
+        from cupy.cuda import runtime
+
+        size = WORD * (self.m + self.n + STATE)
+        kept = self.buffers["kept"] + size * (self.schedule.number_of(j) % KEPT)
+        way = runtime.memcpyDeviceToDevice
+        return [lambda stream, where: runtime.memcpyAsync(kept, where["carried_S"], size, way, stream)]
+
+    def _stage(self, lane: str, *numbers: int) -> list[Step]:
+        return []
 
     # -- the certificate --
 
     def _sum_factors(self, lane: str, again: int) -> list[Step]:
         """``w'L`` and ``U v``; then, with these as g and y, ``g U`` and ``L y``."""
-        b, m, n, order, norms = self.buffers, self.m, self.n, self._order(self.K)[0], bool(again)
+        b, m, n, order, norms = self.buffers, self.m, self.n, self.order(self.K)[0], bool(again)
         parts = b["column_parts"], b["row_parts"], b["largest_parts"]
         sums = b["g_again"], b["y_again"]
         left, right = sums if again else ("w", "v")
@@ -404,14 +372,14 @@ class FactorPlan:
         ]
 
     def _count_growth(self, lane: str) -> list[Step]:
-        b, order = self.buffers, self._order(self.K)[0]
+        b, order = self.buffers, self.order(self.K)[0]
         values = b["y_again"], order, "row_floor", self.m, self.n, b["constants"], b["state"]
         return self._certificate("count_growth", *values)
 
     def _judge_factors(self, lane: str) -> list[Step]:
         b = self.buffers
         values = (
-            *("Ly", "gU", self._order(self.K)[0], "S", "Z", "row_floor", "column_floor", b["largest"]),
+            *("Ly", "gU", self.order(self.K)[0], "S", "Z", "row_floor", "column_floor", b["largest"]),
             *(b["moduli"], b["state"], self.m, self.n, b["constants"], "residuals", "bounds", "verified"),
         )
         return self._certificate("judge_factors", *values, norms=True)
@@ -420,7 +388,7 @@ class FactorPlan:
         return self._certificate("replay_pivots", "piv", self.buffers["order"], self.m, self.K, "verified")
 
     def _see_all(self, lane: str) -> list[Step]:
-        b, order = self.buffers, self._order(self.K)[0]
+        b, order = self.buffers, self.order(self.K)[0]
         values = (
             *("w", "v", order, "row_floor", "column_floor", "S", "Z", b["y_again"], b["g_again"], "W", self.ld),
             *("row_largest", "column_largest", b["moduli"], b["state"], self.m, self.n, b["constants"], "verified"),
@@ -429,16 +397,19 @@ class FactorPlan:
         return self._certificate("see_all", *values, norms=True)
 
     def _compare_sums(self, lane: str) -> list[Step]:
-        b, order = self.buffers, self._order(self.K)[0]
+        b, order = self.buffers, self.order(self.K)[0]
         sums = b["g_again"], b["g"], b["y_again"], b["y"]
         values = *sums, "W", self.ld, "column_floor", "row_floor", "w", order, self.m, self.n, b["constants"]
         return self._certificate("compare_sums", *values, "verified")
 
     def _bring(self, lane: str) -> list[Step]:
-        return [lambda stream, where: self._sums.bring(stream)]
+        from cupy.cuda import runtime
+
+        size, way = self._sums.bytes_brought, runtime.memcpyDeviceToHost
+        return [lambda stream, where: runtime.memcpyAsync(where["host"], where["verified"], size, way, stream)]
 
 
-_kept = PlansOfThread(KEPT)
+_kept = PlansOfThread(PLANS)
 
 
 def plan_of(kind: Kind, A: Array) -> FactorPlan:

@@ -6,7 +6,7 @@ panel exchanges rows in its own columns alone; what lies right of a step follows
 it as one at the very end. The checks of a step follow behind on a stream of their own.
 
 A schedule is a list of plain numbers: `plan` makes launches of it, and a test runs it in any order that its streams
-and events allow.
+and events allow. Where the verdicts of steps are read on the way, the list has a part for each step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ MAIN, PANELS, LEFT, ROWS, PRODUCTS, CHECKS = LANES = "main", "panels", "left", "
 """Streams: the caller's; panels and what they wait for; exchanges left of a panel, within its step; exchanges and rows
 of U of the other columns; their products; the checks."""
 
+STAGES = "encoded", "panel", "swapped", "solved", "updated", "finished", "factored"
+"""Where a caller's hook is called: as the stages of `abft_tsm2.linalg.blocked`, by their numbers in a task."""
+
 
 class Task(NamedTuple):
     """An operation on a stream. Its numbers are those of its method in `Schedule`, or of an event."""
@@ -27,6 +30,21 @@ class Task(NamedTuple):
     lane: str
     name: str
     numbers: tuple[int, ...] = ()
+
+
+class Part(NamedTuple):
+    """Tasks start:stop, which are queued together.
+
+    Attributes
+    ----------
+    start, stop : int
+    whole : bool
+        Whether all streams are joined before and after it, so that it may be recorded.
+    """
+
+    start: int
+    stop: int
+    whole: bool
 
 
 class Step(NamedTuple):
@@ -69,6 +87,10 @@ class Schedule:
     m, n : int
     encoded, checked : bool
         Whether the factors are certified at the end, and whether each step is checked on the way.
+    tracked : bool
+        Whether the verdicts of steps are read while later ones are under way.
+    staged : bool
+        Whether a caller's hook sees what each operation has made: no look-ahead, and a task "stage" where it is called.
     steps : list of Step, optional
     chunk : int, optional
         Columns of a product. The exchanges of one chunk run beside the product of another.
@@ -78,7 +100,13 @@ class Schedule:
     tasks : list of Task
         Those that a stream does one after the other, in an order in which a host may queue all of them.
     prefix, prefix_events : int
-        How many tasks, and events, come first that read A itself; the others may be recorded as one graph.
+        How many tasks, and events, come first that read A itself.
+    parts : list of Part
+        Of the tasks behind the prefix: one, or those of each step and of what follows the last.
+    panels : list of slice
+        The tasks that factor the panels of each step.
+    certificate : slice
+        Those that verify the finished factors.
     """
 
     def __init__(
@@ -88,12 +116,18 @@ class Schedule:
         *,
         encoded: bool = True,
         checked: bool = False,
+        tracked: bool = False,
+        staged: bool = False,
         steps: list[Step] | None = None,
         chunk: int | None = None,
     ) -> None:
         self.m, self.n, self.encoded, self.checked, self.steps = m, n, encoded, checked, steps or steps_of(m, n)
-        self.chunk = chunk or (CHUNK if n > LARGE else n)
+        self._numbers = {step.j: number for number, step in enumerate(self.steps)}
+        self.tracked, self.staged = tracked, staged
+        self.chunk = chunk or (CHUNK if n > LARGE and not staged else n)
         self.tasks: list[Task] = []
+        self.parts: list[Part] = []
+        self.panels: list[slice] = []
         self.events = 0
         self._updated: list[tuple[int, int, int]] = []  # columns that the last step has updated by then: an event
         self._factor()
@@ -101,6 +135,10 @@ class Schedule:
     def snapshot(self, k: int) -> int:
         """The number of the order of rows when k columns were factored."""
         return -(-k // PANEL)
+
+    def number_of(self, j: int) -> int:
+        """Of the step that begins with a column."""
+        return self._numbers[j]
 
     @property
     def ends(self) -> list[int]:
@@ -128,6 +166,25 @@ class Schedule:
     def _wait_for_columns(self, lane: str, c0: int, c1: int) -> None:
         self._wait(lane, *(event for first, last, event in self._updated if first < c1 and c0 < last))
 
+    def _join(self) -> None:
+        for lane in LANES[1:]:
+            self._wait(MAIN, self._record(lane))
+
+    def _fork(self) -> int:
+        forked = self._record(MAIN)
+        self._wait_on(LANES[1:], forked)
+        return forked
+
+    def _end_part(self, whole: bool) -> None:
+        self.parts.append(Part(self.parts[-1].stop if self.parts else self.prefix, len(self.tasks), whole))
+
+    def _stage(self, name: str, step: Step | None = None) -> None:
+        """Where a hook is called, which sees all that has been queued, and nothing of what follows."""
+        if self.staged:
+            self._join()
+            self._add(MAIN, "stage", STAGES.index(name), *(step or ()))
+            self._fork()
+
     # -- the factorisation --
 
     def _factor(self) -> None:
@@ -142,23 +199,42 @@ class Schedule:
             self._wait(CHECKS, measured)
             self._add(CHECKS, "encode")
         encoded = self._record(CHECKS)
+        self._stage("encoded")
         self.prefix, self.prefix_events = len(self.tasks), self.events
-        self._wait_on(LANES[1:], self._record(MAIN))
+        self._fork()
         self._wait(ROWS, measured)
         self._wait(CHECKS, encoded)
         self._updated = [(first.j1, self.n, measured)]
-        self._panels(first)
-        done = self._record(PANELS)
+        done, whole = self._panels(first), True
         for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             done = self._step(step, following, done)
-        for lane in LANES[1:]:
-            self._wait(MAIN, self._record(lane))
+            if self.tracked:
+                done, whole = self._end_step(step, following, done, whole)
+        if not self.tracked:
+            self._join()
+        self._stage("finished" if self.checked else "factored")
         if self.m > first.j1 and len(self.steps) > 1:
             self._add(MAIN, "left_map")
             self._add(MAIN, "left_rows")
+        start = len(self.tasks)
         if self.encoded:
             self._certify()
         self._add(MAIN, "bring")
+        self.certificate = slice(start, len(self.tasks))
+        self._end_part(True)
+
+    def _end_step(self, step: Step, following: Step | None, factored: int, whole: bool) -> tuple[int, bool]:
+        """The step's part. Its streams are joined, so that the part can be recorded, but where steps are so long that a
+        host queues them in time, and where products come in chunks, which are to run on beside the next panels."""
+        if following and self.chunk < self.n and following.width > PANEL:
+            self._end_part(False)
+            return factored, False
+        self._join()
+        self._end_part(whole)
+        if not following:
+            return factored, True
+        self._updated = []
+        return self._fork(), True
 
     def _certify(self) -> None:
         """Verify the finished factors. What needs the first sums alone does not wait for the second ones."""
@@ -177,8 +253,11 @@ class Schedule:
         """What follows from the panels J = j:j1, which are factored at that event; returns that of the next ones."""
         m, n, (j, j1) = self.m, self.n, step
         solved = []  # events: rows of U are done
-        next_factored, last = factored, following.j1 if following else j1
-        if following:
+        ahead = None if self.staged else following
+        next_factored, last = factored, ahead.j1 if ahead else j1
+        if self.tracked:
+            self._add(CHECKS, "keep_sums", j)
+        if ahead:
             # N: the columns of the next step. U(J, N) = L(J, J)^-1 A(J, N), A(j1:, N) -= L(j1:, J) U(J, N); its panels
             self._wait_for_columns(PANELS, j1, last)
             if step.width <= PANEL:
@@ -188,12 +267,11 @@ class Schedule:
             solved.append(self._record(PANELS))
             self._product(PANELS, step, j1, last)
             updated = self._record(PANELS)
-            self._panels(following)
-            next_factored = self._record(PANELS)
+            next_factored = self._panels(ahead)
         if last < n:
             cuts = sorted({last, n, *range(-(-last // self.chunk) * self.chunk, n, self.chunk)})
             alone = len(cuts) == 2
-            self._wait(ROWS, updated if following and alone else factored)
+            self._wait(ROWS, updated if ahead and alone else factored)
             chunks = []
             for c0, c1 in itertools.pairwise(cuts):
                 self._wait_for_columns(ROWS, c0, c1)
@@ -201,11 +279,12 @@ class Schedule:
                 solved.append(self._record(ROWS))
                 if j1 < m:
                     self._wait(PRODUCTS, solved[-1])
-                    if following and alone:
-                        self._add(PRODUCTS, "gate", following.j)
+                    if ahead and alone:
+                        self._add(PRODUCTS, "gate", ahead.j)
                     self._product(PRODUCTS, step, c0, c1)
                     chunks.append((c0, c1, self._record(PRODUCTS)))
             self._updated = chunks
+        self._stage("updated", step)
         if self.checked:
             self._wait(CHECKS, factored)
             self._add(CHECKS, "column_sums", j, step.width)
@@ -215,10 +294,14 @@ class Schedule:
             self._add(CHECKS, "judge_step", j, step.width)
             if j1 < m:
                 self._add(CHECKS, "advance", j, step.width)
+        if following and not ahead:
+            self._wait_for_columns(PANELS, j1, following.j1)
+            next_factored = self._panels(following)
         return next_factored
 
-    def _panels(self, step: Step) -> None:
-        """Factor the panels of a step, right-looking between them."""
+    def _panels(self, step: Step) -> int:
+        """Factor the panels of a step, right-looking between them; the event when they are done."""
+        start = len(self.tasks)
         for k, b in step.panels:
             self._add(PANELS, "panel", k, b)
             if k > step.j:  # rows of the panels left of this one, beside what follows
@@ -229,14 +312,20 @@ class Schedule:
                 self._product(PANELS, Step(k, k + b), k + b, step.j1)
         if len(step.panels) > 1:
             self._wait(PANELS, self._record(LEFT))
+        factored = self._record(PANELS)
+        self.panels.append(slice(start, len(self.tasks)))
+        self._stage("panel", step)
+        return factored
 
     def _solve(self, lane: str, step: Step, c0: int, c1: int) -> None:
         """U(J, c0:c1) = L(J, J)^-1 G, G the rows that become pivot rows: by substitution, panel by panel."""
         self._add(lane, "exchange_rows", step.j, step.width, c0, c1, 1)
+        self._stage("swapped", step)
         for k, b in step.panels:
             self._add(lane, "solve_rows", step.j, step.width, k, b, c0, c1)
             if k + b < step.j1:
                 self._add(lane, "substitute", step.j, step.width, k, b, c0, c1)
+        self._stage("solved", step)
 
     def _product(self, lane: str, step: Step, c0: int, c1: int) -> None:
         """A(j1:, c0:c1) -= L(j1:, J) U(J, c0:c1)."""

@@ -1,0 +1,476 @@
+"""Repair of a factorisation on a GPU whose steps are tracked: what a step has left is compared with A, element by
+element; where it is wrong the matrix is taken back to what the step found, and the factorisation goes on from there.
+
+A step J = j:j1 that is seen d steps late has been used by d updates. What it found, T, rows in the order of then, is
+
+    T = (PA)(j:, j:) - L(j:, :j) U(:j, j:)                    from A, left-looking
+    T = T' + L'(:, j:e) U'(j:e, :)                            or from T', what the updates of columns j:e have left
+
+The second way is cheaper where many columns are finished. It does not do for rows that were exchanged meanwhile, nor
+for columns in which the faulty U' is so large that T' has lost T: those are computed from A.
+
+What is finished and has changed since its check was made is used by nothing: its line alone is computed again, from A.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import FLOATS, Array, from_host, namespace, to_host
+from abft_tsm2.checksum.bounds import (
+    COMPUTED,
+    COMPUTED_LEAST,
+    FLOOR_TERMS,
+    LEAST,
+    USUAL,
+    changed_bound,
+    factored_bound,
+    factored_element,
+)
+from abft_tsm2.checksum.rigorous import largest_multiplier
+from abft_tsm2.core.launch import Step as Queued
+from abft_tsm2.linalg.device import evidence_config, move_config
+from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD, RunSums
+from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
+from abft_tsm2.linalg.device.lanes import PreparedProduct, current
+from abft_tsm2.linalg.device.plan import FIXED, FactorPlan
+from abft_tsm2.linalg.device.queued import QueuedRun
+from abft_tsm2.linalg.device.schedule import PRODUCTS, Step
+from abft_tsm2.linalg.encode import wide
+from abft_tsm2.linalg.evidence import Evidence, unit_lower
+from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.outcome import FACTORS, Findings, differing
+from abft_tsm2.report import Fault, Status
+
+ROW, COLUMN, JUDGED = 1, 2, 8
+"""Status of a step, as kernels/factor/judge_step.cu leaves it: a row, or a column, is not right; it was judged."""
+ACROSS = 8192  # columns of a temporary array
+GROWN = 8.0  # times A's column: U' that is larger has cost T' digits of T
+LOST = 64  # columns of which that may be true
+ATTEMPTS = 2  # to come to agree with a step, the second one from A alone
+INNOCENT = 3  # steps that evidence has found right, after which it is left to the end
+LINES = 32  # finished lines that have changed
+
+
+@dataclass(eq=False)
+class DeviceRepair:
+    """Verifies steps that are suspected, and takes the matrix back to before them; finished lines that have changed.
+
+    Attributes
+    ----------
+    plan : FactorPlan
+    run : QueuedRun
+    A, W : (m, n) CuPy arrays
+    sums : RunSums
+    findings : Findings
+    attempts : dict
+        How often each step was begun again.
+    innocent : int
+        How many steps were suspected in vain.
+    """
+
+    plan: FactorPlan
+    run: QueuedRun
+    A: Array
+    W: Array
+    sums: RunSums
+    findings: Findings
+    attempts: dict[int, int] = field(default_factory=dict)
+    innocent: int = 0
+
+    def __post_init__(self) -> None:
+        import cupy
+
+        self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
+        self.stream, self.dtype = self.plan.lanes.streams[PRODUCTS], self.plan.kind.dtype
+        m, n = self.plan.m, self.plan.n
+        self._found = cupy.empty(COUNTS + -(-(m + n) // WORD), np.uint64)
+
+    def begins_again(self, number: int, queued: int) -> int | None:
+        """The step to go on with where one that is suspected is wrong: W is what that step found, but for the first,
+        which begins with A. None where the step is right, or stays wrong.
+
+        `queued`: how many steps have been done.
+        """
+        if self.attempts.get(number, 0) == ATTEMPTS or self.innocent == INNOCENT:
+            return None
+        import cupy
+
+        cupy.cuda.runtime.deviceSynchronize()
+        with current(self.stream):
+            again = self._settled(number, queued)
+            self.stream.synchronize()
+        return again
+
+    def _settled(self, number: int, queued: int) -> int | None:
+        first, last = (self.plan.schedule.snapshot(self._begin_of(step)) for step in (number, queued))
+        orders = to_host(self.buffers.order[first : last + 1])
+        if self._is_fine(number, orders):
+            return None
+        found = self._evidence(number, orders)
+        if found is None:  # A is not finite, or what was made of it
+            self.innocent = INNOCENT
+            return None
+        before = self.attempts.get(number, 0)
+        # What is finished has been used since it changed, if it has: T is known from A alone then.
+        changed = (found.right or before) and self._finished_before(number)
+        if found.right and not changed:
+            self.innocent += 1
+            return None
+        self.attempts[number] = before + 1
+        if not found.right:
+            self._note(number, queued, found)
+        return self._taken_back(number, queued, orders, undo=not (before or changed))
+
+    def _begin_of(self, number: int) -> int:
+        """The first column of a step, or the end of the last one."""
+        return self.steps[number].j if number < len(self.steps) else self.plan.K
+
+    def _note(self, number: int, queued: int, found: Evidence) -> None:
+        step, late = self.steps[number], queued - number
+        rows, columns = (tuple(sorted(lines)) for lines in (found.rows, found.columns))
+        kind = "element" if found.count == 1 else "block"
+        again = f"columns {step.j} on computed again, {late} steps late"
+        self.findings.statuses.append(Status.CORRECTED)
+        self.findings.faults.append(Fault(FACTORS, kind, rows, columns, found.count, found.magnitude, again))
+        m, n = self.plan.m, self.plan.n
+        for done in self.steps[number:queued]:
+            self.findings.multiplications += float(m - done.j) * (n - done.j) * done.width
+
+    # -- suspicion --
+
+    def _is_fine(self, number: int, orders: Any) -> bool:
+        """Whether a step is not suspected any more where the norms of its lines are computed, not estimated."""
+        step, status, sums = self.steps[number], int(self.sums.status[number]), self.sums
+        (j, j1), most = step, max(self.W.shape)
+        if not self._are_orders(step, orders):
+            return False
+        self._bring_left(j)
+        for side in (0, 1):
+            at = slice(side * most + j, side * most + j1)
+            residual, bound = (to_host(sums.on_device(f"step_{name}")[at]) for name in ("residuals", "bounds"))
+            squares = self._squares(step, side) if status & (ROW, COLUMN)[side] else bound
+            if np.any(suspected(status, side, residual, bound, squares, self.dtype)):
+                return False
+        return True
+
+    def _are_orders(self, step: Step, orders: Any) -> bool:
+        """Whether the rows have places before a step, from which on there are `orders`, and after it."""
+        first, last = (self.plan.schedule.snapshot(at) for at in step)
+        return _is_order(orders[0]) and _is_order(orders[last - first])
+
+    def _squares(self, step: Step, side: int) -> Any:
+        """Of the norms of the terms of ``L(J, :) y`` or ``g U(:, J)``."""
+        (j, j1), b, W = step, self.buffers, self.W
+        xp, snapshot = namespace(W), self.plan.schedule.snapshot
+        if side:
+            terms = wide(W[:j1, j:j1]) * b.g[:j1, None]
+            return to_host(xp.sum(terms[:j, :] ** 2, axis=0) + xp.sum(xp.triu(terms[j:, :]) ** 2, axis=0))
+        at = b.places[snapshot(j)][b.order[snapshot(j1)][j:j1]]
+        corner = unit_lower(W[j:j1, j:j1])
+        found = xp.sum((wide(corner) * b.y[None, j:j1]) ** 2, axis=1)
+        if j:
+            found = found + xp.sum((wide(self._left(at, j)) * b.y[None, :j]) ** 2, axis=1)
+        return to_host(found)
+
+    # -- evidence --
+
+    def _evidence(self, number: int, orders: Any) -> Evidence | None:
+        """Compare L(j:, J) U(J, J) and L(J, J) U(J, j1:) with what A and the factors so far make of them; None where
+        nothing is known of that, for it is not finite."""
+
+        step, (m, n) = self.steps[number], self.W.shape
+        (j, j1), b, schedule = step, step.width, self.plan.schedule
+        if not self._are_orders(step, orders):
+            return Evidence(columns=set(range(j, j1)), count=b, magnitude=float("nan"))
+        (before, _), (after, places) = self.plan.order(j), self.plan.order(j1)
+        self._bring_left(j)
+        self._found[...] = 0
+        panel, L, corner, U = (self._empty(*shape) for shape in ((m - j, b), (m - j, b), (b, b), (b, b)))
+        self._from_A(before + 4 * j, slice(j, j1), panel)
+        self._subtract(self.W[j:, :j], self.W[:j, j:j1], panel)
+        made = "W", self.plan.ld, m, j, b, before, places, *(x.data.ptr for x in (L, corner, U))
+        limit = largest_multiplier(FLOATS[self.dtype])
+        self._evidence_kernel(
+            "step_factors", evidence_config.step_factors(m - j, b), *made, limit, self._found.data.ptr
+        )
+        self._subtract(L, U, panel)
+        self._judge(panel, step, j)
+        if j1 < n:
+            rows = self._empty(b, n - j1)
+            self._from_A(after + 4 * j, slice(j1, n), rows)
+            at = self.buffers.places[schedule.snapshot(j)][self.buffers.order[schedule.snapshot(j1)][j:j1]]
+            self._subtract(self._left(at, j), self.W[:j, j1:], rows)
+            self._subtract(corner, self.W[j:j1, j1:], rows)
+            self._judge(rows, step, j1)
+        counts = to_host(self._found)
+        flags = counts[COUNTS:].view(np.uint8)[: m + n]
+        if counts[UNBOUNDED]:
+            return None
+        wrong = int(counts[WRONG]) or int(counts[LARGE_MULTIPLIERS])
+        rows, columns = (set(np.flatnonzero(x).tolist()) for x in (flags[:m], flags[m:]))
+        farthest = float(counts[FARTHEST : FARTHEST + 1].view(np.float64)[0])
+        return Evidence(rows=rows, columns=columns, count=wrong, magnitude=farthest)
+
+    def _judge(self, residual: Array, step: Step, c0: int) -> None:
+        """Of the rows from j on."""
+        (j, j1), (p, q) = step, residual.shape
+        values = residual.data.ptr, p, p, "W", self.plan.ld, self.plan.m, j, j1 - j, c0, j, "column_largest"
+        more = *evidence_config.judged_by(self.dtype, j1), self._found.data.ptr
+        self._evidence_kernel("judge_elements", evidence_config.by_columns(q), *values, *more)
+
+    # -- the way back --
+
+    def _taken_back(self, number: int, queued: int, orders: Any, *, undo: bool) -> int:
+        """Make W what the step found, from what updates have left where `undo` allows it; the number of the step, or 0
+        where that cannot be."""
+        (j, _), (m, n) = self.steps[number], self.W.shape
+        self.sums.status[number:] = 0
+        if not number or not _is_order(orders[0]):
+            return 0
+        e, e1 = self.steps[queued] if queued < len(self.steps) else (self.plan.K, self.plan.K)
+        moved = (orders != orders[:1]).any(axis=0)
+        moved[:j], moved[j:e] = False, True
+        lost = self._lost(slice(j, e), slice(e1, n))
+        from_A, again = float(m - j) * (n - j) * j, np.count_nonzero(moved) * float(n - e1) * j
+        undone = float(m - e) * (n - e1) * (e - j) + again + float(m - j) * (e1 - j + len(lost)) * j
+        if undo and undone < from_A and len(lost) <= LOST:
+            self._undo(j, e, e1, from_host(np.flatnonzero(moved).astype(np.int32), self.W))
+            for c in lost:
+                self._rebuild(slice(c, c + 1), j)
+            self.findings.multiplications += undone
+        else:
+            self._rebuild(slice(j, n), j)
+            self.findings.multiplications += from_A
+        self._carry(number)
+        return number
+
+    def _undo(self, j: int, e: int, e1: int, moved: Array) -> None:
+        """T from T', but for columns in which that has lost it: rows that have moved are computed from A."""
+        rows = self.buffers.order[self.plan.schedule.snapshot(j)][moved]
+        left = self._left(moved, j)
+        for c0 in range(e1, self.plan.n, ACROSS):
+            columns = slice(c0, min(c0 + ACROSS, self.plan.n))
+            self._add(1.0, self.W[e:, j:e], self.W[j:e, columns], self.W[e:, columns])
+            X = self._empty(len(moved), columns.stop - c0)
+            self._from_A(rows.data.ptr, columns, X)
+            self._subtract(left, self.W[:j, columns], X)
+            self._take(X, 0, self.W[:, columns], len(moved), moved.data.ptr)
+        self._rebuild(slice(j, e1), j)
+
+    def _lost(self, rows: slice, columns: slice) -> list[int]:
+        """Columns in which U' is larger than what A and U have been."""
+        import cupy
+
+        count = columns.stop - columns.start
+        if not count:
+            return []
+        flags = cupy.empty(count, np.uint8)
+        values = "W", self.plan.ld, rows.start, rows.stop, columns.start, "column_largest", GROWN, flags.data.ptr
+        self._evidence_kernel("grown_columns", evidence_config.by_columns(count), *values)
+        found: list[int] = (np.flatnonzero(to_host(flags)) + columns.start).tolist()
+        return found
+
+    def _rebuild(self, columns: slice, j: int) -> None:
+        """W(j:, columns) from A: what step j:j1 found there."""
+        order, _ = self.plan.order(j)
+        here = self.W[j:, columns]
+        self._from_A(order + 4 * j, columns, here)
+        self._subtract(self.W[j:, :j], self.W[:j, columns], here)
+
+    def _carry(self, number: int) -> None:
+        """What was carried into the step."""
+        from cupy.cuda import runtime
+
+        size, stream = WORD * (self.plan.m + self.plan.n + STATE), self.stream.ptr
+        kept = self.buffers["kept"] + size * (number % KEPT)
+        runtime.memcpyAsync(self.run.where["carried_S"], kept, size, runtime.memcpyDeviceToDevice, stream)
+        info = self.sums.on_device("info", np.int32)[:1]
+        if int(info[0]) > self.steps[number].j:
+            info[...] = 0
+        self.buffers.started[...] = 0
+
+    # -- finished lines --
+
+    def finished(self) -> bool:
+        """Whether lines of finished factors were found that have changed since they were checked, or whose sums have;
+        they are computed again. All is done, and is to be verified again then."""
+        with current(self.stream):
+            found = self._repaired_lines(self.plan.K)
+            self.sums.on_device("verified")[...] = 0
+            self.buffers.state[...] = self.buffers.initial
+            self.stream.synchronize()
+        return found
+
+    def _finished_before(self, number: int) -> bool:
+        """The same of what is finished before a step. The order of the rows at the end is not known yet: its place is
+        that of now."""
+        j = self.steps[number].j
+        if not j:
+            return False
+        snapshots = self.buffers.order
+        snapshots[self.plan.schedule.snapshot(self.plan.K)] = snapshots[self.plan.schedule.snapshot(j)]
+        self.run.again("sum_factors", self.stream.ptr)
+        return self._repaired_lines(j)
+
+    def _repaired_lines(self, finished: int) -> bool:
+        """Compute lines of the first factors again that have changed, their rows in the last order; whether there are
+        any."""
+        order = to_host(self.buffers.order[self.plan.schedule.snapshot(self.plan.K)])
+        if not _is_order(order):
+            return False
+        rows, columns = self._changed(finished, order)
+        if not 0 < len(rows) + len(columns) <= LINES:
+            return False
+        for r in rows:
+            self._row(r)
+        for c in columns:
+            self._column(c, order)
+        return True
+
+    def _changed(self, K: int, order: Any) -> tuple[list[int], list[int]]:
+        """The first rows of U and columns of L whose sums are no longer what they were
+        (`abft_tsm2.linalg.certify.changed`)."""
+        b, plan, sums = self.buffers, self.plan, self.sums
+        g, y, wL, Uv = (to_host(x)[:K] for x in (b.g, b.y, b.g_again, b.y_again))
+        row_floor, column_floor, w = (to_host(sums.on_device(x)) for x in ("row_floor", "column_floor", "w"))
+        pivots = np.abs(to_host(namespace(self.W).linalg.diagonal(self.W)[:K]).astype(np.float64))
+        with np.errstate(all="ignore"):
+            tails = np.sqrt(np.cumsum(w[order][::-1] ** 2)[::-1])[:K]
+            sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tails)
+            columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), plan.m))
+            rows = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
+        return np.flatnonzero(rows).tolist(), np.flatnonzero(columns).tolist()
+
+    def _row(self, r: int) -> None:
+        """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong."""
+        new, n = self._empty(1, self.plan.n - r), self.plan.n
+        self._from_A(self.plan.order(self.plan.K)[0] + 4 * r, slice(r, n), new)
+        part = to_host(new)
+        self._subtract(self.W[r : r + 1, :r], self.W[:r, r:], new)
+        line = self._replaced(self.W[r : r + 1, r:], to_host(new), part, (r, r))
+        self._take_sum("y", r, line, to_host(self.sums.on_device("v"))[r:], 0.0)
+
+    def _column(self, c: int, order: Any) -> None:
+        """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong."""
+        new = self._empty(self.plan.m - c - 1, 1)
+        if not new.shape[0]:
+            return
+        self._from_A(self.plan.order(self.plan.K)[0] + 4 * (c + 1), slice(c, c + 1), new)
+        part = to_host(new)
+        self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)
+        pivot = float(self.W[c, c]) or 1.0  # under a zero pivot there are zeros, which are not divided
+        with np.errstate(all="ignore"):
+            divided = np.clip(to_host(new) / pivot, -1.0, 1.0)
+            line = self._replaced(self.W[c + 1 :, c : c + 1], divided, part / pivot, (c + 1, c))
+        w = to_host(self.sums.on_device("w"))[order[c:]]
+        self._take_sum("g", c, line, w[1:], w[0])
+
+    def _replaced(self, old: Array, new: Any, part: Any, first: tuple[int, int]) -> Any | None:
+        """A line with those elements replaced that are not what was computed again, but for rounding of their size in A
+        and now; None where there are none."""
+        depth, kept = first[1], to_host(old)
+        sizes = np.maximum(np.abs(new), np.abs(part)).astype(np.float64)
+        sizes = np.maximum(sizes, np.median(sizes))
+        reach = math.sqrt(depth + FLOOR_TERMS) * sizes
+        differ, distance = differing(kept, new, factored_element(FLOATS[self.dtype], reach, depth + 1))
+        if not differ.any():
+            return None
+        line = np.where(differ, new, kept).astype(kept.dtype)
+        old[...] = from_host(line, old)
+        self.findings.wrong_elements(differ, distance, first)
+        return line.ravel()
+
+    def _take_sum(self, name: str, line: int, replaced: Any | None, weights: Any, own: float) -> None:
+        """The sum of a line that was replaced; where none of it was, it was the sum that was wrong."""
+        kept, again = getattr(self.buffers, name), getattr(self.buffers, f"{name}_again")
+        if replaced is not None:
+            kept[line] = own + float(np.sum(replaced.astype(np.float64) * weights))
+            return
+        off = abs(float(kept[line]) - float(again[line]))
+        kept[line] = again[line]
+        self.findings.wrong_sums(name, [line], off)
+
+    # -- operations --
+
+    def _empty(self, m: int, n: int) -> Array:
+        import cupy
+
+        return cupy.empty((m, n), self.W.dtype, order="F")
+
+    def _queue(self, steps: list[Queued]) -> None:
+        for step in steps:
+            step(self.stream.ptr, self.run.where)
+
+    def _evidence_kernel(self, routine: str, launch: move_config.Launch, *values: Any) -> None:
+        self._queue(self.plan.kernel(evidence_config.EvidenceKernel(routine, self.dtype), launch, *values))
+
+    def _take(self, X: Array, gather: int, to: Array, rows: int, scatter: int = 0) -> None:
+        """Rows of X, which an address names, to rows of another matrix; of as many columns."""
+        launch, size = move_config.take_rows(rows, to.shape[1]), X.itemsize
+        strides = (stride // size for stride in X.strides)
+        values = X.data.ptr, *strides, gather, rows, to.shape[1], to.data.ptr, to.strides[1] // size, scatter
+        self._queue(self.plan.move("take_rows", launch, *values))
+
+    def _from_A(self, rows: int, columns: slice, to: Array) -> None:
+        """Rows of A, which an address names, and some of its columns."""
+        self._take(self.A[:, columns], rows, to, to.shape[0])
+
+    def _left(self, at: Array, j: int) -> Array:
+        """L(at, :j)."""
+        found = self._empty(len(at), j)
+        if j:
+            self._take(self.W[:, :j], at.data.ptr, found, len(at))
+        return found
+
+    def _subtract(self, L: Array, U: Array, C: Array) -> None:
+        self._add(-1.0, L, U, C)
+
+    def _add(self, alpha: float, L: Array, U: Array, C: Array) -> None:
+        """C += alpha L U, all of them with contiguous columns."""
+        if 0 in (*C.shape, L.shape[1]):
+            return
+        A, B, to = (((FIXED, X.data.ptr), max(X.shape[0], X.strides[1] // X.itemsize)) for X in (L, U, C))
+        sizes = *C.shape, L.shape[1]
+        self._queue([PreparedProduct(self.plan.lanes, PRODUCTS, self.dtype, sizes, alpha, A, B, 1.0, to)])
+
+    def _bring_left(self, j: int) -> None:
+        """L(:, :j) with its rows in the order of step j:j1. They move once more when all steps are done."""
+        if not j:
+            return
+        plan, b, panels = self.plan, self.buffers, self.plan.schedule.snapshot(j)
+        assert plan.left is not None  # there is a last step behind those that are finished
+        rows = plan.left.scratch_rows
+        orders = plan.order(j)[0], b["places"], b["ends"], plan.m, b["map"]
+        columns = "W", plan.ld, plan.m, j, b["ends"], b["map"], b["scratch"] if rows else 0, rows
+        self._queue(plan.move("left_map", move_config.left_map(plan.m, panels), *orders))
+        self._queue(plan.move("left_rows", plan.left.launch, *columns))
+        b.ends[:panels] = namespace(b.ends).maximum(b.ends[:panels], j)
+
+
+def suspected(status: int, side: int, residual: Any, bound: Any, squares: Any, dtype: str) -> Any:
+    """Which rows (side 0) or columns of a step are not fine, as `LuChecksums` judges them: where norms that were
+    estimated do not do, by computed ones; True where the step is not fine for another reason.
+
+    `residual`, `bound`: of those lines, as the step's judge left them. `squares`: of the norms.
+    """
+    if status & ~(ROW | COLUMN) != JUDGED:
+        return True
+    if not status & (ROW, COLUMN)[side]:
+        return False
+    runs = LineCheck.relative_to_median(residual, bound, USUAL, LEAST).suspected
+    norms = factored_bound(FLOATS[dtype], np.sqrt(squares), -FLOOR_TERMS, 0.0)
+    return ~LineCheck.relative_in_runs(residual, COMPUTED * (bound + norms), runs, USUAL, COMPUTED_LEAST).ok
+
+
+def _is_order(order: Any) -> bool:
+    """Whether each row has one place."""
+    seen = np.zeros(order.size, bool)
+    if not ((order >= 0) & (order < order.size)).all():
+        return False
+    seen[order] = True
+    return bool(seen.all())

@@ -1,0 +1,49 @@
+// Judges, element by element, what should be nothing but rounding: R = T - L U, of p rows and the columns c0 + c of a
+// step J = j:j+b, where T follows from A and the factors above (factored_element of bounds.py, for all rows of a column:
+// no multiplier is larger than 1).
+//
+//   reach(c) = sqrt(j) ||U(:j, c)|| + sqrt(b + FLOOR_TERMS) max(|A(:, c)|, |U(:j+b, c)|)
+//   |R(i, c)| <= spread reach(c) + lost, which has to be finite
+//
+// What step J has left counts where it is finite.
+//
+// Launch   as many blocks of T1 threads as there are columns
+// Macros   REAL; T1 threads; ENTRY the name of the kernel
+// Storage  R(i, c) = R[i + c ldr]; W(r, c) = W[r + c ld]; column_largest: moduli, of REAL; found: evidence.cuh, flags of
+//          rows from `first` on and of columns from m + c0 on
+#include "factor/evidence.cuh"
+
+extern "C" __global__ void __launch_bounds__(T1)
+    ENTRY(const Real* __restrict__ R, Index ldr, Index p, const Real* __restrict__ W, Index ld, Index m, Index j,
+          Index b, Index c0, Index first, const Real* __restrict__ column_largest, double spread, double floor_terms,
+          double lost, Count* found) {
+  const Index column = c0 + blockIdx.x;
+  const double of_A = exactly(column_largest[column]), scale = of_A > 0 && is_finite(of_A) ? of_A : 1;
+  const Real* above = W + column * ld;
+  double squares = 0, unused = 0;
+  const double before = largest_of_column<T1>(above, j, scale, squares);
+  const Index own = smaller(b, column + 1 - j);  // rows of U in J
+  const double now = largest_of_column<T1>(above + j, own, scale, unused);
+  const double most = larger(of_A, larger(before, is_finite(now) ? now : 0));
+  const double reach = sqrt(double(j) * squares) * scale + sqrt(double(b) + floor_terms) * most;
+  const double bound = spread * reach + lost;
+  unsigned char* flags = reinterpret_cast<unsigned char*>(found + FOUND);
+  double farthest = 0;
+  int wrong = 0;
+  for (Index i = threadIdx.x; i < p; i += T1) {
+    const double distance = fabs(exactly(R[i + Index(blockIdx.x) * ldr]));
+    if (distance <= bound && is_finite(bound)) continue;
+    wrong++;
+    farthest = fmax(farthest, nan_is_infinite(distance));
+    flags[first + i] = 1;
+  }
+  const double count = sum_over_block<T1>(double(wrong)), most_off = largest_over_block<T1>(farthest);
+  if (threadIdx.x > 0) return;
+  if (!is_finite(bound)) atomicAdd(found + UNBOUNDED, Count(1));
+  if (count == 0) return;
+  flags[m + column] = 1;
+  atomicAdd(found + WRONG, Count(count));
+  Count bits;
+  memcpy(&bits, &most_off, sizeof(bits));
+  atomicMax(found + FARTHEST, bits);  // of numbers that are not negative, bits are in their order
+}
