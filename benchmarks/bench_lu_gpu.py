@@ -20,7 +20,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -32,9 +32,9 @@ from abft_tsm2.core.device import Device
 from abft_tsm2.report import Status
 from benchmarks import lu_gpu_contenders as contenders
 from benchmarks import lu_gpu_grid, sheet, suite
-from benchmarks.bench_lu import FAULTS, flip_halfway
+from benchmarks.bench_lu import FAULTS
 from benchmarks.gpu_timing import Call, Stopwatch, message, require_device
-from benchmarks.lu_gpu_contenders import Called, Getrf, Getrs, Potrf
+from benchmarks.lu_gpu_contenders import Called, Getrf, Getrs, Potrf, planted
 from benchmarks.lu_gpu_grid import LINE, ON_CARD, Cell
 from benchmarks.lu_gpu_judge import cholesky_error, lu_error, solution_error, wrong
 from benchmarks.lu_gpu_phases import PhaseSuite
@@ -177,8 +177,8 @@ class LuGpuSuite(Suite):
 
         def factored(fault: str) -> Called:
             def call() -> Any:
-                hook = flip_halfway(fault) if fault else _plant_nothing
-                return abft_tsm2.protected_lu_factor(A, mode="online", return_report=True, on_stage=hook)
+                with planted(fault) if fault else nullcontext():
+                    return abft_tsm2.protected_lu_factor(A, mode="online", return_report=True)
 
             return Called(call, Status.CORRECTED if fault else Status.CLEAN)
 
@@ -308,10 +308,6 @@ def compared(seconds: Mapping[str, list[float]], n: int) -> Row:
 
 def _solution_error(A: Array, B: Array, X: Array) -> float:
     return solution_error(A, X, B)
-
-
-def _plant_nothing(stage: str, arrays: Mapping[str, Any]) -> None:
-    pass
 
 
 def _as_it_is(found: Any) -> Any:

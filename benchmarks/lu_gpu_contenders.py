@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 import abft_tsm2
 from abft_tsm2.arrays import Array, dtype_name, namespace
@@ -14,9 +17,11 @@ from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device.certificate_config import CertificateKernel
 from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
+from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.device.move_config import MoveKernel
 from abft_tsm2.linalg.device.panel_config import PanelConfig
-from abft_tsm2.linalg.device.schedule import PANEL
+from abft_tsm2.linalg.device.queued import QueuedRun
+from abft_tsm2.linalg.device.schedule import CHECKS, PANEL, PRODUCTS
 from abft_tsm2.report import Report, Status
 from benchmarks.lu_gpu_grid import Cell
 from benchmarks.operands import array, draw, fill
@@ -250,6 +255,36 @@ class Queued:
         clean = not self.encoded or made.clean
         made.release()
         return (made.W, made.piv), clean
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """Flip a bit of the exponent in the next factorisation that is tracked, when half of the columns are finished: in
+    the trailing matrix, or in a column of L that nothing reads any more. It is queued as all else is."""
+    import cupy
+
+    part, pending = QueuedRun.part, [fault]
+
+    def with_fault(self: QueuedRun, number: int) -> None:
+        part(self, number)
+        plan = self.plan
+        if not pending or 2 * plan.schedule.steps[number].j1 < plan.K:
+            return
+        pending.clear()
+        n, j1, size = plan.K, plan.schedule.steps[number].j1, plan.size
+        row, column = ((n + j1) // 2, (n + j1) // 2) if fault == "trailing" else (n - 1, j1 // 2)
+        place = cupy.cuda.UnownedMemory(self.where["W"] + (row + column * plan.ld) * size, size, None)
+        word = cupy.ndarray((1,), f"u{size}", cupy.cuda.MemoryPointer(place, 0))
+        whole = plan.schedule.parts[number].whole
+        lane = PRODUCTS if fault == "trailing" else CHECKS
+        with current(cupy.cuda.get_current_stream() if whole else cupy.cuda.ExternalStream(plan.handles(0)[lane])):
+            word ^= word.dtype.type(1 << (np.finfo(f"f{size}").nmant + 4))
+
+    QueuedRun.part = with_fault  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        QueuedRun.part = part  # type: ignore[method-assign]
 
 
 def queued(A: Array) -> dict[str, Queued]:

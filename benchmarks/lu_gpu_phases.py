@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.linalg.device.plan import After, FactorPlan, Kind
+from abft_tsm2.linalg.device.plan import FactorPlan, Kind
+from abft_tsm2.linalg.device.queued import After, Calls, QueuedRun
 from benchmarks import lu_gpu_contenders as contenders
 from benchmarks.gpu_timing import Call, Stopwatch
 from benchmarks.lu_gpu_contenders import Queued
@@ -23,8 +24,8 @@ EVENTS = ("record", "wait")  # tasks that take no time
 COLUMNS = ("dtype", "n", "lane", "task", "count", "us", "ms", "whole_ms", "note", "error")
 
 
-class TimedPlan(FactorPlan):
-    """A plan whose tasks are run one after the other, each alone, and timed.
+class TimedRun(QueuedRun):
+    """A factorisation whose tasks are run one after the other, each alone, and timed.
 
     Attributes
     ----------
@@ -32,29 +33,22 @@ class TimedPlan(FactorPlan):
         Of each task that is no event, in the order of the schedule.
     """
 
-    def __init__(self, kind: Kind, A: Array, watch: Stopwatch) -> None:
+    def __init__(self, plan: FactorPlan, A: Array, watch: Stopwatch) -> None:
         import cupy
 
-        super().__init__(kind, A)
-        self.recordable = False
         self._watch, self._clock = watch, (cupy.cuda.Event(), cupy.cuda.Event())
         self.milliseconds: list[float] = []
-
-    def run(self, A: Array) -> list[float]:
-        """Times of all tasks in one factorisation."""
-        import cupy
-
-        W = cupy.empty((self.ld, self.n), dtype=A.dtype, order="F")[: self.m]
-        piv, sums, self.milliseconds = cupy.empty(self.K, dtype=cupy.int32), self.borrow(), []
-        self(cupy.cuda.get_current_stream().ptr, A, W, piv, sums)
+        W = cupy.empty((plan.ld, plan.n), dtype=A.dtype, order="F")[: plan.m]
+        sums = plan.borrow()
+        super().__init__(plan, cupy.cuda.get_current_stream().ptr, A, W, cupy.empty(plan.K, dtype=cupy.int32), sums)
+        self.all()
         cupy.cuda.Device().synchronize()
-        self.give_back(sums)
-        return self.milliseconds
+        plan.give_back(sums)
 
-    def _queue(self, calls: Any, main: int, where: dict[str, int], after: After | None = None) -> None:
+    def _do(self, calls: Calls, main: int, after: After | None = None) -> None:
         import cupy
 
-        handles, (start, end) = self.lanes.handles(main), self._clock
+        handles, (start, end) = self.plan.handles(main), self._clock
         for task, steps in calls:
             handle = handles[task.lane]
             stream = cupy.cuda.ExternalStream(handle)
@@ -65,7 +59,7 @@ class TimedPlan(FactorPlan):
                     self._watch.spin(HIDDEN)
                 start.record(stream)
             for step in steps:
-                step(handle, where)
+                step(handle, self.where)
             if timed:
                 end.record(stream)
                 end.synchronize()
@@ -93,8 +87,9 @@ class PhaseSuite(Suite):
         whole = self.watch.measure({"online": Call(Queued(A, checked=True))})["online"]
         if not whole.seconds:
             return [{**self.empty(cell), "error": whole.error or "no samples before the time limit"}]
-        plan = TimedPlan(Kind.of(A, encoded=True, checked=True), A, self.watch)
-        runs = [plan.run(A) for _ in range(REPEATS)][1:]  # the first one loads kernels
+        plan = FactorPlan(Kind.of(A, encoded=True, checked=True), A)
+        plan.recordable = False
+        runs = [TimedRun(plan, A, self.watch).milliseconds for _ in range(REPEATS)][1:]  # the first one loads kernels
         names = [(task.lane, task.name) for task in plan.schedule if task.name not in EVENTS]
         taken: dict[tuple[str, str], list[float]] = {}
         for name, same in zip(names, zip(*runs, strict=True), strict=True):

@@ -72,7 +72,7 @@ def structured() -> str:
 
 
 def repair() -> str:
-    """What one fault adds to a factorisation that is checked in every step and watched by a hook."""
+    """What one fault adds to a factorisation that is checked in every step."""
     rows = latest("repair")
     head = ("lu_factor, where a bit is flipped halfway", "without a fault, ms", "repair, ms", "repair")
     body = [

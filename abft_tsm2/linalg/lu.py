@@ -125,12 +125,16 @@ def protected_lu_factor(
     ``gamma |L||U|`` element by element before anything is called wrong. Extra memory: O(m + n) beside lu, and at most
     0.7 GB and 80 kB a row where something is suspected (0.27 GB at 4200). Thread-safe.
 
-    On a GPU the whole factorisation is queued on the current stream, with its checks, and the host waits once, at the
-    end; under ``errstate(sync=False)`` not at all: the report is PENDING, a is to be left alone until
-    ``report.wait()``, which repairs lu and piv where they are wrong (and says UNVERIFIABLE of an a that is not finite,
-    whatever `check_finite`). What is wrong is factored again there. Pivots are LAPACK's. Columns of lu may lie further
-    apart than m. Beside lu some 100 MB stay with the thread for its next factorisation, and 16 bytes for every row of
-    every 128 columns. With `on_stage` every step synchronises with the host, by LAPACK's way to compute.
+    On a GPU the factorisation is queued on the current stream, with its checks. Offline the host waits once, at the
+    end, and what is wrong is factored again. Online it reads the verdict on each step of 128 to 512 columns while
+    one or two later ones are under way, and takes the matrix back to what that step found: a fault costs these
+    steps, and a finished line that has changed only itself. Under ``errstate(sync=False)`` the host does not wait
+    at all: the report is PENDING, a is to be left alone until ``report.wait()``, which factors again what is wrong
+    (and says UNVERIFIABLE of an a that is not finite, whatever `check_finite`). Pivots are LAPACK's. Columns of lu
+    may lie further apart than m. Beside lu some 100 MB stay with the thread for its next factorisation, and 16
+    bytes for every row of every 128 columns. With `on_stage` all synchronises with the host after each operation,
+    without graphs or look-ahead, and L's rows move at the end: until then they are in the order of the step that
+    made them.
 
     Examples
     --------
@@ -237,8 +241,6 @@ class LuFactorisation(BlockedFactorisation):
         if self.options.queues(self.A):
             with self.clock("factor"):
                 queued = self.queued(mode)
-            if self.options.on_stage is not None:
-                why += "; no graphs and no look-ahead, for on_stage"
             self.await_device(queued, mode, why)
             return
         self.encode()
@@ -257,8 +259,8 @@ class LuFactorisation(BlockedFactorisation):
     def finish(self, mode: str, why: str) -> None:
         """Set the report."""
         more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}"}
-        sizes, dtype = _sizes(self.A), dtype_name(self.A.dtype)
-        self.report = self.findings.report("lu_factor", sizes, dtype, self.clock.seconds, **more)
+        kind = _sizes(self.A), dtype_name(self.A.dtype), self.clock.seconds
+        self.report = self.findings.report("lu_factor", *kind, **more)
 
     @property
     def piv(self) -> Array:
@@ -272,8 +274,7 @@ class LuFactorisation(BlockedFactorisation):
     def queued(self, mode: str, *, later: bool = False) -> DeviceFactorisation:
         """A factorisation on the GPU, the verdict on which is awaited now, or later."""
         findings = self.findings if self.options.repair and not later else None
-        hook = self.options.on_stage
-        return DeviceFactorisation(self.A, checked=mode == "online", findings=findings, hook=hook)
+        return DeviceFactorisation(self.A, checked=mode == "online", findings=findings, hook=self.options.on_stage)
 
     def await_device(self, queued: DeviceFactorisation, mode: str, why: str) -> None:
         """Wait for what a GPU factors, settle what its checks suspect, and set the report."""
@@ -313,13 +314,9 @@ class LuFactorisation(BlockedFactorisation):
         if not self.is_wrong("factored again"):
             return
         encoding = self.encoding
-        if has_changed(self.A, encoding) or not self.factors_again(mode):
+        if has_changed(self.A, encoding) or not (self.take(self.queued(mode)) or not self.is_wrong("")):
             self.encoding = encoding
             self.online()
-
-    def factors_again(self, mode: str) -> bool:
-        """Whether the GPU's second factorisation is right."""
-        return self.take(self.queued(mode)) or not self.is_wrong("")
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""
@@ -353,10 +350,9 @@ class LuFactorisation(BlockedFactorisation):
     def evidence_of_lines(self, lines: Lines) -> Evidence:
         """Compare all elements of some rows and columns."""
         evidence, (m, n) = FactorEvidence(self.A, self.W, self.pivots), self.W.shape
-        for rows in runs(lines[0]):
-            evidence.compare(rows, slice(0, n), self.K)
-        for columns in runs(lines[1]):
-            evidence.compare(slice(0, m), columns, self.K)
+        columns_of_all = [(slice(0, m), columns) for columns in runs(lines[1])]
+        for rows, columns in [*((rows, slice(0, n)) for rows in runs(lines[0])), *columns_of_all]:
+            evidence.compare(rows, columns, self.K)
         found = evidence.verdict()
         if found.right:
             self.findings.proved(found)

@@ -25,7 +25,12 @@ class LuOptions(FactorOptions):
             raise ValueError(f"unknown mode {self.mode!r}: choose one of {', '.join(MODES)}")
 
     def chosen(self, A: Array) -> tuple[str, str]:
-        """Online or offline, for this matrix, and why."""
+        """Online or offline, for this matrix, and why; on a GPU, what a hook costs."""
+        mode, why = self._chosen(A)
+        hooked = self.queues(A) and self.on_stage is not None
+        return mode, why + "; no graphs and no look-ahead, for on_stage" * hooked
+
+    def _chosen(self, A: Array) -> tuple[str, str]:
         if self.mode != "auto":
             return self.mode, "as asked"
         K, most = min(A.shape), OFFLINE_ON_GPU if is_cupy(A) else OFFLINE_UP_TO

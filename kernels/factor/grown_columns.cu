@@ -2,6 +2,8 @@
 //
 //   flags[c] = not max |W(j:e, c0 + c)| <= most max(|A(:, c0 + c)|, |W(:j, c0 + c)|)
 //
+// where NaN in W counts as infinite.
+//
 // Launch   as many blocks of T1 threads as there are columns
 // Macros   REAL; T1 threads; ENTRY the name of the kernel
 // Storage  W(r, c) = W[r + c ld]; column_largest: moduli, of REAL; flags: a byte for each column

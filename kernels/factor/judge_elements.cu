@@ -5,7 +5,7 @@
 //   reach(c) = sqrt(j) ||U(:j, c)|| + sqrt(b + FLOOR_TERMS) max(|A(:, c)|, |U(:j+b, c)|)
 //   |R(i, c)| <= spread reach(c) + lost, which has to be finite
 //
-// What step J has left counts where it is finite.
+// What step J has left of a column counts if all of it is finite.
 //
 // Launch   as many blocks of T1 threads as there are columns
 // Macros   REAL; T1 threads; ENTRY the name of the kernel

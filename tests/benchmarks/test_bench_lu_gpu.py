@@ -8,7 +8,7 @@ import ctypes
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -259,7 +259,14 @@ class FakeLibrary:
     """
 
     def __init__(self, card: Card) -> None:
-        self.card, self.wrong, self.released, self.made = card, "", 0, 0
+        self.card, self.wrong, self.released, self.made, self.fault = card, "", 0, 0, ""
+
+    @contextlib.contextmanager
+    def planted(self, fault: str) -> Iterator[None]:
+        """Where a fault is found and repaired."""
+        self.fault = fault
+        yield
+        self.fault = ""
 
     def factorisation(self, A: Any, *, encoded: bool = True, checked: bool = False) -> Any:
         if self.wrong == "raises" and checked:
@@ -289,8 +296,9 @@ class FakeLibrary:
             self.card.launch(lambda: None, seconds * (1.5 if self.wrong == "slow" else 1.0))
             found, report = result
             found = tuple(x.view(Array) for x in found) if isinstance(found, tuple) else found.view(Array)
-            if self.wrong == "status":
-                report = Report(Status.CHECKSUM_FAULT, report.operation, report.m, report.k, report.n, report.dtype)
+            if self.wrong == "status" or self.fault:
+                status = Status.CORRECTED if self.fault else Status.CHECKSUM_FAULT
+                report = Report(status, report.operation, report.m, report.k, report.n, report.dtype)
             return (found, report) if options.get("return_report") else found
 
         return called
@@ -355,6 +363,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 def library(card: Card, monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
     made = FakeLibrary(card)
     monkeypatch.setattr(lu_gpu_contenders, "DeviceFactorisation", made.factorisation)
+    monkeypatch.setattr(bench_lu_gpu, "planted", made.planted)
     for function, name in (
         *(("protected_lu_factor", ""), ("protected_lu_solve", "solution"), ("protected_cholesky", "cholesky")),
     ):
@@ -540,36 +549,31 @@ def test_kernels_and_memory_of_a_cell() -> None:
 # ---- phases -------------------------------------------------------------------------------------------------------
 
 
-class FakePlan(lu_gpu_phases.TimedPlan):
-    """A plan of four tasks and an event, each of which takes as many milliseconds as its stream's number."""
+class FakeRun(lu_gpu_phases.TimedRun):
+    """A factorisation of four tasks and an event, each of which takes as many milliseconds as its stream's number."""
 
     card: Card
     TASKS = (("main", "begin"), ("panels", "panel"), ("panels", "record"), ("panels", "panel"), ("main", "bring"))
 
-    def __init__(self, kind: Any, A: Any, watch: Any) -> None:
-        self.ld = self.m = self.n = self.K = A.shape[0]
+    def __init__(self, plan: Any, A: Any, watch: Any) -> None:
         event = sys.modules["cupy"].cuda.Event
-        self._watch, self._clock = watch, (event(), event())
-        self.lanes = SimpleNamespace(handles=lambda main: {"main": main, "panels": 5})  # type: ignore[assignment]
-        self.schedule = [SimpleNamespace(lane=lane, name=name) for lane, name in self.TASKS]  # type: ignore[assignment]
-
-    def borrow(self) -> Any:
-        return "sums"
-
-    def give_back(self, sums: Any) -> None:
-        assert sums == "sums"
-
-    def __call__(self, main: int, A: Any, W: Any, piv: Any, sums: Any, after: Any = None) -> None:
-        assert W.shape == A.shape
+        self._watch, self._clock, self.milliseconds = watch, (event(), event()), []
+        self.plan, self.where = plan, {}
         steps = [lambda stream, where: self.card.launch(lambda: None, 1e-3 * stream)]
-        self._queue([(task, steps) for task in self.schedule], main, {})
+        self._do([(task, steps) for task in plan.schedule], 1)
+
+
+def fake_plan(kind: Any, A: Any) -> Any:
+    tasks = [SimpleNamespace(lane=lane, name=name) for lane, name in FakeRun.TASKS]
+    return SimpleNamespace(schedule=tasks, handles=lambda main: {"main": main, "panels": 5})
 
 
 def test_phases(library: FakeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(FakePlan, "card", library.card, raising=False)
+    monkeypatch.setattr(FakeRun, "card", library.card, raising=False)
     stream = sys.modules["cupy"].cuda.Stream
     monkeypatch.setattr(sys.modules["cupy"].cuda, "ExternalStream", lambda handle: stream(), raising=False)
-    monkeypatch.setattr(lu_gpu_phases, "TimedPlan", FakePlan)
+    monkeypatch.setattr(lu_gpu_phases, "TimedRun", FakeRun)
+    monkeypatch.setattr(lu_gpu_phases, "FactorPlan", fake_plan)
     monkeypatch.setattr(plan.Kind, "of", lambda A, encoded, checked: "kind")
     monkeypatch.setattr(sheet, "RESULTS", tmp_path)
     assert bench_lu_gpu.main(["--phases", "--only", "factor float64 F 64"]) == 0

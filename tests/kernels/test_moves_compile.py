@@ -14,7 +14,7 @@ from tests.support.cubins import Cubins, mostly_tuned
 
 ROUTINES = (
     *("identity", "gate", "exchange_rows", "exchange_solve", "solve_rows", "left_map", "left_rows"),
-    *("measure", "scale_weights", "pivots_to_order"),
+    *("measure", "take_rows", "scale_weights", "pivots_to_order"),
 )
 CONFIGS = [
     MoveKernel(routine, dtype)

@@ -17,6 +17,8 @@ from abft_tsm2.linalg.device import plan
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.schedule import Task
+from abft_tsm2.linalg.outcome import Findings
+from benchmarks.lu_gpu_contenders import planted
 from tests.support.factor_cases import DTYPES, lu_outside
 from tests.support.lu_matrices import MATRICES, MAY_OVERFLOW, NEAR_TIES
 from tests.support.planting import normal
@@ -337,3 +339,60 @@ def test_no_alarm_without_a_fault() -> None:
         for mode in ("online", "offline"):
             report = protected_lu_factor(a, mode=mode, return_report=True)[1]
             assert report.status is Status.CLEAN
+
+
+# ---- steps that are read on the way ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+def test_verdicts_that_are_read_on_the_way_change_no_bit(dtype: Any) -> None:
+    a = cupy.asarray(normal(1500, 1500, dtype=dtype))
+    once, found = DeviceFactorisation(a, checked=True), []
+    once.wait()
+    for _ in range(3):  # launches, graphs that are recorded, and these graphs again
+        findings = Findings()
+        run = DeviceFactorisation(a, checked=True, findings=findings)
+        run.wait()
+        assert run.clean
+        assert not findings.statuses
+        found.append((run.W.get(), run.piv.get()))
+        run.release()
+        del run
+    for W, piv in found:
+        np.testing.assert_array_equal(W, once.W.get())
+        np.testing.assert_array_equal(piv, once.piv.get())
+    once.release()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+@pytest.mark.parametrize(("fault", "repair"), [("trailing", "steps late"), ("finished L", "from A")])
+@pytest.mark.parametrize("n", [1500, 3000])
+def test_a_fault_costs_the_steps_since_then(n: int, fault: str, repair: str, dtype: Any) -> None:
+    a = normal(n, n, dtype=dtype)
+    right = linalg.lapack.get_lapack_funcs("getrf", (a,))(a)[1]
+    for _ in range(3):
+        with planted(fault):
+            lu, piv, report = factored(a)
+        assert report.status is Status.CORRECTED
+        assert len(report.faults) == 1
+        assert repair in report.faults[0].repair
+        check(a, lu, piv, report)
+        assert np.count_nonzero(piv != right) <= 2  # where two candidates are equal but for rounding
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_a_hook_sees_the_stages(mode: str) -> None:
+    stages: list[str] = []
+    a = normal(500, 500)
+
+    def hook(stage: str, arrays: Any) -> None:
+        stages.append(stage)
+        if stage in ("updated", "factored") and stages.count(stage) == 1:
+            arrays["W"][450, 300] += 3.0
+
+    lu, piv, report = factored(a, mode, on_stage=hook)
+    assert report.status is Status.CORRECTED
+    assert "no graphs" in report.mode
+    check(a, lu, piv, report)
+    assert {"inputs", "encoded"} <= set(stages)
+    assert "repaired" in stages or mode == "offline"

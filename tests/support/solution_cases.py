@@ -80,10 +80,12 @@ class ScipyBlas:
         self._matrix(real, C, m, n, ldc)[...] += real(alpha) * (a @ self._matrix(real, B, k, n, ldb))
 
     def _gemv(self, real: Any, op: int, m: int, n: int, alpha: float, A: int, lda: int, x: int, *rest: Any) -> None:
-        step, beta, y, _ = rest
+        step, beta, y, step_y = rest
         lines, terms = (n, m) if op else (m, n)
-        assert step == 1
-        self._gemm(real, op, 0, lines, 1, terms, alpha, A, lda, x, terms, beta, y, lines)
+        assert beta == 1.0
+        a = self._matrix(real, A, m, n, lda)
+        product = self._matrix(real, x, 1, terms, step) @ (a if op else a.T)
+        self._matrix(real, y, 1, lines, step_y)[...] += real(alpha) * product
 
 
 def install(patch: pytest.MonkeyPatch, cache: Path) -> ScipyBlas:

@@ -36,18 +36,16 @@ class Buffers:
         By lane, rows on their way to U.
     map, ends, first_ends, scratch : arrays
         Of the exchanges left of each step; `ends` is where each panel's rows are in order now.
-    g, y, biggest, parts, moduli, initial, constants : float64 arrays
+    line_sums : (4, K) float64 array
+        g, y, and both as the certificate finds them: `g_again`, `y_again`.
+    biggest, parts, moduli, initial, constants : float64 arrays
         Of the steps' checks.
     kept : (KEPT, m + n + 3) float64 array
         What steps carry, before each of the last ones.
-    g_again, y_again, largest, column_parts, row_parts, largest_parts, state : float64 arrays
+    largest, column_parts, row_parts, largest_parts, state : float64 arrays
         Of the certificate.
     """
 
-    g: Array
-    y: Array
-    g_again: Array
-    y_again: Array
     state: Array
 
     def __init__(
@@ -69,8 +67,10 @@ class Buffers:
             self.map = cupy.empty((panels, m), cupy.int32)
             self.scratch = cupy.empty(left.scratch_elements, dtype)
         of_rows = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
-        sizes = {"g": K, "y": K, "biggest": K, "parts": of_rows, "moduli": 2, "state": 3}
-        sizes |= {"g_again": K, "y_again": K, "largest": K}
+        self.line_sums = cupy.zeros((4, K))
+        self.g, self.y, self.g_again, self.y_again = self.line_sums
+        sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "state": 3}
+        sizes |= {"largest": K}
         parts = {"column_parts": 2 * tiles.column_parts, "row_parts": 2 * tiles.row_parts}  # with squares
         sizes |= {**parts, "largest_parts": tiles.column_parts}
         for name, size in sizes.items():
@@ -130,6 +130,10 @@ class RunSums:
     def on_device(self, name: str, dtype: Any = np.float64) -> Any:
         """One of the arrays, on the device."""
         return self._device[self._slices[name]].view(dtype)
+
+    def between(self, first: str, last: str) -> Any:
+        """Two arrays and those that lie between them, on the device."""
+        return self._device[self._slices[first].start : self._slices[last].stop]
 
     def on_host(self, name: str, dtype: Any = np.float64) -> Any:
         """One of those that were brought."""

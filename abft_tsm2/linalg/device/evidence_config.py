@@ -63,4 +63,5 @@ def judged_by(dtype: str, terms: int) -> tuple[float, float, float]:
     """What an element may be off for each unit of its reach, operations that it is granted, and what underflow takes
     from sums of so many terms."""
     stored = FLOATS[dtype]
-    return factored_element(stored, 1.0, -int(FLOOR_TERMS)), FLOOR_TERMS, factored_element(stored, 0.0, terms)
+    granted = float(FLOOR_TERMS)  # a launch takes what is no float for an integer
+    return factored_element(stored, 1.0, -FLOOR_TERMS), granted, factored_element(stored, 0.0, terms)

@@ -12,7 +12,9 @@ from typing import Any
 from abft_tsm2.core.launch import Where
 from abft_tsm2.linalg.device.schedule import CHECKS, LANES, LEFT, MAIN, PANELS, PRODUCTS, ROWS
 
-PRIORITIES = {PANELS: -5, LEFT: -5, ROWS: -2, PRODUCTS: -1, CHECKS: 0}
+EARLY_CHECKS = "early checks"
+PRIORITIES = {PANELS: -5, LEFT: -5, ROWS: -2, PRODUCTS: -1, CHECKS: 0, EARLY_CHECKS: -2}
+"""Of streams; of two for checks, the second one for steps so long that verdicts are to come before a product ends."""
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use on a stream: what NVIDIA recommends for Hopper
 _OPERATION_NONE = 0
 
@@ -57,9 +59,10 @@ class Lanes:
             self.blas[lane] = handle
         self.solver = cusolver.create()
 
-    def handles(self, main: int) -> dict[str, int]:
-        """Handles of the streams; that of the caller among them."""
-        return {lane: main if lane == MAIN else self.streams[lane].ptr for lane in LANES}
+    def handles(self, main: int, *, early: bool = False) -> dict[str, int]:
+        """Handles of the streams; that of the caller among them, and for the checks the one for `early` verdicts."""
+        found = {lane: main if lane == MAIN else self.streams[lane].ptr for lane in LANES}
+        return found | {CHECKS: self.streams[EARLY_CHECKS if early else CHECKS].ptr}
 
 
 _kept = threading.local()
@@ -108,9 +111,8 @@ class PreparedProduct:
     def __init__(
         self, lanes: Lanes, lane: str, dtype: str, sizes: Any, alpha: float, A: Any, B: Any, beta: float, C: Any
     ):
-        real = ctypes.c_double if dtype == "float64" else ctypes.c_float
         self._call = cublas_library().cublasDgemm_v2 if dtype == "float64" else cublas_library().cublasSgemm_v2
-        factors = tuple(ctypes.pointer(real(x)) for x in (alpha, beta))
+        factors = _factor(dtype, alpha), _factor(dtype, beta)
         self._operands = tuple((ctypes.c_void_p(), *place) for place, _ in (A, B, C))
         (a, *_), (b, *_), (c, *_) = self._operands
         lda, ldb, ldc = (ctypes.c_int(leading) for _, leading in (A, B, C))
@@ -125,6 +127,43 @@ class PreparedProduct:
         status = self._call(*self._arguments)
         if status:
             check_status(status)
+
+
+@functools.lru_cache(maxsize=64)
+def _factor(dtype: str, value: float) -> Any:
+    """A number where cuBLAS reads it."""
+    return ctypes.pointer((ctypes.c_double if dtype == "float64" else ctypes.c_float)(value))
+
+
+def add_product(lanes: Lanes, lane: str, dtype: str, alpha: float, A: Any, B: Any, C: Any) -> None:
+    """Queue ``C += alpha A B`` on the stream of a lane: CuPy matrices, not empty, with contiguous columns.
+
+    Parameters
+    ----------
+    lanes : Lanes
+    lane : str
+    dtype : {"float64", "float32"}
+    alpha : float
+    A : (m, k) array
+    B : (k, n) array
+    C : (m, n) array
+    """
+    (m, n), k, letter = C.shape, A.shape[1], "D" if dtype == "float64" else "S"
+    (a, lda), (b, ldb), (c, ldc) = (
+        (ctypes.c_void_p(X.data.ptr), ctypes.c_int(max(X.shape[0], X.strides[1] // X.itemsize))) for X in (A, B, C)
+    )
+    none, one, factor, sum_ = ctypes.c_int(0), ctypes.c_int(1), _factor(dtype, alpha), _factor(dtype, 1.0)
+    handle, library = lanes.blas[lane], cublas_library()
+    sizes = m_, n_, k_ = ctypes.c_int(m), ctypes.c_int(n), ctypes.c_int(k)
+    line = getattr(library, f"cublas{letter}gemv_v2")  # of which gemm would make milliseconds
+    if n == 1:
+        status = line(handle, none, m_, k_, factor, a, lda, b, one, sum_, c, one)
+    elif m == 1:  # C' += alpha B' A'
+        status = line(handle, one, k_, n_, factor, b, ldb, a, lda, sum_, c, ldc)
+    else:
+        whole = getattr(library, f"cublas{letter}gemm_v2")
+        status = whole(handle, none, none, *sizes, factor, a, lda, b, ldb, sum_, c, ldc)
+    check_status(status)
 
 
 class LibraryPanel:

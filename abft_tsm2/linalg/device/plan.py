@@ -135,6 +135,10 @@ class FactorPlan:
             return self._wait(task.lane, task.numbers[0], EXTERNAL)
         return []
 
+    def handles(self, main: int) -> dict[str, int]:
+        """Of the streams by lane. Where steps are long, verdicts come before their products end."""
+        return self.lanes.handles(main, early=not all(part.whole for part in self.schedule.parts))
+
     def borrow(self) -> RunSums:
         """Memory for what a run leaves, until it is given back."""
         if self._free:

@@ -10,7 +10,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.core.graphs import Graph
 from abft_tsm2.core.launch import Step
 from abft_tsm2.linalg.device.buffers import RunSums
-from abft_tsm2.linalg.device.schedule import CHECKS, LANES, MAIN, Part, Task
+from abft_tsm2.linalg.device.schedule import CHECKS, LANES, MAIN, Segment, Task
 
 if TYPE_CHECKING:
     from abft_tsm2.linalg.device.plan import FactorPlan
@@ -31,7 +31,7 @@ class GraphsOfRuns:
         self._graphs: OrderedDict[tuple[int, RunSums], list[Graph | None]] = OrderedDict()
 
     def of(
-        self, key: tuple[int, RunSums], parts: list[Part], queue: Callable[[int, Part], None]
+        self, key: tuple[int, RunSums], parts: list[Segment], queue: Callable[[int, Segment], None]
     ) -> list[Graph | None] | None:
         """Those of a run, recorded when it comes a second time; None for a part that cannot be recorded alone."""
         found = self._graphs.pop(key, None)
@@ -105,7 +105,7 @@ class QueuedRun:
         else:
             self._queue(plan.calls[start:stop])
         if number < len(plan.judged):
-            stream = self._main if whole else plan.lanes.streams[CHECKS].ptr
+            stream = self._main if whole else plan.handles(self._main)[CHECKS]
             runtime.eventRecord(plan.judged[number].ptr, stream)
 
     def verdict(self, step: int) -> int:
@@ -120,6 +120,21 @@ class QueuedRun:
     def certificate(self) -> None:
         """Verify finished factors again."""
         self._alone(self.plan.schedule.certificate)
+
+    def before(self, stream: int) -> None:
+        """Let all that is queued come before what follows on a stream."""
+        from cupy.cuda import runtime
+
+        for handle in self.plan.handles(self._main).values():
+            runtime.eventRecord(self.plan.forked.ptr, handle)
+            runtime.streamWaitEvent(stream, self.plan.forked.ptr)
+
+    def behind(self, stream: int) -> None:
+        """Let what follows come behind what is queued on a stream."""
+        from cupy.cuda import runtime
+
+        runtime.eventRecord(self.plan.forked.ptr, stream)
+        runtime.streamWaitEvent(self._main, self.plan.forked.ptr)
 
     def again(self, name: str, stream: int) -> None:
         """Queue the first task of this name on another stream, alone."""
@@ -145,7 +160,7 @@ class QueuedRun:
         """Queue some tasks, for which all streams wait, and which all streams wait for."""
         from cupy.cuda import runtime
 
-        event, handles = self.plan.forked.ptr, self.plan.lanes.handles(self._main)
+        event, handles = self.plan.forked.ptr, self.plan.handles(self._main)
         others = [handles[lane] for lane in LANES if lane != MAIN]
         runtime.eventRecord(event, self._main)
         for stream in others:
@@ -155,14 +170,14 @@ class QueuedRun:
             runtime.eventRecord(event, stream)
             runtime.streamWaitEvent(self._main, event)
 
-    def _record(self, recorder: int, part: Part) -> None:
+    def _record(self, recorder: int, part: Segment) -> None:
         self._do(self.plan.recorded[part.start : part.stop], recorder)
 
     def _queue(self, calls: Calls) -> None:
         self._do(calls, self._main, self._after)
 
     def _do(self, calls: Calls, main: int, after: After | None = None) -> None:
-        handles, where = self.plan.lanes.handles(main), self.where
+        handles, where = self.plan.handles(main), self.where
         for task, steps in calls:
             stream = handles[task.lane]
             for step in steps:

@@ -36,8 +36,8 @@ from abft_tsm2.core.launch import Step as Queued
 from abft_tsm2.linalg.device import evidence_config, move_config
 from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD, RunSums
 from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
-from abft_tsm2.linalg.device.lanes import PreparedProduct, current
-from abft_tsm2.linalg.device.plan import FIXED, FactorPlan
+from abft_tsm2.linalg.device.lanes import add_product, current
+from abft_tsm2.linalg.device.plan import FactorPlan
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.schedule import PRODUCTS, Step
 from abft_tsm2.linalg.encode import wide
@@ -50,7 +50,9 @@ ROW, COLUMN, JUDGED = 1, 2, 8
 """Status of a step, as kernels/factor/judge_step.cu leaves it: a row, or a column, is not right; it was judged."""
 ACROSS = 8192  # columns of a temporary array
 GROWN = 8.0  # times A's column: U' that is larger has cost T' digits of T
+PREFERENCE = 1.0  # of the way from A: up to so many times its multiplications, the other one is taken
 LOST = 64  # columns of which that may be true
+BEYOND = 16.0  # bounds: no norms of lines, if computed, would explain a residual of so many
 ATTEMPTS = 2  # to come to agree with a step, the second one from A alone
 INNOCENT = 3  # steps that evidence has found right, after which it is left to the end
 LINES = 32  # finished lines that have changed
@@ -88,7 +90,7 @@ class DeviceRepair:
         self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
         self.stream, self.dtype = self.plan.lanes.streams[PRODUCTS], self.plan.kind.dtype
         m, n = self.plan.m, self.plan.n
-        self._found = cupy.empty(COUNTS + -(-(m + n) // WORD), np.uint64)
+        self._found = cupy.empty(COUNTS + -(-(m + 2 * n) // WORD), np.uint64)
 
     def begins_again(self, number: int, queued: int) -> int | None:
         """The step to go on with where one that is suspected is wrong: W is what that step found, but for the first,
@@ -98,12 +100,10 @@ class DeviceRepair:
         """
         if self.attempts.get(number, 0) == ATTEMPTS or self.innocent == INNOCENT:
             return None
-        import cupy
-
-        cupy.cuda.runtime.deviceSynchronize()
         with current(self.stream):
+            self.run.before(self.stream.ptr)
             again = self._settled(number, queued)
-            self.stream.synchronize()
+            self.run.behind(self.stream.ptr)
         return again
 
     def _settled(self, number: int, queued: int) -> int | None:
@@ -111,7 +111,7 @@ class DeviceRepair:
         orders = to_host(self.buffers.order[first : last + 1])
         if self._is_fine(number, orders):
             return None
-        found = self._evidence(number, orders)
+        found, lost = self._evidence(number, queued, orders)
         if found is None:  # A is not finite, or what was made of it
             self.innocent = INNOCENT
             return None
@@ -124,11 +124,15 @@ class DeviceRepair:
         self.attempts[number] = before + 1
         if not found.right:
             self._note(number, queued, found)
-        return self._taken_back(number, queued, orders, undo=not (before or changed))
+        return self._taken_back(number, queued, orders, None if before or changed else lost)
 
     def _begin_of(self, number: int) -> int:
         """The first column of a step, or the end of the last one."""
         return self.steps[number].j if number < len(self.steps) else self.plan.K
+
+    def _rest(self, queued: int) -> int:
+        """The first column behind the panels that are factored."""
+        return self.steps[queued].j1 if queued < len(self.steps) else self.plan.K
 
     def _note(self, number: int, queued: int, found: Evidence) -> None:
         step, late = self.steps[number], queued - number
@@ -149,10 +153,12 @@ class DeviceRepair:
         (j, j1), most = step, max(self.W.shape)
         if not self._are_orders(step, orders):
             return False
+        judged = to_host(sums.between("step_residuals", "step_bounds")).reshape(2, 2, most)
+        lines = [judged[:, side, j:j1] for side in (0, 1)]
+        if not all((np.abs(residual) <= BEYOND * bound).all() for residual, bound in lines):
+            return False
         self._bring_left(j)
-        for side in (0, 1):
-            at = slice(side * most + j, side * most + j1)
-            residual, bound = (to_host(sums.on_device(f"step_{name}")[at]) for name in ("residuals", "bounds"))
+        for side, (residual, bound) in enumerate(lines):
             squares = self._squares(step, side) if status & (ROW, COLUMN)[side] else bound
             if np.any(suspected(status, side, residual, bound, squares, self.dtype)):
                 return False
@@ -179,42 +185,50 @@ class DeviceRepair:
 
     # -- evidence --
 
-    def _evidence(self, number: int, orders: Any) -> Evidence | None:
+    def _evidence(self, number: int, queued: int, orders: Any) -> tuple[Evidence | None, list[int]]:
         """Compare L(j:, J) U(J, J) and L(J, J) U(J, j1:) with what A and the factors so far make of them; None where
-        nothing is known of that, for it is not finite."""
+        nothing is known of that, for it is not finite. And columns of the rest in which U, since then, is larger than
+        what A and U were before."""
+        import cupy
+        from cupy.cuda import runtime
 
         step, (m, n) = self.steps[number], self.W.shape
-        (j, j1), b, schedule = step, step.width, self.plan.schedule
+        (j, j1), b = step, step.width
         if not self._are_orders(step, orders):
-            return Evidence(columns=set(range(j, j1)), count=b, magnitude=float("nan"))
-        (before, _), (after, places) = self.plan.order(j), self.plan.order(j1)
+            return Evidence(columns=set(range(j, j1)), count=b, magnitude=float("nan")), []
+        orders_ = (before, _), (after, _) = self.plan.order(j), self.plan.order(j1)
         self._bring_left(j)
-        self._found[...] = 0
+        runtime.memsetAsync(self._found.data.ptr, 0, self._found.nbytes, self.stream.ptr)
         panel, L, corner, U = (self._empty(*shape) for shape in ((m - j, b), (m - j, b), (b, b), (b, b)))
         self._from_A(before + 4 * j, slice(j, j1), panel)
         self._subtract(self.W[j:, :j], self.W[:j, j:j1], panel)
-        made = "W", self.plan.ld, m, j, b, before, places, *(x.data.ptr for x in (L, corner, U))
-        limit = largest_multiplier(FLOATS[self.dtype])
-        self._evidence_kernel(
-            "step_factors", evidence_config.step_factors(m - j, b), *made, limit, self._found.data.ptr
-        )
+        came = cupy.empty(b, np.int32)
+        values = "W", self.plan.ld, m, j, b, *orders_[0], *orders_[1], *(x.data.ptr for x in (came, L, corner, U))
+        more = largest_multiplier(FLOATS[self.dtype]), self._found.data.ptr
+        self._evidence_kernel("step_factors", evidence_config.step_factors(m - j, b), *values, *more)
         self._subtract(L, U, panel)
         self._judge(panel, step, j)
         if j1 < n:
             rows = self._empty(b, n - j1)
             self._from_A(after + 4 * j, slice(j1, n), rows)
-            at = self.buffers.places[schedule.snapshot(j)][self.buffers.order[schedule.snapshot(j1)][j:j1]]
-            self._subtract(self._left(at, j), self.W[:j, j1:], rows)
+            self._subtract(self._left(came, j), self.W[:j, j1:], rows)
             self._subtract(corner, self.W[j:j1, j1:], rows)
             self._judge(rows, step, j1)
+        rest, e = self._rest(queued), self._begin_of(queued)
+        if rest < n:
+            to = self._found.data.ptr + WORD * COUNTS + m + n + rest
+            values = "W", self.plan.ld, j, e, rest, "column_largest", GROWN, to
+            self._evidence_kernel("grown_columns", evidence_config.by_columns(n - rest), *values)
         counts = to_host(self._found)
-        flags = counts[COUNTS:].view(np.uint8)[: m + n]
+        flags = counts[COUNTS:].view(np.uint8)[: m + 2 * n]
+        of_rows, of_columns, lost = (set(np.flatnonzero(x).tolist()) for x in np.split(flags, [m, m + n]))
         if counts[UNBOUNDED]:
-            return None
+            return None, []
         wrong = int(counts[WRONG]) or int(counts[LARGE_MULTIPLIERS])
-        rows, columns = (set(np.flatnonzero(x).tolist()) for x in (flags[:m], flags[m:]))
+        if not counts[WRONG]:
+            of_columns = set(range(j, j1))
         farthest = float(counts[FARTHEST : FARTHEST + 1].view(np.float64)[0])
-        return Evidence(rows=rows, columns=columns, count=wrong, magnitude=farthest)
+        return Evidence(rows=of_rows, columns=of_columns, count=wrong, magnitude=farthest), sorted(lost)
 
     def _judge(self, residual: Array, step: Step, c0: int) -> None:
         """Of the rows from j on."""
@@ -225,21 +239,23 @@ class DeviceRepair:
 
     # -- the way back --
 
-    def _taken_back(self, number: int, queued: int, orders: Any, *, undo: bool) -> int:
-        """Make W what the step found, from what updates have left where `undo` allows it; the number of the step, or 0
-        where that cannot be."""
+    def _taken_back(self, number: int, queued: int, orders: Any, lost: list[int] | None) -> int:
+        """Make W what the step found, from what updates have left but for columns that are `lost`, or from A alone; the
+        number of the step, or 0 where that cannot be."""
+        import cupy
+
         (j, _), (m, n) = self.steps[number], self.W.shape
         self.sums.status[number:] = 0
         if not number or not _is_order(orders[0]):
             return 0
-        e, e1 = self.steps[queued] if queued < len(self.steps) else (self.plan.K, self.plan.K)
+        e, e1 = self._begin_of(queued), self._rest(queued)
         moved = (orders != orders[:1]).any(axis=0)
         moved[:j], moved[j:e] = False, True
-        lost = self._lost(slice(j, e), slice(e1, n))
-        from_A, again = float(m - j) * (n - j) * j, np.count_nonzero(moved) * float(n - e1) * j
-        undone = float(m - e) * (n - e1) * (e - j) + again + float(m - j) * (e1 - j + len(lost)) * j
-        if undo and undone < from_A and len(lost) <= LOST:
-            self._undo(j, e, e1, from_host(np.flatnonzero(moved).astype(np.int32), self.W))
+        from_A, again = float(m - j) * (n - j) * j, float(np.count_nonzero(moved)) * (n - e1) * j
+        undone = float(m - e) * (n - e1) * (e - j) + again + float(m - j) * (e1 - j + len(lost or ())) * j
+        if lost is not None and len(lost) <= LOST and undone < PREFERENCE * from_A:
+            at = np.flatnonzero(moved)
+            self._undo(j, e, e1, *cupy.asarray(np.stack([at, orders[0][at]]).astype(np.int32)))
             for c in lost:
                 self._rebuild(slice(c, c + 1), j)
             self.findings.multiplications += undone
@@ -249,9 +265,9 @@ class DeviceRepair:
         self._carry(number)
         return number
 
-    def _undo(self, j: int, e: int, e1: int, moved: Array) -> None:
-        """T from T', but for columns in which that has lost it: rows that have moved are computed from A."""
-        rows = self.buffers.order[self.plan.schedule.snapshot(j)][moved]
+    def _undo(self, j: int, e: int, e1: int, moved: Array, rows: Array) -> None:
+        """T from T', but for columns in which that has lost it: rows of A that have moved to these places are computed
+        from A."""
         left = self._left(moved, j)
         for c0 in range(e1, self.plan.n, ACROSS):
             columns = slice(c0, min(c0 + ACROSS, self.plan.n))
@@ -261,19 +277,6 @@ class DeviceRepair:
             self._subtract(left, self.W[:j, columns], X)
             self._take(X, 0, self.W[:, columns], len(moved), moved.data.ptr)
         self._rebuild(slice(j, e1), j)
-
-    def _lost(self, rows: slice, columns: slice) -> list[int]:
-        """Columns in which U' is larger than what A and U have been."""
-        import cupy
-
-        count = columns.stop - columns.start
-        if not count:
-            return []
-        flags = cupy.empty(count, np.uint8)
-        values = "W", self.plan.ld, rows.start, rows.stop, columns.start, "column_largest", GROWN, flags.data.ptr
-        self._evidence_kernel("grown_columns", evidence_config.by_columns(count), *values)
-        found: list[int] = (np.flatnonzero(to_host(flags)) + columns.start).tolist()
-        return found
 
     def _rebuild(self, columns: slice, j: int) -> None:
         """W(j:, columns) from A: what step j:j1 found there."""
@@ -303,19 +306,22 @@ class DeviceRepair:
             found = self._repaired_lines(self.plan.K)
             self.sums.on_device("verified")[...] = 0
             self.buffers.state[...] = self.buffers.initial
-            self.stream.synchronize()
+            self.run.behind(self.stream.ptr)
         return found
 
     def _finished_before(self, number: int) -> bool:
-        """The same of what is finished before a step. The order of the rows at the end is not known yet: its place is
-        that of now."""
-        j = self.steps[number].j
+        """The same of what is finished before a step. For that the order of then takes the place of the last one, which
+        may be there already."""
+        j, snapshot = self.steps[number].j, self.plan.schedule.snapshot
         if not j:
             return False
-        snapshots = self.buffers.order
-        snapshots[self.plan.schedule.snapshot(self.plan.K)] = snapshots[self.plan.schedule.snapshot(j)]
+        last = self.buffers.order[snapshot(self.plan.K)]
+        before = last.copy()
+        last[...] = self.buffers.order[snapshot(j)]
         self.run.again("sum_factors", self.stream.ptr)
-        return self._repaired_lines(j)
+        found = self._repaired_lines(j)
+        last[...] = before
+        return found
 
     def _repaired_lines(self, finished: int) -> bool:
         """Compute lines of the first factors again that have changed, their rows in the last order; whether there are
@@ -323,7 +329,8 @@ class DeviceRepair:
         order = to_host(self.buffers.order[self.plan.schedule.snapshot(self.plan.K)])
         if not _is_order(order):
             return False
-        rows, columns = self._changed(finished, order)
+        with np.errstate(all="ignore"):
+            rows, columns = self._changed(finished, order)
         if not 0 < len(rows) + len(columns) <= LINES:
             return False
         for r in rows:
@@ -335,20 +342,21 @@ class DeviceRepair:
     def _changed(self, K: int, order: Any) -> tuple[list[int], list[int]]:
         """The first rows of U and columns of L whose sums are no longer what they were
         (`abft_tsm2.linalg.certify.changed`)."""
-        b, plan, sums = self.buffers, self.plan, self.sums
-        g, y, wL, Uv = (to_host(x)[:K] for x in (b.g, b.y, b.g_again, b.y_again))
-        row_floor, column_floor, w = (to_host(sums.on_device(x)) for x in ("row_floor", "column_floor", "w"))
-        pivots = np.abs(to_host(namespace(self.W).linalg.diagonal(self.W)[:K]).astype(np.float64))
-        with np.errstate(all="ignore"):
-            tails = np.sqrt(np.cumsum(w[order][::-1] ** 2)[::-1])[:K]
-            sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tails)
-            columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), plan.m))
-            rows = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
+        plan, sums = self.plan, self.sums
+        g, y, wL, Uv = to_host(self.buffers.line_sums)[:, :K]
+        w = to_host(sums.on_device("w"))
+        row_floor, column_floor = np.split(to_host(sums.between("row_floor", "column_floor")), [plan.m])
+        pivots = np.abs(to_host(self.W.diagonal())[:K].astype(np.float64))
+        tails = np.sqrt(np.cumsum(w[order][::-1] ** 2)[::-1])[:K]
+        sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tails)
+        columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), plan.m))
+        rows = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
         return np.flatnonzero(rows).tolist(), np.flatnonzero(columns).tolist()
 
     def _row(self, r: int) -> None:
         """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong."""
-        new, n = self._empty(1, self.plan.n - r), self.plan.n
+        n = self.plan.n
+        new = self._empty(1, n - r)
         self._from_A(self.plan.order(self.plan.K)[0] + 4 * r, slice(r, n), new)
         part = to_host(new)
         self._subtract(self.W[r : r + 1, :r], self.W[:r, r:], new)
@@ -375,7 +383,7 @@ class DeviceRepair:
         and now; None where there are none."""
         depth, kept = first[1], to_host(old)
         sizes = np.maximum(np.abs(new), np.abs(part)).astype(np.float64)
-        sizes = np.maximum(sizes, np.median(sizes))
+        sizes = np.maximum(sizes, np.mean(sizes))
         reach = math.sqrt(depth + FLOOR_TERMS) * sizes
         differ, distance = differing(kept, new, factored_element(FLOATS[self.dtype], reach, depth + 1))
         if not differ.any():
@@ -432,11 +440,8 @@ class DeviceRepair:
 
     def _add(self, alpha: float, L: Array, U: Array, C: Array) -> None:
         """C += alpha L U, all of them with contiguous columns."""
-        if 0 in (*C.shape, L.shape[1]):
-            return
-        A, B, to = (((FIXED, X.data.ptr), max(X.shape[0], X.strides[1] // X.itemsize)) for X in (L, U, C))
-        sizes = *C.shape, L.shape[1]
-        self._queue([PreparedProduct(self.plan.lanes, PRODUCTS, self.dtype, sizes, alpha, A, B, 1.0, to)])
+        if 0 not in (*C.shape, L.shape[1]):
+            add_product(self.plan.lanes, PRODUCTS, self.dtype, alpha, L, U, C)
 
     def _bring_left(self, j: int) -> None:
         """L(:, :j) with its rows in the order of step j:j1. They move once more when all steps are done."""
@@ -449,7 +454,7 @@ class DeviceRepair:
         columns = "W", plan.ld, plan.m, j, b["ends"], b["map"], b["scratch"] if rows else 0, rows
         self._queue(plan.move("left_map", move_config.left_map(plan.m, panels), *orders))
         self._queue(plan.move("left_rows", plan.left.launch, *columns))
-        b.ends[:panels] = namespace(b.ends).maximum(b.ends[:panels], j)
+        b.ends[:panels] = j
 
 
 def suspected(status: int, side: int, residual: Any, bound: Any, squares: Any, dtype: str) -> Any:

@@ -32,7 +32,7 @@ class Task(NamedTuple):
     numbers: tuple[int, ...] = ()
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """Tasks start:stop, which are queued together.
 
     Attributes
@@ -101,7 +101,7 @@ class Schedule:
         Those that a stream does one after the other, in an order in which a host may queue all of them.
     prefix, prefix_events : int
         How many tasks, and events, come first that read A itself.
-    parts : list of Part
+    parts : list of Segment
         Of the tasks behind the prefix: one, or those of each step and of what follows the last.
     panels : list of slice
         The tasks that factor the panels of each step.
@@ -126,7 +126,7 @@ class Schedule:
         self.tracked, self.staged = tracked, staged
         self.chunk = chunk or (CHUNK if n > LARGE and not staged else n)
         self.tasks: list[Task] = []
-        self.parts: list[Part] = []
+        self.parts: list[Segment] = []
         self.panels: list[slice] = []
         self.events = 0
         self._updated: list[tuple[int, int, int]] = []  # columns that the last step has updated by then: an event
@@ -176,7 +176,7 @@ class Schedule:
         return forked
 
     def _end_part(self, whole: bool) -> None:
-        self.parts.append(Part(self.parts[-1].stop if self.parts else self.prefix, len(self.tasks), whole))
+        self.parts.append(Segment(self.parts[-1].stop if self.parts else self.prefix, len(self.tasks), whole))
 
     def _stage(self, name: str, step: Step | None = None) -> None:
         """Where a hook is called, which sees all that has been queued, and nothing of what follows."""

@@ -1,0 +1,282 @@
+"""Faults in an LU on a GPU, on the CPU: found while later steps are under way, and repaired from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import linalg
+
+from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_factor
+from abft_tsm2.linalg import lu as lu_module
+from abft_tsm2.linalg.device import repair
+from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
+from abft_tsm2.linalg.device.queued import QueuedRun
+from abft_tsm2.linalg.device.repair import DeviceRepair
+from abft_tsm2.linalg.outcome import Findings
+from tests.support import lu_on_cpu
+from tests.support.factor_cases import lu_outside
+from tests.support.lu_on_cpu import on_card
+from tests.support.planting import normal
+
+N = 520  # steps of 128 columns, and one of 8
+Change = Callable[[Mapping[str, Any]], None]
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> Any:
+    given = lu_module.as_array  # which takes this CuPy's arrays for NumPy's
+    monkeypatch.setattr(lu_module, "as_array", lambda x, *more, **named: on_card(given(x, *more, **named)))
+    return lu_on_cpu.install(monkeypatch, build_cache)
+
+
+class Once:
+    """A hook that changes arrays once, at a stage of the step that begins with a column."""
+
+    def __init__(self, stage: str, column: int | None, change: Change) -> None:
+        self.at, self.change, self.done, self.repaired = (stage, column), change, False, 0
+
+    def __call__(self, stage: str, arrays: Mapping[str, Any]) -> None:
+        self.repaired += stage == "repaired"
+        column = arrays["step"][0] if "step" in arrays else None
+        if (stage, column) == self.at and not self.done:
+            self.done = True
+            self.change(arrays)
+
+
+def put(name: str, where: Any, value: float) -> Change:
+    def change(arrays: Mapping[str, Any]) -> None:
+        arrays[name][where] = value
+
+    return change
+
+
+def tracked(a: np.ndarray, hook: Any = None) -> tuple[DeviceFactorisation, Findings]:
+    findings = Findings()
+    run = DeviceFactorisation(on_card(a), checked=True, findings=findings, hook=hook)
+    run.wait()
+    return run, findings
+
+
+def require_right(run: DeviceFactorisation, a: np.ndarray) -> None:
+    assert run.clean
+    np.testing.assert_array_equal(run.piv, linalg.get_lapack_funcs("getrf", (a,))(a)[1])
+    assert not lu_outside(np.asarray(run.W), np.asarray(run.piv), a).any()
+
+
+# ---- steps ---------------------------------------------------------------------------------------------------------
+
+STEPS = {
+    "a trailing element": ("updated", 128, put("W", (450, 400), 37.0), "element"),
+    "of the next panel": ("updated", 128, put("W", (450, 260), 37.0), "element"),
+    "of the next row of U": ("updated", 128, put("W", (258, 400), 37.0), None),
+    "a huge one": ("updated", 0, put("W", (450, 300), 1e30), "element"),
+    "NaN": ("updated", 0, put("W", (400, 300), np.nan), None),
+    "Inf in a row": ("updated", 0, put("W", (129, 450), np.inf), None),
+    "a row": ("updated", 128, put("W", (450, slice(256, None)), 5.0), None),
+    "a column": ("updated", 128, put("W", (slice(256, None), 400), 5.0), None),
+    "a block": ("updated", 128, put("W", (slice(400, 450), slice(400, 450)), 1.0), "block"),
+    "L before it is used": ("panel", 128, put("W", (500, 150), 0.75), None),
+    "a multiplier": ("panel", 128, put("W", (500, 150), 1.5), None),
+    "U of a panel": ("panel", 128, put("W", (150, 170), 9.0), None),
+    "U before it is used": ("solved", 128, put("W", (150, 400), 9.0), None),
+    "in the first step": ("panel", 0, put("W", (500, 100), 0.75), None),
+    "in the last but one": ("updated", 256, put("W", (515, 500), 37.0), "element"),
+}
+
+
+BY_PRODUCTS = "a trailing element", "of the next panel", "Inf in a row", "a multiplier"
+
+
+@pytest.mark.parametrize(("name", "way"), [*((name, 1.0) for name in STEPS), *((name, 100.0) for name in BY_PRODUCTS)])
+def test_a_wrong_step_is_done_again(name: str, way: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "PREFERENCE", way)
+    stage, column, change, kind = STEPS[name]
+    dtype = "float64" if (list(STEPS).index(name) + (way > 1)) % 2 else "float32"
+    hook, a = Once(stage, column, change), normal(N, N, dtype=dtype)
+    with np.errstate(all="ignore"):
+        run, findings = tracked(a, hook)
+    require_right(run, a)
+    assert hook.done
+    assert hook.repaired == len(findings.statuses) >= 1
+    assert set(findings.statuses) == {Status.CORRECTED}
+    assert kind in (None, findings.faults[0].kind)
+    assert "steps late" in findings.faults[0].repair
+
+
+@pytest.mark.parametrize(("m", "n", "order"), [(520, 300, "C"), (300, 520, "F")])
+def test_any_shape_and_order(m: int, n: int, order: Any) -> None:
+    a = np.asarray(normal(m, n), order=order)
+    run, findings = tracked(a, Once("updated", 0, put("W", (250, 270), 37.0)))
+    require_right(run, a)
+    assert [fault.kind for fault in findings.faults] == ["element"]
+
+
+def test_the_way_back_is_the_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the products that were made, but for panels that were factored meanwhile; or from A alone, which gives the
+    same but for rounding."""
+    ways: list[str] = []
+    for name in ("_undo", "_rebuild"):
+        way = getattr(DeviceRepair, name)
+
+        def noted(self: DeviceRepair, *how: Any, way: Any = way, name: str = name) -> None:
+            ways.append(name)
+            way(self, *how)
+
+        monkeypatch.setattr(DeviceRepair, name, noted)
+    a, found = normal(N, N), []
+    for preference in (0.0, 100.0):
+        monkeypatch.setattr(repair, "PREFERENCE", preference)
+        run, _ = tracked(a, Once("updated", 0, put("W", (500, 270), 37.0)))
+        require_right(run, a)
+        found.append(np.asarray(run.W).copy())
+    assert ways == ["_rebuild", "_undo", "_rebuild"]
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-10)
+    assert not np.array_equal(*found)
+
+
+def test_what_a_fault_has_made_of_a_column_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A huge element of a row of U: its column is beyond what any update could take back."""
+    monkeypatch.setattr(repair, "PREFERENCE", 100.0)
+    a = normal(N, N)
+    run, findings = tracked(a, Once("solved", 128, put("W", (150, 515), 1e18)))
+    require_right(run, a)
+    assert len(findings.statuses) == 1
+
+
+def test_a_second_fault_meanwhile() -> None:
+    hooks = Once("updated", 128, put("W", (450, 400), 37.0)), Once("repaired", None, put("W", (510, 500), -9.0))
+    a = normal(N, N)
+    run, findings = tracked(a, lambda *given: [hook(*given) for hook in hooks])
+    require_right(run, a)
+    assert len(findings.faults) == 2
+
+
+def test_a_fault_that_comes_again_is_left_to_a_second_factorisation() -> None:
+    def stuck(stage: str, arrays: Mapping[str, Any]) -> None:
+        if stage == "updated" and arrays["step"][0] == 256 and len(made) < 3:
+            made.append(stage)
+            arrays["W"][300, 500] = 37.0
+
+    made: list[str] = []
+    a = normal(N, N)
+    (lu, piv), report = protected_lu_factor(on_card(a), mode="online", return_report=True, on_stage=stuck)
+    assert report.status is Status.CORRECTED
+    assert not lu_outside(np.asarray(lu), np.asarray(piv), a).any()
+    assert "factored again" in {fault.repair for fault in report.faults}
+
+
+def test_without_the_way_back_all_is_factored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceRepair, "begins_again", lambda *_: None)
+    a = normal(N, N)
+    hook = Once("updated", 128, put("W", (450, 400), 37.0))
+    (lu, piv), report = protected_lu_factor(on_card(a), mode="online", return_report=True, on_stage=hook)
+    assert report.status is Status.CORRECTED
+    assert [fault.repair for fault in report.faults] == ["factored again"]
+    assert not lu_outside(np.asarray(lu), np.asarray(piv), a).any()
+
+
+# ---- what is finished ------------------------------------------------------------------------------------------------
+
+FINISHED = {
+    "L": (put("W", (500, 200), 0.4), "element"),
+    "U": (put("W", (200, 500), 4.0), "element"),
+    "a pivot": (put("W", (200, 200), 40.0), "element"),
+    "NaN in L": (put("W", (500, 200), np.nan), "element"),
+    "Inf in U": (put("W", (200, 500), np.inf), "element"),
+    "a row of U": (put("W", (200, slice(210, None)), 3.0), "row"),
+    "the last row": (put("W", (N - 1, 100), 0.7), "element"),
+    "g": (put("g", 200, 1e3), "checksum"),
+    "y": (put("y", 200, 1e3), "checksum"),
+}
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_finished_line_alone_is_computed_again(name: str) -> None:
+    change, kind = FINISHED[name]
+    dtype = "float64" if list(FINISHED).index(name) % 2 else "float32"
+    hook, a = Once("finished", None, change), normal(N, N, dtype=dtype)
+    run, findings = tracked(a, hook)
+    require_right(run, a)
+    assert hook.repaired == 1
+    assert kind in {fault.kind for fault in findings.faults}
+    assert len(findings.faults) == 1
+
+
+def test_what_is_finished_and_was_used_is_repaired_first() -> None:
+    """Multipliers that change after the step's sums were taken, before the next update: all later columns are wrong."""
+    hook = Once("panel", 256, put("W", (500, 200), 0.75))
+    a = normal(N, N)
+    run, findings = tracked(a, hook)
+    require_right(run, a)
+    assert findings.statuses
+
+
+# ---- the sums, the order of rows, A ---
+
+SUMS = {
+    **{f"{name} of A": ("encoded", None, put(name, 400, 1e6)) for name in "SZ"},
+    **{name: ("updated", 128, put(name, 400, 1e6)) for name in "SZ"},
+    "g": ("updated", 128, put("g", 100, 1e6)),
+    "y": ("updated", 128, put("y", 100, 1e6)),
+    "w": ("updated", 128, put("w", 400, 1e6)),
+    "perm": ("updated", 128, put("perm", slice(400, 402), 400)),
+    "piv": ("updated", 128, put("piv", 100, 519)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_what_the_checks_rest_on_may_be_wrong(name: str) -> None:
+    stage, column, change = SUMS[name]
+    hook, a = Once(stage, column, change), normal(N, N)
+    (lu, piv), report = protected_lu_factor(on_card(a), mode="online", return_report=True, on_stage=hook)
+    assert hook.done
+    assert report.status in (Status.CLEAN, Status.CORRECTED, Status.CHECKSUM_FAULT), report
+    np.testing.assert_array_equal(piv, linalg.get_lapack_funcs("getrf", (a,))(a)[1])
+    assert not lu_outside(np.asarray(lu), np.asarray(piv), a).any()
+
+
+@pytest.mark.parametrize("name", ["S", "Z", "g"])
+def test_a_wrong_sum_convicts_no_element(name: str) -> None:
+    hook = Once("updated", 128, put(name, 400 if name != "g" else 100, 1e6))
+    _, report = protected_lu_factor(on_card(normal(N, N)), mode="online", return_report=True, on_stage=hook)
+    assert not [fault for fault in report.faults if fault.kind != "checksum" and fault.repair != "factored again"]
+
+
+def test_a_that_has_changed_is_said() -> None:
+    hook = Once("updated", 128, put("A", (450, 300), 37.0))
+    change = Once("updated", 128, put("W", (460, 300), 37.0))
+    with pytest.raises(SilentDataCorruptionError, match="changed"):
+        protected_lu_factor(on_card(normal(N, N)), mode="online", on_stage=lambda *x: (hook(*x), change(*x)))
+
+
+# ---- no alarm ---
+
+
+def test_steps_that_are_suspected_in_vain_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence finds them right, and after a few of them all is left to the end."""
+    a, asked = normal(N, N), []
+    evidence = DeviceRepair._evidence
+
+    def seen(self: DeviceRepair, number: int, *how: Any) -> Any:
+        asked.append(number)
+        return evidence(self, number, *how)
+
+    monkeypatch.setattr(DeviceRepair, "_evidence", seen)
+    monkeypatch.setattr(DeviceRepair, "_is_fine", lambda *_: False)
+    monkeypatch.setattr(QueuedRun, "verdict", lambda self, step: 9)
+    run, findings = tracked(a)
+    assert asked == [0, 1, 2]
+    assert not findings.statuses
+    require_right(run, a)
+
+
+def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QueuedRun, "verdict", lambda self, step: 8 + 3)
+    monkeypatch.setattr(DeviceRepair, "_evidence", lambda *_: pytest.fail("nothing is suspected"))
+    run, findings = tracked(normal(N, N))
+    assert run.certified
+    assert not findings.statuses
