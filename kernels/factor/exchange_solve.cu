@@ -13,6 +13,7 @@
 // Macros   REAL, WIDTH its bytes; ENTRY the name of the kernel
 // Storage  W(i, j) = W[i + j ld], columns and W(k, :) from multiples of 16 bytes on; order0, places0: int32[m] before
 //          the panel, order1, places1 after it
+#include "factor/rows.cuh"
 #include "factor/substitute.cuh"
 
 constexpr int WARPS = 12, GATHERERS = PANEL / 32;
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     Index source = 0;
     if (row < rows) {
       const int comes = order1[k + row], leaves = order0[k + row];
-      source = places0[comes], target = places1[leaves];
+      source = place_of(places0, comes, ld, k + row), target = place_of(places1, leaves, ld, k + row);
     }
     Real x[8];
 #pragma unroll

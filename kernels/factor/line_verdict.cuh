@@ -5,7 +5,7 @@
 //
 // Macros   REAL float or double: the elements of the matrix
 #pragma once
-#include "tsm2/index.cuh"
+#include "factor/rows.cuh"
 
 typedef REAL Real;
 
@@ -48,9 +48,6 @@ INLINE double double_of(unsigned long long bits) {
 }
 #define INFINITE double_of(0x7ffull << 52)  // an expression that overflows makes NVRTC complain
 INLINE bool is_finite(double x) { return fabs(x) <= LARGEST; }
-
-// What an order of rows says may have been changed: it is no address before this holds.
-INLINE bool is_row(int row, Index m) { return row >= 0 && row < m; }
 
 // NaN, with which no comparison holds, as what it should be taken for where a largest number is sought.
 INLINE double nan_is_infinite(double x) { return x == x ? x : INFINITE; }

@@ -20,6 +20,7 @@
 #include "factor/panel_columns.cuh"
 #include "factor/panel_products.cuh"
 #include "factor/panel_solve.cuh"
+#include "factor/rows.cuh"
 
 // strip = P(:, K:K + STRIP). What is not there counts as 0; rows from m on have no part in anything.
 INLINE void Panel::load_strip(int K) {
@@ -83,14 +84,14 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(32 *
         if (row < panel.rows) {
           const int input = order0[offset + row];
           order1[offset + to] = input;
-          places1[input] = offset + to;
+          if (is_row(input, m)) places1[input] = offset + to;
           if (row < width) moved[row] = to;
         }
       }
       for (int p = of_cluster; p < offset; p += BLOCKS * threads) {
         const int input = order0[p];
         order1[p] = input;
-        places1[input] = p;
+        if (is_row(input, m)) places1[input] = p;
       }
     }
     __threadfence();

@@ -9,7 +9,7 @@
 // Storage  ipiv: int32[b], counted from 1 at place k; getrf_info: int32[1]; piv: int32, [k:k+b] is written;
 //          order0: int32[m] before the panel; order1, places1: int32[m] after it;
 //          info: int32[1], 0 or 1 + the index of the first zero pivot, which is not changed any more
-#include "tsm2/index.cuh"
+#include "factor/rows.cuh"
 
 constexpr int THREADS = 512, PANEL = 128, PLACES = 4096;
 
@@ -67,17 +67,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if ((place >= k && place < k + b) || bits >> (place - start) % 32 & 1) continue;
     const int row = order0[place];
     order1[place] = row;
-    places1[row] = int(place);
+    if (is_row(row, m)) places1[row] = int(place);
   }
   // Places that have changed, each by the block that has it.
   if (t < b && k + t >= start && k + t < end) {
     const int row = held[t];
     order1[k + t] = row;
-    places1[row] = int(k) + t;
+    if (is_row(row, m)) places1[row] = int(k) + t;
   }
   if (keeps && k + own >= start && k + own < end) {
     const int row = held[b + t];
     order1[k + own] = row;
-    places1[row] = int(k) + own;
+    if (is_row(row, m)) places1[row] = int(k) + own;
   }
 }

@@ -21,16 +21,12 @@ extern "C" __global__ void __launch_bounds__(256)
   const Index p = Index(blockIdx.x) * blockDim.x + threadIdx.x, c = blockIdx.y, rows = m - j;
   if (p >= rows) return;
   const Real* column = W + j + (j + c) * ld;
-  const int place = places1[order0[j + p]];  // may have been changed: no address before it is a row
-  const Index r = is_row(place, m) && place >= j ? place - j : 0;
+  const Index r = max(place_of(places1, order0[j + p], m, j), j) - j;
   const Real x = r > c ? column[r] : Real(r == c);
   L[p + c * rows] = x;
   if (!(fabs(exactly(x)) <= largest_multiplier)) atomicAdd(found + LARGE_MULTIPLIERS, Count(1));
   if (p >= b) return;
-  if (c == 0) {
-    const int from = places0[order1[j + p]];
-    came[p] = is_row(from, m) ? from : int(j);
-  }
+  if (c == 0) came[p] = int(place_of(places0, order1[j + p], m, j));
   const Real own = column[p];
   corner[p + c * b] = p > c ? own : Real(p == c);
   U[p + c * b] = p <= c ? own : Real(0);

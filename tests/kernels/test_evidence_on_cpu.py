@@ -40,10 +40,10 @@ TAKE_FAULTS = {
 FACTOR_FAULTS = {
     "factors_no_unit": (FACTORS, "Real(r == c)", 0, "Real(0)"),
     "factors_pivot_in_L": (FACTORS, "r > c ?", 0, "r >= c ?"),
-    "factors_order": (FACTORS, "places1[order0[j + p]]", 1, "order0[places1[j + p]]"),
+    "factors_order": (FACTORS, "places1, order0[j + p]", 0, "order0, places1[j + p]"),
     "factors_from_the_top": (FACTORS, "order0[j + p]", 1, "order0[p]"),
     "factors_came_from_the_top": (FACTORS, "order1[j + p]", 0, "order1[p]"),
-    "factors_came_after": (FACTORS, "places0[order1", 1, "places1[order1"),
+    "factors_came_after": (FACTORS, "place_of(places0", 0, "place_of(places1"),
     "factors_corner_moved": (FACTORS, "corner[p + c * b] = p > c ? own", 0, "corner[p + c * b] = p > c ? x"),
     "factors_no_pivot": (FACTORS, "p <= c ? own", 0, "p < c ? own"),
     "factors_NaN": (FACTORS, "!(fabs(exactly(x)) <= largest_multiplier)", 0, "fabs(exactly(x)) > largest_multiplier"),

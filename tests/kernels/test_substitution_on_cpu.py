@@ -33,7 +33,7 @@ FAULTS = {
     "not_its_own_tile": (ROWS, "update_tile(x[0], x[0], at, step, known);", 0, ""),
     "late_rows": (ROWS, "late ? x1 : x0", 0, "x0"),
     "read_late": (EXCHANGES, "__syncthreads();", 0, ""),
-    "moves_nothing": (EXCHANGES, "target = places1[leaves]", 0, "target = places0[leaves]"),
+    "moves_nothing": (EXCHANGES, "target = place_of(places1, leaves, ld, k + row)", 0, "target = places0[leaves]"),
 }
 READS = {
     "reads_columns_beyond": (EXCHANGES, "row < rows && c < count ? columns[source", 0, "row < rows ? columns[source"),

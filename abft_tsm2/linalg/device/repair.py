@@ -185,17 +185,17 @@ class DeviceRepair:
 
     # -- evidence --
 
-    def _evidence(self, number: int, queued: int, orders: Any) -> tuple[Evidence | None, list[int]]:
+    def _evidence(self, number: int, queued: int, orders: Any) -> tuple[Evidence | None, list[int] | None]:
         """Compare L(j:, J) U(J, J) and L(J, J) U(J, j1:) with what A and the factors so far make of them; None where
         nothing is known of that, for it is not finite. And columns of the rest in which U, since then, is larger than
-        what A and U were before."""
+        what A and U were before; None where that does not help, for rows are where no order says."""
         import cupy
         from cupy.cuda import runtime
 
         step, (m, n) = self.steps[number], self.W.shape
         (j, j1), b = step, step.width
         if not self._are_orders(step, orders):
-            return Evidence(columns=set(range(j, j1)), count=b, magnitude=float("nan")), []
+            return Evidence(columns=set(range(j, j1)), count=b, magnitude=float("nan")), None
         orders_ = (before, _), (after, _) = self.plan.order(j), self.plan.order(j1)
         self._bring_left(j)
         runtime.memsetAsync(self._found.data.ptr, 0, self._found.nbytes, self.stream.ptr)
@@ -331,13 +331,10 @@ class DeviceRepair:
             return False
         with np.errstate(all="ignore"):
             rows, columns = self._changed(finished, order)
-        if not 0 < len(rows) + len(columns) <= LINES:
-            return False
-        for r in rows:
-            self._row(r)
-        for c in columns:
-            self._column(c, order)
-        return True
+            if not 0 < len(rows) + len(columns) <= LINES:
+                return False
+            changed = [self._row(r) for r in rows] + [self._column(c, order) for c in columns]
+        return any(changed)
 
     def _changed(self, K: int, order: Any) -> tuple[list[int], list[int]]:
         """The first rows of U and columns of L whose sums are no longer what they were
@@ -353,55 +350,55 @@ class DeviceRepair:
         rows = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
         return np.flatnonzero(rows).tolist(), np.flatnonzero(columns).tolist()
 
-    def _row(self, r: int) -> None:
-        """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong."""
+    def _row(self, r: int) -> bool:
+        """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is."""
         n = self.plan.n
         new = self._empty(1, n - r)
         self._from_A(self.plan.order(self.plan.K)[0] + 4 * r, slice(r, n), new)
         part = to_host(new)
         self._subtract(self.W[r : r + 1, :r], self.W[:r, r:], new)
-        line = self._replaced(self.W[r : r + 1, r:], to_host(new), part, (r, r))
-        self._take_sum("y", r, line, to_host(self.sums.on_device("v"))[r:], 0.0)
+        weights = to_host(self.sums.on_device("v"))[r:]
+        return self._settle_line("y", self.W[r : r + 1, r:], to_host(new), part, (r, r), weights, 0.0)
 
-    def _column(self, c: int, order: Any) -> None:
-        """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong."""
+    def _column(self, c: int, order: Any) -> bool:
+        """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
+        nothing is."""
         new = self._empty(self.plan.m - c - 1, 1)
         if not new.shape[0]:
-            return
+            return False
         self._from_A(self.plan.order(self.plan.K)[0] + 4 * (c + 1), slice(c, c + 1), new)
         part = to_host(new)
         self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)
         pivot = float(self.W[c, c]) or 1.0  # under a zero pivot there are zeros, which are not divided
-        with np.errstate(all="ignore"):
-            divided = np.clip(to_host(new) / pivot, -1.0, 1.0)
-            line = self._replaced(self.W[c + 1 :, c : c + 1], divided, part / pivot, (c + 1, c))
+        divided = np.clip(to_host(new) / pivot, -1.0, 1.0)
         w = to_host(self.sums.on_device("w"))[order[c:]]
-        self._take_sum("g", c, line, w[1:], w[0])
+        old = self.W[c + 1 :, c : c + 1]
+        return self._settle_line("g", old, divided, part / pivot, (c + 1, c), w[1:], float(w[0]))
 
-    def _replaced(self, old: Array, new: Any, part: Any, first: tuple[int, int]) -> Any | None:
-        """A line with those elements replaced that are not what was computed again, but for rounding of their size in A
-        and now; None where there are none."""
-        depth, kept = first[1], to_host(old)
+    def _settle_line(
+        self, name: str, old: Array, new: Any, part: Any, first: tuple[int, int], weights: Any, own: float
+    ) -> bool:
+        """Replace elements of a line that are not what was computed again, but for rounding of their size in A and now;
+        where there are none its sum was wrong, unless it differs by no more than another order of addition explains.
+        Whether something was wrong."""
+        kept, line = to_host(old), first[1]
+        sums, again = (getattr(self.buffers, f"{name}{which}") for which in ("", "_again"))
+        off = abs(float(sums[line]) - float(again[line]))
+        size = float(np.sqrt(np.sum((kept.ravel().astype(np.float64) * weights) ** 2))) + abs(own)
+        if off <= changed_bound(size, weights.size) and math.isfinite(size):
+            return False
         sizes = np.maximum(np.abs(new), np.abs(part)).astype(np.float64)
-        sizes = np.maximum(sizes, np.mean(sizes))
-        reach = math.sqrt(depth + FLOOR_TERMS) * sizes
-        differ, distance = differing(kept, new, factored_element(FLOATS[self.dtype], reach, depth + 1))
-        if not differ.any():
-            return None
-        line = np.where(differ, new, kept).astype(kept.dtype)
-        old[...] = from_host(line, old)
-        self.findings.wrong_elements(differ, distance, first)
-        return line.ravel()
-
-    def _take_sum(self, name: str, line: int, replaced: Any | None, weights: Any, own: float) -> None:
-        """The sum of a line that was replaced; where none of it was, it was the sum that was wrong."""
-        kept, again = getattr(self.buffers, name), getattr(self.buffers, f"{name}_again")
-        if replaced is not None:
-            kept[line] = own + float(np.sum(replaced.astype(np.float64) * weights))
-            return
-        off = abs(float(kept[line]) - float(again[line]))
-        kept[line] = again[line]
-        self.findings.wrong_sums(name, [line], off)
+        reach = math.sqrt(line + FLOOR_TERMS) * np.maximum(sizes, np.mean(sizes))
+        differ, distance = differing(kept, new, factored_element(FLOATS[self.dtype], reach, line + 1))
+        if differ.any():
+            replaced = np.where(differ, new, kept).astype(kept.dtype)
+            old[...] = from_host(replaced, old)
+            sums[line] = own + float(np.sum(replaced.ravel().astype(np.float64) * weights))
+            self.findings.wrong_elements(differ, distance, first)
+        else:
+            sums[line] = again[line]
+            self.findings.wrong_sums(name, [line], off)
+        return True
 
     # -- operations --
 
