@@ -82,13 +82,13 @@ def lanes() -> Lanes:
 @contextlib.contextmanager
 def current(stream: Any) -> Iterator[None]:
     """Make a CuPy stream the current one; then again the one before, also where that was set by its `use`: CuPy's own
-    ``with stream`` would go back to the default stream."""
+    ``with stream``, which `get` of an array enters as well, would go back to the default stream."""
     import cupy
 
     before = cupy.cuda.get_current_stream()
-    stream.use()
     try:
-        yield
+        with stream:
+            yield
     finally:
         before.use()
 
