@@ -104,6 +104,8 @@ def protected_lu_factor(
         The factors are wrong and could not be repaired, or a changed meanwhile.
     TypeError, ValueError
         What cannot be factored; the message says what to do.
+    MemoryError
+        The factors do not fit beside a on the GPU; the message says what they need.
 
     Warns
     -----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,19 @@ def test_verdicts_that_are_awaited() -> None:
     for ((lu, piv), report), a in zip(queued, matrices, strict=True):
         assert report.wait().status is Status.CLEAN
         assert not lu_outside(np.asarray(lu), np.asarray(piv), a).any()
+
+
+def test_what_does_not_fit_is_said_before_it_begins(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OutOfMemoryError(MemoryError):
+        pass
+
+    def full(shape: Any, *more: Any, **named: Any) -> Any:
+        raise OutOfMemoryError
+
+    cupy.cuda.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
+    cupy.cuda.runtime.memGetInfo = lambda: (3_000_000, 80_000_000_000)
+    cupy.get_default_memory_pool = lambda: SimpleNamespace(free_bytes=lambda: 1_000_000)
+    a = on_card(normal(200, 300))
+    monkeypatch.setattr(cupy, "empty", full)
+    with pytest.raises(MemoryError, match=r"\(200, 300\), float64, needs 0.000487 GB .* 0.004 GB are free"):
+        protected_lu_factor(a)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, to_host
+from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device.certificate_config import full_counts
 from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
 from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
-from abft_tsm2.linalg.device.schedule import STAGES, Step, Task
+from abft_tsm2.linalg.device.schedule import PANEL, STAGES, Step, Task
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Lines
 from abft_tsm2.linalg.inputs import for_kernels
@@ -64,11 +65,14 @@ class DeviceFactorisation:
         A, (m, n) = for_kernels(A), A.shape
         tracked = checked and findings is not None
         self.kind = Kind.of(A, encoded=encoded, checked=checked, tracked=tracked, staged=hook is not None)
-        self._plan = plan_of(self.kind, A)
-        self.W = cupy.empty((self._plan.ld, n), A.dtype, order="F")[:m]
-        self.piv = cupy.empty(min(m, n), cupy.int32)
+        try:
+            self._plan = plan_of(self.kind, A)
+            self.W = cupy.empty((self._plan.ld, n), A.dtype, order="F")[:m]
+            self.piv = cupy.empty(min(m, n), cupy.int32)
+            self._sums = self._plan.borrow()
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            raise MemoryError(_too_large(self.kind)) from error
         self._A, self._hook = A, hook
-        self._sums = self._plan.borrow()
         self._stream = cupy.cuda.get_current_stream()
         after = after if hook is None else self._staged
         self._run = QueuedRun(self._plan, self._stream.ptr, A, self.W, self.piv, self._sums, after)
@@ -199,3 +203,15 @@ class DeviceFactorisation:
                 sizes.append(np.log2(to_host(sums.on_device(name, self.kind.dtype)[:lines]).astype(np.float64)))
         arrays = (sums.on_device(name).copy() for name in ("w", "v", "S", "Z", "row_floor", "column_floor"))
         return MatrixChecksums(*arrays, *sizes)
+
+
+def _too_large(kind: Kind) -> str:
+    """What is said where a matrix does not fit, before anything is computed."""
+    import cupy
+
+    m, n, size = kind.m, kind.n, SIZES[kind.dtype]
+    panels = -(-min(m, n) // PANEL)
+    needed = m * n * size + 3 * 4 * m * (panels + 1)
+    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+    text = f"a of shape ({m}, {n}), {kind.dtype}, needs {needed / 1e9:.3g} GB beside it on the GPU for its factors and"
+    return f"{text} their checks, and about 0.2 GB to work with: {free / 1e9:.3g} GB are free"

@@ -100,9 +100,14 @@ class DeviceRepair:
         """
         if self.attempts.get(number, 0) == ATTEMPTS or self.innocent == INNOCENT:
             return None
+        import cupy
+
         with current(self.stream):
             self.run.before(self.stream.ptr)
-            again = self._settled(number, queued)
+            try:
+                again = self._settled(number, queued)
+            except cupy.cuda.memory.OutOfMemoryError:  # left to the end, which needs other memory
+                again, self.innocent = None, INNOCENT
             self.run.behind(self.stream.ptr)
         return again
 
