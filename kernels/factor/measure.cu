@@ -8,11 +8,7 @@
 // Storage  A(i, j) = A[i row_stride + j column_stride], strides of any sign; W(i, j) = W[i + j ld];
 //          row_max, column_max: bits of moduli, unsigned integers as large as a Real, wiped before. NaN is the largest
 #include "factor/real.cuh"
-
-constexpr int TILE = 64, GROUPS = 4, EACH = TILE / GROUPS;
-constexpr int APART = TILE + 1;  // columns of the tile in shared memory: no two lanes meet in a bank along either line
-
-INLINE Index distance(Index stride) { return stride < 0 ? -stride : stride; }
+#include "factor/tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(TILE* GROUPS)
     ENTRY(const Real* __restrict__ A, Index row_stride, Index column_stride, Index m, Index n, Real* __restrict__ W,

@@ -10,11 +10,7 @@
 // Storage  X(i, c) = X[i row_stride + c column_stride], strides of any sign; to(i, c) = to[i + c ld]; gather, scatter:
 //          int32[n], or 0 for p itself
 #include "factor/real.cuh"
-
-constexpr int TILE = 64, GROUPS = 4, EACH = TILE / GROUPS;
-constexpr int APART = TILE + 1;  // columns of the tile in shared memory: no two lanes meet in a bank along either line
-
-INLINE Index distance(Index stride) { return stride < 0 ? -stride : stride; }
+#include "factor/tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(TILE* GROUPS)
     ENTRY(const Real* __restrict__ X, Index row_stride, Index column_stride, const int* __restrict__ gather, Index n,

@@ -201,29 +201,29 @@ class DeviceRepair:
         (j, j1), b = step, step.width
         if not self._are_orders(step, orders):
             return Evidence(columns=set(range(j, j1)), count=b, magnitude=float("nan")), None
-        orders_ = (before, _), (after, _) = self.plan.order(j), self.plan.order(j1)
+        (order0, places0), (order1, places1) = self.plan.order(j), self.plan.order(j1)
         self._bring_left(j)
         runtime.memsetAsync(self._found.data.ptr, 0, self._found.nbytes, self.stream.ptr)
         panel, L, corner, U = (self._empty(*shape) for shape in ((m - j, b), (m - j, b), (b, b), (b, b)))
-        self._from_A(before + 4 * j, slice(j, j1), panel)
+        self._from_A(order0 + 4 * j, slice(j, j1), panel)
         self._subtract(self.W[j:, :j], self.W[:j, j:j1], panel)
         came = cupy.empty(b, np.int32)
-        values = "W", self.plan.ld, m, j, b, *orders_[0], *orders_[1], *(x.data.ptr for x in (came, L, corner, U))
-        more = largest_multiplier(FLOATS[self.dtype]), self._found.data.ptr
+        values = "W", self.plan.ld, m, j, b, order0, places0, order1, places1
+        more = *(x.data.ptr for x in (came, L, corner, U)), largest_multiplier(FLOATS[self.dtype]), self._found.data.ptr
         self._evidence_kernel("step_factors", evidence_config.step_factors(m - j, b), *values, *more)
         self._subtract(L, U, panel)
         self._judge(panel, step, j)
         if j1 < n:
             rows = self._empty(b, n - j1)
-            self._from_A(after + 4 * j, slice(j1, n), rows)
+            self._from_A(order1 + 4 * j, slice(j1, n), rows)
             self._subtract(self._left(came, j), self.W[:j, j1:], rows)
             self._subtract(corner, self.W[j:j1, j1:], rows)
             self._judge(rows, step, j1)
         rest, e = self._rest(queued), self._begin_of(queued)
         if rest < n:
             to = self._found.data.ptr + WORD * COUNTS + m + n + rest
-            values = "W", self.plan.ld, j, e, rest, "column_largest", GROWN, to
-            self._evidence_kernel("grown_columns", evidence_config.by_columns(n - rest), *values)
+            launch = evidence_config.by_columns(n - rest)
+            self._evidence_kernel("grown_columns", launch, "W", self.plan.ld, j, e, rest, "column_largest", GROWN, to)
         counts = to_host(self._found)
         flags = counts[COUNTS:].view(np.uint8)[: m + 2 * n]
         of_rows, of_columns, lost = (set(np.flatnonzero(x).tolist()) for x in np.split(flags, [m, m + n]))
