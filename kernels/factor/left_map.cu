@@ -2,8 +2,8 @@
 //
 //   map[p][place] = where the row that finally lies at `place` lay when the step of panel p ended, place >= ends[p]
 //
-// or `place` itself where that is no row from ends[p] on. Rows above ends[p] have not moved since. Where ends[p] is the end of the last panel no row has, and left_rows reads
-// no map.
+// or `place` itself where that is no row from ends[p] on. Rows above ends[p] have not moved since. Where ends[p] is the
+// end of the last panel no row has, and left_rows reads no map.
 //
 // Launch   (ceil(m / 256), panels P) blocks of 256 threads
 // Macros   ENTRY the name of the kernel

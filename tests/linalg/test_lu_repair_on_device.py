@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,7 @@ SUMS = {
     "y": ("updated", 128, put("y", 100, 1e6)),
     "w": ("updated", 128, put("w", 400, 1e6)),
     "perm": ("updated", 128, put("perm", slice(400, 402), 400)),
+    "perm later": ("updated", 256, put("perm", slice(400, 402), 400)),
     "perm, wildly": ("updated", 128, put("perm", 400, 2**31 - 1)),
     "piv": ("updated", 128, put("piv", 100, 519)),
 }
@@ -273,6 +275,52 @@ def test_steps_that_are_suspected_in_vain_go_on(monkeypatch: pytest.MonkeyPatch)
     assert asked == [0, 1, 2]
     assert not findings.statuses
     require_right(run, a)
+
+
+@pytest.mark.parametrize("column", [slice(None), 200])
+def test_what_comes_out_the_same_each_time_convicts_nothing(column: Any) -> None:
+    """Pivots by which LAPACK does not divide: the factors are not those of A, but nothing is wrong with the machine."""
+    a = normal(N, N)
+    a[:, column] *= 1e-310
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, report = protected_lu_factor(on_card(a), mode="online", return_report=True)
+    assert report.status is Status.UNVERIFIABLE, report
+    assert not report.faults
+
+
+def test_an_interruption_leaves_all_as_it_was() -> None:
+    def stop(stage: str, arrays: Mapping[str, Any]) -> None:
+        if stage == "updated" and arrays["step"][0] == 128:
+            raise KeyboardInterrupt
+
+    a = normal(N, N)
+    with pytest.raises(KeyboardInterrupt):
+        tracked(a, stop)
+    run, findings = tracked(a, lambda *_: None)
+    require_right(run, a)
+    assert not findings.statuses
+    assert not run._plan._free  # the sums of the first one were given back, and are used by the second
+
+
+def test_norms_of_lines_are_those_of_the_end() -> None:
+    found: dict[tuple[int, int], Any] = {}
+    made = DeviceFactorisation.__new__(DeviceFactorisation)
+
+    def look(stage: str, arrays: Mapping[str, Any]) -> None:
+        if stage == "finished":
+            way = made._repair
+            assert way is not None
+            for step in way.steps[1:3]:
+                way._bring_left(step.j)
+                found.update({(step.j, side): way._squares(step, side) for side in (0, 1)})
+
+    made.__init__(on_card(normal(N, N)), checked=True, findings=Findings(), hook=look)  # type: ignore[misc]
+    made.wait()
+    assert len(found) == 4
+    for (first, side), squares in found.items():
+        at_end = made._sums.on_host(("Ly", "gU")[side])[N:]
+        np.testing.assert_allclose(squares, at_end[first : first + 128], rtol=1e-10)
 
 
 def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:

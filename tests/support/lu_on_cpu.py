@@ -62,7 +62,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> ModuleType:
     patch.setattr(lanes, "cublas_library", lambda: blas)
     patch.setattr(launch, "_allow", lambda *_: None)
     patch.setattr(plan, "lanes", LanesOnCpu)
-    patch.setattr(plan, "_kept", PlansOfThread(plan.KEPT))
+    patch.setattr(plan, "_kept", PlansOfThread(plan.PLANS))
     patch.setattr(plan, "_has_room", lambda config, device: False)
     patch.setattr(plan, "device_of", lambda index: card)
     return cupy

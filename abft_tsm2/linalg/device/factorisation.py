@@ -11,6 +11,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, to_host
 from abft_tsm2.core.problem import SIZES
+from abft_tsm2.linalg.device.buffers import KEPT
 from abft_tsm2.linalg.device.certificate_config import full_counts
 from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
@@ -24,6 +25,7 @@ from abft_tsm2.report import SIDES, Check
 
 AHEAD, AHEAD_OF_LONG = 2, 1
 """Steps that are queued while the verdict on the one before them is awaited; where steps are long, it comes early."""
+assert KEPT > AHEAD, "what is carried into a step is kept until its verdict is known"
 SAME_COLUMNS, SAME_ROWS = 4, 5  # of what kernels/factor/certificate.cuh counts
 
 
@@ -85,7 +87,14 @@ class DeviceFactorisation:
     def wait(self) -> None:
         """Wait until it is done. Synchronises with the host."""
         if self._repair:
-            self._track(self._repair)
+            try:
+                self._track(self._repair)
+            except BaseException:  # nothing is to run on in memory that is given back
+                self._run.before(self._stream.ptr)
+                self._run.end()
+                self._stream.synchronize()
+                self.release()
+                raise
             self._repair = None
         self._stream.synchronize()
 
@@ -98,6 +107,7 @@ class DeviceFactorisation:
                 run.part(queued)
                 queued += 1
             elif run.verdict(judged) == JUDGED or (again := repair.begins_again(judged, queued)) is None:
+                repair.agreed(judged)
                 judged += 1
             else:
                 queued = judged = again

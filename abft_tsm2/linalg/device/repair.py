@@ -9,7 +9,12 @@ A step J = j:j1 that is seen d steps late has been used by d updates. What it fo
 The second way is cheaper where many columns are finished. It does not do for rows that were exchanged meanwhile, nor
 for columns in which the faulty U' is so large that T' has lost T: those are computed from A.
 
-What is finished and has changed since its check was made is used by nothing: its line alone is computed again, from A.
+What is finished and has changed since its check was made has mostly been used by nothing: its line alone is computed
+again, from A. Where it has been used by then, so is T.
+
+A step is convicted when it has come to agree, once it was done again: factors that come out the same every time are not
+a fault of the machine, and are left to the evidence of `abft_tsm2.linalg.evidence`, as is all else that finds no
+agreement here.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from abft_tsm2.linalg.device.lanes import add_product, current
 from abft_tsm2.linalg.device.plan import FactorPlan
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.schedule import PRODUCTS, Step
-from abft_tsm2.linalg.encode import wide
+from abft_tsm2.linalg.encode import counts, wide
 from abft_tsm2.linalg.evidence import Evidence, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.outcome import FACTORS, Findings, differing
@@ -73,6 +78,8 @@ class DeviceRepair:
         How often each step was begun again.
     innocent : int
         How many steps were suspected in vain.
+    convicted : dict
+        What was found in steps that are done again.
     """
 
     plan: FactorPlan
@@ -83,22 +90,20 @@ class DeviceRepair:
     findings: Findings
     attempts: dict[int, int] = field(default_factory=dict)
     innocent: int = 0
+    convicted: dict[int, Fault] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        import cupy
-
         self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
         self.stream, self.dtype = self.plan.lanes.streams[PRODUCTS], self.plan.kind.dtype
-        m, n = self.plan.m, self.plan.n
-        self._found = cupy.empty(COUNTS + -(-(m + 2 * n) // WORD), np.uint64)
 
     def begins_again(self, number: int, queued: int) -> int | None:
         """The step to go on with where one that is suspected is wrong: W is what that step found, but for the first,
-        which begins with A. None where the step is right, or stays wrong.
+        which begins with A. None where the step is right, or is left to the end.
 
         `queued`: how many steps have been done.
         """
         if self.attempts.get(number, 0) == ATTEMPTS or self.innocent == INNOCENT:
+            self.convicted.pop(number, None)
             return None
         import cupy
 
@@ -111,25 +116,32 @@ class DeviceRepair:
             self.run.behind(self.stream.ptr)
         return again
 
+    def agreed(self, number: int) -> None:
+        """Note what was wrong in a step that agrees now."""
+        if fault := self.convicted.pop(number, None):
+            self.findings.statuses.append(Status.CORRECTED)
+            self.findings.faults.append(fault)
+
     def _settled(self, number: int, queued: int) -> int | None:
         first, last = (self.plan.schedule.snapshot(self._begin_of(step)) for step in (number, queued))
         orders = to_host(self.buffers.order[first : last + 1])
         if self._is_fine(number, orders):
             return None
         found, lost = self._evidence(number, queued, orders)
-        if found is None:  # A is not finite, or what was made of it
-            self.innocent = INNOCENT
-            return None
-        before = self.attempts.get(number, 0)
+        before, right = self.attempts.get(number, 0), found is None or found.right
         # What is finished has been used since it changed, if it has: T is known from A alone then.
-        changed = (found.right or before) and self._finished_before(number)
-        if found.right and not changed:
-            self.innocent += 1
+        changed = (right or before) and self._finished_before(number)
+        if right and not changed:  # without evidence A is not finite, or what was made of it
+            self.innocent = self.innocent + 1 if found else INNOCENT
             return None
         self.attempts[number] = before + 1
-        if not found.right:
-            self._note(number, queued, found)
-        return self._taken_back(number, queued, orders, None if before or changed else lost)
+        again = self._taken_back(number, queued, orders, None if before or changed else lost)
+        if found and not found.right:
+            rows, columns = (tuple(sorted(lines)) for lines in (found.rows, found.columns))
+            text = f"columns {self.steps[again].j} on computed again, {queued - number} steps late"
+            kind = "element" if found.count == 1 else "block"
+            self.convicted.setdefault(number, Fault(FACTORS, kind, rows, columns, found.count, found.magnitude, text))
+        return again
 
     def _begin_of(self, number: int) -> int:
         """The first column of a step, or the end of the last one."""
@@ -138,17 +150,6 @@ class DeviceRepair:
     def _rest(self, queued: int) -> int:
         """The first column behind the panels that are factored."""
         return self.steps[queued].j1 if queued < len(self.steps) else self.plan.K
-
-    def _note(self, number: int, queued: int, found: Evidence) -> None:
-        step, late = self.steps[number], queued - number
-        rows, columns = (tuple(sorted(lines)) for lines in (found.rows, found.columns))
-        kind = "element" if found.count == 1 else "block"
-        again = f"columns {step.j} on computed again, {late} steps late"
-        self.findings.statuses.append(Status.CORRECTED)
-        self.findings.faults.append(Fault(FACTORS, kind, rows, columns, found.count, found.magnitude, again))
-        m, n = self.plan.m, self.plan.n
-        for done in self.steps[number:queued]:
-            self.findings.multiplications += float(m - done.j) * (n - done.j) * done.width
 
     # -- suspicion --
 
@@ -175,17 +176,19 @@ class DeviceRepair:
         return _is_order(orders[0]) and _is_order(orders[last - first])
 
     def _squares(self, step: Step, side: int) -> Any:
-        """Of the norms of the terms of ``L(J, :) y`` or ``g U(:, J)``."""
+        """Of the norms of the terms of ``L(J, :) y`` or ``g U(:, J)``, with the operations on each as factor_sums.cu
+        has them."""
         (j, j1), b, W = step, self.buffers, self.W
         xp, snapshot = namespace(W), self.plan.schedule.snapshot
+        done = counts(j1, xp, W.device)
         if side:
-            terms = wide(W[:j1, j:j1]) * b.g[:j1, None]
-            return to_host(xp.sum(terms[:j, :] ** 2, axis=0) + xp.sum(xp.triu(terms[j:, :]) ** 2, axis=0))
-        at = b.places[snapshot(j)][b.order[snapshot(j1)][j:j1]]
-        corner = unit_lower(W[j:j1, j:j1])
-        found = xp.sum((wide(corner) * b.y[None, j:j1]) ** 2, axis=1)
+            terms = done[:, None] * (wide(W[:j1, j:j1]) * b.g[:j1, None]) ** 2
+            return to_host(xp.sum(terms[:j, :], axis=0) + xp.sum(xp.triu(terms[j:, :]), axis=0))
+        found = xp.sum(done[None, j:] * (wide(unit_lower(W[j:j1, j:j1])) * b.y[None, j:j1]) ** 2, axis=1)
         if j:
-            found = found + xp.sum((wide(self._left(at, j)) * b.y[None, :j]) ** 2, axis=1)
+            places = b.places[snapshot(j)][b.order[snapshot(j1)][j:j1]]
+            at = xp.minimum(xp.maximum(places, 0), self.plan.m - 1)  # a place may have been changed
+            found = found + xp.sum(done[None, :j] * (wide(self._left(at, j)) * b.y[None, :j]) ** 2, axis=1)
         return to_host(found)
 
     # -- evidence --
@@ -201,45 +204,48 @@ class DeviceRepair:
         (j, j1), b = step, step.width
         if not self._are_orders(step, orders):
             return Evidence(columns=set(range(j, j1)), count=b, magnitude=float("nan")), None
+        record = cupy.empty(COUNTS + -(-(m + 2 * n) // WORD), np.uint64)
         (order0, places0), (order1, places1) = self.plan.order(j), self.plan.order(j1)
         self._bring_left(j)
-        runtime.memsetAsync(self._found.data.ptr, 0, self._found.nbytes, self.stream.ptr)
+        runtime.memsetAsync(record.data.ptr, 0, record.nbytes, self.stream.ptr)
         panel, L, corner, U = (self._empty(*shape) for shape in ((m - j, b), (m - j, b), (b, b), (b, b)))
         self._from_A(order0 + 4 * j, slice(j, j1), panel)
         self._subtract(self.W[j:, :j], self.W[:j, j:j1], panel)
         came = cupy.empty(b, np.int32)
         values = "W", self.plan.ld, m, j, b, order0, places0, order1, places1
-        more = *(x.data.ptr for x in (came, L, corner, U)), largest_multiplier(FLOATS[self.dtype]), self._found.data.ptr
+        more = *(x.data.ptr for x in (came, L, corner, U)), largest_multiplier(FLOATS[self.dtype]), record.data.ptr
         self._evidence_kernel("step_factors", evidence_config.step_factors(m - j, b), *values, *more)
         self._subtract(L, U, panel)
-        self._judge(panel, step, j)
+        self._judge(panel, step, j, record)
         if j1 < n:
             rows = self._empty(b, n - j1)
             self._from_A(order1 + 4 * j, slice(j1, n), rows)
             self._subtract(self._left(came, j), self.W[:j, j1:], rows)
             self._subtract(corner, self.W[j:j1, j1:], rows)
-            self._judge(rows, step, j1)
+            self._judge(rows, step, j1, record)
         rest, e = self._rest(queued), self._begin_of(queued)
         if rest < n:
-            to = self._found.data.ptr + WORD * COUNTS + m + n + rest
+            to = record.data.ptr + WORD * COUNTS + m + n + rest
             launch = evidence_config.by_columns(n - rest)
             self._evidence_kernel("grown_columns", launch, "W", self.plan.ld, j, e, rest, "column_largest", GROWN, to)
-        counts = to_host(self._found)
-        flags = counts[COUNTS:].view(np.uint8)[: m + 2 * n]
+        told = to_host(record)
+        flags = told[COUNTS:].view(np.uint8)[: m + 2 * n]
         of_rows, of_columns, lost = (set(np.flatnonzero(x).tolist()) for x in np.split(flags, [m, m + n]))
-        if counts[UNBOUNDED]:
-            return None, []
-        wrong = int(counts[WRONG]) or int(counts[LARGE_MULTIPLIERS])
-        if not counts[WRONG]:
+        if told[UNBOUNDED]:
+            return None, None
+        wrong = int(told[WRONG]) or int(told[LARGE_MULTIPLIERS])
+        if not told[WRONG]:
             of_columns = set(range(j, j1))
-        farthest = float(counts[FARTHEST : FARTHEST + 1].view(np.float64)[0])
-        return Evidence(rows=of_rows, columns=of_columns, count=wrong, magnitude=farthest), sorted(lost)
+        farthest = float(told[FARTHEST : FARTHEST + 1].view(np.float64)[0])
+        # A large multiplier has cost its row in every column.
+        found = Evidence(rows=of_rows, columns=of_columns, count=wrong, magnitude=farthest)
+        return found, None if told[LARGE_MULTIPLIERS] else sorted(lost)
 
-    def _judge(self, residual: Array, step: Step, c0: int) -> None:
+    def _judge(self, residual: Array, step: Step, c0: int, found: Array) -> None:
         """Of the rows from j on."""
         (j, j1), (p, q) = step, residual.shape
         values = residual.data.ptr, p, p, "W", self.plan.ld, self.plan.m, j, j1 - j, c0, j, "column_largest"
-        more = *evidence_config.judged_by(self.dtype, j1), self._found.data.ptr
+        more = *evidence_config.judged_by(self.dtype, j1), found.data.ptr
         self._evidence_kernel("judge_elements", evidence_config.by_columns(q), *values, *more)
 
     # -- the way back --
@@ -251,8 +257,12 @@ class DeviceRepair:
 
         (j, _), (m, n) = self.steps[number], self.W.shape
         self.sums.status[number:] = 0
-        if not number or not _is_order(orders[0]):
+        begins = number if _is_order(orders[0]) else 0
+        for done in self.steps[begins:queued]:
+            self.findings.multiplications += float(m - done.j) * (n - done.j) * done.width
+        if not begins:
             return 0
+        self._bring_left(j)
         e, e1 = self._begin_of(queued), self._rest(queued)
         moved = (orders != orders[:1]).any(axis=0)
         moved[:j], moved[j:e] = False, True

@@ -313,8 +313,8 @@ class Schedule:
         if len(step.panels) > 1:
             self._wait(PANELS, self._record(LEFT))
         factored = self._record(PANELS)
-        self.panels.append(slice(start, len(self.tasks)))
         self._stage("panel", step)
+        self.panels.append(slice(start, len(self.tasks)))
         return factored
 
     def _solve(self, lane: str, step: Step, c0: int, c1: int) -> None:
