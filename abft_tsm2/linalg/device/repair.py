@@ -90,7 +90,7 @@ class DeviceRepair:
     findings: Findings
     attempts: dict[int, int] = field(default_factory=dict)
     innocent: int = 0
-    convicted: dict[int, Fault] = field(default_factory=dict)
+    convicted: dict[int, list[Fault]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
@@ -118,7 +118,7 @@ class DeviceRepair:
 
     def agreed(self, number: int) -> None:
         """Note what was wrong in a step that agrees now."""
-        if fault := self.convicted.pop(number, None):
+        for fault in self.convicted.pop(number, ()):
             self.findings.statuses.append(Status.CORRECTED)
             self.findings.faults.append(fault)
 
@@ -140,7 +140,8 @@ class DeviceRepair:
             rows, columns = (tuple(sorted(lines)) for lines in (found.rows, found.columns))
             text = f"columns {self.steps[again].j} on computed again, {queued - number} steps late"
             kind = "element" if found.count == 1 else "block"
-            self.convicted.setdefault(number, Fault(FACTORS, kind, rows, columns, found.count, found.magnitude, text))
+            fault = Fault(FACTORS, kind, rows, columns, found.count, found.magnitude, text)
+            self.convicted.setdefault(number, []).append(fault)
         return again
 
     def _begin_of(self, number: int) -> int:
