@@ -80,7 +80,7 @@ def changed(W: Array, carried: LuChecksums, wL: Array, Uv: Array) -> tuple[list[
     with np.errstate(all="ignore"):
         pivots = xp.abs(wide(xp.linalg.diagonal(W)[:left]))
         size = xp.minimum(
-            carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), _tail_norms(carried.w)[:left]
+            carried.floor[:left] / xp.where(pivots > 0, pivots, xp.ones_like(pivots)), tail_norms(carried.w)[:left]
         )
         size = xp.maximum(xp.abs(carried.g[:left]), size)
         columns = LineCheck.of(wL - carried.g[:left], changed_bound(size, m))
@@ -97,7 +97,7 @@ def changed(W: Array, carried: LuChecksums, wL: Array, Uv: Array) -> tuple[list[
     return found
 
 
-def _tail_norms(x: Array) -> Array:
+def tail_norms(x: Array) -> Array:
     """The 2-norms of x(i:), for every i."""
     xp = namespace(x)
     largest = float(xp.max(xp.abs(x))) if x.shape[0] else 0.0

@@ -5,8 +5,8 @@
 //   X(r, :) = W(places0[order1[k + r]], :)             X is G, or W(k:k+b, :) where there is no G
 //   W(places1[order0[k + r]], :) = W(k + r, :)         if that place is below the step: k + b or more
 //
-// A row whose place is none of W's stays where it is. A thread has a row, and reads it in all columns of the block before
-// any of them is written.
+// A row whose place is none of W's stays where it is. A thread has a row, and reads it in all columns of the block
+// before any of them is written.
 //
 // Launch   ceil((c1 - c0) / 8) blocks of b threads, rounded up to a multiple of 32; b <= 512
 // Macros   REAL; ENTRY the name of the kernel

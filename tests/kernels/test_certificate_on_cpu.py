@@ -11,7 +11,7 @@ import pytest
 
 from abft_tsm2.arrays import FLOATS, to_host
 from abft_tsm2.checksum.bounds import changed_bound, factored_bound
-from abft_tsm2.linalg.certify import _norms_of, _tail_norms, product_sums
+from abft_tsm2.linalg.certify import _norms_of, product_sums, tail_norms
 from abft_tsm2.linalg.device.certificate_config import BEHIND, CertificateKernel, Tiles, full_counts
 from abft_tsm2.linalg.device.check_config import initial_state
 from abft_tsm2.linalg.lu_checks import ROWS, Sight
@@ -130,9 +130,9 @@ def test_the_bounds_of_sums_that_were_kept(on: Any, shape: tuple[int, int]) -> N
     g, y = (np.where(np.arange(K) % 2, 0.0, x) for x in (carried.g, carried.y))
     pivots = abs(np.diagonal(of.W[: shape[0]])[:K])
     floor = np.where(np.arange(shape[1]) % 4 == 1, 1e3, 1.0) * carried.floor  # pivots are small there
-    guessed = np.minimum(floor[:K] / pivots, _tail_norms(carried.w)[:K])
+    guessed = np.minimum(floor[:K] / pivots, tail_norms(carried.w)[:K])
     assert (guessed[1::4] < (floor[:K] / pivots)[1::4]).all()
-    assert (guessed[3::4] < _tail_norms(carried.w)[3:K:4]).any()
+    assert (guessed[3::4] < tail_norms(carried.w)[3:K:4]).any()
     columns = changed_bound(np.maximum(abs(g), guessed), shape[0])
     rows = changed_bound(np.maximum(abs(y), carried.rows[:K, ROWS.floor]), shape[1])
     margin = np.where(np.arange(K) % 2, 1e-9, 0.05)
@@ -438,7 +438,7 @@ def found_by(run: OnKernels) -> str:
         return "bounds"
     floor = carried.floor * 1e9
     run.column_floor = floor
-    tails = _tail_norms(carried.w)[: run.K]
+    tails = tail_norms(carried.w)[: run.K]
     zeros, same = np.zeros(run.K), 0.999 * changed_bound(tails, m)
     run.compare_sums(same, zeros, carried.y.copy(), carried.y.copy())
     if run.verified[cases.SAME_COLUMNS] != run.K:

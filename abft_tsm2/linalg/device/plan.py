@@ -119,6 +119,7 @@ class FactorPlan:
         )
         self._free: list[RunSums] = []
         self.graphs = GraphsOfRuns()
+        self._long = not all(part.whole for part in self.schedule.parts)
         self._sums, self._A = self.borrow(), A
         self._keeps: list[Any] = []
         self.calls = [(task, getattr(self, f"_{task.name}")(task.lane, *task.numbers)) for task in self.schedule]
@@ -137,7 +138,7 @@ class FactorPlan:
 
     def handles(self, main: int) -> dict[str, int]:
         """Of the streams by lane. Where steps are long, verdicts come before their products end."""
-        return self.lanes.handles(main, early=not all(part.whole for part in self.schedule.parts))
+        return self.lanes.handles(main, early=self._long)
 
     def borrow(self) -> RunSums:
         """Memory for what a run leaves, until it is given back."""

@@ -10,7 +10,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.core.graphs import Graph
 from abft_tsm2.core.launch import Step
 from abft_tsm2.linalg.device.buffers import RunSums
-from abft_tsm2.linalg.device.schedule import CHECKS, LANES, MAIN, Segment, Task
+from abft_tsm2.linalg.device.schedule import CHECKS, Segment, Task
 
 if TYPE_CHECKING:
     from abft_tsm2.linalg.device.plan import FactorPlan
@@ -160,15 +160,12 @@ class QueuedRun:
         """Queue some tasks, for which all streams wait, and which all streams wait for."""
         from cupy.cuda import runtime
 
-        event, handles = self.plan.forked.ptr, self.plan.handles(self._main)
-        others = [handles[lane] for lane in LANES if lane != MAIN]
+        event = self.plan.forked.ptr
         runtime.eventRecord(event, self._main)
-        for stream in others:
+        for stream in self.plan.handles(self._main).values():
             runtime.streamWaitEvent(stream, event)
         self._queue(self.plan.calls[tasks])
-        for stream in others:
-            runtime.eventRecord(event, stream)
-            runtime.streamWaitEvent(self._main, event)
+        self.before(self._main)
 
     def _record(self, recorder: int, part: Segment) -> None:
         self._do(self.plan.recorded[part.start : part.stop], recorder)

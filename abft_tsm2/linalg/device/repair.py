@@ -38,6 +38,7 @@ from abft_tsm2.checksum.bounds import (
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.core.launch import Step as Queued
+from abft_tsm2.linalg.certify import tail_norms
 from abft_tsm2.linalg.device import evidence_config, move_config
 from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD, RunSums
 from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
@@ -47,7 +48,7 @@ from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.schedule import PRODUCTS, Step
 from abft_tsm2.linalg.encode import counts, wide
 from abft_tsm2.linalg.evidence import Evidence, unit_lower
-from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.line_check import LineCheck, norm
 from abft_tsm2.linalg.outcome import FACTORS, Findings, differing
 from abft_tsm2.report import Fault, Status
 
@@ -345,23 +346,22 @@ class DeviceRepair:
         order = to_host(self.buffers.order[self.plan.schedule.snapshot(self.plan.K)])
         if not _is_order(order):
             return False
+        w = to_host(self.sums.on_device("w"))[order]
         with np.errstate(all="ignore"):
-            rows, columns = self._changed(finished, order)
+            rows, columns = self._changed(finished, order, w)
             if not 0 < len(rows) + len(columns) <= LINES:
                 return False
-            changed = [self._row(r) for r in rows] + [self._column(c, order) for c in columns]
+            changed = [self._row(r) for r in rows] + [self._column(c, w[c:]) for c in columns]
         return any(changed)
 
-    def _changed(self, K: int, order: Any) -> tuple[list[int], list[int]]:
+    def _changed(self, K: int, order: Any, w: Any) -> tuple[list[int], list[int]]:
         """The first rows of U and columns of L whose sums are no longer what they were
-        (`abft_tsm2.linalg.certify.changed`)."""
+        (`abft_tsm2.linalg.certify.changed`). `w`: the weights of rows, in their order."""
         plan, sums = self.plan, self.sums
         g, y, wL, Uv = to_host(self.buffers.line_sums)[:, :K]
-        w = to_host(sums.on_device("w"))
         row_floor, column_floor = np.split(to_host(sums.between("row_floor", "column_floor")), [plan.m])
         pivots = np.abs(to_host(self.W.diagonal())[:K].astype(np.float64))
-        tails = np.sqrt(np.cumsum(w[order][::-1] ** 2)[::-1])[:K]
-        sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tails)
+        sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tail_norms(w)[:K])
         columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), plan.m))
         rows = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
         return np.flatnonzero(rows).tolist(), np.flatnonzero(columns).tolist()
@@ -376,9 +376,9 @@ class DeviceRepair:
         weights = to_host(self.sums.on_device("v"))[r:]
         return self._settle_line("y", self.W[r : r + 1, r:], to_host(new), part, (r, r), weights, 0.0)
 
-    def _column(self, c: int, order: Any) -> bool:
+    def _column(self, c: int, w: Any) -> bool:
         """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
-        nothing is."""
+        nothing is. `w`: the weights of rows from c on."""
         new = self._empty(self.plan.m - c - 1, 1)
         if not new.shape[0]:
             return False
@@ -387,7 +387,6 @@ class DeviceRepair:
         self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)
         pivot = float(self.W[c, c]) or 1.0  # under a zero pivot there are zeros, which are not divided
         divided = np.clip(to_host(new) / pivot, -1.0, 1.0)
-        w = to_host(self.sums.on_device("w"))[order[c:]]
         old = self.W[c + 1 :, c : c + 1]
         return self._settle_line("g", old, divided, part / pivot, (c + 1, c), w[1:], float(w[0]))
 
@@ -400,7 +399,7 @@ class DeviceRepair:
         kept, line = to_host(old), first[1]
         sums, again = (getattr(self.buffers, f"{name}{which}") for which in ("", "_again"))
         off = abs(float(sums[line]) - float(again[line]))
-        size = float(np.sqrt(np.sum((kept.ravel().astype(np.float64) * weights) ** 2))) + abs(own)
+        size = norm(kept.ravel().astype(np.float64) * weights) + abs(own)
         if off <= changed_bound(size, weights.size) and math.isfinite(size):
             return False
         sizes = np.maximum(np.abs(new), np.abs(part)).astype(np.float64)
