@@ -1,8 +1,9 @@
 """Arrays of any library: their namespace, floating-point type and order in memory, and the rules for inputs.
 
 Everything above this module is written against the array namespace ``xp`` of the Python array API standard.
-Three things the standard lacks are bridged here and nowhere else: views of bit patterns (`bit_pattern`),
-strides (`is_column_major`), and the tests for shared memory (`overlap`, `overlaps_itself`).
+Four things the standard lacks are bridged here and nowhere else: views of bit patterns (`bit_pattern`),
+strides (`is_column_major`), the tests for shared memory (`overlap`, `overlaps_itself`), and a conversion to float64
+that is exact in every library (`in_float64`).
 """
 
 from __future__ import annotations
@@ -300,6 +301,23 @@ def bit_pattern(x: Array) -> Array:
     if not hasattr(x, "view"):  # the standard has no view: exchange the buffer with NumPy instead
         x = np.from_dlpack(x)
     return x.view(_UNSIGNED[x.dtype.itemsize])
+
+
+def in_float64(x: Array, *, copy: bool = False) -> Array:
+    """x in float64, subnormal numbers included; x itself where it is, unless a copy is asked for. CuPy's own conversion
+    of float32 flushes these to zero."""
+    xp = namespace(x)
+    if x.dtype == xp.float32 and is_cupy(x):
+        import cupy
+
+        return _converted(cupy)(x, cupy.empty_like(x, dtype=cupy.float64))
+    return xp.astype(x, xp.float64, copy=copy)
+
+
+@functools.lru_cache(maxsize=1)
+def _converted(cupy: Any) -> Any:
+    text = 'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x))'
+    return cupy.ElementwiseKernel("float32 x", "float64 y", text, "abft_tsm2_in_float64")
 
 
 def overlap(x: Array, y: Array) -> bool:

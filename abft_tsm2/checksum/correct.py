@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from abft_tsm2.arrays import from_host, namespace, to_host
+from abft_tsm2.arrays import from_host, in_float64, namespace, to_host
 from abft_tsm2.checksum import repairs
 from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
 from abft_tsm2.checksum.repairs import AGAIN, RepairOutcome, Written
@@ -134,7 +134,7 @@ def _recompute(lines: Side, scale: Scale, at: Integers) -> _Tile:
             part = slice(lo, min(k, lo + rows))
             zero = np.zeros(part.stop - lo, np.int64)
             right = scaled(widened(lines.R, lo, part.stop), zero, scale.right, scale.usable_column)
-            left = xp.astype(take_rows(lines.L[:, part], at), xp.float64)
+            left = in_float64(take_rows(lines.L[:, part], at))
             left = scaled(left, scale.left[at], zero, everywhere[part])
             exact += to_host(left @ right)
             total += to_host(xp.abs(left) @ xp.abs(right))
@@ -146,12 +146,12 @@ def _recompute(lines: Side, scale: Scale, at: Integers) -> _Tile:
         exact, total, square = exact * gain, total * np.abs(gain), square * gain**2
         added: Floats | float = 0.0
         if lines.C0 is not None:
-            base = xp.astype(take_rows(lines.C0, at), xp.float64)
+            base = in_float64(take_rows(lines.C0, at))
             base = lines.beta * to_host(scaled(base, scale.line[at], scale.column, scale.usable_column))
             added = np.abs(base)
             exact, total, square = exact + base, total + added, square + base**2
         stored = take_rows(lines.C, at)
-        found = to_host(xp.astype(stored, xp.float64))
+        found = to_host(in_float64(stored))
         overflows = np.fmax(summed, np.ldexp(total, shift)) >= a.accumulator.largest / 2
         # exact may leave the range of C's type: then what belongs there is an infinity
         value = to_host(xp.astype(from_host(np.ldexp(exact, shift), lines.C), lines.C.dtype)).astype(np.float64)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, in_float64, namespace, to_host
 from abft_tsm2.checksum.rigorous import sequential_bound
 from abft_tsm2.checksum.sides import Floats, Integers, Scale, Side, scaled
 from abft_tsm2.core.accurate import residual
@@ -33,15 +33,14 @@ def line_errors(lines: Side, scale: Scale, at: Integers, X: Array, columns: Inte
     columns : integer array, optional
         By default all.
     """
-    xp = namespace(X)
     columns = np.arange(lines.R.shape[1]) if columns is None else columns
     with np.errstate(all="ignore"):
         left, right = take_rows(lines.L, at), _columns(lines.R, columns)
         if lines.alpha != 1.0:  # rounds once for each term: less than the product itself
-            left, right = lines.alpha * xp.astype(left, xp.float64), xp.astype(right, xp.float64, copy=False)
+            left, right = lines.alpha * in_float64(left), in_float64(right)
         off = residual(X, left, right)
         if lines.C0 is not None:
-            off = off - lines.beta * xp.astype(_columns(take_rows(lines.C0, at), columns), xp.float64)
+            off = off - lines.beta * in_float64(_columns(take_rows(lines.C0, at), columns))
         off_ = np.ldexp(to_host(off), -(scale.line[at][:, None] + scale.column[columns][None, :]))
     return np.where(scale.usable_column[columns][None, :], off_, 0.0)
 
@@ -75,17 +74,16 @@ def sequential_errors(lines: Side, scale: Scale, line: int, columns: Integers) -
 
     The partial sums ``S_l = sum_{p <= l} l_ip r_pj`` are what a running error bound is made of.
     """
-    xp = namespace(lines.L)
     k = lines.R.shape[0]
     zero, at = np.zeros(k, np.int64), np.asarray([line])
     out = np.empty(columns.size)
     step = max(1, _TERMS // max(k, 1))
     with np.errstate(all="ignore"):
-        left = scaled(xp.astype(take_rows(lines.L, at), xp.float64), scale.left[at], zero)
+        left = scaled(in_float64(take_rows(lines.L, at)), scale.left[at], zero)
         left_ = to_host(left)[0] * float(scale.gain(lines.alpha, at, slice(0, 1))[0, 0])
         added = np.zeros(columns.size)
         if lines.C0 is not None:
-            base = to_host(xp.astype(take_rows(lines.C0, at), xp.float64))[0, columns]
+            base = to_host(in_float64(take_rows(lines.C0, at)))[0, columns]
             added = np.abs(lines.beta * np.ldexp(base, -(scale.line[line] + scale.column[columns])))
         underflow = np.ldexp(lines.arithmetic.underflow(lines.terms, lines.alpha), -scale.line[line])
         for lo in range(0, columns.size, step):

@@ -25,6 +25,12 @@ def factored_rounding(stored: FloatType, terms: Any) -> Any:
     return gamma(stored, terms + 2)
 
 
+def compared_rounding(stored: FloatType, terms: Any) -> Any:
+    """What ``|A| + 2 |L| |U|`` is multiplied with where ``PA - LU`` is computed in the type of the factors: that takes
+    another ``gamma_k (|A| + |L| |U|)`` (Higham 2002, eq. 3.13)."""
+    return factored_rounding(stored, terms)
+
+
 def definite_rounding(stored: FloatType, terms: Any) -> Any:
     """The same of ``|A - L L'| <= gamma_k+1 |L||L|'`` (Higham 2002, theorem 10.3)."""
     return gamma(stored, terms + 3)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, in_float64, namespace, to_host
 from abft_tsm2.checksum import repairs
 from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT
 from abft_tsm2.checksum.evidence import line_errors, sequential_errors, summed_in_order, weighted_norms
@@ -110,8 +110,7 @@ def compare(
 
 def _side_by_side(lines: Side, scale: Scale, at: Integers, product: Array) -> tuple[Floats, Floats, Mask]:
     """Lines of C, those of another product in float64, and where they are the same or cannot be checked."""
-    xp = namespace(lines.C)
-    old, new = (to_host(xp.astype(take_rows(X, at), xp.float64)) for X in (lines.C, product))
+    old, new = (to_host(in_float64(take_rows(X, at))) for X in (lines.C, product))
     return old, new, (old == new) | (np.isnan(old) & np.isnan(new)) | ~scale.usable_column[None, :]
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, dtype_name, from_host, in_float64, namespace, to_host
 from abft_tsm2.core.blas import add_product
 
 BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
@@ -174,11 +174,11 @@ class Difference:
 
     def _widened(self, X: Array, rows: slice, columns: slice, k: int, factor: float) -> Measured:
         xp = self.xp
-        out = xp.astype(X, xp.float64, copy=True)
+        out = in_float64(X, copy=True)
         reach = xp.zeros_like(out)
         for at in parts(k):
-            left = xp.astype(self.left(rows, at), xp.float64)
-            right = xp.astype(self.right(at, columns), xp.float64)
+            left = in_float64(self.left(rows, at))
+            right = in_float64(self.right(at, columns))
             add_product(out, left, right)
             if factor:
                 add_product(reach, xp.abs(left), xp.abs(right), alpha=1.0)
@@ -246,8 +246,7 @@ class _Factor(NamedTuple):
 
 def scaled(X: Array, rows: Any, columns: Any) -> Array:
     """``x_ij 2^-(rows_i + columns_j)`` for exponents on the host, without overflow on the way."""
-    xp = namespace(X)
-    X = xp.astype(X, xp.float64, copy=False)
+    X = in_float64(X)
     if not X.size:
         return X
     for across, along, axis in ((columns, rows, 1), (rows, columns, 0)):

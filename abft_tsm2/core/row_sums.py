@@ -25,6 +25,7 @@ from abft_tsm2.arrays import (
     bit_pattern,
     float_type,
     from_host,
+    in_float64,
     is_column_major,
     is_cupy,
     is_numpy,
@@ -234,8 +235,7 @@ def bit_pattern_type(x: Array) -> Any:
 
 def widened(X: Array, lo: int, hi: int) -> Array:
     """Rows lo to hi of X in float64: a copy."""
-    xp = namespace(X)
-    return xp.astype(X[lo:hi, :], xp.float64)
+    return in_float64(X[lo:hi, :], copy=True)
 
 
 def take_rows(X: Array, rows: np.ndarray[Any, Any]) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, Namespace, from_host, is_column_major, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, Namespace, from_host, in_float64, is_column_major, is_numpy, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS
 from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.weights import weights
@@ -29,8 +29,7 @@ def wide(X: Array) -> Array:
     """X in float64; X itself where it is."""
     if is_numpy(X) and X.dtype.char == "d":
         return X
-    xp = namespace(X)
-    return xp.astype(X, xp.float64, copy=False)
+    return in_float64(X)
 
 
 def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:

@@ -95,7 +95,7 @@ class FactorEvidence:
         self._skipped(depth)
 
         def left(i: slice, p: slice) -> Array:
-            return unit_lower(W[first + i.start : first + i.stop, p], first + i.start - p.start)
+            return unit_lower(wide(W[first + i.start : first + i.stop, p]), first + i.start - p.start)
 
         def right(p: slice, j: slice) -> Array:
             block, above = W[p, across + j.start : across + j.stop], p.start - across - j.start
@@ -126,7 +126,7 @@ class FactorEvidence:
         limit, pivots = smallest_pivot(self.type), self._diagonal(depth)
         self.skipped, named = [], set()
         for p in np.flatnonzero(np.abs(pivots) < limit).tolist():
-            if 0.0 < float(namespace(self.W).max(abs(self.W[p:, p]))) < limit:
+            if 0.0 < float(namespace(self.W).max(abs(wide(self.W[p:, p])))) < limit:
                 self.skipped.append(p)
         order = np.arange(self.W.shape[0])
         for p in range(min(depth, self.pivots.size)) if self.skipped else ():

@@ -9,15 +9,18 @@ typedef unsigned long long Count;
 // byte each: of the m rows and then of the n columns in which elements are wrong.
 enum Found { WRONG, UNBOUNDED, LARGE_MULTIPLIERS, FARTHEST, FOUND };
 
-// The largest modulus among X(0:rows), and their squares added up in units of `scale`, over a block; to all threads.
+// The sum of |X(0:rows)| over a block, to all threads.
 template <int THREADS>
-INLINE double largest_of_column(const Real* __restrict__ X, Index rows, double scale, double& squares) {
-  double largest = 0, sum = 0;
-  for (Index i = threadIdx.x; i < rows; i += THREADS) {
-    const double x = exactly(X[i]), scaled = x / scale;
-    largest = fmax(largest, nan_is_infinite(fabs(x)));
-    sum += scaled * scaled;
-  }
-  squares = sum_over_block<THREADS>(sum);
+INLINE double sum_of_moduli(const Real* __restrict__ X, Index rows) {
+  double sum = 0;
+  for (Index i = threadIdx.x; i < rows; i += THREADS) sum += fabs(exactly(X[i]));
+  return sum_over_block<THREADS>(sum);
+}
+
+// The largest modulus among X(0:rows) over a block, to all threads; infinite where one is NaN.
+template <int THREADS>
+INLINE double largest_of_column(const Real* __restrict__ X, Index rows) {
+  double largest = 0;
+  for (Index i = threadIdx.x; i < rows; i += THREADS) largest = fmax(largest, nan_is_infinite(fabs(exactly(X[i]))));
   return largest_over_block<THREADS>(largest);
 }

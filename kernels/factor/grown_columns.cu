@@ -14,8 +14,7 @@ extern "C" __global__ void __launch_bounds__(T1)
           double most, unsigned char* flags) {
   const Index column = c0 + blockIdx.x;
   const double of_A = exactly(column_largest[column]);
-  double unused = 0;
-  const double before = largest_of_column<T1>(W + column * ld, j, 1, unused);
-  const double made = largest_of_column<T1>(W + j + column * ld, e - j, 1, unused);
+  const double before = largest_of_column<T1>(W + column * ld, j);
+  const double made = largest_of_column<T1>(W + j + column * ld, e - j);
   if (threadIdx.x == 0) flags[blockIdx.x] = !(made <= most * larger(of_A, before));
 }

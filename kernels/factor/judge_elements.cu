@@ -1,11 +1,11 @@
 // Judges, element by element, what should be nothing but rounding: R = T - L U, of p rows and the columns c0 + c of a
-// step J = j:j+b, where T follows from A and the factors above (factored_element of bounds.py, for all rows of a column:
-// no multiplier is larger than 1).
+// step J = j:j+b, where T follows from A and the factors above (compared_rounding of rigorous.py, for all rows of a
+// column: no multiplier is larger than 1).
 //
-//   reach(c) = sqrt(j) ||U(:j, c)|| + sqrt(b + FLOOR_TERMS) max(|A(:, c)|, |U(:j+b, c)|)
-//   |R(i, c)| <= spread reach(c) + lost, which has to be finite
+//   |R(i, c)| <= spread (max |A(:, c)| + 2 sum |U(:j+b, c)|) + lost, which has to be finite
 //
-// What step J has left of a column counts if all of it is finite.
+// What step J has left of a column counts if all of it is finite. What underflow takes from a quotient is lost in its
+// pivot's share of the sum.
 //
 // Launch   as many blocks of T1 threads as there are columns
 // Macros   REAL; T1 threads; ENTRY the name of the kernel
@@ -15,18 +15,14 @@
 
 extern "C" __global__ void __launch_bounds__(T1)
     ENTRY(const Real* __restrict__ R, Index ldr, Index p, const Real* __restrict__ W, Index ld, Index m, Index j,
-          Index b, Index c0, Index first, const Real* __restrict__ column_largest, double spread, double floor_terms,
-          double lost, Count* found) {
+          Index b, Index c0, Index first, const Real* __restrict__ column_largest, double spread, double lost,
+          Count* found) {
   const Index column = c0 + blockIdx.x;
-  const double of_A = exactly(column_largest[column]), scale = of_A > 0 && is_finite(of_A) ? of_A : 1;
   const Real* above = W + column * ld;
-  double squares = 0, unused = 0;
-  const double before = largest_of_column<T1>(above, j, scale, squares);
-  const Index own = smaller(b, column + 1 - j);  // rows of U in J
-  const double now = largest_of_column<T1>(above + j, own, scale, unused);
-  const double most = larger(of_A, larger(before, is_finite(now) ? now : 0));
-  const double reach = sqrt(double(j) * squares) * scale + sqrt(double(b) + floor_terms) * most;
-  const double bound = spread * reach + lost;
+  const double before = sum_of_moduli<T1>(above, j);
+  const double now = sum_of_moduli<T1>(above + j, smaller(b, column + 1 - j));  // rows of U in J
+  const double of_U = before + (is_finite(now) ? now : 0);
+  const double bound = spread * (exactly(column_largest[column]) + 2 * of_U) + lost;
   unsigned char* flags = reinterpret_cast<unsigned char*>(found + FOUND);
   double farthest = 0;
   int wrong = 0;

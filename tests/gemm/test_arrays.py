@@ -22,6 +22,7 @@ from abft_tsm2.arrays import (
     dtype_name,
     float_type,
     from_host,
+    in_float64,
     is_column_major,
     namespace,
     overlap,
@@ -367,3 +368,12 @@ def test_out_that_overlaps_an_operand_is_refused() -> None:
     c = protected_gemm(x, interleaved[:, ::2], out=interleaved[:, 1::2])
     assert np.array_equal(c, np.full((6, 6), 6.0))
     assert np.array_equal(interleaved[:, ::2], x)
+
+
+def test_float64_holds_all_that_was_there() -> None:
+    x = np.array([[0.0, -1e-45, 3e-39], [1.0, -np.inf, np.nan]], np.float32, order="F")
+    wide = in_float64(x)
+    assert wide.dtype == np.float64
+    np.testing.assert_array_equal(wide.astype(np.float32), x)
+    assert in_float64(wide) is wide
+    assert not np.shares_memory(in_float64(wide, copy=True), wide)

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_element
-from abft_tsm2.checksum.rigorous import largest_multiplier
+from abft_tsm2.checksum.rigorous import compared_rounding, largest_multiplier, underflow
 from abft_tsm2.linalg.device import evidence_config as evidence
 from abft_tsm2.linalg.device import move_config as moves
 from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
@@ -61,17 +60,12 @@ JUDGE_FAULTS = {
     "judge_no_bound": (JUDGE, "distance <= bound && is_finite(bound)", 0, "distance <= bound"),
     "judge_fault_widens": (JUDGE, "is_finite(now) ? now : 0", 0, "now"),
     "judge_own_forgotten": (JUDGE, "is_finite(now) ? now : 0", 0, "0"),
-    "judge_part_counts": (JUDGE, "nan_is_infinite(fabs(x))", 0, "fabs(x)"),
     "judge_L_counts": (JUDGE, "smaller(b, column + 1 - j)", 0, "b"),
     "judge_no_pivot": (JUDGE, "smaller(b, column + 1 - j)", 0, "smaller(b, column - j)"),
-    "judge_A_forgotten": (JUDGE, "larger(of_A, larger(before", 0, "larger(0, larger(before"),
-    "judge_above_forgotten": (JUDGE, "larger(before, is_finite", 0, "larger(0, is_finite"),
-    "judge_no_scale": (JUDGE, "sqrt(double(j) * squares) * scale", 0, "sqrt(double(j) * squares)"),
-    "judge_scale_one": (JUDGE, "of_A > 0 && is_finite(of_A) ? of_A : 1", 0, "1"),
-    "judge_scale_zero": (JUDGE, "of_A > 0 && is_finite(of_A) ? of_A : 1", 0, "of_A"),
-    "judge_no_steps": (JUDGE, "sqrt(double(j) * squares)", 0, "sqrt(squares)"),
-    "judge_no_floor": (JUDGE, "double(b) + floor_terms", 0, "double(b)"),
-    "judge_nothing_lost": (JUDGE, "spread * reach + lost", 0, "spread * reach"),
+    "judge_A_forgotten": (JUDGE, "(exactly(column_largest[column]) + 2 * of_U)", 0, "(2 * of_U)"),
+    "judge_above_forgotten": (JUDGE, "before + (is_finite", 0, "(is_finite"),
+    "judge_U_once": (JUDGE, "2 * of_U", 0, "of_U"),
+    "judge_nothing_lost": (JUDGE, "2 * of_U) + lost", 0, "2 * of_U)"),
     "judge_rows_from_0": (JUDGE, "flags[first + i]", 0, "flags[i]"),
     "judge_columns_from_0": (JUDGE, "flags[m + column]", 0, "flags[m + blockIdx.x]"),
     "judge_last_counts": (JUDGE, "atomicAdd(found + WRONG, Count(count))", 0, "found[WRONG] = Count(count)"),
@@ -80,12 +74,12 @@ JUDGE_FAULTS = {
     "judge_own_thread": (JUDGE, "largest_over_block<T1>(farthest)", 0, "farthest"),
     "judge_rows_left_out": (JUDGE, "i += T1", 0, "i += T1 + 1"),
     "judge_bounds_not_counted": (JUDGE, "if (!is_finite(bound)) atomicAdd", 0, "if (false) atomicAdd"),
-    "judge_moduli": (JUDGE, "sum += scaled * scaled", 0, "sum += fabs(scaled)"),
+    "judge_signs": (JUDGE, "sum += fabs(exactly(X[i]))", 0, "sum += exactly(X[i])"),
     "judge_norm_left_out": (JUDGE, "i += THREADS", 0, "i += 2 * THREADS"),
 }
 GROWN_FAULTS = {
     "grown_NaN": (GREW, "!(made <= most * larger(of_A, before))", 0, "made > most * larger(of_A, before)"),
-    "grown_NaN_is_nothing": (GREW, "nan_is_infinite(fabs(x))", 0, "fabs(x)"),
+    "grown_NaN_is_nothing": (GREW, "nan_is_infinite(fabs(exactly(X[i]))));", 0, "fabs(exactly(X[i])));"),
     "grown_limit": (GREW, "made <= most", 0, "made < most"),
     "grown_A_alone": (GREW, "larger(of_A, before)", 0, "of_A"),
     "grown_above_alone": (GREW, "larger(of_A, before)", 0, "before"),
@@ -270,15 +264,17 @@ class Elements:
         return range(self.c0, self.c0 + self.R.shape[1])
 
     def bounds(self) -> np.ndarray:
-        """Of each column, as bounds.py has it; the reach in float64 may overflow."""
-        j, b, reach = self.j, self.b, []
+        """Of each column, as rigorous.py has it; in float64 the sum of a column may overflow."""
+        j, b, kind, found = self.j, self.b, FLOATS[self.R.dtype.name], []
+        unit = np.float64(compared_rounding(kind, j + b) * largest_multiplier(kind))
         for c in self.columns:
             above, own = (self.W[rows, c].astype(Wide) for rows in (slice(j), slice(j, min(j + b, max(c + 1, j)))))
-            now = np.max(abs(own), initial=0)
-            most = np.max([Wide(self.largest[c]), *abs(above), now if np.isfinite(now) else 0])
-            reach.append(np.sqrt(Wide(j) * np.sum(above**2)) + np.sqrt(Wide(b + FLOOR_TERMS)) * most)
+            now = np.sum(abs(own))
+            size = np.sum(abs(above)) + (now if np.isfinite(now) else 0)
+            found.append(Wide(self.largest[c]) + 2 * size)
         with np.errstate(over="ignore"):
-            return factored_element(FLOATS[self.R.dtype.name], np.array(reach).astype(np.float64).astype(Wide), j + b)
+            sizes = np.array(found).astype(np.float64).astype(Wide)
+        return (unit * sizes + underflow(kind, j + b, 1.0)).astype(np.float64).astype(Wide)
 
     def edge(self, beyond: bool) -> np.ndarray:
         """For each column the number nearest to its bound: of those that are larger, or of those that are not."""
@@ -373,7 +369,7 @@ def test_what_is_no_number(library: Libraries, dtype: str, panel: bool) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sizes_at_the_ends_of_the_range(library: Libraries, dtype: str) -> None:
     rng, name, stored = np.random.default_rng(37), Kernel("judge_elements", dtype).name, FLOATS[dtype]
-    tiny, terms = stored.smallest_subnormal, 33 + 21 + FLOOR_TERMS
+    tiny, terms = stored.smallest_subnormal, 33 + 21 + 2
     task = Elements.draw(rng, 70, 60, 33, 21, dtype, False)
     for size in (0.0, tiny, 9 * tiny, stored.smallest_normal, stored.largest / 1e8, stored.largest):
         task.W[:54, 54:] = np.asarray(size, dtype) * rng.choice([1.0, -1.0, 0.0], (54, 6)).astype(dtype)

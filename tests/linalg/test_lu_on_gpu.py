@@ -12,11 +12,13 @@ from scipy import linalg
 
 from abft_tsm2 import Status, protected_lu_factor
 from abft_tsm2.errors import UnverifiableWarning
+from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device import plan
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.schedule import Task
+from abft_tsm2.linalg.evidence import factor_evidence
 from abft_tsm2.linalg.outcome import Findings
 from benchmarks.lu_gpu_contenders import planted
 from tests.support.factor_cases import DTYPES, lu_outside
@@ -54,6 +56,16 @@ def test_factors_are_those_of_lapack(shape: tuple[int, int], order: str, mode: s
         assert not lu_outside(lu, piv, a).any()
     else:
         check(a, lu, piv, report)
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("family", ["gaussian kernel", "toeplitz", "vander 0.1 3", "vander 0.5 1.5", "binomial"])
+def test_subnormal_numbers_are_no_faults(family: str, mode: str) -> None:
+    a = np.asarray(FAMILIES[family](700, np.random.default_rng(3), np.float32), np.float32)
+    assert np.count_nonzero((a != 0) & (abs(a) < np.finfo(np.float32).tiny)) > 100
+    lu, piv, report = factored(a, mode)
+    assert report.status is Status.CLEAN, report
+    assert factor_evidence(a, lu, piv).right
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)

@@ -12,11 +12,13 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_factor
+from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device import repair
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.repair import DeviceRepair
+from abft_tsm2.linalg.evidence import factor_evidence
 from abft_tsm2.linalg.outcome import Findings
 from tests.support import lu_on_cpu
 from tests.support.factor_cases import lu_outside
@@ -287,6 +289,18 @@ def test_what_comes_out_the_same_each_time_convicts_nothing(column: Any) -> None
         _, report = protected_lu_factor(on_card(a), mode="online", return_report=True)
     assert report.status is Status.UNVERIFIABLE, report
     assert not report.faults
+
+
+@pytest.mark.parametrize("family", ["gaussian kernel", "vander 0.1 1.3 increasing"])
+def test_subnormal_numbers_are_evidence_as_well(family: str) -> None:
+    """CuPy computes with float32 as if they were zero."""
+    a = np.asarray(FAMILIES[family](150, np.random.default_rng(3), np.float32), np.float32)
+    tiny = np.finfo(np.float32).tiny
+    assert np.count_nonzero((a != 0) & (abs(a) < tiny)) > 100
+    W, piv = linalg.lu_factor(a)
+    assert factor_evidence(on_card(a), on_card(W), piv).right
+    a[0, -1] += tiny / 2  # which is U's
+    assert not factor_evidence(on_card(a), on_card(W), piv).right
 
 
 def test_an_interruption_leaves_all_as_it_was() -> None:

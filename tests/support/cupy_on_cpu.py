@@ -140,6 +140,26 @@ def _on_card(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class ElementwiseKernel:
+    """The one that there is: `arrays.in_float64`."""
+
+    def __init__(self, takes: str, makes: str, text: str, name: str) -> None:
+        assert (takes, makes) == ("float32 x", "float64 y")
+        assert "cvt.f64.f32" in text
+
+    def __call__(self, x: ndarray, y: ndarray) -> ndarray:
+        assert (x.dtype, y.dtype, x.shape) == (np.float32, np.float64, y.shape)
+        y[...] = x
+        return y
+
+
+def _astype(x: Any, dtype: Any, *, copy: bool = True) -> Any:
+    """Flushes subnormal float32 to zero, as all that CuPy computes with them does."""
+    if x.dtype == np.float32 and np.dtype(dtype) == np.float64:
+        x = np.where(abs(x) < np.finfo(np.float32).tiny, np.float32(0), x)
+    return compatible.astype(x, dtype, copy=copy)
+
+
 class Kernels:
     """Kernels by a handle, compiled when they are first run.
 
@@ -201,7 +221,9 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
             setattr(cupy, name, getattr(np, name))
     for name in CREATES:
         setattr(cupy, name, _on_card(getattr(np, name)))
-    cupy.__dict__.update(ndarray=ndarray, matmul=np.matmul, may_share_memory=np.shares_memory)
+    cupy.__dict__.update(
+        ndarray=ndarray, ElementwiseKernel=ElementwiseKernel, matmul=np.matmul, may_share_memory=np.shares_memory
+    )
     vars(cupy.cuda).update(
         Device=Device,
         Event=Event,
@@ -226,6 +248,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
         found = getattr(compatible, name)
         if not name.startswith("_"):
             setattr(xp, name, _on_card(found) if callable(found) and not isinstance(found, type) else found)
+    xp.astype = _on_card(_astype)  # type: ignore[attr-defined]
     of_others = arrays._namespace_of
     patch.setattr(arrays, "_namespace_of", lambda kind: xp if issubclass(kind, ndarray) else of_others(kind))
     patch.setattr(encode_both, "_on_device", lambda task, multiprocessors: encode_both._by_blocks(task))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_element
+from abft_tsm2.checksum.rigorous import compared_rounding, largest_multiplier, underflow
 from abft_tsm2.core.problem import C_TYPES
 from abft_tsm2.linalg.device.move_config import Launch
 
@@ -59,9 +59,7 @@ def by_columns(count: int) -> Launch:
     return Launch((count,), THREADS)
 
 
-def judged_by(dtype: str, terms: int) -> tuple[float, float, float]:
-    """What an element may be off for each unit of its reach, operations that it is granted, and what underflow takes
-    from sums of so many terms."""
+def judged_by(dtype: str, terms: int) -> tuple[float, float]:
+    """What an element of so many terms may be off for each unit of its column, and what underflow takes from it."""
     stored = FLOATS[dtype]
-    granted = float(FLOOR_TERMS)  # a launch takes what is no float for an integer
-    return factored_element(stored, 1.0, -FLOOR_TERMS), granted, factored_element(stored, 0.0, terms)
+    return compared_rounding(stored, terms) * largest_multiplier(stored), underflow(stored, terms, 1.0)

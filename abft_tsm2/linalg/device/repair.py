@@ -186,7 +186,7 @@ class DeviceRepair:
         if side:
             terms = done[:, None] * (wide(W[:j1, j:j1]) * b.g[:j1, None]) ** 2
             return to_host(xp.sum(terms[:j, :], axis=0) + xp.sum(xp.triu(terms[j:, :]), axis=0))
-        found = xp.sum(done[None, j:] * (wide(unit_lower(W[j:j1, j:j1])) * b.y[None, j:j1]) ** 2, axis=1)
+        found = xp.sum(done[None, j:] * (unit_lower(wide(W[j:j1, j:j1])) * b.y[None, j:j1]) ** 2, axis=1)
         if j:
             places = b.places[snapshot(j)][b.order[snapshot(j1)][j:j1]]
             at = xp.minimum(xp.maximum(places, 0), self.plan.m - 1)  # a place may have been changed
