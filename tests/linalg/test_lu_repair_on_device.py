@@ -291,10 +291,9 @@ def test_what_comes_out_the_same_each_time_convicts_nothing(column: Any) -> None
     assert not report.faults
 
 
-@pytest.mark.parametrize("family", ["gaussian kernel", "vander 0.1 1.3 increasing"])
-def test_subnormal_numbers_are_evidence_as_well(family: str) -> None:
+def test_subnormal_numbers_are_evidence_as_well() -> None:
     """CuPy computes with float32 as if they were zero."""
-    a = np.asarray(FAMILIES[family](150, np.random.default_rng(3), np.float32), np.float32)
+    a = np.asarray(FAMILIES["gaussian kernel"](150, np.random.default_rng(3), np.float32), np.float32)
     tiny = np.finfo(np.float32).tiny
     assert np.count_nonzero((a != 0) & (abs(a) < tiny)) > 100
     W, piv = linalg.lu_factor(a)
