@@ -13,7 +13,7 @@ enum Verified {
   SAME_COLUMNS = 4,       // K: columns of L that give the g that was kept
   SAME_ROWS = 5,          // K: rows of U that give the y that was kept
   RIGHT_PANELS = 6,       // P: panels whose pivots are the exchanges between two snapshots
-  SEES_ALL = 7,           // 1: every sum shows changes of all elements of its line
+  SEES_ALL = 7,           // m + n: lines whose sum shows changes of all of their elements
 };
 
 // Elements of `constants` behind those of line_verdict.cuh, as certificate_config.py has them.
@@ -23,10 +23,28 @@ enum { CHANGED_COLUMNS = CONSTANTS, CHANGED_ROWS, BLIND, LEAST_SIZE };
 
 constexpr int FLOOR = 16;  // FLOOR_TERMS of bounds.py, where it is needed without `constants`
 
+// The order that the rows of finished columns are in: that, or, where it is the first of snapshots, one before each
+// panel, the one at which `ends` says they have arrived.
+INLINE const int* present_order(const int* __restrict__ order, const int* __restrict__ ends, Index m) {
+  constexpr Index PANEL = 128;
+  return ends ? order + (*ends + PANEL - 1) / PANEL * m : order;
+}
+
 // x of the input row that lies at place r; NaN where the order names no row.
 INLINE double at_place(const double* __restrict__ x, const int* __restrict__ order, Index r, Index m) {
   const int row = order[r];
   return is_row(row, m) ? x[row] : INFINITE - INFINITE;
+}
+
+// What is least over the lines of a side, as least_weights.cu leaves it.
+enum Least { WEIGHT, SIZE, LEASTS };
+
+INLINE double log_of(double x) { return log2(fabs(x)); }
+
+// The logarithm of how large a change of an element may be that no sum shows, in a line of A with that largest element.
+template <class T>
+INLINE double allowed(T largest, const double* constants) {
+  return constants[BLIND] + larger(log_of(exactly(largest)), constants[LEAST_SIZE]);
 }
 
 // NaN where either is, which fmin does not give.

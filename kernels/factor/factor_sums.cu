@@ -1,7 +1,8 @@
 // Weighted sums of finished factors W = L \ U (m x n, K = min(m, n)), all in one read of W.
 //
-//   pass 0   columns c < K   sum over r > c of w(order(r)) L(r, c), and the largest |L(r, c)|; what is NaN is infinite
-//            rows r < K      sum over c >= r of U(r, c) v(c)
+//   pass 0   columns c of some lines   sum over r > c of w(order(r)) L(r, c), and the largest |L(r, c)|; what is NaN is
+//                                      infinite
+//            rows r of some lines      sum over c >= r of U(r, c) v(c)
 //   pass 1   columns c < n   sum over r <= min(c, K - 1) of g(r) U(r, c)
 //            rows r < m      sum over c < min(r, K) of L(r, c) y(c)
 //
@@ -10,6 +11,8 @@
 //
 //            columns c < n   sum of (r + FLOOR_TERMS) (g(r) U(r, c))^2
 //            rows r < m      sum of (c + FLOOR_TERMS) (L(r, c) y(c))^2
+//
+// The lines of pass 0 are first:last, of those before K. A tile without any part of theirs is not read.
 //
 // An element is part of one of the two sums: what is below the diagonal of that of its column in pass 0, and of that
 // of its row in pass 1; the others the other way round. A block takes a tile, a thread V rows that lie side by side in
@@ -20,10 +23,11 @@
 //          columns, a multiple of GROUP of at most WIDEST: tile columns = ceil(n / such a width)
 // Macros   REAL float or double; T1 threads; BLOCKS of a multiprocessor; NORMS 0 or 1; ENTRY the
 //          name of the kernel
-// Storage  W(r, c) = W[r + c ld], 16-byte aligned, ld a multiple of 16 bytes: what is read beyond row m counts nothing.
+// Storage  order: certificate.cuh. W(r, c) = W[r + c ld], 16-byte aligned, ld a multiple of 16 bytes: what is read beyond row m counts nothing.
 //          left is w by input row and right v (pass 0); left is g, right y (pass 1). Parts: of column c in tile row i
 //          column_parts[i n + c] and, of pass 0, largest_parts[i n + c]; of row r in tile column j row_parts[j m + r].
-//          All are written, 0 where there is nothing to add. Parts of squares lie behind all those of sums.
+//          All are written, 0 where there is nothing to add, but in pass 0 those of tiles that are not read. Parts of
+//          squares lie behind all those of sums.
 #include "factor/certificate.cuh"
 #include "factor/real.cuh"
 #include "factor/warp_sums.cuh"
@@ -52,9 +56,9 @@ INLINE Word largest_of_group(Word (&x)[GROUP], int lane) {
 }
 
 extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
-    ENTRY(const Real* __restrict__ W, Index ld, Index m, Index n, Index pass, const int* __restrict__ order,
-          const double* __restrict__ left, const double* __restrict__ right, double* column_parts, double* row_parts,
-          double* largest_parts) {
+    ENTRY(const Real* __restrict__ W, Index ld, Index m, Index n, Index pass, Index first, Index last,
+          const int* __restrict__ order, const int* __restrict__ ends, const double* __restrict__ left, const double* __restrict__ right,
+          double* column_parts, double* row_parts, double* largest_parts) {
   __shared__ double column_sums[WARPS * WIDEST];
   __shared__ Word largest[WARPS * WIDEST];
   __shared__ double of_column[WIDEST];  // v or y of the tile's columns
@@ -66,6 +70,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const Index first_row = (Index(blockIdx.x) * T1 + threadIdx.x) * V, first_column = Index(blockIdx.y) * width;
   const int columns = int(max(Index(0), smaller(width, n - first_column)));  // that are there
   const int rows = int(max(Index(0), smaller(V, m - first_row)));
+  const Index tile_row = Index(blockIdx.x) * T1 * V, end_row = tile_row + T1 * V, end_column = first_column + width;
+  const bool behind = tile_row >= last && first_column >= last;
+  if (pass == 0 && (behind || end_row <= first || end_column <= first)) return;
+  order = present_order(order, ends, m);
 
   double of_row[V], sum[V], squares[V], operations[V];  // with NORMS: on an element up to this row
 #pragma unroll

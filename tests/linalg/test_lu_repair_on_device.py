@@ -332,7 +332,7 @@ def test_norms_of_lines_are_those_of_the_end() -> None:
     made.wait()
     assert len(found) == 4
     for (first, side), squares in found.items():
-        at_end = made._sums.on_host(("Ly", "gU")[side])[N:]
+        at_end = made._sums.on_device(("Ly", "gU")[side])[N:]
         np.testing.assert_allclose(squares, at_end[first : first + 128], rtol=1e-10)
 
 

@@ -31,7 +31,7 @@ class Machine:
         self.inverse, self.gathered, self.recorded = {}, {}, set()
         self.w, self.v = rng.choice([-1.5, -1.0, 1.0, 1.5], self.m), rng.choice([-1.5, -1.0, 1.0, 1.5], self.n)
         self.S = self.Z = None
-        self.g, self.y, self.right = np.full(self.K, np.nan), np.full(self.K, np.nan), 0.0
+        (self.g, self.y, self.g_again, self.y_again), self.right = np.full((4, self.K), np.nan), 0.0
         self.residuals, self.measured, self.kept, self.stages = [], [], {}, []
         self.ends = {}  # by columns: when their rows were in the order that they are in now
         self.latest, self.fresh, self.done = {}, itertools.count(), []
@@ -70,7 +70,8 @@ class Machine:
 
     def wait(self, event) -> None: ...
     def gate(self, k) -> None: ...
-    def left_map(self) -> None: ...
+    def left_map(self, k) -> None: ...
+    def left_done(self, k) -> None: ...
     def bring(self) -> None: ...
 
     def stage(self, name, *step) -> None:
@@ -106,12 +107,20 @@ class Machine:
     def replay_pivots(self) -> None:
         assert (self.piv >= 0).all()
 
-    def sum_factors(self, again) -> None:
-        L, U = np.tril(self.W[:, : self.K], -1) + np.eye(self.m, self.K), np.triu(self.W[: self.K])
-        if again:
-            self.Ly, self.gU = L @ self.y_again, self.g_again @ U
-        else:
-            self.g_again, self.y_again = self.w[self.at(self.K)] @ L, U @ self.v
+    @property
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.tril(self.W[:, : self.K], -1) + np.eye(self.m, self.K), np.triu(self.W[: self.K])
+
+    def sum_factors(self, first, last) -> None:
+        L, U = self.factors
+        for (c0, c1), end in self.ends.items():
+            lines = slice(max(c0, first), min(c1, last))
+            self.g_again[lines] = self.w[self.at(end)] @ L[:, lines]
+        self.y_again[first:last] = U[first:last] @ self.v
+
+    def multiply_sums(self) -> None:
+        L, U = self.factors
+        self.Ly, self.gU = L @ self.y_again, self.g_again @ U
 
     def count_growth(self) -> None:
         assert np.isfinite(self.y_again).all()
@@ -171,15 +180,15 @@ class Machine:
         j1 = j + width
         self.W[j1:, c0:c1] -= self.W[j1:, j:j1] @ self.W[j:j1, c0:c1]
 
-    def left_rows(self) -> None:
-        self.order_left(self.K)
+    def left_rows(self, k) -> None:
+        self.order_left(k)
 
     def order_left(self, j) -> None:
         """Rows of L(:, :j) as they are in order when j columns are factored."""
         for (c0, c1), end in self.ends.items():
-            if c1 <= j:
+            if end <= j:
                 source = np.argsort(self.at(end))[self.at(j)]
-                self.W[c1:, c0:c1] = self.W[source, c0:c1][c1:]
+                self.W[end:, c0:c1] = self.W[source, c0:c1][end:]
                 self.ends[c0, c1] = j
 
     def column_sums(self, j, b) -> None:
@@ -478,6 +487,7 @@ def test_finished_factors_are_verified_again_alone():
     for change, agree in ((0.0, True), (1.0, False), (-1.0, True)):
         machine.W[400, 300] += change
         machine.residuals = []
+        machine.sum_factors(0, 500)
         machine.run(alone(schedule.tasks[schedule.certificate]))
         assert len(machine.residuals) == 4
         assert (np.max(machine.residuals) < 1e-9) == agree

@@ -17,7 +17,10 @@ from abft_tsm2.linalg.device.check_config import initial_state
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums
+from tests.support.cuda_on_cpu.library import _Address
 
+NOTHING = _Address(0)
+"""A null pointer."""
 Launch = Callable[[str, tuple[int, ...], int, tuple[Any, ...]], None]
 """Kernel, grid, threads, arguments."""
 ROUTINES = (
@@ -27,6 +30,7 @@ ROUTINES = (
     "judge_factors",
     "compare_sums",
     "replay_pivots",
+    "least_weights",
     "see_all",
 )
 KERNELS = [
@@ -36,7 +40,6 @@ KERNELS = [
         for dtype in ("float64", "float32")[: 1 + (routine in TYPED)]
     ),
     *(CertificateKernel("factor_sums", dtype, norms=True) for dtype in ("float64", "float32")),
-    *(CertificateKernel("see_all", dtype, norms=True) for dtype in ("float64", "float32")),
     CertificateKernel("judge_factors", norms=True),
 ]
 RIGHT_ROWS, RIGHT_COLUMNS, SMALL_MULTIPLIERS, SAME_COLUMNS, SAME_ROWS, RIGHT_PANELS, SEES_ALL = 0, 1, 2, 4, 5, 6, 7
@@ -153,21 +156,27 @@ class OnKernels:
         kernel = CertificateKernel(routine, self.of.dtype, norms)
         self._launch(kernel.name, grid or kernel.grid(self.m, self.n), kernel.threads, args)
 
-    def factor_sums(self, number: int, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Sums of pass `number` of columns and rows, and in pass 0 the largest elements of L's columns."""
+    def factor_sums(
+        self, number: int, left: np.ndarray, right: np.ndarray, first: int = 0, last: int = 0, ends: Any = None
+    ) -> tuple[np.ndarray, ...]:
+        """Sums of pass `number` of columns and rows, and in pass 0 the largest elements of L's columns: of some lines,
+        by default all. `ends`: where these have arrived, for the orders of all panels."""
         tiles, (m, n, K) = self.of.tiles, (self.m, self.n, self.K)
+        last = last or K
         norms = self._norms and number == 1
         sides = 1 + norms
         parts = sides * tiles.column_parts, sides * tiles.row_parts, tiles.column_parts
         columns, rows, largest = (np.full(x, np.nan) for x in parts)
-        order, W = self.orders[-1].copy(), self.of.W
-        args = W, W.shape[0], m, n, number, order, left, right, columns, rows, largest
+        order, W = (self.orders[-1] if ends is None else self.orders).copy(), self.of.W
+        lines = m, n, number, first, last, order, NOTHING if ends is None else ends
+        args = W, W.shape[0], *lines, left, right, columns, rows, largest
         self.launch("factor_sums", *args, grid=tiles.grid, norms=norms)
         out = [np.full(x, np.nan) for x in ((K, K, K) if number == 0 else (sides * n, sides * m, 1))]
-        sizes = tiles.rows, tiles.columns, m, n, number
+        sizes = *tiles.grid, *tiles.at(first), *lines
         y = right if number else np.full(1, np.nan)
         w = left if number == 0 else np.full(1, np.nan)
-        self.launch("add_factor_parts", columns, rows, largest, *sizes, order, w, y, *out, norms=norms)
+        grid = CertificateKernel("add_factor_parts", norms=norms).grid(*((m, n) if number else (last - first,) * 2))
+        self.launch("add_factor_parts", columns, rows, largest, *sizes, w, y, *out, grid=grid, norms=norms)
         return tuple(out)
 
     def read(self) -> tuple[np.ndarray, ...]:
@@ -200,16 +209,12 @@ class OnKernels:
     def replay_pivots(self) -> None:
         self.launch("replay_pivots", self.pivots, self.orders, self.m, self.K, self.verified)
 
-    def see_all(self, g: np.ndarray, y: np.ndarray, bounds: np.ndarray | None = None) -> None:
-        """`bounds`: of the certificate, with norms."""
-        W = self.of.W
-        floors, sums = (self.row_floor, self.column_floor), (self.S, self.Z, y, g)
-        largest = self.row_largest, self.column_largest, self.moduli, self.state
-        sizes = self.m, self.n, self.constants, self.verified
-        order = self.orders[-1].copy()
-        more = () if bounds is None else (bounds,)
-        args = order, *floors, *sums, W, W.shape[0], *largest, *sizes, *more
-        self.launch("see_all", self.w, self.v, *args, norms=bounds is not None)
+    def see_all(self, bounds: np.ndarray) -> None:
+        """`bounds`: of the certificate."""
+        least, largest = np.full(4, np.nan), (self.row_largest, self.column_largest)
+        sizes = self.m, self.n, self.constants
+        self.launch("least_weights", self.w, self.v, *largest, *sizes, least)
+        self.launch("see_all", self.orders[-1].copy(), *largest, least, *sizes, bounds, self.verified)
 
     def certify(self) -> list[int]:
         """All of it, of factors of which only the result is known, compared with what is read again: `verified`."""
@@ -220,5 +225,5 @@ class OnKernels:
         again = self.read()
         self.compare_sums(again[0], g, again[1], y)
         self.replay_pivots()
-        self.see_all(g, y, bounds if self._norms else None)
+        self.see_all(bounds)
         return [int(x) for x in self.verified]

@@ -38,7 +38,7 @@ class Buffers:
         Of the exchanges left of each step; `ends` is where each panel's rows are in order now.
     line_sums : (4, K) float64 array
         g, y, and both as the certificate finds them: `g_again`, `y_again`.
-    biggest, parts, moduli, initial, constants : float64 arrays
+    biggest, parts, moduli, least, initial, constants : float64 arrays
         Of the steps' checks.
     kept : (KEPT, m + n + 3) float64 array
         What steps carry, before each of the last ones.
@@ -69,7 +69,7 @@ class Buffers:
         of_rows = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
         self.line_sums = cupy.zeros((4, K))
         self.g, self.y, self.g_again, self.y_again = self.line_sums
-        sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "state": 3}
+        sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "least": 4, "state": 3}
         sizes |= {"largest": K}
         parts = {"column_parts": 2 * tiles.column_parts, "row_parts": 2 * tiles.row_parts}  # with squares
         sizes |= {**parts, "largest_parts": tiles.column_parts}
@@ -91,17 +91,19 @@ class RunSums:
     counts, uint64; "info"; "residuals" and "bounds" of the certificate's rows and, from
     max(m, n) on, of its columns; weights "v" and "w"; residuals and bounds of the steps; sums over the factors "Ly" and
     "gU", with squares behind them; "piv"; "S" and "Z" of A, and as steps carry them, with their state; norms of A's
-    lines. All up to "w" are brought, and where steps are checked all up to "gU".
+    lines. The weights are brought as soon as they are there, all from "verified" to "bounds" at the end.
 
     Attributes
     ----------
     status : (steps,) int64 array
         What the judge says of each step, on the host, where it writes.
-    bytes_wiped, bytes_brought : int
-        From "row_largest" on, where counts and maxima begin at zero; and from "verified" on, to the address "host".
+    bytes_wiped : int
+        From "row_largest" on, where counts and maxima begin at zero.
+    bytes_of : dict
+        What is brought as "verdict" and as "weights", from the address "verdict of" to "verdict to" and so on.
     """
 
-    def __init__(self, m: int, n: int, steps: int, *, checked: bool) -> None:
+    def __init__(self, m: int, n: int, steps: int) -> None:
         import cupy
 
         both = 2 * max(m, n)
@@ -113,9 +115,11 @@ class RunSums:
         ends = np.cumsum(list(sizes.values())).tolist()
         self._slices = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         self._device = cupy.empty(ends[-1])
-        self._brought = slice(self._slices["verified"].start, self._slices["gU" if checked else "w"].stop)
-        length = self._brought.stop - self._brought.start
-        self.bytes_wiped, self.bytes_brought = WORD * self._slices["info"].stop, WORD * length
+        brought = {"verdict": ("verified", "bounds"), "weights": ("v", "w")}
+        self._parts = {x: slice(self._slices[a].start, self._slices[b].stop) for x, (a, b) in brought.items()}
+        self._first, length = self._slices["verified"].start, self._slices["w"].stop - self._slices["verified"].start
+        self.bytes_wiped = WORD * self._slices["info"].stop
+        self.bytes_of = {name: WORD * (part.stop - part.start) for name, part in self._parts.items()}
         self._pinned = cupy.cuda.alloc_pinned_memory(WORD * length)
         self._host = np.frombuffer(self._pinned, np.float64, length)
         self._verdicts = cupy.cuda.alloc_pinned_memory(WORD * steps)
@@ -125,7 +129,11 @@ class RunSums:
         """Of all arrays, by name."""
         start = int(self._device.data.ptr)
         found = {name: start + WORD * at.start for name, at in self._slices.items()}
-        return found | {"status": int(self._verdicts.ptr), "host": int(self._pinned.ptr)}
+        found["status"] = int(self._verdicts.ptr)
+        for name, part in self._parts.items():
+            found[f"{name} of"] = start + WORD * part.start
+            found[f"{name} to"] = int(self._pinned.ptr) + WORD * (part.start - self._first)
+        return found
 
     def on_device(self, name: str, dtype: Any = np.float64) -> Any:
         """One of the arrays, on the device."""
@@ -137,5 +145,5 @@ class RunSums:
 
     def on_host(self, name: str, dtype: Any = np.float64) -> Any:
         """One of those that were brought."""
-        at, first = self._slices[name], self._brought.start
+        at, first = self._slices[name], self._first
         return self._host[at.start - first : at.stop - first].view(dtype)

@@ -22,11 +22,11 @@ TILES = 4
 """So many tiles for each multiprocessor keep a card busy: some share one at a time."""
 LINES = 32
 """Of a block of add_factor_parts.cu."""
-TYPED = frozenset({"factor_sums", "compare_sums", "see_all"})
-"""Kernels that read W; the others know no real type."""
-WITH_NORMS = frozenset({"factor_sums", "judge_factors", "see_all"})
+TYPED = frozenset({"factor_sums", "compare_sums", "least_weights", "see_all"})
+"""Kernels that read W or A's largest elements; the others know no real type."""
+WITH_NORMS = frozenset({"factor_sums", "judge_factors"})
 """Kernels that are compiled otherwise where norms are taken."""
-ONE_BLOCK = frozenset({"count_growth", "see_all"})
+ONE_BLOCK = frozenset({"count_growth", "least_weights"})
 BEHIND = len(check_config.CONSTANTS)
 """Elements of `constants` that the kernels of the steps take, too."""
 COUNTS = 8
@@ -45,7 +45,7 @@ class CertificateKernel:
         Of W; of no account to those that are not in `TYPED`.
     norms : bool
         Whether factor_sums.cu, in pass 1, and what comes after it take the norms of lines, too: then its parts, and the
-        sums that are made of them, are twice as many, and see_all.cu takes the bounds as one more argument, the last.
+        sums that are made of them, are twice as many.
     """
 
     routine: str
@@ -89,6 +89,7 @@ class CertificateKernel:
         K, most = min(m, n), max(m, n)
         grids: dict[str, tuple[int, ...]] = {
             "add_factor_parts": (_parts(most, LINES), 4 if self.norms else 2),
+            "see_all": (_parts(most, self.threads), 2),
             "judge_factors": (_parts(most, self.threads), 2),
             "compare_sums": (_parts(K, self.threads),),
             "replay_pivots": (_parts(K, PANEL),),
@@ -106,12 +107,15 @@ class Tiles:
         Tiles on top of and beside each other.
     m, n : int
         Of W.
+    height : int
+        Rows of a tile.
     """
 
     rows: int
     columns: int
     m: int
     n: int
+    height: int
 
     @classmethod
     def of(cls, dtype: str, m: int, n: int, multiprocessors: int) -> Tiles:
@@ -120,18 +124,29 @@ class Tiles:
         Examples
         --------
         >>> Tiles.of("float64", 8192, 8192, 132)
-        Tiles(rows=16, columns=64, m=8192, n=8192)
+        Tiles(rows=16, columns=64, m=8192, n=8192, height=512)
         """
-        rows = _parts(m, CertificateKernel("factor_sums", dtype).threads * 16 // SIZES[dtype])
-        width = WIDEST
+        height = CertificateKernel("factor_sums", dtype).threads * 16 // SIZES[dtype]
+        rows, width = _parts(m, height), WIDEST
         while width > GROUP and rows * _parts(n, width) < TILES * multiprocessors:
             width //= 2
-        return cls(rows, _parts(n, width), m, n)
+        return cls(rows, _parts(n, width), m, n, height)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Blocks of factor_sums.cu."""
         return self.rows, self.columns
+
+    def at(self, line: int) -> tuple[int, int]:
+        """The tile of a diagonal element.
+
+        Examples
+        --------
+        >>> Tiles.of("float64", 8192, 8192, 132).at(7168)
+        (14, 56)
+        """
+        width = _parts(self.n, GROUP * self.columns) * GROUP
+        return line // self.height, line // width
 
     @property
     def column_parts(self) -> int:
@@ -158,7 +173,7 @@ def constants(stored: FloatType, m: int, n: int) -> tuple[float, ...]:
 def full_counts(m: int, n: int) -> tuple[int, ...]:
     """What the elements of `verified` are where everything is right: see kernels/factor/certificate.cuh."""
     K = min(m, n)
-    return m, n, K, 0, K, K, _parts(K, PANEL), 1
+    return m, n, K, 0, K, K, _parts(K, PANEL), m + n
 
 
 def _parts(count: int, size: int) -> int:

@@ -16,7 +16,7 @@ from abft_tsm2.linalg.device.certificate_config import full_counts
 from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
 from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
-from abft_tsm2.linalg.device.schedule import PANEL, STAGES, Step, Task
+from abft_tsm2.linalg.device.schedule import PANEL, SETTLED, STAGES, Step, Task
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Lines
 from abft_tsm2.linalg.inputs import for_kernels
@@ -26,6 +26,7 @@ from abft_tsm2.report import SIDES, Check
 AHEAD, AHEAD_OF_LONG = 2, 1
 """Steps that are queued while the verdict on the one before them is awaited; where steps are long, it comes early."""
 assert KEPT > AHEAD, "what is carried into a step is kept until its verdict is known"
+assert SETTLED > AHEAD, "no step is done again before columns that are settled"
 SAME_COLUMNS, SAME_ROWS = 4, 5  # of what kernels/factor/certificate.cuh counts
 
 
@@ -190,9 +191,9 @@ class DeviceFactorisation:
         m, n, sums = self.kind.m, self.kind.n, self._sums
         first = (0, max(m, n))[side]
         at = slice(first + step.j, first + step.j1)
-        residual, bound = (sums.on_host(f"step_{name}")[at] for name in ("residuals", "bounds"))
-        squares = sums.on_host(("Ly", "gU")[side])[(m, n)[side] :]
-        return suspected(status, side, residual, bound, squares[step.j : step.j1], self.kind.dtype)
+        residual, bound = (to_host(sums.on_device(f"step_{name}")[at]) for name in ("residuals", "bounds"))
+        squares = to_host(sums.on_device(("Ly", "gU")[side])[(m, n)[side] :][step.j : step.j1])
+        return suspected(status, side, residual, bound, squares, self.kind.dtype)
 
     def checks(self) -> tuple[Check, ...]:
         """What the certificate says in a report."""

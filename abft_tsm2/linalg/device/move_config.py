@@ -17,7 +17,7 @@ MOST_SHARED = 224 << 10
 MOST_SCRATCH = 256 << 20
 """Bytes of scratch memory of all its blocks together, unless fewer than `LEAST_SCRATCHES` would fit."""
 LEAST_SCRATCHES = 32
-INTEGER = frozenset({"identity", "gate", "left_map", "pivots_to_order"})
+INTEGER = frozenset({"identity", "gate", "left_map", "left_done", "pivots_to_order"})
 """Kernels that know no real type."""
 
 
@@ -104,6 +104,11 @@ def triangle_bytes(dtype: str) -> int:
 def left_map(m: int, panels: int) -> Launch:
     """A row of blocks for each panel."""
     return Launch((_blocks(m, 256), panels), 256)
+
+
+def left_done() -> Launch:
+    """One block."""
+    return Launch((1,), 256)
 
 
 @dataclass(frozen=True)

@@ -122,13 +122,18 @@ class FactorPlan:
         self._long = not all(part.whole for part in self.schedule.parts)
         self._sums, self._A = self.borrow(), A
         self._keeps: list[Any] = []
-        self.calls = [(task, getattr(self, f"_{task.name}")(task.lane, *task.numbers)) for task in self.schedule]
+        self.calls = [(task, self.launches(task)) for task in self.schedule]
         self.recorded = [(task, self._from_outside(task) or steps) for task, steps in self.calls]
         kernels = [panel_kernel(kind.dtype, kind.m - step.j) for step in self.schedule.steps]
         self.recordable = all(kernels) and not kind.staged
         self.give_back(self._sums)
         del self._A
         cupy.cuda.get_current_stream().synchronize()  # what was set here may be used on any stream
+
+    def launches(self, task: Task) -> list[Step]:
+        """What does a task."""
+        found: list[Step] = getattr(self, f"_{task.name}")(task.lane, *task.numbers)
+        return found
 
     def _from_outside(self, task: Task) -> list[Step]:
         """A wait for an event of the prefix, which no graph records."""
@@ -144,7 +149,7 @@ class FactorPlan:
         """Memory for what a run leaves, until it is given back."""
         if self._free:
             return self._free.pop()
-        return RunSums(self.m, self.n, len(self.schedule.steps), checked=self.kind.checked)
+        return RunSums(self.m, self.n, len(self.schedule.steps))
 
     def give_back(self, sums: RunSums) -> None:
         """What has been borrowed, when nothing of it is needed any more."""
@@ -262,17 +267,20 @@ class FactorPlan:
         sizes = self.m - j1, c1 - c0, width
         return self._product(lane, sizes, -1.0, self._place(j1, j), self._place(j, c0), 1.0, self._place(j1, c0))
 
-    def _left_map(self, lane: str) -> list[Step]:
-        b, panels = self.buffers, self.schedule.snapshot(self.K)
-        values = self.order(self.K)[0], b["places"], b["ends"], self.m, b["map"]
+    def _left_map(self, lane: str, k: int) -> list[Step]:
+        b, panels = self.buffers, self.schedule.snapshot(k)
+        values = self.order(k)[0], b["places"], b["ends"], self.m, b["map"]
         return self.move("left_map", move_config.left_map(self.m, panels), *values)
 
-    def _left_rows(self, lane: str) -> list[Step]:
-        if self.left is None:
-            return []
-        b, rows = self.buffers, self.left.scratch_rows
-        values = "W", self.ld, self.m, self.K, b["ends"], b["map"], b["scratch"] if rows else 0, rows
-        return self.move("left_rows", self.left.launch, *values)
+    def _left_rows(self, lane: str, k: int) -> list[Step]:
+        """Those of columns :k as they are in order when so many are factored."""
+        b, left = self.buffers, self.left
+        assert left is not None, "there is a step behind columns whose rows are to move"
+        values = "W", self.ld, self.m, k, b["ends"], b["map"], b["scratch"] if left.scratch_rows else 0
+        return self.move("left_rows", left.launch, *values, left.scratch_rows)
+
+    def _left_done(self, lane: str, k: int) -> list[Step]:
+        return self.move("left_done", move_config.left_done(), self.buffers["ends"], self.schedule.snapshot(k), k)
 
     # -- checksums, and the checks of the steps --
 
@@ -281,6 +289,7 @@ class FactorPlan:
         weigh = move_config.scale_weights(self.m, self.n)
         sides = "row_largest", w, "w", self.m, "column_largest", v, "v", self.n
         moduli, start, b = SumModuli(), StartSums(), self.buffers
+        least = "w", "v", "row_largest", "column_largest", self.m, self.n, b["constants"], b["least"]
         found, encode = self._encoded()
         S, row_squares, Z, column_squares = found
         taken = S, row_squares, self.m, Z, column_squares, self.n
@@ -298,8 +307,10 @@ class FactorPlan:
         return [
             *self.move("scale_weights", weigh, *sides),
             *self.kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
+            *self._certificate("least_weights", *least),
             *encode,
             *self.kernel(start, Launch((start.grid(self.m, self.n),), start.threads), *taken, *made),
+            self._brought("weights"),
         ]
 
     def _encoded(self) -> tuple[list[int], list[Step]]:
@@ -362,18 +373,34 @@ class FactorPlan:
 
     # -- the certificate --
 
-    def _sum_factors(self, lane: str, again: int) -> list[Step]:
-        """``w'L`` and ``U v``; then, with these as g and y, ``g U`` and ``L y``."""
-        b, m, n, order, norms = self.buffers, self.m, self.n, self.order(self.K)[0], bool(again)
-        parts = b["column_parts"], b["row_parts"], b["largest_parts"]
-        sums = b["g_again"], b["y_again"]
-        left, right = sums if again else ("w", "v")
-        columns, rows = ("gU", "Ly") if again else sums
-        taken = "W", self.ld, m, n, again, order, left, right, *parts
-        added = *parts, self.tiles.rows, self.tiles.columns, m, n, again, order, "w", sums[1], columns, rows
+    def _sum_factors(self, lane: str, first: int, last: int) -> list[Step]:
+        """``w'L`` and ``U v`` of some lines, rows in order when the last of them is factored."""
+        b = self.buffers
+        # before the end a later order, where a step behind them is done again
+        order = (self.order(0)[0], b["ends"]) if last < self.K else (self.order(self.K)[0], 0)
+        return self._sums_of_factors(0, (first, last), order, ("w", "v"), (b["g_again"], b["y_again"]))
+
+    def _multiply_sums(self, lane: str) -> list[Step]:
+        """``g U`` and ``L y``, with those as g and y."""
+        b = self.buffers
+        return self._sums_of_factors(1, (0, self.K), (0, 0), (b["g_again"], b["y_again"]), ("gU", "Ly"))
+
+    def _sums_of_factors(
+        self, number: int, lines: tuple[int, int], order: tuple[int, int], given: Any, made: Any
+    ) -> list[Step]:
+        """Pass `number` of factor_sums.cu over lines first:last, with `given` weights of rows and columns; `made`: the
+        addresses of sums of columns and rows. `order`: as present_order of certificate.cuh takes it."""
+        b, m, n, norms = self.buffers, self.m, self.n, bool(number)
+        tiles, parts = self.tiles, (b["column_parts"], b["row_parts"], b["largest_parts"])
+        first, last = lines
+        of_lines = m, n, number, *lines, *order
+        taken = "W", self.ld, *of_lines, *given, *parts
+        y = given[1] if number else 0
+        added = *tiles.grid, *tiles.at(first), *of_lines, "w", y, *made, b["largest"]
+        grid = CertificateKernel("add_factor_parts", norms=norms).grid(*((m, n) if number else (last - first,) * 2))
         return [
-            *self._certificate("factor_sums", *taken, grid=self.tiles.grid, norms=norms),
-            *self._certificate("add_factor_parts", *added, b["largest"], norms=norms),
+            *self._certificate("factor_sums", *taken, grid=tiles.grid, norms=norms),
+            *self._certificate("add_factor_parts", *parts, *added, grid=grid, norms=norms),
         ]
 
     def _count_growth(self, lane: str) -> list[Step]:
@@ -393,13 +420,9 @@ class FactorPlan:
         return self._certificate("replay_pivots", "piv", self.buffers["order"], self.m, self.K, "verified")
 
     def _see_all(self, lane: str) -> list[Step]:
-        b, order = self.buffers, self.order(self.K)[0]
-        values = (
-            *("w", "v", order, "row_floor", "column_floor", "S", "Z", b["y_again"], b["g_again"], "W", self.ld),
-            *("row_largest", "column_largest", b["moduli"], b["state"], self.m, self.n, b["constants"], "verified"),
-            "bounds",
-        )
-        return self._certificate("see_all", *values, norms=True)
+        b, of_A = self.buffers, ("row_largest", "column_largest")
+        known = b["least"], self.m, self.n, b["constants"], "bounds"
+        return self._certificate("see_all", self.order(self.K)[0], *of_A, *known, "verified")
 
     def _compare_sums(self, lane: str) -> list[Step]:
         b, order = self.buffers, self.order(self.K)[0]
@@ -408,10 +431,14 @@ class FactorPlan:
         return self._certificate("compare_sums", *values, "verified")
 
     def _bring(self, lane: str) -> list[Step]:
+        return [self._brought("verdict")]
+
+    def _brought(self, part: str) -> Step:
+        """Copies a part of what a run leaves to the host."""
         from cupy.cuda import runtime
 
-        size, way = self._sums.bytes_brought, runtime.memcpyDeviceToHost
-        return [lambda stream, where: runtime.memcpyAsync(where["host"], where["verified"], size, way, stream)]
+        of, to, size = f"{part} of", f"{part} to", self._sums.bytes_of[part]
+        return lambda stream, where: runtime.memcpyAsync(where[to], where[of], size, runtime.memcpyDeviceToHost, stream)
 
 
 _kept = PlansOfThread(PLANS)

@@ -136,12 +136,6 @@ class QueuedRun:
         runtime.eventRecord(self.plan.forked.ptr, stream)
         runtime.streamWaitEvent(self._main, self.plan.forked.ptr)
 
-    def again(self, name: str, stream: int) -> None:
-        """Queue the first task of this name on another stream, alone."""
-        _, steps = next(call for call in self.plan.calls if call[0].name == name)
-        for step in steps:
-            step(stream, self.where)
-
     def end(self) -> None:
         """Queue what comes behind the parts."""
         from cupy.cuda import runtime

@@ -45,7 +45,7 @@ from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULT
 from abft_tsm2.linalg.device.lanes import add_product, current
 from abft_tsm2.linalg.device.plan import FactorPlan
 from abft_tsm2.linalg.device.queued import QueuedRun
-from abft_tsm2.linalg.device.schedule import PRODUCTS, Step
+from abft_tsm2.linalg.device.schedule import PRODUCTS, Step, Task
 from abft_tsm2.linalg.encode import counts, wide
 from abft_tsm2.linalg.evidence import Evidence, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, norm
@@ -319,39 +319,37 @@ class DeviceRepair:
     def finished(self) -> bool:
         """Whether lines of finished factors were found that have changed since they were checked, or whose sums have;
         they are computed again. All is done, and is to be verified again then."""
+        K = self.plan.K
         with current(self.stream):
-            found = self._repaired_lines(self.plan.K)
+            found = self._repaired_lines(K)
+            self._task("sum_factors", 0, K)
             self.sums.on_device("verified")[...] = 0
             self.buffers.state[...] = self.buffers.initial
             self.run.behind(self.stream.ptr)
         return found
 
     def _finished_before(self, number: int) -> bool:
-        """The same of what is finished before a step. For that the order of then takes the place of the last one, which
-        may be there already."""
-        j, snapshot = self.steps[number].j, self.plan.schedule.snapshot
+        """The same of what is finished before a step."""
+        j = self.steps[number].j
         if not j:
             return False
-        last = self.buffers.order[snapshot(self.plan.K)]
-        before = last.copy()
-        last[...] = self.buffers.order[snapshot(j)]
-        self.run.again("sum_factors", self.stream.ptr)
-        found = self._repaired_lines(j)
-        last[...] = before
-        return found
+        self._bring_left(j)
+        self._task("sum_factors", 0, j)
+        return self._repaired_lines(j)
 
-    def _repaired_lines(self, finished: int) -> bool:
-        """Compute lines of the first factors again that have changed, their rows in the last order; whether there are
-        any."""
-        order = to_host(self.buffers.order[self.plan.schedule.snapshot(self.plan.K)])
+    def _repaired_lines(self, K: int) -> bool:
+        """Compute lines of the first K columns' factors again that have changed, their rows in order when so many are
+        factored; whether there are any."""
+        order = to_host(self.buffers.order[self.plan.schedule.snapshot(K)])
         if not _is_order(order):
             return False
         w = to_host(self.sums.on_device("w"))[order]
         with np.errstate(all="ignore"):
-            rows, columns = self._changed(finished, order, w)
+            rows, columns = self._changed(K, order, w)
             if not 0 < len(rows) + len(columns) <= LINES:
                 return False
-            changed = [self._row(r) for r in rows] + [self._column(c, w[c:]) for c in columns]
+            rows_of_A = self.plan.order(K)[0]
+            changed = [self._row(r, rows_of_A) for r in rows] + [self._column(c, w[c:], rows_of_A) for c in columns]
         return any(changed)
 
     def _changed(self, K: int, order: Any, w: Any) -> tuple[list[int], list[int]]:
@@ -366,23 +364,24 @@ class DeviceRepair:
         rows = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
         return np.flatnonzero(rows).tolist(), np.flatnonzero(columns).tolist()
 
-    def _row(self, r: int) -> bool:
-        """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is."""
+    def _row(self, r: int, rows_of_A: int) -> bool:
+        """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is.
+        `rows_of_A`: address of the order."""
         n = self.plan.n
         new = self._empty(1, n - r)
-        self._from_A(self.plan.order(self.plan.K)[0] + 4 * r, slice(r, n), new)
+        self._from_A(rows_of_A + 4 * r, slice(r, n), new)
         part = to_host(new)
         self._subtract(self.W[r : r + 1, :r], self.W[:r, r:], new)
         weights = to_host(self.sums.on_device("v"))[r:]
         return self._settle_line("y", self.W[r : r + 1, r:], to_host(new), part, (r, r), weights, 0.0)
 
-    def _column(self, c: int, w: Any) -> bool:
+    def _column(self, c: int, w: Any, rows_of_A: int) -> bool:
         """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
         nothing is. `w`: the weights of rows from c on."""
         new = self._empty(self.plan.m - c - 1, 1)
         if not new.shape[0]:
             return False
-        self._from_A(self.plan.order(self.plan.K)[0] + 4 * (c + 1), slice(c, c + 1), new)
+        self._from_A(rows_of_A + 4 * (c + 1), slice(c, c + 1), new)
         part = to_host(new)
         self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)
         pivot = float(self.W[c, c]) or 1.0  # under a zero pivot there are zeros, which are not divided
@@ -459,14 +458,12 @@ class DeviceRepair:
         """L(:, :j) with its rows in the order of step j:j1. They move once more when all steps are done."""
         if not j:
             return
-        plan, b, panels = self.plan, self.buffers, self.plan.schedule.snapshot(j)
-        assert plan.left is not None  # there is a last step behind those that are finished
-        rows = plan.left.scratch_rows
-        orders = plan.order(j)[0], b["places"], b["ends"], plan.m, b["map"]
-        columns = "W", plan.ld, plan.m, j, b["ends"], b["map"], b["scratch"] if rows else 0, rows
-        self._queue(plan.move("left_map", move_config.left_map(plan.m, panels), *orders))
-        self._queue(plan.move("left_rows", plan.left.launch, *columns))
-        b.ends[:panels] = j
+        for name in ("left_map", "left_rows", "left_done"):
+            self._task(name, j)
+
+    def _task(self, name: str, *numbers: int) -> None:
+        """Queue a task of a schedule."""
+        self._queue(self.plan.launches(Task(PRODUCTS, name, numbers)))
 
 
 def suspected(status: int, side: int, residual: Any, bound: Any, squares: Any, dtype: str) -> Any:

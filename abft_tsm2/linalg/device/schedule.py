@@ -63,6 +63,9 @@ class Step(NamedTuple):
         return [(k, min(PANEL, self.j1 - k)) for k in range(self.j, self.j1, PANEL)]
 
 
+LATE = 8 * PANEL, 8  # columns, or a part of all, behind those whose rows and sums are settled early
+SETTLED = 3  # steps until the verdict on one is known wherever it is read on the way
+
 # Measured on an H200. Wide steps while products rule, for they are faster with longer inner dimensions; one panel where
 # its latency rules.
 WIDE, HALF, LARGE, CHUNK = 8192, 5120, 12288, 2048
@@ -107,6 +110,9 @@ class Schedule:
         The tasks that factor the panels of each step.
     certificate : slice
         Those that verify the finished factors.
+    early : int
+        Columns whose rows are brought into order, and summed up, while the last panels are factored, which leave most
+        of a card idle; 0 where there are too few of them, or a hook is to see rows where each step has left them.
     """
 
     def __init__(
@@ -124,6 +130,7 @@ class Schedule:
         self.m, self.n, self.encoded, self.checked, self.steps = m, n, encoded, checked, steps or steps_of(m, n)
         self._numbers = {step.j: number for number, step in enumerate(self.steps)}
         self.tracked, self.staged = tracked, staged
+        self.early, self._settle = self._early_columns()
         self.chunk = chunk or (CHUNK if n > LARGE and not staged else n)
         self.tasks: list[Task] = []
         self.parts: list[Segment] = []
@@ -144,6 +151,15 @@ class Schedule:
     def ends(self) -> list[int]:
         """The first column behind the step of each panel."""
         return [step.j1 for step in self.steps for _ in step.panels]
+
+    def _early_columns(self) -> tuple[int, Step | None]:
+        """`early`, and the step behind which that is done: no step before them can be done again any more then."""
+        K, steps = min(self.m, self.n), self.steps
+        late = max(LATE[0], K // LATE[1])
+        for step, behind in zip(steps, steps[SETTLED:], strict=False):
+            if not self.staged and K - step.j1 <= late and 2 * step.j1 >= K:
+                return step.j1, behind
+        return 0, None
 
     # -- streams --
 
@@ -214,8 +230,7 @@ class Schedule:
             self._join()
         self._stage("finished" if self.checked else "factored")
         if self.m > first.j1 and len(self.steps) > 1:
-            self._add(MAIN, "left_map")
-            self._add(MAIN, "left_rows")
+            self._left(MAIN, min(self.m, self.n))
         start = len(self.tasks)
         if self.encoded:
             self._certify()
@@ -238,13 +253,13 @@ class Schedule:
 
     def _certify(self) -> None:
         """Verify the finished factors. What needs the first sums alone does not wait for the second ones."""
-        self._add(MAIN, "sum_factors", 0)
+        self._add(MAIN, "sum_factors", self.early, min(self.m, self.n))
         self._wait(CHECKS, self._record(MAIN))
         self._add(CHECKS, "count_growth")
         self._add(CHECKS, "replay_pivots")
         if self.checked:
             self._add(CHECKS, "compare_sums")
-        self._add(MAIN, "sum_factors", 1)
+        self._add(MAIN, "multiply_sums")
         self._wait(MAIN, self._record(CHECKS))
         self._add(MAIN, "judge_factors")
         self._add(MAIN, "see_all")
@@ -294,10 +309,21 @@ class Schedule:
             self._add(CHECKS, "judge_step", j, step.width)
             if j1 < m:
                 self._add(CHECKS, "advance", j, step.width)
+        if step == self._settle:
+            self._wait(CHECKS, factored, self._record(ROWS))
+            self._left(CHECKS, self.early)
+            self._add(CHECKS, "left_done", self.early)
+            if self.encoded:
+                self._add(CHECKS, "sum_factors", 0, self.early)
         if following and not ahead:
             self._wait_for_columns(PANELS, j1, following.j1)
             next_factored = self._panels(following)
         return next_factored
+
+    def _left(self, lane: str, k: int) -> None:
+        """Bring the rows of columns :k into their order when so many are factored."""
+        self._add(lane, "left_map", k)
+        self._add(lane, "left_rows", k)
 
     def _panels(self, step: Step) -> int:
         """Factor the panels of a step, right-looking between them; the event when they are done."""
