@@ -1,0 +1,28 @@
+"""LU, Cholesky and solutions on a GPU under compute-sanitizer, which has to find what is planted, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.test_kernels_on_gpu import sanitize
+from tests.support.sanitized_factors import PLANTS
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "synccheck"])
+def test_compute_sanitizer_finds_nothing(cp: Any, tool: str) -> None:
+    done = sanitize(tool, module="sanitized_factors")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "factorisations" in done.stdout
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_memcheck_finds_what_is_planted(cp: Any, plant: str) -> None:
+    done = sanitize("memcheck", "--plant", plant, module="sanitized_factors")
+    assert done.returncode == 9, done.stdout + done.stderr
+    assert "Invalid __global__" in done.stdout  # and not only that a report is not what it should be
+    assert Path(PLANTS[plant].file).stem in done.stdout
