@@ -11,7 +11,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2.linalg.device.buffers import KEPT
-from abft_tsm2.linalg.device.schedule import CHECKS, LANES, MAIN, PANEL, STAGES, Schedule, Step, Task, steps_of
+from abft_tsm2.linalg.device.schedule import CHECKS, LANES, MAIN, PANEL, SETTLED, STAGES, Schedule, Step, Task, steps_of
 
 SHAPES = [(700, 700), (640, 640), (100, 100), (900, 333), (300, 810), (513, 512), (1, 5), (257, 700)]
 SMALL = [(500, 500), (600, 333), (300, 610)]
@@ -309,6 +309,23 @@ def test_steps_cover_all_columns_in_whole_panels(m, n):
     assert [step.j for step in steps] == [0, *(step.j1 for step in steps[:-1])]
     assert steps[-1].j1 == min(m, n)
     assert all(step.j % PANEL == 0 for step in steps)
+
+
+@pytest.mark.parametrize(("m", "n"), [*BIG, (2048, 2048), (1024, 1024), (32768, 32768), (30000, 700)])
+def test_most_columns_are_settled_early_but_of_steps_that_may_be_done_again(m, n):
+    for kind in ({}, {"checked": True, "tracked": True}, {"encoded": False}):
+        schedule, K = Schedule(m, n, **kind), min(m, n)
+        at = [place for place, task in enumerate(schedule) if task.name == "left_done"]
+        if K < 1000:
+            assert (schedule.early, at) == (0, [])
+            continue
+        assert max(1024, K // 8) + 512 >= K - schedule.early > 0
+        assert [schedule.tasks[place].numbers for place in at] == [(schedule.early,)]
+        number = [step.j1 for step in schedule.steps].index(schedule.early)
+        if "tracked" in kind:
+            part = schedule.parts[number + SETTLED]
+            assert part.start <= at[0] < part.stop
+        assert not Schedule(m, n, staged=True, **kind).early
 
 
 # -- parts --

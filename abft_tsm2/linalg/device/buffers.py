@@ -14,6 +14,7 @@ from abft_tsm2.linalg.device.schedule import PANEL, PANELS, ROWS, Schedule
 
 ALIGNED = 16  # bytes that a kernel loads at a time
 WORD = 8  # bytes
+NAN_BYTE = 0xFF  # of which NaN is made: what nothing has written agrees with nothing
 STATE = 3  # numbers that are carried beside S and Z
 KEPT = 4  # steps whose sums are kept
 

@@ -34,6 +34,7 @@ from abft_tsm2.linalg.device.cholesky_config import (
     TriangleTiles,
     tolerances,
 )
+from abft_tsm2.linalg.device.buffers import NAN_BYTE
 from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.inputs import for_kernels
@@ -41,7 +42,6 @@ from abft_tsm2.report import Check
 
 KEPT = 8  # plans of a thread
 WORD = 8  # bytes
-NAN_BYTE = 0xFF  # of which NaN is made: sums that nothing has written agree with nothing
 ENCODED, FACTORED = "encoded", "factored"
 """Stages of a run: before potrf, and after it."""
 After = Callable[[str, dict[str, Any]], None]

@@ -20,7 +20,7 @@ from abft_tsm2.core.graphs import EXTERNAL
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device import certificate_config, check_config, move_config
-from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD, Buffers, RunSums, leading_dimension
+from abft_tsm2.linalg.device.buffers import KEPT, NAN_BYTE, STATE, WORD, Buffers, RunSums, leading_dimension
 from abft_tsm2.linalg.device.certificate_config import CertificateKernel, Tiles
 from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
 from abft_tsm2.linalg.device.kept import PlansOfThread
@@ -285,6 +285,8 @@ class FactorPlan:
     # -- checksums, and the checks of the steps --
 
     def _encode(self, lane: str) -> list[Step]:
+        from cupy.cuda import runtime
+
         w, v = (base.data.ptr for base in self._bases)
         weigh = move_config.scale_weights(self.m, self.n)
         sides = "row_largest", w, "w", self.m, "column_largest", v, "v", self.n
@@ -307,6 +309,7 @@ class FactorPlan:
         return [
             *self.move("scale_weights", weigh, *sides),
             *self.kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
+            lambda stream, where: runtime.memsetAsync(b["least"], NAN_BYTE, b.least.nbytes, stream),
             *self._certificate("least_weights", *least),
             *encode,
             *self.kernel(start, Launch((start.grid(self.m, self.n),), start.threads), *taken, *made),
