@@ -23,6 +23,7 @@ from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.cholesky_checks import base_weights
+from abft_tsm2.linalg.device.buffers import NAN_BYTE
 from abft_tsm2.linalg.device.cholesky_config import (
     COUNTERS,
     AddTriangleParts,
@@ -34,7 +35,6 @@ from abft_tsm2.linalg.device.cholesky_config import (
     TriangleTiles,
     tolerances,
 )
-from abft_tsm2.linalg.device.buffers import NAN_BYTE
 from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.inputs import for_kernels
