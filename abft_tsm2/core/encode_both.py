@@ -7,6 +7,7 @@ the cache are multiplied from both sides."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -260,7 +261,7 @@ def _stored(V: Array | Generated, n: int, task: EncodeTask) -> Array:
 # ---- by the kernels ------------------------------------------------------------------------------------------------
 
 
-def launched_by(launch: LaunchOf, A: Array, V: Array, W: Array) -> Encoding:
+def launched_by(launch: LaunchOf, A: Array, V: Array, W: Array, spared: int = 0) -> Encoding:
     """`encode_both` with squares, in float64, of a CuPy array whose rows or columns are contiguous, by a caller who
     launches the kernels as often as there is something to encode in these places.
 
@@ -271,11 +272,15 @@ def launched_by(launch: LaunchOf, A: Array, V: Array, W: Array) -> Encoding:
         dimension at `PLACE`, and all arguments have eight bytes.
     A, V, W : arrays
         As there. What is returned is theirs as soon as the launches have run, and needs the memory in `args`.
+    spared : int
+        Multiprocessors that are left to others: no block waits for one of these.
     """
     import cupy
 
     task = _checked(A, V, W, True, False, "float64")
-    return _by_kernels(task, device_of(A.device.id).multiprocessors, launch, lambda size: cupy.empty(size, cupy.uint8))
+    multiprocessors = max(1, device_of(A.device.id).multiprocessors - spared)
+    memory = functools.partial(cupy.empty, dtype=cupy.uint8)
+    return _by_kernels(task, multiprocessors, launch, memory, waves=1 if spared else 2)
 
 
 PLACE = slice(2, 4)
@@ -291,12 +296,14 @@ def _on_device(task: EncodeTask, multiprocessors: int) -> Encoding:
     return _by_kernels(task, multiprocessors, _launched, lambda size: scratch(size, 0)[0])
 
 
-def _by_kernels(task: EncodeTask, multiprocessors: int, launch: LaunchOf, memory: Callable[[int], Array]) -> Encoding:
+def _by_kernels(
+    task: EncodeTask, multiprocessors: int, launch: LaunchOf, memory: Callable[[int], Array], waves: int = 2
+) -> Encoding:
     """The same, its kernels launched by this function, with so many bytes of memory as are asked for."""
     size = task.A.itemsize
     if task.A.strides[1] != size and task.A.shape[1] > 1:
         if task.A.strides[0] == size or task.A.shape[0] == 1:
-            return _by_kernels(task.transposed, multiprocessors, launch, memory).transposed
+            return _by_kernels(task.transposed, multiprocessors, launch, memory, waves).transposed
         return _by_blocks(task)
     counts = _columns(task.V), _columns(task.W)
     # The address, and all that is added to it: the lowest bit of them that is set is what they are multiples of.
@@ -307,7 +314,7 @@ def _by_kernels(task: EncodeTask, multiprocessors: int, launch: LaunchOf, memory
     right, left = (x.kind if isinstance(x, Generated) else "read" for x in (task.V, task.W))
     options: dict[str, Any] = {"squares": task.squares, "words": task.words, "right": right, "left": left}
     config = choose(dtype_name(task.A.dtype), task.sums, max(counts), width=width, **options)
-    plan = EncodePlan.of(config, task.A.shape[0], task.A.shape[1], multiprocessors)
+    plan = EncodePlan.of(config, task.A.shape[0], task.A.shape[1], multiprocessors, waves)
     return run(config, plan, task, memory(workspace_bytes(config, plan)), launch)
 
 

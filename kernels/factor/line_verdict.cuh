@@ -6,6 +6,7 @@
 // Macros   REAL float or double: the elements of the matrix
 #pragma once
 #include "factor/rows.cuh"
+#include "tsm2/exact.cuh"
 
 typedef REAL Real;
 
@@ -27,18 +28,6 @@ enum { GROWTH, DONE_ROWS, DONE_COLUMNS };
 constexpr int ROWS_SIDE = 0, COLUMNS_SIDE = 1;
 
 constexpr int MOST_RATIOS = 128;  // lines of a step that its growth is taken of
-
-// An element as a float64. CuPy's -ftz=true would make 0 of a subnormal float.
-INLINE double exactly(double x) { return x; }
-INLINE double exactly(float x) {
-#ifdef __CUDA_ARCH__
-  double y;
-  asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
-  return y;
-#else
-  return double(x);
-#endif
-}
 
 constexpr double LARGEST = 0x1.fffffffffffffp1023;
 INLINE double double_of(unsigned long long bits) {

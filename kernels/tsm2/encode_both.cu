@@ -17,6 +17,7 @@
 //          + i], of column j: column_parts[(group VALUES + q) k + j]; words: row_words[stripe m + i],
 //          column_words[group k + j]
 // Edges    m, k arbitrary; nothing outside of the matrix is read. `slice` rows of a group, any number
+#include "tsm2/exact.cuh"
 #include "tsm2/wide.cuh"
 #include "tsm2/generated.cuh"
 #include "tsm2/sums.cuh"
@@ -65,7 +66,8 @@ INLINE void add_row(ACC* x, ACC (&sum)[OWN][VALUES], const Vector (&a)[TCF], con
                     const ACC (&left)[LINE]) {
 #pragma unroll
   for (int v = 0; v < OWN; v++) {
-    const ACC e = ACC(widened(a[v / V].x[v % V]));
+    const auto element = widened(a[v / V].x[v % V]);
+    const ACC e = sizeof(ACC) == 8 ? ACC(exactly(element)) : ACC(element);
 #pragma unroll
     for (int q = 0; q < VALUES; q++) {
       const ACC term = q < T2 ? e : e * e;

@@ -47,6 +47,7 @@ class Buffers:
         Of the certificate.
     """
 
+    least: Array
     state: Array
 
     def __init__(

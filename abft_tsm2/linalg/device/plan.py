@@ -332,7 +332,8 @@ class FactorPlan:
             self._keeps.append(args)
             steps.extend(self.kernel(config, Launch(grid, config.t1), *values))
 
-        found = launched_by(launch, self._A, v[:, None], w[:, None])
+        # beside a panel: its cluster needs neighbouring multiprocessors, all of them free
+        found = launched_by(launch, self._A, v[:, None], w[:, None], spared=move_config.PANEL_BLOCKS)
         arrays: tuple[Array, ...] = (found.rows, found.row_squares, found.columns, found.column_squares)
         return [x.data.ptr for x in arrays], steps
 
