@@ -61,9 +61,11 @@ def test_factors_are_those_of_lapack(shape: tuple[int, int], order: str, mode: s
 @pytest.mark.parametrize("mode", ["online", "offline"])
 @pytest.mark.parametrize("family", ["gaussian kernel", "toeplitz", "vander 0.1 3", "vander 0.5 1.5", "binomial"])
 def test_subnormal_numbers_are_no_faults(family: str, mode: str) -> None:
-    a = np.asarray(FAMILIES[family](700, np.random.default_rng(3), np.float32), np.float32)
+    a = np.asarray(FAMILIES[family](1000, np.random.default_rng(3), np.float32), np.float32)
     assert np.count_nonzero((a != 0) & (abs(a) < np.finfo(np.float32).tiny)) > 100
-    lu, piv, report = factored(a, mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", linalg.LinAlgWarning)  # some pivots are zero
+        lu, piv, report = factored(a, mode)
     assert report.status is Status.CLEAN, report
     assert factor_evidence(a, lu, piv).right
 

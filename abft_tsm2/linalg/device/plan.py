@@ -332,8 +332,9 @@ class FactorPlan:
             self._keeps.append(args)
             steps.extend(self.kernel(config, Launch(grid, config.t1), *values))
 
-        # beside a panel: its cluster needs neighbouring multiprocessors, all of them free
-        found = launched_by(launch, self._A, v[:, None], w[:, None], spared=move_config.PANEL_BLOCKS)
+        # The cluster of a panel, beside which this runs, needs neighbouring multiprocessors, all of them free.
+        spared = move_config.PANEL_BLOCKS if panel_kernel(self.kind.dtype, self.m) else 0
+        found = launched_by(launch, self._A, v[:, None], w[:, None], spared)
         arrays: tuple[Array, ...] = (found.rows, found.row_squares, found.columns, found.column_squares)
         return [x.data.ptr for x in arrays], steps
 
