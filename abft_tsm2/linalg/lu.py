@@ -70,9 +70,10 @@ def protected_lu_factor(
     ----------
     a : (..., m, n) array_like
         float64 or float32, NumPy or CuPy, any order; other real types are computed in float64. Kept for repairs and
-        never written.
+        never written, but with ``preserve="host"``.
     overwrite_a : bool
-        Accepted for SciPy's sake. It saves nothing here, because a is needed to the end.
+        Accepted for SciPy's sake, and asked for by ``preserve="host"``. It saves nothing else, because a is needed to
+        the end.
     check_finite : bool
         Refuse NaN and Inf. Without it, such a matrix is factored by LAPACK and reported UNVERIFIABLE.
     mode : {"auto", "online", "offline"}
@@ -90,6 +91,11 @@ def protected_lu_factor(
         piv).
     block : int, optional
         Columns of a panel, online.
+    preserve : {"device", "host"}
+        Where a is kept for repairs. "device": where it is, and its factors take as much memory again. "host", for a
+        CuPy array that one GPU has no room for twice: a is copied to the host and factored in its own memory; lu is a.
+        a is one matrix, float64 or float32, in contiguous columns that begin at multiples of 16 bytes; columns may lie
+        further apart. Needs ``overwrite_a=True``.
 
     Returns
     -------
@@ -105,9 +111,10 @@ def protected_lu_factor(
     SilentDataCorruptionError
         The factors are wrong and could not be repaired, or a changed meanwhile.
     TypeError, ValueError
-        What cannot be factored; the message says what to do.
+        What cannot be factored, or not in its own memory with ``preserve="host"``; the message says what to do.
     MemoryError
-        The factors do not fit beside a on the GPU; the message says what they need.
+        The factors do not fit beside a on the GPU, or the copy of a on the host; the message says what they need. With
+        ``preserve="host"`` also where nothing is left but to factor by steps in other memory, and there is none.
 
     Warns
     -----
@@ -139,6 +146,13 @@ def protected_lu_factor(
     bytes for every row of every 128 columns. With `on_stage` all synchronises with the host after each operation,
     without graphs or look-ahead, and L's rows move at the end: until then they are in the order of the step that
     made them.
+
+    With ``preserve="host"`` a is as it was after errors that are found before it is factored: bad arguments, memory
+    that is not there. After any other exception (SilentDataCorruptionError, NaN or Inf in a, KeyboardInterrupt) it
+    holds whatever was written last: a is lost. Until the call ends, or the report that was PENDING has been waited for,
+    its size is taken of the host as pinned memory. Without a fault the cost is to get that memory and to copy a, once,
+    before anything else: m n elements at the speed of the bus (PCIe, NVLink-C2C). Repairs, and the evidence behind
+    suspicions, read what they need of A over the bus, by single rows of a column.
 
     Examples
     --------

@@ -506,18 +506,18 @@ def test_verdicts_that_are_awaited_keep_their_copies() -> None:
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_the_device_has_one_matrix(mode: str) -> None:
-    n, matrices = 8192, {}
+    """And what the checks need. A pool keeps what it has once taken."""
+    n, beside = 8192, {}
+    how: dict[str, Any] = {"overwrite_a": True, "return_report": True, "mode": mode}
     for preserve in ("device", "host"):
-        pool = cupy.cuda.MemoryPool()
+        a, pool = cupy.random.default_rng(1).standard_normal((n, n)).T, cupy.cuda.MemoryPool()
         with cupy.cuda.using_allocator(pool.malloc):
-            a = cupy.random.default_rng(1).standard_normal((n, n)).T
-            before = pool.total_bytes()
-            how: dict[str, Any] = {"overwrite_a": True, "return_report": True}
-            _, report = protected_lu_factor(a, mode=mode, preserve=preserve, **how)
-            assert report.status is Status.CLEAN
-            matrices[preserve] = (pool.total_bytes() - before) / a.nbytes  # it keeps what it has once taken
-    assert matrices["device"] >= 1.0
-    assert matrices["host"] < 0.5
+            _, report = protected_lu_factor(a, preserve=preserve, **how)
+        assert report.status is Status.CLEAN
+        beside[preserve] = pool.total_bytes() / a.nbytes
+        del _
+    assert beside["device"] >= 1.0
+    assert beside["host"] < 0.5
 
 
 def test_what_does_not_lie_as_factors_do_is_refused() -> None:
