@@ -147,12 +147,13 @@ def protected_lu_factor(
     without graphs or look-ahead, and L's rows move at the end: until then they are in the order of the step that
     made them.
 
-    With ``preserve="host"`` a is as it was after errors that are found before it is factored: bad arguments, memory
-    that is not there. After any other exception (SilentDataCorruptionError, NaN or Inf in a, KeyboardInterrupt) it
-    holds whatever was written last: a is lost. Until the call ends, or the report that was PENDING has been waited for,
-    its size is taken of the host as pinned memory. Without a fault the cost is to get that memory and to copy a, once,
-    before anything else: m n elements at the speed of the bus (PCIe, NVLink-C2C). Repairs, and the evidence behind
-    suspicions, read what they need of A over the bus, by single rows of a column.
+    With ``preserve="host"`` a is as it was after errors that are found before it is factored: bad arguments, and memory
+    that is not there then. After any other exception (SilentDataCorruptionError, NaN or Inf in a, KeyboardInterrupt)
+    it holds whatever was written last: a is lost. Until the call ends, or the report that was PENDING has been waited
+    for, its size is taken of the host as pinned memory. Without a fault the cost is to get that memory, for which the
+    host may wait for what is queued before, and to copy a, once, before anything else: m n elements at the speed of the
+    bus (PCIe, NVLink-C2C). Repairs, and the evidence behind suspicions, read what they need of A over the bus, its rows
+    in the order of P A.
 
     Examples
     --------

@@ -515,7 +515,6 @@ def test_the_device_has_one_matrix(mode: str) -> None:
             _, report = protected_lu_factor(a, preserve=preserve, **how)
         assert report.status is Status.CLEAN
         beside[preserve] = pool.total_bytes() / a.nbytes
-        del _
     assert beside["device"] >= 1.0
     assert beside["host"] < 0.5
 
