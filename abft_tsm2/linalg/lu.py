@@ -6,7 +6,6 @@ is certified. The repairs are in `abft_tsm2.linalg.lu_repair`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from abft_tsm2.linalg.certify import (
     whole,
 )
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
+from abft_tsm2.linalg.device.host_copy import HOST, HostCopy
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, stacked
@@ -43,6 +43,7 @@ from abft_tsm2.linalg.outcome import (
     check_of_steps,
     largest,
 )
+from abft_tsm2.linalg.pending import PendingFactors
 from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
@@ -61,6 +62,7 @@ def protected_lu_factor(
     return_report: bool = False,
     on_stage: Hook | None = None,
     block: int | None = None,
+    preserve: str = "device",
 ) -> Any:
     """LU with partial pivoting that finds, locates and repairs silent data corruption: ``P A = L U``.
 
@@ -68,9 +70,10 @@ def protected_lu_factor(
     ----------
     a : (..., m, n) array_like
         float64 or float32, NumPy or CuPy, any order; other real types are computed in float64. Kept for repairs and
-        never written.
+        never written, but with ``preserve="host"``.
     overwrite_a : bool
-        Accepted for SciPy's sake. It saves nothing here, because a is needed to the end.
+        Accepted for SciPy's sake, and asked for by ``preserve="host"``. It saves nothing else, because a is needed to
+        the end.
     check_finite : bool
         Refuse NaN and Inf. Without it, such a matrix is factored by LAPACK and reported UNVERIFIABLE.
     mode : {"auto", "online", "offline"}
@@ -88,6 +91,11 @@ def protected_lu_factor(
         piv).
     block : int, optional
         Columns of a panel, online.
+    preserve : {"device", "host"}
+        Where a is kept for repairs. "device": where it is, and its factors take as much memory again. "host", for a
+        CuPy array that one GPU has no room for twice: a is copied to the host and factored in its own memory; lu is a.
+        a is one matrix, float64 or float32, in contiguous columns that begin at multiples of 16 bytes; columns may lie
+        further apart. Needs ``overwrite_a=True``.
 
     Returns
     -------
@@ -103,9 +111,10 @@ def protected_lu_factor(
     SilentDataCorruptionError
         The factors are wrong and could not be repaired, or a changed meanwhile.
     TypeError, ValueError
-        What cannot be factored; the message says what to do.
+        What cannot be factored, or not in its own memory with ``preserve="host"``; the message says what to do.
     MemoryError
-        The factors do not fit beside a on the GPU; the message says what they need.
+        The factors do not fit beside a on the GPU, or the copy of a on the host; the message says what they need. With
+        ``preserve="host"`` also where nothing is left but to factor by steps in other memory, and there is none.
 
     Warns
     -----
@@ -138,6 +147,14 @@ def protected_lu_factor(
     without graphs or look-ahead, and L's rows move at the end: until then they are in the order of the step that
     made them.
 
+    With ``preserve="host"`` a is as it was after errors that are found before it is factored: bad arguments, and memory
+    that is not there then. After any other exception (SilentDataCorruptionError, NaN or Inf in a, KeyboardInterrupt)
+    it holds whatever was written last: a is lost. Until the call ends, or the report that was PENDING has been waited
+    for, its size is taken of the host as pinned memory. Without a fault the cost is to get that memory, for which the
+    host may wait for what is queued before, and to copy a, once, before anything else: m n elements at the speed of the
+    bus (PCIe, NVLink-C2C). Repairs, and the evidence behind suspicions, read what they need of A over the bus, its rows
+    in the order of P A.
+
     Examples
     --------
     >>> import numpy as np
@@ -155,7 +172,10 @@ def protected_lu_factor(
     >>> bool(np.allclose(L @ U, A))
     True
     """
-    options = LuOptions(block=block, on_stage=on_stage, on_error=on_error, mode=mode, check_finite=check_finite)
+    options = LuOptions(
+        block=block, on_stage=on_stage, on_error=on_error, mode=mode, check_finite=check_finite, preserve=preserve
+    )
+    options.require_memory(a, overwrite_a)
     A = as_array(a, "a", check_finite=False)
     if A.ndim < 2:
         raise ValueError(f"a must be a matrix or a stack of them; it has {A.ndim} dimensions, shape {A.shape}")
@@ -164,7 +184,8 @@ def protected_lu_factor(
         lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], min(A.shape[-2:])), dtype=xp.int32)
         report = Findings().report("lu_factor", _sizes(A), dtype_name(A.dtype), {}, mode="nothing to do")
     elif A.ndim == 2 and options.queues(A) and not policy.synchronous():
-        verdict = PendingFactors(A, options)
+        # Whether A is finite is not known before the verdict, which then says so.
+        verdict = PendingFactors(_run_of(A, replace(options, check_finite=False)))
         lu, piv = verdict.factors
         report = Deferred.of(verdict, on_error, operation="lu_factor", sizes=_sizes(A), dtype=dtype_name(A.dtype))
     elif A.ndim == 2:
@@ -183,11 +204,15 @@ def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactorisat
     """Factor one matrix that is not empty."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         A = for_blas(A)
-        run = LuFactorisation(A, options, block_size(min(A.shape)))
+        run = _run_of(A, options)
         run.factored()
     if run.info and warn:
         warn_of_zero(run.info)
     return run
+
+
+def _run_of(A: Array, options: LuOptions) -> LuFactorisation:
+    return LuFactorisation(A, options, block_size(min(A.shape)))
 
 
 def _sizes(A: Array) -> tuple[int, int, int]:
@@ -208,6 +233,8 @@ class LuFactorisation(BlockedFactorisation):
     ----------
     pivots : int32 array on the host, or None
         None where only the device has them, in `device_pivots`.
+    host : HostCopy, or None
+        Where the factors take the place of A, which is its copy from then on.
     suspects : pair of boolean arrays
         Rows and columns that a GPU's checks of the steps have found wrong.
     info : int
@@ -223,6 +250,7 @@ class LuFactorisation(BlockedFactorisation):
     repair: LuRepair
     pivots: Any = None
     device_pivots: Any = None
+    host: HostCopy | None = None
     suspects: Lines = np.zeros(0, bool), np.zeros(0, bool)
     report: Report
     info = 0
@@ -276,7 +304,12 @@ class LuFactorisation(BlockedFactorisation):
     def queued(self, mode: str, *, later: bool = False) -> DeviceFactorisation:
         """A factorisation on the GPU, the verdict on which is awaited now, or later."""
         findings = self.findings if self.options.repair and not later else None
-        return DeviceFactorisation(self.A, checked=mode == "online", findings=findings, hook=self.options.on_stage)
+        if self.options.preserve == HOST and self.host is None:
+            self.host = HostCopy(self.A)
+            self.A = self.host.array
+        return DeviceFactorisation(
+            self.A, host=self.host, checked=mode == "online", findings=findings, hook=self.options.on_stage
+        )
 
     def await_device(self, queued: DeviceFactorisation, mode: str, why: str) -> None:
         """Wait for what a GPU factors, settle what its checks suspect, and set the report."""
@@ -318,7 +351,7 @@ class LuFactorisation(BlockedFactorisation):
         encoding = self.encoding
         if has_changed(self.A, encoding) or not (self.take(self.queued(mode)) or not self.is_wrong("")):
             self.encoding = encoding
-            self.online()
+            self.online_beside()
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""
@@ -379,13 +412,30 @@ class LuFactorisation(BlockedFactorisation):
 
     def refuse(self, found: Certificate, elements: int) -> None:
         """Note that the factors are wrong, or that those of this matrix cannot be right."""
-        if not has_changed(self.A, self.encoding) and overflows(factored_plainly(self.A, self.clock)[0], self.A):
+        if not has_changed(self.A, self.encoding) and self.grows():
             self.findings.unverifiable(GROWN)
         else:
             self.findings.refused(found.rows, found.columns, elements)
             self.checks = found.checks
 
+    def grows(self) -> bool:
+        """Whether factors of A leave the range of the type, as far as there is memory to tell."""
+        try:
+            return overflows(factored_plainly(self.A, self.clock)[0], self.A)
+        except MemoryError:
+            return False
+
     # -- online: the steps --
+
+    def online_beside(self) -> None:
+        """Factor by steps where a GPU has failed; in memory of its own, from which the factors go to where A was."""
+        if self.host is None:
+            self.online()
+            return
+        with self.host.beside():
+            self.online()
+        self.host.memory[...] = self.W
+        self.W = self.host.memory
 
     def online(self) -> None:
         """Factor with checksums carried along."""
@@ -560,50 +610,3 @@ class LuFactorisation(BlockedFactorisation):
                 return
             findings.statuses.append(Status.UNCORRECTABLE)
         findings.reasons.append(reason)
-
-
-class PendingFactors:
-    """The verdict on a factorisation that is queued here; keeps A and the factors until it is waited for.
-
-    Attributes
-    ----------
-    factors : pair of arrays
-        lu and piv. What is wrong with them is repaired by `wait`.
-    """
-
-    def __init__(self, A: Array, options: LuOptions) -> None:
-        import cupy
-
-        # Whether A is finite is not known before the verdict, which then says so.
-        self._run = LuFactorisation(A, replace(options, check_finite=False), block_size(min(A.shape)))
-        self._mode = options.chosen(A)
-        self._queued = self._run.queued(self._mode[0], later=True)
-        self.factors = self._queued.W, self._queued.piv
-        self._device, self._done = cupy.cuda.Device(), cupy.cuda.Event(disable_timing=True)
-        self._done.record()
-
-    @property
-    def arrived(self) -> bool:
-        return bool(self._done.done)
-
-    @staticmethod
-    def dismiss(pending: Iterable[PendingFactors]) -> list[PendingFactors]:
-        """Of verdicts that have arrived, those that are not clean; the others are done with."""
-        left = []
-        for one in pending:
-            if one._queued.clean:
-                one._queued.release()
-            else:
-                left.append(one)
-        return left
-
-    def wait(self) -> Report:
-        with self._device:
-            self._done.synchronize()
-            run, (lu, piv) = self._run, self.factors
-            run.await_device(self._queued, *self._mode)
-            if run.W is not lu:
-                lu[...], piv[...] = run.W, run.piv
-            if run.info:
-                warn_of_zero(run.info)
-        return run.report

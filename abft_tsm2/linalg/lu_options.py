@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from abft_tsm2.arrays import Array, is_cupy
 from abft_tsm2.linalg.blocked import FactorOptions
+from abft_tsm2.linalg.device.host_copy import DEVICE, HOST, PLACES, require_in_place
 
 MODES = ("auto", "online", "offline")
 OFFLINE_UP_TO = 4096  # what one factorisation of this size takes may be lost: a second or two on two cores
@@ -18,11 +20,19 @@ class LuOptions(FactorOptions):
 
     mode: str
     check_finite: bool
+    preserve: str = DEVICE
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode not in MODES:
             raise ValueError(f"unknown mode {self.mode!r}: choose one of {', '.join(MODES)}")
+        if self.preserve not in PLACES:
+            raise ValueError(f"unknown preserve {self.preserve!r}: choose one of {', '.join(PLACES)}")
+
+    def require_memory(self, a: Any, overwrite_a: bool) -> None:
+        """ValueError for what cannot be factored in its own memory, where that is asked for."""
+        if self.preserve == HOST:
+            require_in_place(a, overwrite_a)
 
     def chosen(self, A: Array) -> tuple[str, str]:
         """Online or offline, for this matrix, and why; on a GPU, what a hook costs."""

@@ -123,9 +123,18 @@ class Stream:
 
 
 class _Pinned(np.ndarray):
+    @classmethod
+    def zeros(cls, nbytes: int) -> Any:
+        return np.zeros(nbytes, np.uint8).view(cls)
+
     @property
     def ptr(self) -> int:
         return int(self.ctypes.data)
+
+
+def _copy_lines(to: int, pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int, stream: int) -> None:
+    for line in range(height):
+        ctypes.memmove(to + line * pitch, of + line * of_pitch, width)
 
 
 def _on_card(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,12 +239,15 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
         Stream=Stream,
         get_current_stream=lambda: Stream.current[-1] if Stream.current else Stream(),
         MemoryPointer=MemoryPointer,
-        UnownedMemory=lambda address, nbytes, owner: SimpleNamespace(ptr=address),
-        alloc_pinned_memory=lambda nbytes: np.zeros(nbytes, np.uint8).view(_Pinned),
+        UnownedMemory=lambda address, nbytes, owner, device=0: SimpleNamespace(ptr=address, owner=owner),
+        PinnedMemory=_Pinned.zeros,
+        alloc_pinned_memory=_Pinned.zeros,
     )
     vars(cupy.cuda.runtime).update(
         getDevice=lambda: 0,
         memcpyDeviceToHost=2,
+        memcpyDefault=4,
+        memcpy2DAsync=_copy_lines,
         memcpyAsync=lambda to, of, nbytes, kind, stream: ctypes.memmove(to, of, nbytes),
         memsetAsync=lambda at, value, nbytes, stream: ctypes.memset(at, value, nbytes),
         streamSynchronize=lambda stream: None,

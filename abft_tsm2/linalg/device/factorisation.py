@@ -13,6 +13,7 @@ from abft_tsm2.arrays import Array, to_host
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device.buffers import KEPT
 from abft_tsm2.linalg.device.certificate_config import full_counts
+from abft_tsm2.linalg.device.host_copy import HostCopy
 from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
 from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
@@ -37,6 +38,8 @@ class DeviceFactorisation:
     ----------
     A : (m, n) CuPy array
         float64 or float32, of any strides that are whole elements. Not to be written before the factorisation is done.
+    host : HostCopy, optional
+        Of A, whose memory the factors take then: A is brought there first where it is not there any more.
     encoded, checked : bool
         Whether the factors are certified at the end, and each step is checked on the way.
     findings : Findings, optional
@@ -57,6 +60,7 @@ class DeviceFactorisation:
         self,
         A: Array,
         *,
+        host: HostCopy | None = None,
         encoded: bool = True,
         checked: bool = False,
         findings: Findings | None = None,
@@ -65,23 +69,27 @@ class DeviceFactorisation:
     ) -> None:
         import cupy
 
-        A, (m, n) = for_kernels(A), A.shape
-        tracked = checked and findings is not None
-        self.kind = Kind.of(A, encoded=encoded, checked=checked, tracked=tracked, staged=hook is not None)
+        A, (m, n) = host.memory if host else for_kernels(A), A.shape
+        tracked, staged = checked and findings is not None, hook is not None
+        how = {"encoded": encoded, "checked": checked, "tracked": tracked, "staged": staged}
+        self.kind = Kind.of(A, in_place=host is not None, **how)
         try:
             self._plan = plan_of(self.kind, A)
-            self.W = cupy.empty((self._plan.ld, n), A.dtype, order="F")[:m]
+            self.W = A if host else cupy.empty((self._plan.ld, n), A.dtype, order="F")[:m]
             self.piv = cupy.empty(min(m, n), cupy.int32)
             self._sums = self._plan.borrow()
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise MemoryError(_too_large(self.kind)) from error
-        self._A, self._hook = A, hook
+        self._host, self._hook = host, hook
+        self._A = host.array if host else A  # what repairs read
         self._stream = cupy.cuda.get_current_stream()
+        if host:
+            host.begin(self._stream.ptr)
         after = after if hook is None else self._staged
         self._run = QueuedRun(self._plan, self._stream.ptr, A, self.W, self.piv, self._sums, after)
         self._repair: DeviceRepair | None = None
         if tracked and findings is not None:
-            self._repair = DeviceRepair(self._plan, self._run, A, self.W, self._sums, findings)
+            self._repair = DeviceRepair(self._plan, self._run, self._A, self.W, self._sums, findings)
         else:
             self._run.all()
 
@@ -115,6 +123,8 @@ class DeviceFactorisation:
                 if again:
                     run.panels(again)
                 else:
+                    if self._host:
+                        self._host.begin(self._stream.ptr)
                     run.begin()
                 self._stage("repaired")
         run.part(count)
@@ -222,7 +232,8 @@ def _too_large(kind: Kind) -> str:
 
     m, n, size = kind.m, kind.n, SIZES[kind.dtype]
     panels = -(-min(m, n) // PANEL)
-    needed = m * n * size + 3 * 4 * m * (panels + 1)
+    needed = (0 if kind.in_place else m * n * size) + 3 * 4 * m * (panels + 1)
     free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    text = f"a of shape ({m}, {n}), {kind.dtype}, needs {needed / 1e9:.3g} GB beside it on the GPU for its factors and"
-    return f"{text} their checks, and about 0.2 GB to work with: {free / 1e9:.3g} GB are free"
+    what = "the checks of its factors" if kind.in_place else "its factors and their checks"
+    text = f"a of shape ({m}, {n}), {kind.dtype}, needs {needed / 1e9:.3g} GB beside it on the GPU for {what}"
+    return f"{text}, and about 0.2 GB to work with: {free / 1e9:.3g} GB are free"

@@ -51,6 +51,10 @@ class Kind:
         Whether the factors are certified at the end, and whether each step is checked on the way.
     tracked, staged : bool
         Whether the verdicts of steps are read while later ones are under way, and whether a hook sees what they make.
+    in_place : bool
+        Whether the factors take the place of A.
+    ld : int
+        Leading dimension of the factors: that of A in its place.
     """
 
     m: int
@@ -62,14 +66,17 @@ class Kind:
     checked: bool
     tracked: bool = False
     staged: bool = False
+    in_place: bool = False
+    ld: int = 0
 
     @classmethod
-    def of(cls, A: Array, **how: bool) -> Kind:
+    def of(cls, A: Array, *, in_place: bool = False, **how: bool) -> Kind:
         """That of a CuPy array with contiguous rows or columns."""
         turned = A.strides[1] != A.itemsize and A.shape[1] > 1
         width = math.gcd(16, A.data.ptr, A.strides[turned])
         m, n = A.shape
-        return cls(m, n, dtype_name(A.dtype), turned, width, **how)
+        ld = A.strides[1] // A.itemsize if in_place else leading_dimension(m, A.itemsize)
+        return cls(m, n, dtype_name(A.dtype), turned, width, in_place=in_place, ld=ld, **how)
 
 
 class FactorPlan:
@@ -96,8 +103,8 @@ class FactorPlan:
 
         self.kind, self.m, self.n, self.K = kind, kind.m, kind.n, min(kind.m, kind.n)
         stored, size = FLOATS[kind.dtype], SIZES[kind.dtype]
-        self.size, self.ld = size, leading_dimension(kind.m, size)
-        how = {name: getattr(kind, name) for name in ("encoded", "checked", "tracked", "staged")}
+        self.size, self.ld = size, kind.ld
+        how = {name: getattr(kind, name) for name in ("encoded", "checked", "tracked", "staged", "in_place")}
         self.schedule = Schedule(kind.m, kind.n, **how)
         device = device_of(cupy.cuda.runtime.getDevice())
         self.multiprocessors = device.multiprocessors

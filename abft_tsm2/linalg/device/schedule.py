@@ -94,6 +94,8 @@ class Schedule:
         Whether the verdicts of steps are read while later ones are under way.
     staged : bool
         Whether a caller's hook sees what each operation has made: no look-ahead, and a task "stage" where it is called.
+    in_place : bool
+        Whether the factors take the place of A, which is encoded first then.
     steps : list of Step, optional
     chunk : int, optional
         Columns of a product. The exchanges of one chunk run beside the product of another.
@@ -124,12 +126,13 @@ class Schedule:
         checked: bool = False,
         tracked: bool = False,
         staged: bool = False,
+        in_place: bool = False,
         steps: list[Step] | None = None,
         chunk: int | None = None,
     ) -> None:
         self.m, self.n, self.encoded, self.checked, self.steps = m, n, encoded, checked, steps or steps_of(m, n)
         self._numbers = {step.j: number for number, step in enumerate(self.steps)}
-        self.tracked, self.staged = tracked, staged
+        self.tracked, self.staged, self.in_place = tracked, staged, in_place
         self.early, self._settle = self._early_columns()
         self.chunk = chunk or (CHUNK if n > LARGE and not staged else n)
         self.tasks: list[Task] = []
@@ -215,6 +218,8 @@ class Schedule:
             self._wait(CHECKS, measured)
             self._add(CHECKS, "encode")
         encoded = self._record(CHECKS)
+        if self.in_place:
+            self._wait(MAIN, encoded)
         self._stage("encoded")
         self.prefix, self.prefix_events = len(self.tasks), self.events
         self._fork()

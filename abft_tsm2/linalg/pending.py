@@ -1,0 +1,62 @@
+"""The verdict on an LU factorisation of a GPU that is queued and not awaited (``errstate(sync=False)``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from abft_tsm2.linalg.plain_lu import warn_of_zero
+from abft_tsm2.report import Report
+
+if TYPE_CHECKING:
+    from abft_tsm2.linalg.lu import LuFactorisation
+
+
+class PendingFactors:
+    """The verdict on a factorisation that is queued here; keeps A and the factors until it is waited for.
+
+    Parameters
+    ----------
+    run : LuFactorisation
+        Not begun.
+
+    Attributes
+    ----------
+    factors : pair of arrays
+        lu and piv. What is wrong with them is repaired by `wait`.
+    """
+
+    def __init__(self, run: LuFactorisation) -> None:
+        import cupy
+
+        self._run, self._mode = run, run.options.chosen(run.A)
+        self._queued = run.queued(self._mode[0], later=True)
+        self.factors = self._queued.W, self._queued.piv
+        self._device, self._done = cupy.cuda.Device(), cupy.cuda.Event(disable_timing=True)
+        self._done.record()
+
+    @property
+    def arrived(self) -> bool:
+        return bool(self._done.done)
+
+    @staticmethod
+    def dismiss(pending: Iterable[PendingFactors]) -> list[PendingFactors]:
+        """Of verdicts that have arrived, those that are not clean; the others are done with."""
+        left = []
+        for one in pending:
+            if one._queued.clean:
+                one._queued.release()
+            else:
+                left.append(one)
+        return left
+
+    def wait(self) -> Report:
+        with self._device:
+            self._done.synchronize()
+            run, (lu, piv) = self._run, self.factors
+            run.await_device(self._queued, *self._mode)
+            if run.W is not lu:
+                lu[...], piv[...] = run.W, run.piv
+            if run.info:
+                warn_of_zero(run.info)
+        return run.report
