@@ -156,7 +156,7 @@ class Findings:
         """
         m, k, n = sizes
         status, also = by_precedence(self.statuses)
-        return Report(
+        return Report.made_of(
             status=status,
             operation=operation,
             m=m,
@@ -168,7 +168,7 @@ class Findings:
             recomputed=self.multiplications / max(1.0, factor_flops(m, n)),
             also=also,
             reasons=tuple(dict.fromkeys(self.reasons)),
-            seconds=seconds,
+            seconds=dict(seconds),
             restarted=self.restarted,
             **more,
         )
@@ -193,8 +193,14 @@ def check_of(side: str, residual: Array, bound: Array, weight: Array) -> Check:
         limit = float(np.divide(middle, float(xp.min(xp.abs(weight))) if weight.shape[0] else 1.0))
     worst, verified = int(xp.argmax(ratio)), int(xp.sum(xp.astype(ratio >= 0, xp.int64)))
     if not verified:
-        return Check(side, 1, lines, 0, middle, 0.0, -1, limit)
-    return Check(side, 1, lines, verified, middle, float(ratio[worst]), worst, limit)
+        return _check(side, lines, 0, middle, 0.0, -1, limit)
+    return _check(side, lines, verified, middle, float(ratio[worst]), worst, limit)
+
+
+def _check(side: str, lines: int, verified: int, bound: float, ratio: float, line: int, limit: float) -> Check:
+    """Of Python's own numbers, which need no conversion."""
+    found = {"closest": ratio, "closest_line": line, "detection_limit": limit}
+    return Check.made_of(side=side, vectors=1, lines=lines, verified=verified, bound=bound, **found)
 
 
 def check_of_steps(side: str, seen: list[tuple[Array, Array]], weight: Array) -> Check:
