@@ -159,7 +159,7 @@ class Schedule:
         """`early`, and the step behind which that is done: no step before them can be done again any more then."""
         K, steps = min(self.m, self.n), self.steps
         late = max(LATE[0], K // LATE[1])
-        for step, behind in zip(steps, steps[SETTLED:], strict=False):
+        for step, behind in zip(steps, steps[SETTLED:-1], strict=False):
             if not self.staged and K - step.j1 <= late and 2 * step.j1 >= K:
                 return step.j1, behind
         return 0, None
@@ -185,9 +185,9 @@ class Schedule:
     def _wait_for_columns(self, lane: str, c0: int, c1: int) -> None:
         self._wait(lane, *(event for first, last, event in self._updated if first < c1 and c0 < last))
 
-    def _join(self) -> None:
+    def _join(self, *, last_checks: bool = True) -> None:
         for lane in LANES[1:]:
-            self._wait(MAIN, self._record(lane))
+            self._wait(MAIN, self._record(lane) if lane != CHECKS or last_checks else self._before_last)
 
     def _fork(self) -> int:
         forked = self._record(MAIN)
@@ -231,8 +231,8 @@ class Schedule:
             done = self._step(step, following, done)
             if self.tracked:
                 done, whole = self._end_step(step, following, done, whole)
-        if not self.tracked:
-            self._join()
+        if not self.tracked:  # the checks of the last step go on beside what follows, and are waited for at its end
+            self._join(last_checks=self.staged or not self.encoded)
         self._stage("finished" if self.checked else "factored")
         if self.m > first.j1 and len(self.steps) > 1:
             self._left(MAIN, min(self.m, self.n))
@@ -272,7 +272,7 @@ class Schedule:
     def _step(self, step: Step, following: Step | None, factored: int) -> int:
         """What follows from the panels J = j:j1, which are factored at that event; returns that of the next ones."""
         m, n, (j, j1) = self.m, self.n, step
-        solved = []  # events: rows of U are done
+        solved, begun = [], []  # events: rows of U are done; the next panel has the multiprocessors that it needs
         ahead = None if self.staged else following
         next_factored, last = factored, ahead.j1 if ahead else j1
         if self.tracked:
@@ -301,10 +301,14 @@ class Schedule:
                     self._wait(PRODUCTS, solved[-1])
                     if ahead and alone:
                         self._add(PRODUCTS, "gate", ahead.j)
+                        begun = [self._record(PRODUCTS)]
                     self._product(PRODUCTS, step, c0, c1)
                     chunks.append((c0, c1, self._record(PRODUCTS)))
             self._updated = chunks
         self._stage("updated", step)
+        if not following:
+            self._before_last = self._record(CHECKS)
+        self._wait(CHECKS, *begun)
         if self.checked:
             self._wait(CHECKS, factored)
             self._add(CHECKS, "column_sums", j, step.width)
