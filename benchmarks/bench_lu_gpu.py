@@ -143,12 +143,13 @@ class LuGpuSuite(Suite):
         others: dict[str, Callable[[], Any]] = {"cupy": contenders.of_cupy(A)} if cell.suite == "factor" else {}
         taken: dict[str, Callable[[Any], Any]] = {}
         if cell.suite == "factor" and self.torch:
-            try:
-                others["torch"], taken["torch"] = contenders.of_torch(A)
-                row["torch"] = sys.modules["torch"].__version__
-            except Exception as error:
-                row["note"] = f"no PyTorch: {message(error)}"
-                require_device(error)
+            for contender, library in contenders.LIBRARIES.items():
+                try:
+                    others[contender], taken[contender] = contenders.of_torch(A, library)
+                    row["torch"] = sys.modules["torch"].__version__
+                except Exception as error:
+                    row["note"] = "; ".join(filter(None, (row["note"], f"no {contender}: {message(error)}")))
+                    require_device(error)
         own = {mode: contenders.lu_factor(A, mode) for mode in ("offline", "online")}
         others.update(own)
         for name, call in others.items():

@@ -29,6 +29,9 @@ from benchmarks.operands import array, draw, fill
 Factors = tuple[Array, Array]
 """Packed L and U, and pivots counted from 0."""
 
+LIBRARIES = {"torch": "default", "magma": "magma"}
+"""Of PyTorch, by contender."""
+
 _LETTER = {"float64": "d", "float32": "s"}
 _LOWER, _NOT_TRANSPOSED = 0, 0  # cublasFillMode_t, cublasOperation_t
 GRADED = 60  # powers of two from the first row, or column, to the last
@@ -327,16 +330,23 @@ def of_cupy(A: Array) -> Callable[[], Factors]:
     return lambda: linalg.lu_factor(A, check_finite=False)
 
 
-def of_torch(A: Array) -> tuple[Callable[[], Any], Callable[[Any], Factors]]:
-    """PyTorch's lu_factor, and what makes CuPy's arrays of its result; ImportError where there is none."""
+def of_torch(A: Array, library: str = "default") -> tuple[Callable[[], Any], Callable[[Any], Factors]]:
+    """PyTorch's lu_factor by a library, and what makes CuPy's arrays of its result; ImportError where there is none."""
     import cupy
     import torch
 
-    taken = torch.from_dlpack(A)
+    if library == "magma" and not torch.cuda.has_magma:
+        raise ImportError("this PyTorch has no MAGMA")
+    taken, choose = torch.from_dlpack(A), torch.backends.cuda.preferred_linalg_library
 
     def call() -> Any:
-        with torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)):
-            return torch.linalg.lu_factor(taken)
+        before = choose()
+        choose(library)
+        try:
+            with torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)):
+                return torch.linalg.lu_factor(taken)
+        finally:
+            choose(before)
 
     return call, lambda found: (cupy.from_dlpack(found[0]), cupy.from_dlpack(found[1]) - 1)
 

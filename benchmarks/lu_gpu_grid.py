@@ -25,7 +25,7 @@ BY_ROWS = (4096, 8192)
 
 STRUCTURED = ("graded rows", "graded columns", "orthogonal", "integers", "triangle and noise", "dominant")
 STRUCTURED_SIZE = 8192
-REPAIRED = (4096, 8192)
+REPAIRED = (4096, 8192, 16384)
 SOLVED, RIGHT_HAND_SIDES = (8192, 16384), (1, 64)
 DEFINITE = (4096, 8192, 16384)
 SUITES = ("factor", "structured", "repair", "solve", "cholesky")
@@ -37,9 +37,9 @@ FEW = {"structured": 5, "repair": 5}
 """Most rounds of suites in which a call may take many times as long as without a suspicion."""
 
 ON_CARD = ("getrf", "unprotected", "offline", "online")
-AS_CALLED = ("cupy", "torch", "offline", "online")
+AS_CALLED = ("cupy", "torch", "magma", "offline", "online")
 """Contenders by either clock: cuSOLVER's getrf in place, this package's without checks, certified at the end, and
-checked in every step; lu_factor of cupyx.scipy.linalg and of torch.linalg."""
+checked in every step; lu_factor of cupyx.scipy.linalg and of torch.linalg, by its default library and by MAGMA."""
 
 ONLINE: Mapping[str, Mapping[int, float]] = {
     "float64": {512: 1.0, 1024: 1.0, 2048: 0.65, 4096: 0.56, 8192: 0.55, 16384: 0.65, 24576: 0.76, 32768: 0.87},

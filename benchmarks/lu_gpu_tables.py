@@ -44,7 +44,7 @@ def times() -> str:
 def called() -> str:
     """Factorisations by the host's clock."""
     rows = latest("factor")
-    names = ("CuPy", "PyTorch", "protected, at the end", "protected, every step")
+    names = ("CuPy", "PyTorch", "MAGMA", "protected, at the end", "protected, every step")
     columns = [f"{contender}_call_ms" for contender in AS_CALLED]
     shown = [(title, column) for title, column in zip(names, columns, strict=True) if any(row[column] for row in rows)]
     body = [(name(row), *(_shown(row, column) for _, column in shown)) for row in rows]
@@ -149,10 +149,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lu-gpu": times,
     "lu-gpu-calls": called,
     "lu-gpu-solutions": solutions,
-}
-MORE: Mapping[str, Callable[[], str]] = {
     "lu-gpu-structured": structured,
     "lu-gpu-repair": repair,
     "lu-gpu-phases": phases,
 }
-"""Of suites of which no results are committed; a page may show them when there are."""
