@@ -32,7 +32,10 @@ from tests.support.cuda_on_cpu import build
 from tests.support.cuda_on_cpu.library import ORDERS, _Launch, borrowed_stacks, load
 from tests.support.fake_card import Card
 
-CREATES = ("empty", "empty_like", "zeros", "ones", "full", "asarray", "arange", "broadcast_to", "stack")
+CREATES = (
+    *("empty", "empty_like", "zeros", "ones", "full", "asarray", "ascontiguousarray", "arange", "broadcast_to"),
+    "stack",
+)
 MULTIPROCESSORS = 4
 
 

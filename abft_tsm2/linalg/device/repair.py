@@ -81,6 +81,8 @@ class DeviceRepair:
         How many steps were suspected in vain.
     convicted : dict
         What was found in steps that are done again.
+    brought : int
+        Columns whose rows are known to be in order when so many are factored.
     """
 
     plan: FactorPlan
@@ -92,6 +94,7 @@ class DeviceRepair:
     attempts: dict[int, int] = field(default_factory=dict)
     innocent: int = 0
     convicted: dict[int, list[Fault]] = field(default_factory=dict)
+    brought: int = 0
 
     def __post_init__(self) -> None:
         self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
@@ -124,6 +127,7 @@ class DeviceRepair:
             self.findings.faults.append(fault)
 
     def _settled(self, number: int, queued: int) -> int | None:
+        self.brought = 0  # steps have been done since
         first, last = (self.plan.schedule.snapshot(self._begin_of(step)) for step in (number, queued))
         orders = to_host(self.buffers.order[first : last + 1])
         if self._is_fine(number, orders):
@@ -161,8 +165,8 @@ class DeviceRepair:
         (j, j1), most = step, max(self.W.shape)
         if not self._are_orders(step, orders):
             return False
-        judged = to_host(sums.between("step_residuals", "step_bounds")).reshape(2, 2, most)
-        lines = [judged[:, side, j:j1] for side in (0, 1)]
+        judged = to_host(sums.between("step_residuals", "step_bounds").reshape(2, 2, most)[:, :, j:j1])
+        lines = [judged[:, side] for side in (0, 1)]
         if not all((np.abs(residual) <= BEYOND * bound).all() for residual, bound in lines):
             return False
         self._bring_left(j)
@@ -310,8 +314,7 @@ class DeviceRepair:
         kept = self.buffers["kept"] + size * (number % KEPT)
         runtime.memcpyAsync(self.run.where["carried_S"], kept, size, runtime.memcpyDeviceToDevice, stream)
         info = self.sums.on_device("info", np.int32)[:1]
-        if int(info[0]) > self.steps[number].j:
-            info[...] = 0
+        info *= info <= self.steps[number].j  # no zero pivot has been seen behind
         self.buffers.started[...] = 0
 
     # -- finished lines --
@@ -321,12 +324,14 @@ class DeviceRepair:
         they are computed again. All is done, and is to be verified again then."""
         K = self.plan.K
         with current(self.stream):
-            found = self._repaired_lines(K)
-            self._task("sum_factors", 0, K)
+            lines = self._repaired_lines(K)
+            self._task("left_done", K)
+            for line in lines:
+                self._task("sum_factors", line, line + 1)
             self.sums.on_device("verified")[...] = 0
             self.buffers.state[...] = self.buffers.initial
             self.run.behind(self.stream.ptr)
-        return found
+        return bool(lines)
 
     def _finished_before(self, number: int) -> bool:
         """The same of what is finished before a step."""
@@ -335,30 +340,31 @@ class DeviceRepair:
             return False
         self._bring_left(j)
         self._task("sum_factors", 0, j)
-        return self._repaired_lines(j)
+        return bool(self._repaired_lines(j))
 
-    def _repaired_lines(self, K: int) -> bool:
+    def _repaired_lines(self, K: int) -> list[int]:
         """Compute lines of the first K columns' factors again that have changed, their rows in order when so many are
-        factored; whether there are any."""
+        factored; those in which something was wrong."""
         order = to_host(self.buffers.order[self.plan.schedule.snapshot(K)])
         if not _is_order(order):
-            return False
-        w = to_host(self.sums.on_device("w"))[order]
+            return []
+        w = self.sums.on_host("w")[order]
         with np.errstate(all="ignore"):
             rows, columns = self._changed(K, order, w)
-            if not 0 < len(rows) + len(columns) <= LINES:
-                return False
+            if len(rows) + len(columns) > LINES:
+                return []
             rows_of_A = self.plan.order(K)[0]
-            changed = [self._row(r, rows_of_A) for r in rows] + [self._column(c, w[c:], rows_of_A) for c in columns]
-        return any(changed)
+            found = [r for r in rows if self._row(r, rows_of_A)]
+            return found + [c for c in columns if self._column(c, w[c:], rows_of_A)]
 
     def _changed(self, K: int, order: Any, w: Any) -> tuple[list[int], list[int]]:
         """The first rows of U and columns of L whose sums are no longer what they were
         (`abft_tsm2.linalg.certify.changed`). `w`: the weights of rows, in their order."""
         plan, sums = self.plan, self.sums
-        g, y, wL, Uv = to_host(self.buffers.line_sums)[:, :K]
-        row_floor, column_floor = np.split(to_host(sums.between("row_floor", "column_floor")), [plan.m])
-        pivots = np.abs(to_host(self.W.diagonal())[:K].astype(np.float64))
+        floors = sums.between("row_floor", "column_floor")
+        line_sums, floors, diagonal = self._brought(self.buffers.line_sums, floors, self.W.diagonal())
+        (g, y, wL, Uv), (row_floor, column_floor) = line_sums[:, :K], np.split(floors, [plan.m])
+        pivots = np.abs(diagonal[:K].astype(np.float64))
         sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tail_norms(w)[:K])
         columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), plan.m))
         rows = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
@@ -368,36 +374,38 @@ class DeviceRepair:
         """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is.
         `rows_of_A`: address of the order."""
         n = self.plan.n
-        new = self._empty(1, n - r)
-        self._from_A(rows_of_A + 4 * r, slice(r, n), new)
-        part = to_host(new)
+        part = self._empty(1, n - r)
+        self._from_A(rows_of_A + 4 * r, slice(r, n), part)
+        new = part.copy()
         self._subtract(self.W[r : r + 1, :r], self.W[:r, r:], new)
-        weights = to_host(self.sums.on_device("v"))[r:]
-        return self._settle_line("y", self.W[r : r + 1, r:], to_host(new), part, (r, r), weights, 0.0)
+        return self._settle_line("y", self.W[r : r + 1, r:], new, part, (r, r), self.sums.on_host("v")[r:], 0.0)
 
     def _column(self, c: int, w: Any, rows_of_A: int) -> bool:
         """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
         nothing is. `w`: the weights of rows from c on."""
-        new = self._empty(self.plan.m - c - 1, 1)
-        if not new.shape[0]:
+        part = self._empty(self.plan.m - c - 1, 1)
+        if not part.shape[0]:
             return False
-        self._from_A(rows_of_A + 4 * (c + 1), slice(c, c + 1), new)
-        part = to_host(new)
+        self._from_A(rows_of_A + 4 * (c + 1), slice(c, c + 1), part)
+        new = part.copy()
         self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)
-        pivot = float(self.W[c, c]) or 1.0  # under a zero pivot there are zeros, which are not divided
-        divided = np.clip(to_host(new) / pivot, -1.0, 1.0)
         old = self.W[c + 1 :, c : c + 1]
-        return self._settle_line("g", old, divided, part / pivot, (c + 1, c), w[1:], float(w[0]))
+        return self._settle_line("g", old, new, part, (c + 1, c), w[1:], float(w[0]))
 
     def _settle_line(
-        self, name: str, old: Array, new: Any, part: Any, first: tuple[int, int], weights: Any, own: float
+        self, name: str, old: Array, new: Array, part: Array, first: tuple[int, int], weights: Any, own: float
     ) -> bool:
         """Replace elements of a line that are not what was computed again, but for rounding of their size in A and now;
         where there are none its sum was wrong, unless it differs by no more than another order of addition explains.
-        Whether something was wrong."""
-        kept, line = to_host(old), first[1]
+        Whether something was wrong. Those of a column are yet to be divided by their pivot."""
+        line = first[1]
         sums, again = (getattr(self.buffers, f"{name}{which}") for which in ("", "_again"))
-        off = abs(float(sums[line]) - float(again[line]))
+        kept, new, part, *numbers = self._brought(old, new, part, sums[line], again[line], self.W[line, line])
+        before, now, pivot = (x.item() for x in numbers)
+        if name == "g":
+            divisor = pivot or 1.0  # under a zero pivot there are zeros, which are not divided
+            new, part = np.clip(new / divisor, -1.0, 1.0), part / divisor
+        off = abs(before - now)
         size = norm(kept.ravel().astype(np.float64) * weights) + abs(own)
         if off <= changed_bound(size, weights.size) and math.isfinite(size):
             return False
@@ -415,6 +423,20 @@ class DeviceRepair:
         return True
 
     # -- operations --
+
+    def _brought(self, *arrays: Array) -> list[Any]:
+        """Arrays of the device on the host, with one wait for all of them."""
+        import cupy
+        from cupy.cuda import runtime
+
+        arrays = tuple(cupy.ascontiguousarray(x) for x in arrays)
+        ends = np.cumsum([-(-x.nbytes // WORD) * WORD for x in arrays]).tolist()
+        memory, starts = cupy.cuda.alloc_pinned_memory(ends[-1]), [0, *ends[:-1]]
+        for x, at in zip(arrays, starts, strict=True):
+            runtime.memcpyAsync(memory.ptr + at, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
+        self.stream.synchronize()
+        places = zip(arrays, starts, strict=True)
+        return [np.frombuffer(memory, x.dtype, x.size, at).reshape(x.shape) for x, at in places]
 
     def _empty(self, m: int, n: int) -> Array:
         import cupy
@@ -456,10 +478,10 @@ class DeviceRepair:
 
     def _bring_left(self, j: int) -> None:
         """L(:, :j) with its rows in the order of step j:j1. They move once more when all steps are done."""
-        if not j:
-            return
-        for name in ("left_map", "left_rows", "left_done"):
-            self._task(name, j)
+        if j and self.brought != j:
+            for name in ("left_map", "left_rows", "left_done"):
+                self._task(name, j)
+        self.brought = j
 
     def _task(self, name: str, *numbers: int) -> None:
         """Queue a task of a schedule."""
