@@ -56,7 +56,9 @@ class PendingFactors:
             run, (lu, piv) = self._run, self.factors
             run.await_device(self._queued, *self._mode)
             if run.W is not lu:
-                lu[...], piv[...] = run.W, run.piv
+                lu[...] = run.W
+            if run.piv is not piv:  # of factors in the same memory as well
+                piv[...] = run.piv
             if run.info:
                 warn_of_zero(run.info)
         return run.report

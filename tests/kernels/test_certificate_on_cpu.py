@@ -85,9 +85,9 @@ def sums_of_some(run: OnKernels) -> bool:
     W, orders, carried = run.of.W, run.orders, run.of.carried
     finished = W[: run.m].copy()
     W[128 : run.m, :128] = finished[np.argsort(orders[-1])[orders[1][128:]], :128]
-    early = run.factor_sums(0, run.w, run.v, 0, 128, np.array([128], np.int32))
+    early = run.read(0, 128, np.array([128], np.int32))
     W[: run.m] = finished
-    late = run.factor_sums(0, run.w, run.v, 128)
+    late = run.read(128)
     found = (np.concatenate([x[:128], z[128:]]) for x, z in zip(early, late, strict=True))
     wanted = carried.g, carried.y, np.max(abs(np.tril(run.of.lower, -1)), axis=0)
     return all(np.allclose(x, z, rtol=1e-9, atol=1e-9) for x, z in zip(found, wanted, strict=True))
@@ -407,9 +407,10 @@ PLANTED: dict[str, tuple[CertificateKernel, str, int, str, str]] = {
         RACE,
     ),
     "the_diagonal_in_L": (SUMS, "offset + i > j + q", 0, "offset + i >= j + q", "sums"),
-    "rows_that_are_not_there": (SUMS, "i < rows && down", 0, "down", "sums"),
+    "the_diagonal_not_in_U": (SUMS, "offset + i <= j + q", 0, "offset + i < j + q", "sums"),
+    "rows_that_are_not_there": (SUMS, "i < rows && offset + i > j", 0, "offset + i > j", "sums|uninitialised"),
     "columns_that_warps_leave_out": (SUMS, "offset_of_warp + 32 * V - 1 > j", 0, "offset_of_warp > j", "sums"),
-    "the_diagonal_twice": (ADD, "pass != 0 && line < K", 0, "line < K", "sums"),
+    "the_diagonal_left_out": (ADD, "!of_columns && line < K", 0, "false", "sums"),
     "parts_of_one_warp": (ADD, "other < WARPS", 0, "other < 1", "sums"),
     "parts_unfinished": (ADD, f"{BARRIER}\n  if (warp > 0", 0, "if (warp > 0", RACE),
     "growth_of_others": (GROWTH, "is_middle(ratios + warp * RUN", 0, "is_middle(ratios", f"{RACE}|growth"),
@@ -423,7 +424,7 @@ PLANTED: dict[str, tuple[CertificateKernel, str, int, str, str]] = {
     "exchanges_unfinished": (REPLAY, f"{BARRIER}\n\n  // the panel's rows", 0, "//", RACE),
     "weights_of_one_side": (SEE, "least + (of_rows ? LEASTS : 0)", 0, "least", "sight"),
     "sizes_of_one_side": (LEAST, "least_of(v, column_largest, n", 0, "least_of(w, row_largest, m", "sight"),
-    "lines_before_others": (SUMS, "end_row <= first", 0, "end_row <= last", "sums"),
+    "lines_before_others": (SUMS, "end_column <= first", 0, "end_column <= last", "sums|uninitialised"),
     "lines_behind_others": (SUMS, "tile_row >= last &&", 0, "tile_row >= first &&", "sums"),
     "parts_of_other_lines": (ADD, "p = from + warp", 0, "p = warp", "sums|uninitialised"),
     "the_order_of_the_end": (SUMS, "(*ends + PANEL - 1) / PANEL * m", 0, "2 * m", "sums"),

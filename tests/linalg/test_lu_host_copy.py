@@ -129,6 +129,17 @@ def test_it_is_factored_again_into_the_same_memory(sync: bool) -> None:
     require_right(a, A, found)
 
 
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("sync", [True, False])
+def test_pivots_are_those_of_the_factors_that_were_made_again(sync: bool, mode: str) -> None:
+    A = normal(N, N)
+    a = placed(A, 2)
+    with errstate(sync=sync):
+        found, report = factored(a, mode=mode, on_stage=At("panel", 0, (250, 200), 1e3))  # which is a pivot then
+    assert (report if sync else report.wait()).status is Status.CORRECTED
+    require_right(a, A, found)
+
+
 def test_verdicts_that_are_awaited_keep_the_copy() -> None:
     matrices = [normal(150, 150, seed=i) for i in range(2)]
     placed_ones = [placed(A) for A in matrices]

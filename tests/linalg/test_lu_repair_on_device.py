@@ -291,6 +291,23 @@ def test_what_comes_out_the_same_each_time_convicts_nothing(column: Any) -> None
     assert not report.faults
 
 
+def test_what_changes_once_most_rows_were_settled_early() -> None:
+    """Finished elements of L and U: before the last rows move, and as they do."""
+    m, changes = 900, {("left_done", 512): [(700, 100), (40, 700)], ("left_rows", 900): [(600, 50)]}
+    a, findings, box = normal(m, m), Findings(), DeviceFactorisation.__new__(DeviceFactorisation)
+
+    def after(task: Any) -> None:
+        for place in changes.pop((task.name, *task.numbers), []):
+            box.W[place] += 0.5
+
+    box.__init__(on_card(a), checked=True, findings=findings, after=after)  # type: ignore[misc]
+    box.wait()
+    require_right(box, a)
+    assert not changes
+    assert box._plan.schedule.early == 512
+    assert sorted(fault.columns for fault in findings.faults) == [(50,), (100,), (700,)]
+
+
 def test_subnormal_numbers_are_evidence_as_well() -> None:
     """CuPy computes with float32 as if they were zero."""
     a = np.asarray(FAMILIES["gaussian kernel"](150, np.random.default_rng(3), np.float32), np.float32)

@@ -136,7 +136,7 @@ def factors(m: int, n: int, dtype: str, seed: int = 0, multiprocessors: int = 1,
 class OnKernels:
     """What the kernels find of factors: each method launches what it is named after.
 
-    `norms`: norms are taken with the sums of pass 1.
+    `norms`: whether those are taken into account.
     """
 
     def __init__(self, of: Factors, launch: Launch, *, norms: bool = False) -> None:
@@ -156,36 +156,37 @@ class OnKernels:
         kernel = CertificateKernel(routine, self.of.dtype, norms)
         self._launch(kernel.name, grid or kernel.grid(self.m, self.n), kernel.threads, args)
 
-    def factor_sums(
-        self, number: int, left: np.ndarray, right: np.ndarray, first: int = 0, last: int = 0, ends: Any = None
-    ) -> tuple[np.ndarray, ...]:
-        """Sums of pass `number` of columns and rows, and in pass 0 the largest elements of L's columns: of some lines,
-        by default all. `ends`: where these have arrived, for the orders of all panels."""
-        tiles, (m, n, K) = self.of.tiles, (self.m, self.n, self.K)
-        last = last or K
-        norms = self._norms and number == 1
-        sides = 1 + norms
-        parts = sides * tiles.column_parts, sides * tiles.row_parts, tiles.column_parts
+    def _sums(self, lines: tuple[int, int], ends: Any, sums: tuple[Any, Any], made: list[Any], *, norms: bool) -> None:
+        tiles, (m, n) = self.of.tiles, (self.m, self.n)
+        parts = 3 * tiles.column_parts, 3 * tiles.row_parts, tiles.column_parts
         columns, rows, largest = (np.full(x, np.nan) for x in parts)
         order, W = (self.orders[-1] if ends is None else self.orders).copy(), self.of.W
-        lines = m, n, number, first, last, order, NOTHING if ends is None else ends
-        args = W, W.shape[0], *lines, left, right, columns, rows, largest
+        of_lines = m, n, *lines, order, NOTHING if ends is None else ends
+        args = W, W.shape[0], *of_lines, self.w, self.v, *sums, columns, rows, largest
         self.launch("factor_sums", *args, grid=tiles.grid, norms=norms)
-        out = [np.full(x, np.nan) for x in ((K, K, K) if number == 0 else (sides * n, sides * m, 1))]
-        sizes = *tiles.grid, *tiles.at(first), *lines
-        y = right if number else np.full(1, np.nan)
-        w = left if number == 0 else np.full(1, np.nan)
-        grid = CertificateKernel("add_factor_parts", norms=norms).grid(*((m, n) if number else (last - first,) * 2))
-        self.launch("add_factor_parts", columns, rows, largest, *sizes, w, y, *out, grid=grid, norms=norms)
-        return tuple(out)
+        count = (m, n) if norms else (lines[1] - lines[0],) * 2
+        grid = CertificateKernel("add_factor_parts", norms=norms).grid(*count)
+        sizes = *tiles.grid, *tiles.at(lines[0]), *of_lines
+        self.launch("add_factor_parts", columns, rows, largest, *sizes, self.w, sums[1], *made, grid=grid, norms=norms)
 
-    def read(self) -> tuple[np.ndarray, ...]:
-        """w'L, U v, and the largest elements of L's columns."""
-        return self.factor_sums(0, self.w, self.v)
+    def read(self, first: int = 0, last: int = 0, ends: Any = None) -> tuple[np.ndarray, ...]:
+        """w'L, U v, and the largest elements of L's columns: of some lines, by default all. `ends`: where these have
+        arrived, for the orders of all panels."""
+        found = [np.full(self.K, np.nan) for _ in range(3)]
+        self._sums((first, last or self.K), ends, (NOTHING, NOTHING), [*found, NOTHING, NOTHING], norms=False)
+        return tuple(found)
+
+    def whole(self, g: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+        """g U and L y, behind them sums of squares; w'L, U v and the largest elements of L's columns."""
+        found = [np.full(self.K, np.nan) for _ in range(3)]
+        products = [np.full(2 * size, np.nan) for size in (self.n, self.m)]
+        self._sums((0, self.K), None, (g, y), [*found, *products], norms=True)
+        return (*products, *found)
 
     def product_sums(self, g: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
         """g U and L y; behind them, with norms, the sums of squares."""
-        return self.factor_sums(1, g, y)[:2]
+        gU, Ly, *_ = self.whole(g, y)
+        return (gU, Ly) if self._norms else (gU[: self.n].copy(), Ly[: self.m].copy())
 
     def count_growth(self, y: np.ndarray) -> None:
         args = y, self.orders[-1].copy(), self.row_floor, self.m, self.n, self.constants, self.state
@@ -218,11 +219,12 @@ class OnKernels:
 
     def certify(self) -> list[int]:
         """All of it, of factors of which only the result is known, compared with what is read again: `verified`."""
-        g, y, largest = self.read()
+        g, y, _ = self.read()
         self.count_growth(y)
-        gU, Ly = self.product_sums(g, y)
+        gU, Ly, *again, largest = self.whole(g, y)
+        if not self._norms:
+            gU, Ly = gU[: self.n].copy(), Ly[: self.m].copy()
         bounds = self.judge_factors(Ly, gU, largest)[1]
-        again = self.read()
         self.compare_sums(again[0], g, again[1], y)
         self.replay_pivots()
         self.see_all(bounds)

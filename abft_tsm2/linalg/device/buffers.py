@@ -38,7 +38,8 @@ class Buffers:
     map, ends, first_ends, scratch : arrays
         Of the exchanges left of each step; `ends` is where each panel's rows are in order now.
     line_sums : (4, K) float64 array
-        g, y, and both as the certificate finds them: `g_again`, `y_again`.
+        g and y, of the steps or of finished factors, and both as the certificate finds them at the end: `g_again`,
+        `y_again`.
     biggest, parts, moduli, least, initial, constants : float64 arrays
         Of the steps' checks.
     kept : (KEPT, m + n + 3) float64 array
@@ -73,7 +74,7 @@ class Buffers:
         self.g, self.y, self.g_again, self.y_again = self.line_sums
         sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "least": 4, "state": 3}
         sizes |= {"largest": K}
-        parts = {"column_parts": 2 * tiles.column_parts, "row_parts": 2 * tiles.row_parts}  # with squares
+        parts = {"column_parts": 3 * tiles.column_parts, "row_parts": 3 * tiles.row_parts}
         sizes |= {**parts, "largest_parts": tiles.column_parts}
         for name, size in sizes.items():
             setattr(self, name, cupy.zeros(size))

@@ -44,8 +44,8 @@ class CertificateKernel:
     dtype : {"float64", "float32"}
         Of W; of no account to those that are not in `TYPED`.
     norms : bool
-        Whether factor_sums.cu, in pass 1, and what comes after it take the norms of lines, too: then its parts, and the
-        sums that are made of them, are twice as many.
+        Whether judge_factors.cu takes the norms of lines; factor_sums.cu has them with all other sums, which are three
+        times as many as without.
     """
 
     routine: str
@@ -69,7 +69,7 @@ class CertificateKernel:
         real = C_TYPES[self.dtype if self.routine in TYPED else "float64"]
         more = {"NORMS": int(self.norms)} if self.routine in WITH_NORMS else {}
         if self.routine == "factor_sums":
-            more["BLOCKS"] = self.blocks
+            more = {"WHOLE": int(self.norms), "BLOCKS": self.blocks}
         return {"REAL": real, "T1": self.threads, **more}
 
     @property
@@ -88,7 +88,7 @@ class CertificateKernel:
         """Blocks for factors of an (m, n) matrix; that of factor_sums.cu is `Tiles.grid`."""
         K, most = min(m, n), max(m, n)
         grids: dict[str, tuple[int, ...]] = {
-            "add_factor_parts": (_parts(most, LINES), 4 if self.norms else 2),
+            "add_factor_parts": (_parts(most, LINES), 6 if self.norms else 2),
             "see_all": (_parts(most, self.threads), 2),
             "judge_factors": (_parts(most, self.threads), 2),
             "compare_sums": (_parts(K, self.threads),),
@@ -150,12 +150,12 @@ class Tiles:
 
     @property
     def column_parts(self) -> int:
-        """Numbers in column_parts, without those of norms, and in largest_parts."""
+        """Numbers in column_parts, of one sum of each column, and in largest_parts."""
         return self.rows * self.n
 
     @property
     def row_parts(self) -> int:
-        """Numbers in row_parts, without those of norms."""
+        """Numbers in row_parts, of one sum of each row."""
         return self.columns * self.m
 
 

@@ -213,6 +213,7 @@ class FactorPlan:
         ends = 4 * self.schedule.snapshot(self.K) if self.left else 0
         return [
             lambda stream, where: runtime.memsetAsync(where["row_largest"], 0, size, stream),
+            lambda stream, where: runtime.memsetAsync(b["line_sums"], NAN_BYTE, b.line_sums.nbytes, stream),
             lambda stream, where: ends and runtime.memcpyAsync(b["ends"], b["first_ends"], ends, way, stream),
             *self.move("identity", move_config.identity(m), order, places, m, "info", self.buffers["started"]),
         ]
@@ -386,38 +387,45 @@ class FactorPlan:
     # -- the certificate --
 
     def _sum_factors(self, lane: str, first: int, last: int) -> list[Step]:
-        """``w'L`` and ``U v`` of some lines, rows in order when the last of them is factored."""
-        b = self.buffers
+        """``w'L`` and ``U v`` of some lines that have no such sums from steps: g and y."""
+        return self._sums_of_lines(first, last, self.buffers["g"], self.buffers["y"])
+
+    def _sum_again(self, lane: str, last: int) -> list[Step]:
+        """The same of the first lines, as they are now."""
+        return self._sums_of_lines(0, last, self.buffers["g_again"], self.buffers["y_again"])
+
+    def _sums_of_lines(self, first: int, last: int, g: int, y: int) -> list[Step]:
         # before the end a later order, where a step behind them is done again
-        order = (self.order(0)[0], b["ends"]) if last < self.K else (self.order(self.K)[0], 0)
-        return self._sums_of_factors(0, (first, last), order, ("w", "v"), (b["g_again"], b["y_again"]))
+        order = (self.order(0)[0], self.buffers["ends"]) if last < self.K else (self.order(self.K)[0], 0)
+        return self._sums_of_factors((first, last), order, (0, 0), (g, y, self.buffers["largest"], 0, 0), norms=False)
 
     def _multiply_sums(self, lane: str) -> list[Step]:
-        """``g U`` and ``L y``, with those as g and y."""
+        """``g U`` and ``L y``, and ``w'L`` and ``U v`` as they are now."""
         b = self.buffers
-        return self._sums_of_factors(1, (0, self.K), (0, 0), (b["g_again"], b["y_again"]), ("gU", "Ly"))
+        made = b["g_again"], b["y_again"], b["largest"], "gU", "Ly"
+        return self._sums_of_factors((0, self.K), (self.order(self.K)[0], 0), (b["g"], b["y"]), made, norms=True)
 
     def _sums_of_factors(
-        self, number: int, lines: tuple[int, int], order: tuple[int, int], given: Any, made: Any
+        self, lines: tuple[int, int], order: tuple[int, int], sums: tuple[int, int], made: Any, *, norms: bool
     ) -> list[Step]:
-        """Pass `number` of factor_sums.cu over lines first:last, with `given` weights of rows and columns; `made`: the
-        addresses of sums of columns and rows. `order`: as present_order of certificate.cuh takes it."""
-        b, m, n, norms = self.buffers, self.m, self.n, bool(number)
+        """Of lines first:last by factor_sums.cu, or of all with norms, for which it is given `sums`; `made`: addresses.
+        `order`: as present_order of certificate.cuh takes it."""
+        b, m, n = self.buffers, self.m, self.n
         tiles, parts = self.tiles, (b["column_parts"], b["row_parts"], b["largest_parts"])
-        first, last = lines
-        of_lines = m, n, number, *lines, *order
-        taken = "W", self.ld, *of_lines, *given, *parts
-        y = given[1] if number else 0
-        added = *tiles.grid, *tiles.at(first), *of_lines, "w", y, *made, b["largest"]
-        grid = CertificateKernel("add_factor_parts", norms=norms).grid(*((m, n) if number else (last - first,) * 2))
+        of_lines = m, n, *lines, *order
+        added = *tiles.grid, *tiles.at(lines[0]), *of_lines, "w", sums[1]
+        count = (m, n) if norms else (lines[1] - lines[0],) * 2
+        grid = CertificateKernel("add_factor_parts", norms=norms).grid(*count)
         return [
-            *self._certificate("factor_sums", *taken, grid=tiles.grid, norms=norms),
-            *self._certificate("add_factor_parts", *parts, *added, grid=grid, norms=norms),
+            *self._certificate(
+                "factor_sums", "W", self.ld, *of_lines, "w", "v", *sums, *parts, grid=tiles.grid, norms=norms
+            ),
+            *self._certificate("add_factor_parts", *parts, *added, *made, grid=grid, norms=norms),
         ]
 
     def _count_growth(self, lane: str) -> list[Step]:
         b, order = self.buffers, self.order(self.K)[0]
-        values = b["y_again"], order, "row_floor", self.m, self.n, b["constants"], b["state"]
+        values = b["y"], order, "row_floor", self.m, self.n, b["constants"], b["state"]
         return self._certificate("count_growth", *values)
 
     def _judge_factors(self, lane: str) -> list[Step]:

@@ -324,14 +324,11 @@ class DeviceRepair:
         they are computed again. All is done, and is to be verified again then."""
         K = self.plan.K
         with current(self.stream):
-            lines = self._repaired_lines(K)
-            self._task("left_done", K)
-            for line in lines:
-                self._task("sum_factors", line, line + 1)
+            found = self._repaired_lines(K)
             self.sums.on_device("verified")[...] = 0
             self.buffers.state[...] = self.buffers.initial
             self.run.behind(self.stream.ptr)
-        return bool(lines)
+        return found
 
     def _finished_before(self, number: int) -> bool:
         """The same of what is finished before a step."""
@@ -339,23 +336,23 @@ class DeviceRepair:
         if not j:
             return False
         self._bring_left(j)
-        self._task("sum_factors", 0, j)
-        return bool(self._repaired_lines(j))
+        self._task("sum_again", j)
+        return self._repaired_lines(j)
 
-    def _repaired_lines(self, K: int) -> list[int]:
+    def _repaired_lines(self, K: int) -> bool:
         """Compute lines of the first K columns' factors again that have changed, their rows in order when so many are
-        factored; those in which something was wrong."""
+        factored; whether there are any."""
         order = to_host(self.buffers.order[self.plan.schedule.snapshot(K)])
         if not _is_order(order):
-            return []
+            return False
         w = self.sums.on_host("w")[order]
         with np.errstate(all="ignore"):
             rows, columns = self._changed(K, order, w)
-            if len(rows) + len(columns) > LINES:
-                return []
+            if not 0 < len(rows) + len(columns) <= LINES:
+                return False
             rows_of_A = self.plan.order(K)[0]
-            found = [r for r in rows if self._row(r, rows_of_A)]
-            return found + [c for c in columns if self._column(c, w[c:], rows_of_A)]
+            changed = [self._row(r, rows_of_A) for r in rows] + [self._column(c, w[c:], rows_of_A) for c in columns]
+        return any(changed)
 
     def _changed(self, K: int, order: Any, w: Any) -> tuple[list[int], list[int]]:
         """The first rows of U and columns of L whose sums are no longer what they were

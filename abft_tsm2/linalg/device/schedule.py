@@ -113,8 +113,9 @@ class Schedule:
     certificate : slice
         Those that verify the finished factors.
     early : int
-        Columns whose rows are brought into order, and summed up, while the last panels are factored, which leave most
-        of a card idle; 0 where there are too few of them, or a hook is to see rows where each step has left them.
+        Columns whose rows are brought into order while the last panels are factored, which leave most of a card idle,
+        and whose sums are taken then where no step does that; 0 where there are too few of them, or a hook is to see
+        rows where each step has left them.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class Schedule:
             done = self._step(step, following, done)
             if self.tracked:
                 done, whole = self._end_step(step, following, done, whole)
-        if not self.tracked:  # the checks of the last step go on beside what follows, and are waited for at its end
+        if not self.tracked:  # the checks of the last step go on beside what follows
             self._join(last_checks=self.staged or not self.encoded)
         self._stage("finished" if self.checked else "factored")
         if self.m > first.j1 and len(self.steps) > 1:
@@ -257,17 +258,24 @@ class Schedule:
         return self._fork(), True
 
     def _certify(self) -> None:
-        """Verify the finished factors. What needs the first sums alone does not wait for the second ones."""
-        self._add(MAIN, "sum_factors", self.early, min(self.m, self.n))
+        """Verify the finished factors, whose sums come from the steps or are taken first, by a read of all of them that
+        takes these sums again: where they have not changed, those that are multiplied are of these factors."""
+        if not self.checked:
+            self._add(MAIN, "sum_factors", self.early, min(self.m, self.n))
+        if not self.tracked:
+            self._wait(MAIN, self._record(CHECKS))
         self._wait(CHECKS, self._record(MAIN))
         self._add(CHECKS, "count_growth")
         self._add(CHECKS, "replay_pivots")
-        if self.checked:
-            self._add(CHECKS, "compare_sums")
+        counted = self._record(CHECKS)
         self._add(MAIN, "multiply_sums")
-        self._wait(MAIN, self._record(CHECKS))
+        self._wait(CHECKS, self._record(MAIN))
+        self._add(CHECKS, "compare_sums")
+        compared = self._record(CHECKS)
+        self._wait(MAIN, counted)
         self._add(MAIN, "judge_factors")
         self._add(MAIN, "see_all")
+        self._wait(MAIN, compared)
 
     def _step(self, step: Step, following: Step | None, factored: int) -> int:
         """What follows from the panels J = j:j1, which are factored at that event; returns that of the next ones."""
@@ -322,7 +330,7 @@ class Schedule:
             self._wait(CHECKS, factored, self._record(ROWS))
             self._left(CHECKS, self.early)
             self._add(CHECKS, "left_done", self.early)
-            if self.encoded:
+            if self.encoded and not self.checked:
                 self._add(CHECKS, "sum_factors", 0, self.early)
         if following and not ahead:
             self._wait_for_columns(PANELS, j1, following.j1)
