@@ -10,6 +10,7 @@ It costs seven to ten times the factorisation (4200 columns, two cores), and is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,6 +183,39 @@ def factor_evidence(A: Array, W: Array, pivots: Any, lines: Lines | None = None)
     for rows, columns in parts:
         evidence.compare(rows, columns, min(m, n))
     return evidence.verdict()
+
+
+def compare_sum(
+    found: Evidence,
+    X: Array,
+    left: tuple[Array, Array],
+    right: tuple[Array, Array],
+    pivots: Any,
+    first: tuple[int, int],
+) -> None:
+    """Compare X with ``L0 U0 + L1 U1``, whose corner lies at `first` of the factorisation, for what is `found`.
+
+    `pivots`: those that columns were divided by; on the host.
+    """
+    (L0, L1), (U0, U1) = left, right
+    xp, kind, j = namespace(X), float_type(X), L0.shape[1]
+    terms = j + L1.shape[1]
+
+    def joined(parts: Sequence[Array], p: slice, axis: int) -> Array:
+        of_parts = slice(min(p.start, j), min(p.stop, j)), slice(max(p.start, j) - j, max(p.stop, j) - j)
+        picked = [Y[:, at] if axis else Y[at, :] for Y, at in zip(parts, of_parts, strict=True) if at.stop > at.start]
+        return wide(picked[0]) if len(picked) == 1 else xp.concat([wide(Y) for Y in picked], axis=axis)
+
+    difference = Difference(
+        lambda i, p: joined((L0[i, :], L1[i, :]), p, 1),
+        lambda p, c: joined((U0[:, c], U1[:, c]), p, 0),
+        (X.shape[0], terms, X.shape[1]),
+        X,
+    )
+    for i, c in difference.blocks():
+        measured = difference.block(wide(X[i, c]), i, c, terms=terms, factor=factored_rounding(kind, terms))
+        wrong, distance = beyond(measured, underflow(kind, terms, np.maximum(1.0, pivots[c])), X)
+        found.add(wrong, distance, (first[0] + i.start, first[1] + c.start))
 
 
 def definite_evidence(A: Array, W: Array, columns: slice) -> Evidence:

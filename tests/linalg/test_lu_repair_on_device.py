@@ -275,6 +275,7 @@ def test_steps_that_are_suspected_in_vain_go_on(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(QueuedRun, "verdict", lambda self, step: 9)
     run, findings = tracked(a)
     assert asked == [0, 1, 2]
+    assert findings.suspicions == 3
     assert not findings.statuses
     require_right(run, a)
 
@@ -289,6 +290,25 @@ def test_what_comes_out_the_same_each_time_convicts_nothing(column: Any) -> None
         _, report = protected_lu_factor(on_card(a), mode="online", return_report=True)
     assert report.status is Status.UNVERIFIABLE, report
     assert not report.faults
+
+
+@pytest.mark.parametrize("place", [(450, 200), (140, 400)], ids=["a panel", "a row of U"])
+def test_what_the_kernels_cannot_tell_from_rounding_is_compared_again(place: tuple[int, int]) -> None:
+    a = normal(N, N, dtype="float32")
+    stage, size = ("panel", 1e-3) if place[0] > 256 else ("solved", 2e-3)
+
+    def change(arrays: Mapping[str, Any]) -> None:
+        arrays["W"][place] += size
+
+    with pytest.MonkeyPatch.context() as patch:
+        told: list[bool] = []
+        compare = DeviceRepair._compare
+        patch.setattr(DeviceRepair, "_compare", lambda self, found, *more: told.append(compare(self, found, *more)))
+        run, findings = tracked(a, Once(stage, 128, change))
+    assert told
+    require_right(run, a)
+    assert set(findings.statuses) == {Status.CORRECTED}
+    assert "steps late" in findings.faults[0].repair
 
 
 def test_what_changes_once_most_rows_were_settled_early() -> None:

@@ -47,7 +47,7 @@ from abft_tsm2.linalg.device.plan import FactorPlan
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.schedule import PRODUCTS, Step, Task
 from abft_tsm2.linalg.encode import counts, wide
-from abft_tsm2.linalg.evidence import Evidence, unit_lower
+from abft_tsm2.linalg.evidence import Evidence, compare_sum, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, norm
 from abft_tsm2.linalg.outcome import FACTORS, Findings, differing
 from abft_tsm2.report import Fault, Status
@@ -138,6 +138,9 @@ class DeviceRepair:
         changed = (right or before) and self._finished_before(number)
         if right and not changed:  # without evidence A is not finite, or what was made of it
             self.innocent = self.innocent + 1 if found else INNOCENT
+            if found:  # which the end need not ask for again
+                self.findings.proved(found)
+                self.sums.status[number] = JUDGED
             return None
         self.attempts[number] = before + 1
         again = self._taken_back(number, queued, orders, None if before or changed else lost)
@@ -239,13 +242,30 @@ class DeviceRepair:
         of_rows, of_columns, lost = (set(np.flatnonzero(x).tolist()) for x in np.split(flags, [m, m + n]))
         if told[UNBOUNDED]:
             return None, None
-        wrong = int(told[WRONG]) or int(told[LARGE_MULTIPLIERS])
-        if not told[WRONG]:
-            of_columns = set(range(j, j1))
-        farthest = float(told[FARTHEST : FARTHEST + 1].view(np.float64)[0])
-        # A large multiplier has cost its row in every column.
-        found = Evidence(rows=of_rows, columns=of_columns, count=wrong, magnitude=farthest)
+        found = Evidence()
+        if wrong := int(told[WRONG]) or int(told[LARGE_MULTIPLIERS]):
+            # A large multiplier has cost its row in every column.
+            columns = of_columns if told[WRONG] else set(range(j, j1))
+            farthest = float(told[FARTHEST : FARTHEST + 1].view(np.float64)[0])
+            found = Evidence(rows=of_rows, columns=columns, count=wrong, magnitude=farthest)
+        else:
+            self._compare(found, step, came, L, corner, U)
         return found, None if told[LARGE_MULTIPLIERS] else sorted(lost)
+
+    def _compare(self, found: Evidence, step: Step, came: Array, L: Array, corner: Array, U: Array) -> None:
+        """Compare the same again with an error far below rounding, where the kernels have found nothing wrong: their
+        bound is of whole columns, and takes their own rounding into account."""
+        (j, j1), (m, n), W = step, self.W.shape, self.W
+        order0, order1 = (self.plan.order(k)[0] for k in step)
+        pivots = np.abs(to_host(U.diagonal()).astype(np.float64))
+        X = self._empty(m - j, step.width)
+        self._from_A(order0 + 4 * j, slice(j, j1), X)
+        compare_sum(found, X, (W[j:, :j], L), (W[:j, j:j1], U), pivots, (j, j))
+        if j1 < n:
+            X = self._empty(step.width, n - j1)
+            self._from_A(order1 + 4 * j, slice(j1, n), X)
+            of_rows = self._left(came, j), corner
+            compare_sum(found, X, of_rows, (W[:j, j1:], W[j:j1, j1:]), np.ones(n - j1), (j, j1))
 
     def _judge(self, residual: Array, step: Step, c0: int, found: Array) -> None:
         """Of the rows from j on."""
