@@ -387,7 +387,7 @@ class Deferred(Report):
     ) -> Deferred:
         """The report of a product whose verdict is pending."""
         m, k, n = sizes
-        self = cls.made_of(status=Status.PENDING, operation=operation, m=m, k=k, n=n, dtype=dtype)
+        self = cls.made_of(status=Status.PENDING, operation=operation, m=m, k=k, n=n, dtype=dtype, seconds={})
         entry = _Open(weakref.ref(self), pending)
         state = {"_open": entry, "_final": None, "_lock": threading.Lock(), "_on_error": on_error}
         self.__dict__.update(state)

@@ -21,10 +21,7 @@ CONFIGS = [
     for routine in ("step_factors", "judge_elements", "grown_columns")
     for dtype in ("float64", "float32")
 ]
-# Some registers around the subroutines that divide and take square roots, which no loop over R calls.
-SPILLED = {
-    (f"factor_judge_elements_{dtype}", f"sm_{arch}"): 64 for dtype in ("float64", "float32") for arch in (80, 90)
-}
+SPILLED = {("factor_judge_elements_float64", "sm_100"): 16}  # outside of the loop over R
 
 
 @pytest.mark.parametrize(
