@@ -19,7 +19,7 @@ INLINE Index nanoseconds() {
 }
 INLINE void rest() { __nanosleep(50); }
 #else
-INLINE Index nanoseconds() {  // on a CPU nobody runs beside this
+INLINE Index nanoseconds() {  // on a CPU nothing runs beside this
   static Index polls = 0;
   return polls += LONGEST / 100;
 }

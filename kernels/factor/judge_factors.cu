@@ -12,9 +12,9 @@
 //
 // Launch   (ceil(max(m, n) / T1), 2) blocks of T1 threads: y = 0 rows, y = 1 columns
 // Macros   REAL, any; T1 threads; NORMS 0 or 1; ENTRY the name of the kernel
-// Storage  Ly by place, gU and largest by column; S and row_floor by input row. With NORMS squares lie behind Ly, from m on, and gU, from n on, as
-//          add_factor_parts.cu leaves them. moduli: sums of |w| and |v|. residuals and bounds of row r at [r], of
-//          column c at [max(m, n) + c]
+// Storage  Ly by place, gU and largest by column; S and row_floor by input row. With NORMS squares lie behind Ly, from
+//          m on, and gU, from n on, as add_factor_parts.cu leaves them. moduli: sums of |w| and |v|. residuals and
+//          bounds of row r at [r], of column c at [max(m, n) + c]
 #include "factor/certificate.cuh"
 
 extern "C" __global__ void __launch_bounds__(T1, 4)

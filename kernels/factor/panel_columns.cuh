@@ -227,7 +227,7 @@ INLINE void Panel::open() {
 }
 
 // Columns K to K + STRIP, or to b: a tile after the other. A finished one updates the later ones by one product:
-// P(:, later) -= P(:, tile) U(tile, later). Nobody waits for what follows the last tile.
+// P(:, later) -= P(:, tile) U(tile, later). Nothing waits for what follows the last tile.
 INLINE void Panel::eliminate_strip(int K) {
   Real* column = P + warp_row + lane + K * ld;
   const int tiles = tiles_of(K);

@@ -8,8 +8,8 @@
 //
 // Launch   P = ceil(K / PANEL) blocks of T1 threads
 // Macros   REAL, any; T1 threads, at least PANEL; ENTRY the name of the kernel
-// Storage  orders: P + 1 snapshots of m numbers, one after the other. Pivots that are none, and numbers of rows that are none, agree with nothing;
-//          nothing is read or written beyond the arrays
+// Storage  orders: P + 1 snapshots of m numbers, one after the other. Pivots that are none, and numbers of rows that
+//          are none, agree with nothing; nothing is read or written beyond the arrays
 #include "factor/certificate.cuh"
 
 constexpr int PANEL = 128;  // columns

@@ -10,10 +10,9 @@ memory, nor of the barriers that count them, and the panel kernel is made of the
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,26 +25,17 @@ from abft_tsm2 import (
     protected_lu_solve,
     protected_solve,
 )
-from abft_tsm2.core import compiler
-from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.graphs import Graph
 from benchmarks.lu_gpu_contenders import planted
 from tests.support.factor_cases import DTYPES, positive
 from tests.support.planting import normal
+from tests.support.sanitized import Plant, main
 
 SHAPES = ((5, 5), (129, 129), (300, 300), (520, 520), (300, 130), (130, 300))
 SIZES = (5, 129, 300)  # of what is solved, and of definite matrices
 MODES = *("online",) * 3, *("offline",) * 2  # launches when a matrix comes first, graphs when it comes again
 FAULTY, HOOKED = 700, 300  # sizes
 STAGES = {"online": "updated", "offline": "factored"}
-
-
-class Plant(NamedTuple):
-    """What is replaced in the kernels of a file, by what."""
-
-    file: str
-    text: str
-    by: str
 
 
 PLANTS = {
@@ -173,6 +163,7 @@ def of_definite(dtype: Any) -> int:
     return count
 
 
+@np.errstate(all="ignore")
 def run(only: str | None = None) -> str:
     """How many factorisations there were, and how many graphs; every report is what it should be."""
     import cupy
@@ -187,30 +178,5 @@ def run(only: str | None = None) -> str:
     return f"{count} factorisations, {len(launched)} graphs"
 
 
-def put(plant: Plant) -> None:
-    """Replace the text in what is compiled from now on."""
-    source = compiler.source
-
-    def with_plant(config: Kernel) -> str:
-        text = source(config)
-        if config.file != plant.file:
-            return text
-        assert plant.text in text, f"{plant.file} has no {plant.text!r}"
-        return text.replace(plant.text, plant.by)
-
-    compiler.source = with_plant
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plant", choices=sorted(PLANTS))
-    parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], help="only this one")
-    given = parser.parse_args()
-    if given.plant is not None:
-        put(PLANTS[given.plant])
-    with np.errstate(all="ignore"):
-        print(run(given.dtype))
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, PLANTS, run, DTYPES)

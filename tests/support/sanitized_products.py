@@ -6,23 +6,22 @@ compute-sanitizer --tool racecheck python -m tests.support.sanitized_products --
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2 import Status, encode, errstate, protected_gemm
-from abft_tsm2.core import compiler
 from tests.support.cases import DTYPES
+from tests.support.sanitized import Plant, main
 
 SHAPES = ((33, 47, 65), (130, 257, 70), (70, 300, 200))
 OPTIONS: tuple[dict[str, Any], ...] = ({"check": "rows"}, {"check": "columns"}, {"check": "both"})
-PLANTS: dict[str, tuple[str, str]] = {
-    "lines-past-the-end": ("smaller(first + i, p - 1)", "first + i + 4096"),
-    "faults-past-the-end": ("record[8 + 3 * rank[i] + q]", "record[1 << 20]"),
+PLANTS = {
+    "lines-past-the-end": Plant("check/tsm2r_rows.cu", "smaller(first + i, p - 1)", "first + i + 4096"),
+    "faults-past-the-end": Plant("repair/repair.cu", "record[8 + 3 * rank[i] + q]", "record[1 << 20]"),
 }
-"""What memcheck has to find: what is replaced in the kernels, by what."""
+"""What memcheck has to find."""
 
 
 def _nothing(C: Any) -> None:
@@ -90,16 +89,5 @@ def run(only: str | None = None) -> int:
     return count
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plant", choices=sorted(PLANTS))
-    parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], help="only this one")
-    given = parser.parse_args()
-    if given.plant is not None:
-        text = compiler.source
-        compiler.source = lambda config: text(config).replace(*PLANTS[given.plant])
-    print(run(given.dtype), "products")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, PLANTS, lambda only: f"{run(only)} products", DTYPES)

@@ -67,9 +67,8 @@ class CertificateKernel:
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
         real = C_TYPES[self.dtype if self.routine in TYPED else "float64"]
-        more = {"NORMS": int(self.norms)} if self.routine in WITH_NORMS else {}
-        if self.routine == "factor_sums":
-            more = {"WHOLE": int(self.norms), "BLOCKS": self.blocks}
+        of_sums, of_judge = {"WHOLE": int(self.norms), "BLOCKS": self.blocks}, {"NORMS": int(self.norms)}
+        more = {"factor_sums": of_sums, "judge_factors": of_judge}.get(self.routine, {})
         return {"REAL": real, "T1": self.threads, **more}
 
     @property

@@ -37,7 +37,7 @@ class HostCopy:
     Raises
     ------
     MemoryError
-        The host has no such memory, or lets nobody pin so much.
+        The host has no such memory, or does not allow so much of it to be pinned.
     """
 
     def __init__(self, A: Array) -> None:

@@ -81,7 +81,7 @@ class DeviceRepair:
         How many steps were suspected in vain.
     convicted : dict
         What was found in steps that are done again.
-    brought : int
+    arrived : int
         Columns whose rows are known to be in order when so many are factored.
     """
 
@@ -94,7 +94,7 @@ class DeviceRepair:
     attempts: dict[int, int] = field(default_factory=dict)
     innocent: int = 0
     convicted: dict[int, list[Fault]] = field(default_factory=dict)
-    brought: int = 0
+    arrived: int = 0
 
     def __post_init__(self) -> None:
         self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
@@ -127,7 +127,7 @@ class DeviceRepair:
             self.findings.faults.append(fault)
 
     def _settled(self, number: int, queued: int) -> int | None:
-        self.brought = 0  # steps have been done since
+        self.arrived = 0  # steps have been done since
         first, last = (self.plan.schedule.snapshot(self._begin_of(step)) for step in (number, queued))
         orders = to_host(self.buffers.order[first : last + 1])
         if self._is_fine(number, orders):
@@ -379,7 +379,7 @@ class DeviceRepair:
         (`abft_tsm2.linalg.certify.changed`). `w`: the weights of rows, in their order."""
         plan, sums = self.plan, self.sums
         floors = sums.between("row_floor", "column_floor")
-        line_sums, floors, diagonal = self._brought(self.buffers.line_sums, floors, self.W.diagonal())
+        line_sums, floors, diagonal = self._on_host(self.buffers.line_sums, floors, self.W.diagonal())
         (g, y, wL, Uv), (row_floor, column_floor) = line_sums[:, :K], np.split(floors, [plan.m])
         pivots = np.abs(diagonal[:K].astype(np.float64))
         sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tail_norms(w)[:K])
@@ -417,7 +417,7 @@ class DeviceRepair:
         Whether something was wrong. Those of a column are yet to be divided by their pivot."""
         line = first[1]
         sums, again = (getattr(self.buffers, f"{name}{which}") for which in ("", "_again"))
-        kept, new, part, *numbers = self._brought(old, new, part, sums[line], again[line], self.W[line, line])
+        kept, new, part, *numbers = self._on_host(old, new, part, sums[line], again[line], self.W[line, line])
         before, now, pivot = (x.item() for x in numbers)
         if name == "g":
             divisor = pivot or 1.0  # under a zero pivot there are zeros, which are not divided
@@ -441,7 +441,7 @@ class DeviceRepair:
 
     # -- operations --
 
-    def _brought(self, *arrays: Array) -> list[Any]:
+    def _on_host(self, *arrays: Array) -> list[Any]:
         """Arrays of the device on the host, with one wait for all of them."""
         import cupy
         from cupy.cuda import runtime
@@ -495,10 +495,10 @@ class DeviceRepair:
 
     def _bring_left(self, j: int) -> None:
         """L(:, :j) with its rows in the order of step j:j1. They move once more when all steps are done."""
-        if j and self.brought != j:
+        if j and self.arrived != j:
             for name in ("left_map", "left_rows", "left_done"):
                 self._task(name, j)
-        self.brought = j
+        self.arrived = j
 
     def _task(self, name: str, *numbers: int) -> None:
         """Queue a task of a schedule."""
