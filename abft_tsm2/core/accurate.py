@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, dtype_name, from_host, in_float64, namespace, to_host
+from abft_tsm2.arrays import Array, dtype_name, from_host, in_float64, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import add_product
 
-BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
-KEPT = 400 << 20  # bytes of a strip of R that are kept split, at 44 an element, but for one block of columns
+BLOCK = 512  # terms of a sum at a time, and lines on a host: blocks of 2 MB
+ON_DEVICE = 4096  # lines there, unless they are long: blocks as large as take longer than their launches do
+SPLIT = 44  # bytes of an element that is split
+KEPT = 400 << 20  # bytes of a strip of R that are kept so, but for one block of columns
 SLICE = {2: 21, 3: 22}  # bits of a slice, where there are so many: 2^(53 - 2 bits) of their products have an exact sum
 UNIT, UNIT32 = 2.0**-53, 2.0**-24
 CUT, CUT32 = 2.0**-150, 2.0**-60  # less than that beside 1 is dropped: products of subnormal numbers are slow
@@ -83,9 +85,9 @@ def residual(X: Array, L: Array, R: Array) -> Array:
     return out
 
 
-def parts(count: int) -> list[slice]:
-    """The fewest runs of lines of nearly one length, at most `BLOCK`."""
-    pieces = max(1, -(-count // BLOCK))
+def parts(count: int, most: int = BLOCK) -> list[slice]:
+    """The fewest runs of lines of nearly one length, at most `most`."""
+    pieces = max(1, -(-count // most))
     ends = [count * at // pieces for at in range(pieces + 1)]
     return [slice(lo, hi) for lo, hi in pairwise(ends) if hi > lo]
 
@@ -103,6 +105,8 @@ class Difference:
 
     Attributes
     ----------
+    lines : int
+        Rows and columns of a block, at most.
     slices : int
         How many the next block of float64 is split into: as many as the last one needed.
     """
@@ -111,6 +115,7 @@ class Difference:
         self.left, self.right, self.like = left, right, like
         self.xp, (self.m, self.k, self.n) = namespace(like), shape
         self.scaled = dtype_name(like.dtype) == "float64"
+        self.lines = BLOCK if is_numpy(like) else max(BLOCK, min(ON_DEVICE, KEPT // (SPLIT * max(self.k, 1))))
         self.slices = 2
         self._left: dict[tuple[int, int], _Factor] = {}  # of the rows that were asked for last, split
         self._right: dict[tuple[int, int, int], _Factor] = {}  # of a strip of columns
@@ -121,11 +126,11 @@ class Difference:
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Rows and columns of all blocks of X, in an order in which few blocks of L are split again: once in each strip
         of columns."""
-        columns = parts(self.n)
-        wide = max(1, KEPT // (44 * BLOCK * max(self.k, 1)))
+        columns = parts(self.n, self.lines)
+        wide = max(1, KEPT // (SPLIT * self.lines * max(self.k, 1)))
         for at in range(0, len(columns), wide):
             self._right.clear()
-            for rows in parts(self.m):
+            for rows in parts(self.m, self.lines):
                 self._left.clear()
                 for one in columns[at : at + wide]:
                     yield rows, one
@@ -136,7 +141,7 @@ class Difference:
         self.d, self.f = np.zeros(self.k), np.full(self.n, -np.inf)
         self.e = np.full(self.m, -np.inf)
         for terms in parts(self.k):
-            logs = [(columns, xp.log2(xp.abs(self.right(terms, columns)))) for columns in parts(self.n)]
+            logs = [(columns, xp.log2(xp.abs(self.right(terms, columns)))) for columns in parts(self.n, self.lines)]
             most = (
                 np.max([_largest(part, axis=1) for _, part in logs], axis=0)
                 if logs
@@ -145,7 +150,7 @@ class Difference:
             self.d[terms] = d = _exponent(most)
             for columns, part in logs:
                 self.f[columns] = np.fmax(self.f[columns], _largest(part - from_host(d, part)[:, None], axis=0))
-            for rows in parts(self.m):
+            for rows in parts(self.m, self.lines):
                 part = xp.log2(xp.abs(self.left(rows, terms)))
                 self.e[rows] = np.fmax(self.e[rows], _largest(part + from_host(d, part)[None, :], axis=1))
         self.e, self.f = _exponent(self.e), _exponent(self.f)

@@ -128,6 +128,16 @@ def test_blocks_are_all_of_them_once() -> None:
     assert sum((i.stop - i.start) * (j.stop - j.start) for i, j in found) == 1300 * 2900
 
 
+def test_blocks_are_larger_on_a_device_unless_lines_are_long() -> None:
+    L, R = (array_api_strict.ones(shape) for shape in ((1300, 3), (3, 5000)))
+    for k, lines in ((3, 4096), (4096, 2327), (10**5, accurate.BLOCK)):
+        found = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (1300, k, 5000), L)
+        assert found.lines == lines
+        blocks = list(found.blocks())
+        assert len(blocks) == -(-1300 // lines) * -(-5000 // lines)
+        assert sum((i.stop - i.start) * (j.stop - j.start) for i, j in blocks) == 1300 * 5000
+
+
 def test_scaling_by_powers_of_two_beyond_the_range_of_one() -> None:
     rows, columns = np.array([1500.0, -1500.0, 0.0]), np.array([-1490.0, 1495.0])
     X = np.ldexp(1.0, np.array([[10, -1000], [-1000, -5], [0, 1000]]))

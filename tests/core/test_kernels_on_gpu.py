@@ -243,12 +243,15 @@ def test_the_library_decides_as_documented(cp: Any) -> None:
 # ---- compute-sanitizer --------------------------------------------------------------------------------------------
 
 
-def sanitize(tool: str, *arguments: str, module: str = "compute_sanitizer") -> subprocess.CompletedProcess[str]:
+def sanitize(
+    tool: str, *arguments: str, module: str = "compute_sanitizer", options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer, of the CUDA toolkit, is not on the PATH")
-    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", f"tests.support.{module}"]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=300)
+    command = [program, "--tool", tool, "--error-exitcode", "9", *options, sys.executable, "-m"]
+    run = [*command, f"tests.support.{module}", *arguments]
+    return subprocess.run(run, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])

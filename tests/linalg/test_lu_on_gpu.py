@@ -321,14 +321,15 @@ def test_a_changed_part_of_the_way_does_no_harm(name: str, bit: int, monkeypatch
     "kernel", ["sum_factors", "multiply_sums", "judge_factors", "replay_pivots", "see_all", "judge_step"]
 )
 def test_a_check_that_is_not_made_shows(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    a = cupy.asarray(normal(400, 400), order="F")
-    clean = DeviceFactorisation(a, checked=True)
+    checked = kernel != "sum_factors"  # which does what the steps do where they are checked
+    first, second = (cupy.asarray(normal(400, 400, seed=seed), order="F") for seed in (0, 1))
+    clean = DeviceFactorisation(first, checked=checked)
     clean.wait()
     assert clean.clean
     clean.release()
     monkeypatch.setattr(plan.FactorPlan, f"_{kernel}", lambda *_: [])
     monkeypatch.setattr(plan, "_kept", PlansOfThread(plan.KEPT))
-    run = DeviceFactorisation(a, checked=True)
+    run = DeviceFactorisation(second, checked=checked)
     run.wait()
     assert not run.clean
     run.release()

@@ -2,6 +2,7 @@
 compute-sanitizer.
 
 compute-sanitizer --tool memcheck python -m tests.support.sanitized_factors [--plant NAME, of those in PLANTS]
+compute-sanitizer --tool synccheck python -m tests.support.sanitized_factors [--plant NAME, of those in BARRIERS]
 compute-sanitizer --tool racecheck python -m tests.support.sanitized_factors --dtype float32   which takes its time
 
 No test runs racecheck: it may know nothing of the messages that the blocks of a cluster send into each other's shared
@@ -48,6 +49,12 @@ PLANTS = {
     "a-tile-past-the-end": Plant("factor/copy_triangle.cu", "i < height && j < width && ", ""),
 }
 """What memcheck has to find: each leaves out a limit, so that what lies just behind an array is read."""
+BARRIERS = {
+    "a-barrier-of-half-a-warp": Plant(
+        "factor/add_factor_parts.cu", "__syncthreads();", "if (threadIdx.x % 32 < 16) __syncthreads();"
+    )
+}
+"""What synccheck has to find."""
 
 
 class ExactMemory:
@@ -179,4 +186,4 @@ def run(only: str | None = None) -> str:
 
 
 if __name__ == "__main__":
-    main(__doc__, PLANTS, run, DTYPES)
+    main(__doc__, PLANTS | BARRIERS, run, DTYPES)

@@ -15,7 +15,7 @@ from abft_tsm2.linalg.device.schedule import CHECKS, Segment, Task
 if TYPE_CHECKING:
     from abft_tsm2.linalg.device.plan import FactorPlan
 
-GRAPHS = 4  # runs of a plan whose graphs are kept
+GRAPHS = 4  # runs of a plan that are remembered, and whose graphs are kept
 After = Callable[[Task], None]
 Calls = Sequence[tuple[Task, list[Step]]]
 
@@ -27,25 +27,22 @@ class GraphsOfRuns:
         import cupy
 
         self._recorder = cupy.cuda.Stream(non_blocking=True)
-        self._seen: tuple[int, RunSums] | None = None
-        self._graphs: OrderedDict[tuple[int, RunSums], list[Graph | None]] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, RunSums], list[Graph | None] | None] = OrderedDict()
 
     def of(
         self, key: tuple[int, RunSums], parts: list[Segment], queue: Callable[[int, Segment], None]
     ) -> list[Graph | None] | None:
         """Those of a run, recorded when it comes a second time; None for a part that cannot be recorded alone."""
-        found = self._graphs.pop(key, None)
-        if found is None and self._seen == key:
+        seen, found = key in self._graphs, self._graphs.pop(key, None)
+        if seen and found is None:
             recorder = self._recorder.ptr
             found = [
                 Graph(recorder, lambda part=part: queue(recorder, part)) if part.whole else None  # type: ignore[misc]
                 for part in parts
             ]
-        self._seen = key
-        if found is not None:
-            self._graphs[key] = found
-            while len(self._graphs) > GRAPHS:
-                self._graphs.popitem(last=False)
+        self._graphs[key] = found
+        while len(self._graphs) > GRAPHS:
+            self._graphs.popitem(last=False)
         return found
 
 

@@ -128,11 +128,16 @@ class DeviceRepair:
 
     def _settled(self, number: int, queued: int) -> int | None:
         self.arrived = 0  # steps have been done since
-        first, last = (self.plan.schedule.snapshot(self._begin_of(step)) for step in (number, queued))
-        orders = to_host(self.buffers.order[first : last + 1])
-        if self._is_fine(number, orders):
+        step, snapshot = self.steps[number], self.plan.schedule.snapshot
+        (j, j1), first = step, snapshot(step.j)
+        lines = self.sums.between("step_residuals", "step_bounds").reshape(2, 2, max(self.W.shape))[:, :, j:j1]
+        kept = self.buffers.order[first : snapshot(self._begin_of(queued)) + 1]
+        orders, judged = self._on_host(kept, lines)
+        before_it, behind_it = (_is_order(orders[snapshot(at) - first]) for at in step)
+        placed = before_it and behind_it  # the rows have places before the step and behind it
+        if placed and self._is_fine(number, judged):
             return None
-        found, lost = self._evidence(number, queued, orders)
+        found, lost = self._evidence(number, queued) if placed else (_lost(step), None)
         before, right = self.attempts.get(number, 0), found is None or found.right
         # What is finished has been used since it changed, if it has: T is known from A alone then.
         changed = (right or before) and self._finished_before(number)
@@ -143,7 +148,7 @@ class DeviceRepair:
                 self.sums.status[number] = JUDGED
             return None
         self.attempts[number] = before + 1
-        again = self._taken_back(number, queued, orders, None if before or changed else lost)
+        again = self._taken_back(number if before_it else 0, queued, orders, None if before or changed else lost)
         if found and not found.right:
             rows, columns = (tuple(sorted(lines)) for lines in (found.rows, found.columns))
             text = f"columns {self.steps[again].j} on computed again, {queued - number} steps late"
@@ -162,27 +167,21 @@ class DeviceRepair:
 
     # -- suspicion --
 
-    def _is_fine(self, number: int, orders: Any) -> bool:
-        """Whether a step is not suspected any more where the norms of its lines are computed, not estimated."""
-        step, status, sums = self.steps[number], int(self.sums.status[number]), self.sums
-        (j, j1), most = step, max(self.W.shape)
-        if not self._are_orders(step, orders):
-            return False
-        judged = to_host(sums.between("step_residuals", "step_bounds").reshape(2, 2, most)[:, :, j:j1])
+    def _is_fine(self, number: int, judged: Any) -> bool:
+        """Whether a step is not suspected any more where the norms of its lines are computed, not estimated.
+
+        `judged`: their residuals and bounds, of rows and of columns, as the step's judge has left them.
+        """
+        step, status = self.steps[number], int(self.sums.status[number])
         lines = [judged[:, side] for side in (0, 1)]
         if not all((np.abs(residual) <= BEYOND * bound).all() for residual, bound in lines):
             return False
-        self._bring_left(j)
+        self._bring_left(step.j)
         for side, (residual, bound) in enumerate(lines):
             squares = self._squares(step, side) if status & (ROW, COLUMN)[side] else bound
             if np.any(suspected(status, side, residual, bound, squares, self.dtype)):
                 return False
         return True
-
-    def _are_orders(self, step: Step, orders: Any) -> bool:
-        """Whether the rows have places before a step, from which on there are `orders`, and after it."""
-        first, last = (self.plan.schedule.snapshot(at) for at in step)
-        return _is_order(orders[0]) and _is_order(orders[last - first])
 
     def _squares(self, step: Step, side: int) -> Any:
         """Of the norms of the terms of ``L(J, :) y`` or ``g U(:, J)``, with the operations on each as factor_sums.cu
@@ -202,7 +201,7 @@ class DeviceRepair:
 
     # -- evidence --
 
-    def _evidence(self, number: int, queued: int, orders: Any) -> tuple[Evidence | None, list[int] | None]:
+    def _evidence(self, number: int, queued: int) -> tuple[Evidence | None, list[int] | None]:
         """Compare L(j:, J) U(J, J) and L(J, J) U(J, j1:) with what A and the factors so far make of them; None where
         nothing is known of that, for it is not finite. And columns of the rest in which U, since then, is larger than
         what A and U were before; None where that does not help, for rows are where no order says."""
@@ -211,8 +210,6 @@ class DeviceRepair:
 
         step, (m, n) = self.steps[number], self.W.shape
         (j, j1), b = step, step.width
-        if not self._are_orders(step, orders):
-            return Evidence(columns=set(range(j, j1)), count=b, magnitude=float("nan")), None
         record = cupy.empty(COUNTS + -(-(m + 2 * n) // WORD), np.uint64)
         (order0, places0), (order1, places1) = self.plan.order(j), self.plan.order(j1)
         self._bring_left(j)
@@ -283,10 +280,9 @@ class DeviceRepair:
 
         (j, _), (m, n) = self.steps[number], self.W.shape
         self.sums.status[number:] = 0
-        begins = number if _is_order(orders[0]) else 0
-        for done in self.steps[begins:queued]:
+        for done in self.steps[number:queued]:
             self.findings.multiplications += float(m - done.j) * (n - done.j) * done.width
-        if not begins:
+        if not number:
             return 0
         self._bring_left(j)
         e, e1 = self._begin_of(queued), self._rest(queued)
@@ -335,7 +331,7 @@ class DeviceRepair:
         runtime.memcpyAsync(self.run.where["carried_S"], kept, size, runtime.memcpyDeviceToDevice, stream)
         info = self.sums.on_device("info", np.int32)[:1]
         info *= info <= self.steps[number].j  # no zero pivot has been seen behind
-        self.buffers.started[...] = 0
+        runtime.memsetAsync(self.buffers["started"], 0, self.buffers.started.nbytes, stream)
 
     # -- finished lines --
 
@@ -362,30 +358,30 @@ class DeviceRepair:
     def _repaired_lines(self, K: int) -> bool:
         """Compute lines of the first K columns' factors again that have changed, their rows in order when so many are
         factored; whether there are any."""
-        order = to_host(self.buffers.order[self.plan.schedule.snapshot(K)])
+        plan, floors = self.plan, self.sums.between("row_floor", "column_floor")
+        orders, line_sums = self.buffers.order[plan.schedule.snapshot(K)], self.buffers.line_sums
+        order, line_sums, floors, diagonal = self._on_host(orders, line_sums, floors, self.W.diagonal())
         if not _is_order(order):
             return False
         w = self.sums.on_host("w")[order]
         with np.errstate(all="ignore"):
-            rows, columns = self._changed(K, order, w)
+            rows, columns = self._changed(K, (order, w), line_sums[:, :K], floors, np.abs(diagonal[:K]))
             if not 0 < len(rows) + len(columns) <= LINES:
                 return False
-            rows_of_A = self.plan.order(K)[0]
+            rows_of_A = plan.order(K)[0]
             changed = [self._row(r, rows_of_A) for r in rows] + [self._column(c, w[c:], rows_of_A) for c in columns]
         return any(changed)
 
-    def _changed(self, K: int, order: Any, w: Any) -> tuple[list[int], list[int]]:
+    def _changed(self, K: int, rows: Any, line_sums: Any, floors: Any, pivots: Any) -> tuple[list[int], list[int]]:
         """The first rows of U and columns of L whose sums are no longer what they were
-        (`abft_tsm2.linalg.certify.changed`). `w`: the weights of rows, in their order."""
-        plan, sums = self.plan, self.sums
-        floors = sums.between("row_floor", "column_floor")
-        line_sums, floors, diagonal = self._on_host(self.buffers.line_sums, floors, self.W.diagonal())
-        (g, y, wL, Uv), (row_floor, column_floor) = line_sums[:, :K], np.split(floors, [plan.m])
-        pivots = np.abs(diagonal[:K].astype(np.float64))
+        (`abft_tsm2.linalg.certify.changed`). `rows`: their order, and the weights in that order; `pivots`: moduli."""
+        plan, (order, w), (g, y, wL, Uv) = self.plan, rows, line_sums
+        row_floor, column_floor = np.split(floors, [plan.m])
+        pivots = pivots.astype(np.float64)
         sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tail_norms(w)[:K])
         columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), plan.m))
-        rows = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
-        return np.flatnonzero(rows).tolist(), np.flatnonzero(columns).tolist()
+        of_U = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
+        return np.flatnonzero(of_U).tolist(), np.flatnonzero(columns).tolist()
 
     def _row(self, r: int, rows_of_A: int) -> bool:
         """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is.
@@ -518,6 +514,11 @@ def suspected(status: int, side: int, residual: Any, bound: Any, squares: Any, d
     runs = LineCheck.relative_to_median(residual, bound, USUAL, LEAST).suspected
     norms = factored_bound(FLOATS[dtype], np.sqrt(squares), -FLOOR_TERMS, 0.0)
     return ~LineCheck.relative_in_runs(residual, COMPUTED * (bound + norms), runs, USUAL, COMPUTED_LEAST).ok
+
+
+def _lost(step: Step) -> Evidence:
+    """That a step is wrong whose rows have no places."""
+    return Evidence(columns=set(range(*step)), count=step.width, magnitude=float("nan"))
 
 
 def _is_order(order: Any) -> bool:
