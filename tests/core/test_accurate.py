@@ -128,10 +128,11 @@ def test_blocks_are_all_of_them_once() -> None:
     assert sum((i.stop - i.start) * (j.stop - j.start) for i, j in found) == 1300 * 2900
 
 
-def test_blocks_are_larger_on_a_device_unless_lines_are_long() -> None:
-    L, R = (array_api_strict.ones(shape) for shape in ((1300, 3), (3, 5000)))
-    for k, lines in ((3, 4096), (4096, 2327), (10**5, accurate.BLOCK)):
-        found = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (1300, k, 5000), L)
+def test_blocks_are_larger_on_a_device_unless_lines_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accurate, "KEPT", 44 * 700 * 60)
+    for k, lines in ((3, accurate.ON_DEVICE), (60, 700), (100, accurate.BLOCK)):
+        L, R = array_api_strict.ones((1300, k)), array_api_strict.ones((k, 5000))
+        found = Difference(lambda i, p, L=L: L[i, p], lambda p, j, R=R: R[p, j], (1300, k, 5000), L)
         assert found.lines == lines
         blocks = list(found.blocks())
         assert len(blocks) == -(-1300 // lines) * -(-5000 // lines)
