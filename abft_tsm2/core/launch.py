@@ -113,10 +113,14 @@ class PreparedLaunch:
             _allow(self._function, _SHARED_BYTES, shared_bytes)
         if clustered:
             _allow(self._function, _ANY_CLUSTER, 1)
-        letters = "".join("d" if isinstance(value, float) else "q" for value in values)
-        self._slots = tuple((i, value) for i, value in enumerate(values) if isinstance(value, str))
+        self._slots, letters, numbers = [], "=", []
+        for i, value in enumerate(values):  # in one loop: some launches are prepared to be queued once
+            if isinstance(value, str):
+                self._slots.append((i, value))
+            letters += "d" if isinstance(value, float) else "q"
+            numbers.append(0 if isinstance(value, str) else value)
         self._values = (ctypes.c_longlong * len(values))()
-        struct.pack_into(f"={letters}", self._values, 0, *(0 if isinstance(value, str) else value for value in values))
+        struct.pack_into(letters, self._values, 0, *numbers)
         start = ctypes.addressof(self._values)
         self._pointers = (ctypes.c_void_p * len(values))(*range(start, start + 8 * len(values), 8))
         self._attribute = _Attribute(_PROGRAMMATIC, 0, (1,))

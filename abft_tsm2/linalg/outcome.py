@@ -138,14 +138,13 @@ class Findings:
 
     def wrong_elements(self, differ: Any, distance: Any, first: tuple[int, int]) -> None:
         """Note elements of W that were replaced: a boolean matrix, how far they were off, and where its corner lies."""
-        i, c = np.nonzero(differ)
-        if not i.size:
+        count = int(np.count_nonzero(differ))
+        if not count:
             return
-        rows = tuple(np.unique(i + first[0]).tolist())
-        columns = tuple(np.unique(c + first[1]).tolist())
-        kind = "element" if i.size == 1 else "row" if len(rows) == 1 else "column" if len(columns) == 1 else "block"
+        rows, columns = (tuple((np.flatnonzero(differ.any(axis=1 - side)) + first[side]).tolist()) for side in (0, 1))
+        kind = "element" if count == 1 else "row" if len(rows) == 1 else "column" if len(columns) == 1 else "block"
         self.statuses.append(Status.CORRECTED)
-        self.faults.append(Fault(FACTORS, kind, rows, columns, int(i.size), largest(distance[differ]), AGAIN))
+        self.faults.append(Fault(FACTORS, kind, rows, columns, count, largest(distance[differ]), AGAIN))
 
     def report(
         self, operation: str, sizes: tuple[int, int, int], dtype: str, seconds: dict[str, float], **more: Any

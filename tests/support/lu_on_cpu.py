@@ -33,6 +33,7 @@ class LanesOnCpu:
     def __init__(self) -> None:
         self.streams = {lane: solver_on_cpu._Stream(lane=lane) for lane in lanes.PRIORITIES}
         self.blas = dict.fromkeys((*lanes.PRIORITIES, PRODUCTS), ctypes.c_void_p(1))
+        self.products = {dtype: lanes.products(dtype) for dtype in ("float64", "float32")}
 
     handles = lanes.Lanes.handles
 

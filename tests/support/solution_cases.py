@@ -47,10 +47,13 @@ class ScipyBlas:
 
         def call(handle: Any, *given: Any) -> int:
             self.calls.append(name)
-            routine(real, *(x.contents.value if hasattr(x, "contents") else x.value for x in given))
+            routine(real, *(getattr(getattr(x, "contents", x), "value", x) for x in given))
             return 0
 
         return call
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
     def cublasSetStream_v2(self, handle: Any, stream: Any) -> int:
         """As it is called; there are no streams here."""

@@ -16,7 +16,7 @@ EARLY_CHECKS = "early checks"
 PRIORITIES = {PANELS: -5, LEFT: -5, ROWS: -2, PRODUCTS: -1, CHECKS: 0, EARLY_CHECKS: -2}
 """Of streams; of two for checks, the second one for steps so long that verdicts are to come before a product ends."""
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use on a stream: what NVIDIA recommends for Hopper
-_OPERATION_NONE = 0
+_OPERATION_NONE, _TRANSPOSED = 0, 1
 
 
 @functools.cache
@@ -39,6 +39,8 @@ class Lanes:
         CuPy streams by lane.
     blas : dict
         Handles of cuBLAS by lane, each with a workspace of its own: products of several lanes run side by side.
+    products : dict
+        `products` by type.
     solver : int
         A handle of cuSOLVER.
     """
@@ -57,6 +59,7 @@ class Lanes:
             address, size = ctypes.c_void_p(space.data.ptr), ctypes.c_size_t(WORKSPACE)
             check_status(cublas_library().cublasSetWorkspace_v2(handle, address, size))
             self.blas[lane] = handle
+        self.products = {dtype: products(dtype) for dtype in ("float64", "float32")}
         self.solver = cusolver.create()
 
     def handles(self, main: int, *, early: bool = False) -> dict[str, int]:
@@ -148,22 +151,27 @@ def add_product(lanes: Lanes, lane: str, dtype: str, alpha: float, A: Any, B: An
     B : (k, n) array
     C : (m, n) array
     """
-    (m, n), k, letter = C.shape, A.shape[1], "D" if dtype == "float64" else "S"
-    (a, lda), (b, ldb), (c, ldc) = (
-        (ctypes.c_void_p(X.data.ptr), ctypes.c_int(max(X.shape[0], X.strides[1] // X.itemsize))) for X in (A, B, C)
-    )
-    none, one, factor, sum_ = ctypes.c_int(0), ctypes.c_int(1), _factor(dtype, alpha), _factor(dtype, 1.0)
-    handle, library = lanes.blas[lane], cublas_library()
-    sizes = m_, n_, k_ = ctypes.c_int(m), ctypes.c_int(n), ctypes.c_int(k)
-    line = getattr(library, f"cublas{letter}gemv_v2")  # of which gemm would make milliseconds
+    (m, n), k, handle, factors = C.shape, A.shape[1], lanes.blas[lane], (_factor(dtype, alpha), _factor(dtype, 1.0))
+    (a, lda), (b, ldb), (c, ldc) = ((X.data.ptr, max(X.shape[0], X.strides[1] // X.itemsize)) for X in (A, B, C))
+    line, whole = lanes.products[dtype]  # of a line gemm would make milliseconds
     if n == 1:
-        status = line(handle, none, m_, k_, factor, a, lda, b, one, sum_, c, one)
+        status = line(handle, _OPERATION_NONE, m, k, factors[0], a, lda, b, 1, factors[1], c, 1)
     elif m == 1:  # C' += alpha B' A'
-        status = line(handle, one, k_, n_, factor, b, ldb, a, lda, sum_, c, ldc)
+        status = line(handle, _TRANSPOSED, k, n, factors[0], b, ldb, a, lda, factors[1], c, ldc)
     else:
-        whole = getattr(library, f"cublas{letter}gemm_v2")
-        status = whole(handle, none, none, *sizes, factor, a, lda, b, ldb, sum_, c, ldc)
+        none = (_OPERATION_NONE,) * 2
+        status = whole(handle, *none, m, n, k, factors[0], a, lda, b, ldb, factors[1], c, ldc)
     check_status(status)
+
+
+def products(dtype: str) -> tuple[Any, Any]:
+    """gemv and gemm of cuBLAS, to be called with Python's numbers."""
+    letter, address, number = "D" if dtype == "float64" else "S", ctypes.c_void_p, ctypes.c_int
+    line, whole = (cublas_library()[f"cublas{letter}{name}_v2"] for name in ("gemv", "gemm"))
+    operands = (address, number) * 2, (address, address, number)  # A, B; beta, C
+    line.argtypes = address, *(number,) * 3, address, *operands[0], *operands[1]
+    whole.argtypes = address, *(number,) * 5, address, *operands[0], *operands[1]
+    return line, whole
 
 
 class LibraryPanel:

@@ -19,6 +19,7 @@ agreement here.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -338,12 +339,14 @@ class DeviceRepair:
     def finished(self) -> bool:
         """Whether lines of finished factors were found that have changed since they were checked, or whose sums have;
         they are computed again. All is done, and is to be verified again then."""
-        K = self.plan.K
+        from cupy.cuda import runtime
+
+        b, stream, verified = self.buffers, self.stream.ptr, self.sums.on_device("verified")
         with current(self.stream):
-            found = self._repaired_lines(K)
-            self.sums.on_device("verified")[...] = 0
-            self.buffers.state[...] = self.buffers.initial
-            self.run.behind(self.stream.ptr)
+            found = self._repaired_lines(self.plan.K)
+            runtime.memsetAsync(verified.data.ptr, 0, verified.nbytes, stream)
+            runtime.memcpyAsync(b["state"], b["initial"], b.state.nbytes, runtime.memcpyDeviceToDevice, stream)
+            self.run.behind(stream)
         return found
 
     def _finished_before(self, number: int) -> bool:
@@ -443,8 +446,8 @@ class DeviceRepair:
         from cupy.cuda import runtime
 
         arrays = tuple(cupy.ascontiguousarray(x) for x in arrays)
-        ends = np.cumsum([-(-x.nbytes // WORD) * WORD for x in arrays]).tolist()
-        memory, starts = cupy.cuda.alloc_pinned_memory(ends[-1]), [0, *ends[:-1]]
+        *starts, end = itertools.accumulate((-(-x.nbytes // WORD) * WORD for x in arrays), initial=0)
+        memory = cupy.cuda.alloc_pinned_memory(end)
         for x, at in zip(arrays, starts, strict=True):
             runtime.memcpyAsync(memory.ptr + at, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
         self.stream.synchronize()
