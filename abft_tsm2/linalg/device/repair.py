@@ -192,13 +192,13 @@ class DeviceRepair:
         done = counts(j1, xp, W.device)
         if side:
             terms = done[:, None] * (wide(W[:j1, j:j1]) * b.g[:j1, None]) ** 2
-            return to_host(xp.sum(terms[:j, :], axis=0) + xp.sum(xp.triu(terms[j:, :]), axis=0))
+            return self._on_host(xp.sum(terms[:j, :], axis=0) + xp.sum(xp.triu(terms[j:, :]), axis=0))[0]
         found = xp.sum(done[None, j:] * (unit_lower(wide(W[j:j1, j:j1])) * b.y[None, j:j1]) ** 2, axis=1)
         if j:
             places = b.places[snapshot(j)][b.order[snapshot(j1)][j:j1]]
             at = xp.minimum(xp.maximum(places, 0), self.plan.m - 1)  # a place may have been changed
             found = found + xp.sum(done[None, :j] * (wide(self._left(at, j)) * b.y[None, :j]) ** 2, axis=1)
-        return to_host(found)
+        return self._on_host(found)[0]
 
     # -- evidence --
 
