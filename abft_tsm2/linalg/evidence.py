@@ -250,11 +250,13 @@ def definite_evidence(A: Array, W: Array, columns: slice) -> Evidence:
 
 def beyond(measured: Measured, lost: Any, like: Array) -> tuple[Any, Any]:
     """Where a residual is more than rounding explains, and what underflow has `lost` in each column; and its size. On
-    the host."""
+    the host; all 0 where it is nowhere more."""
     xp = namespace(like)
     with np.errstate(all="ignore"):
         size, bound = xp.abs(measured.residual), measured.bound + from_host(lost, like)[None, :]
         ok = (size <= bound) & xp.isfinite(bound)
+        if bool(xp.all(ok)):  # all that has to come to the host, mostly
+            return np.zeros(size.shape, bool), np.zeros(size.shape)
         return ~to_host(ok), to_host(size)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, same_bits, to_host
 from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.linalg.blocked import BlockedFactorisation, Hook, Part
 from abft_tsm2.linalg.certify import (
@@ -237,6 +237,10 @@ class LuFactorisation(BlockedFactorisation):
         Where the factors take the place of A, which is its copy from then on.
     suspects : pair of boolean arrays
         Rows and columns that a GPU's checks of the steps have found wrong.
+    certified : bool
+        Whether a GPU's check of the finished factors has found all of it right.
+    residuals : array
+        Of that check.
     info : int
         Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
     checks : tuple of Check
@@ -252,6 +256,8 @@ class LuFactorisation(BlockedFactorisation):
     device_pivots: Any = None
     host: HostCopy | None = None
     suspects: Lines = np.zeros(0, bool), np.zeros(0, bool)
+    certified = False
+    residuals: Any = np.zeros(0)
     report: Report
     info = 0
     checks: tuple[Check, ...] = ()
@@ -333,6 +339,7 @@ class LuFactorisation(BlockedFactorisation):
                 self.pivots, self.checks = None, queued.checks()
             else:
                 self.encoding, self.pivots = queued.encoding(), to_host(queued.piv)
+                self.certified, self.residuals = queued.certified, queued.residuals
             queued.release()
         return clean
 
@@ -345,13 +352,25 @@ class LuFactorisation(BlockedFactorisation):
             self.online()
 
     def settle(self, mode: str) -> None:
-        """Verify what a GPU has factored and suspects; factor again where it is wrong, there and at last by steps."""
-        if not self.is_wrong("factored again"):
+        """Verify what a GPU has factored and suspects; factor again where it is wrong, there and at last by steps. Also
+        where evidence finds it right, but sums of all of it say otherwise: an error that rounding might have made, but
+        did not, does not come again."""
+        encoding, residuals = self.encoding, self.residuals
+        wrong = self.is_wrong("factored again")
+        if not wrong and (self.certified or not self.options.repair):
             return
-        encoding = self.encoding
-        if has_changed(self.A, encoding) or not (self.take(self.queued(mode)) or not self.is_wrong("")):
-            self.encoding = encoding
-            self.online_beside()
+        if not (wrong and has_changed(self.A, encoding)):
+            try:
+                again = self.queued(mode)
+            except MemoryError:
+                if wrong:
+                    raise
+                return
+            clean = self.take(again) or (not wrong and same_bits(residuals, self.residuals))
+            if clean or not self.is_wrong(""):
+                return
+        self.encoding = encoding
+        self.online_beside()
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""

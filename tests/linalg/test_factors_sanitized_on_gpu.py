@@ -15,9 +15,9 @@ pytestmark = pytest.mark.gpu
 OPTIONS = "--show-backtrace", "device"
 """A backtrace of the host keeps Python's frames, and with them every array: nothing would come to one address twice."""
 SYNCCHECK = *OPTIONS, *(f"--kernel-name-exclude=kernel_substring={name}" for name in ("trsm_", "panel_float32"))
-"""synccheck reports barriers in divergent code of cuBLAS's kernels for triangular systems; and of the panel kernel, in
-float32 and from the ninth block of the cluster on, barriers that are not initialized, where all blocks initialize theirs
-before all meet: the emulation of tests/support/cluster_on_cpu.h runs it in any order of threads and messages."""
+"""synccheck reports barriers in divergent code of cuBLAS's kernels for triangular systems; and, in the panel kernel of
+float32, barriers of the ninth block of the cluster as not initialized, where all blocks initialize theirs before all of
+them meet: the emulation of tests/support/cluster_on_cpu.h runs that kernel in any order of threads and messages."""
 
 
 @pytest.mark.parametrize(("tool", "options"), [("memcheck", OPTIONS), ("synccheck", SYNCCHECK)])

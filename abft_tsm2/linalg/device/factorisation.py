@@ -180,6 +180,11 @@ class DeviceFactorisation:
         counts: list[int] = self._sums.on_host("verified", np.uint64).tolist()
         return counts == list(full_counts(self.kind.m, self.kind.n))
 
+    @property
+    def residuals(self) -> Any:
+        """Of all rows and columns, by the check of the finished factors."""
+        return self._sums.on_host("residuals").copy()
+
     @functools.cached_property
     def suspects(self) -> Lines:
         """Rows, in their final order, and columns that the steps' checks have found wrong, or have not judged."""

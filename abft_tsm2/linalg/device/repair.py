@@ -14,7 +14,8 @@ again, from A. Where it has been used by then, so is T.
 
 A step is convicted when it has come to agree, once it was done again: factors that come out the same every time are not
 a fault of the machine, and are left to the evidence of `abft_tsm2.linalg.evidence`, as is all else that finds no
-agreement here.
+agreement here. A suspected step in which evidence finds nothing beyond the bound of rounding is done again as well,
+once: an error that rounding might have made, but did not, does not come again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ PREFERENCE = 1.0  # of the way from A: up to so many times its multiplications, 
 LOST = 64  # columns of which that may be true
 BEYOND = 16.0  # bounds: no norms of lines, if computed, would explain a residual of so many
 ATTEMPTS = 2  # to come to agree with a step, the second one from A alone
-INNOCENT = 3  # steps that evidence has found right, after which it is left to the end
+INNOCENT = 3  # steps that are right and come out as they did, after which it is left to the end
 LINES = 32  # finished lines that have changed
 
 
@@ -79,9 +80,9 @@ class DeviceRepair:
     attempts : dict
         How often each step was begun again.
     innocent : int
-        How many steps were suspected in vain.
+        How many steps were suspected in vain; after the first one they are not done again.
     convicted : dict
-        What was found in steps that are done again.
+        What was found in steps that are done again; nothing where evidence found them right.
     arrived : int
         Columns whose rows are known to be in order when so many are factored.
     """
@@ -122,8 +123,11 @@ class DeviceRepair:
         return again
 
     def agreed(self, number: int) -> None:
-        """Note what was wrong in a step that agrees now."""
-        for fault in self.convicted.pop(number, ()):
+        """Note what was wrong in a step that agrees now; that it did not, where nothing was wrong beyond rounding."""
+        faults = self.convicted.pop(number, None)
+        if faults == []:
+            self.findings.recomputed(None)
+        for fault in faults or ():
             self.findings.statuses.append(Status.CORRECTED)
             self.findings.faults.append(fault)
 
@@ -142,15 +146,21 @@ class DeviceRepair:
         before, right = self.attempts.get(number, 0), found is None or found.right
         # What is finished has been used since it changed, if it has: T is known from A alone then.
         changed = (right or before) and self._finished_before(number)
-        if right and not changed:  # without evidence A is not finite, or what was made of it
-            self.innocent = self.innocent + 1 if found else INNOCENT
-            if found:  # which the end need not ask for again
-                self.findings.proved(found)
-                self.sums.status[number] = JUDGED
+        in_vain = right and not changed
+        if in_vain and found is None:  # A is not finite, or what was made of it
+            self.innocent = INNOCENT
+            return None
+        if in_vain and found and (before or self.innocent):
+            self.innocent += 1
+            self.convicted.pop(number, None)
+            self.findings.proved(found)
+            self.sums.status[number] = JUDGED  # the end need not ask for that again
             return None
         self.attempts[number] = before + 1
         again = self._taken_back(number if before_it else 0, queued, orders, None if before or changed else lost)
-        if found and not found.right:
+        if in_vain:
+            self.convicted[number] = []
+        elif found and not found.right:
             rows, columns = (tuple(sorted(lines)) for lines in (found.rows, found.columns))
             text = f"columns {self.steps[again].j} on computed again, {queued - number} steps late"
             kind = "element" if found.count == 1 else "block"
