@@ -355,7 +355,7 @@ class LuFactorisation(BlockedFactorisation):
         """Verify what a GPU has factored and suspects; factor again where it is wrong, there and at last by steps. Also
         where evidence finds it right, but sums of all of it say otherwise: an error that rounding might have made, but
         did not, does not come again."""
-        encoding, residuals = self.encoding, self.residuals
+        encoding, residuals, known = self.encoding, self.residuals, self.findings.suspicions
         wrong = self.is_wrong("factored again")
         if not wrong and (self.certified or not self.options.repair):
             return
@@ -366,6 +366,8 @@ class LuFactorisation(BlockedFactorisation):
                 if wrong:
                     raise
                 return
+            if not wrong and self.findings.suspicions == known:
+                self.findings.recomputed(None)
             clean = self.take(again) or (not wrong and same_bits(residuals, self.residuals))
             if clean or not self.is_wrong(""):
                 return

@@ -12,6 +12,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_factor
+from abft_tsm2.core.blas import permutation
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device import repair
@@ -309,6 +310,39 @@ def test_what_the_kernels_cannot_tell_from_rounding_is_compared_again(place: tup
     require_right(run, a)
     assert set(findings.statuses) == {Status.CORRECTED}
     assert "steps late" in findings.faults[0].repair
+
+
+def distance(lu: Any, piv: Any, a: np.ndarray) -> float:
+    """The largest element of P A - L U, in units of roundoff of the largest of A."""
+    W, P = np.asarray(lu, np.float64), permutation(np.asarray(piv), len(a))
+    residual = a[P] - (np.tril(W, -1) + np.eye(len(a))) @ np.triu(W)
+    return float(np.max(np.abs(residual)) / np.max(np.abs(a)) / np.finfo(a.dtype).eps)
+
+
+BELOW = {
+    "a step": ("online", "solved", 128, (140, 250), 2e-12),
+    "finished factors": ("offline", "factored", None, (200, 100), 5e-14),
+}
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_errors_that_rounding_might_have_made_are_computed_again(name: str) -> None:
+    """Sums show them, no single element does."""
+    mode, stage, column, place, size = BELOW[name]
+    a = normal(300, 300)
+
+    def change(arrays: Mapping[str, Any]) -> None:
+        arrays["W"][place] += size
+
+    usual, (left, piv) = distance(*linalg.lu_factor(a), a), linalg.lu_factor(a)
+    change({"W": left})
+    assert distance(left, piv, a) > 10 * usual
+    hook = Once(stage, column, change)
+    (lu, piv), report = protected_lu_factor(on_card(a), mode=mode, return_report=True, on_stage=hook)
+    assert hook.done
+    assert distance(lu, piv, a) < 2 * usual
+    assert (report.status, report.faults) == (Status.CLEAN, ())
+    assert report.suspicions == 1
 
 
 def test_what_changes_once_most_rows_were_settled_early() -> None:
