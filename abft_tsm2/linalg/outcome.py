@@ -144,7 +144,8 @@ class Findings:
         rows, columns = (tuple((np.flatnonzero(differ.any(axis=1 - side)) + first[side]).tolist()) for side in (0, 1))
         kind = "element" if count == 1 else "row" if len(rows) == 1 else "column" if len(columns) == 1 else "block"
         self.statuses.append(Status.CORRECTED)
-        self.faults.append(Fault(FACTORS, kind, rows, columns, count, largest(distance[differ]), AGAIN))
+        where = {"operand": FACTORS, "kind": kind, "rows": rows, "columns": columns, "elements": count}
+        self.faults.append(Fault.made_of(**where, magnitude=largest(distance[differ]), repair=AGAIN))
 
     def report(
         self, operation: str, sizes: tuple[int, int, int], dtype: str, seconds: dict[str, float], **more: Any

@@ -20,7 +20,6 @@ once: an error that rounding might have made, but did not, does not come again.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -390,7 +389,7 @@ class DeviceRepair:
         (`abft_tsm2.linalg.certify.changed`). `rows`: their order, and the weights in that order; `pivots`: moduli."""
         plan, (order, w), (g, y, wL, Uv) = self.plan, rows, line_sums
         row_floor, column_floor = np.split(floors, [plan.m])
-        pivots = pivots.astype(np.float64)
+        pivots = pivots.astype(np.float64, copy=False)
         sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tail_norms(w)[:K])
         columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), plan.m))
         of_U = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
@@ -400,33 +399,33 @@ class DeviceRepair:
         """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is.
         `rows_of_A`: address of the order."""
         n = self.plan.n
-        part = self._empty(1, n - r)
-        self._from_A(rows_of_A + 4 * r, slice(r, n), part)
-        new = part.copy()
+        new = self._empty(1, n - r)
+        self._from_A(rows_of_A + 4 * r, slice(r, n), new)
+        part = self._copied(new)
         self._subtract(self.W[r : r + 1, :r], self.W[:r, r:], new)
         return self._settle_line("y", self.W[r : r + 1, r:], new, part, (r, r), self.sums.on_host("v")[r:], 0.0)
 
     def _column(self, c: int, w: Any, rows_of_A: int) -> bool:
         """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
         nothing is. `w`: the weights of rows from c on."""
-        part = self._empty(self.plan.m - c - 1, 1)
-        if not part.shape[0]:
+        new = self._empty(self.plan.m - c - 1, 1)
+        if not new.shape[0]:
             return False
-        self._from_A(rows_of_A + 4 * (c + 1), slice(c, c + 1), part)
-        new = part.copy()
+        self._from_A(rows_of_A + 4 * (c + 1), slice(c, c + 1), new)
+        part = self._copied(new)
         self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)
         old = self.W[c + 1 :, c : c + 1]
         return self._settle_line("g", old, new, part, (c + 1, c), w[1:], float(w[0]))
 
     def _settle_line(
-        self, name: str, old: Array, new: Array, part: Array, first: tuple[int, int], weights: Any, own: float
+        self, name: str, old: Array, new: Array, part: Any, first: tuple[int, int], weights: Any, own: float
     ) -> bool:
         """Replace elements of a line that are not what was computed again, but for rounding of their size in A and now;
         where there are none its sum was wrong, unless it differs by no more than another order of addition explains.
         Whether something was wrong. Those of a column are yet to be divided by their pivot."""
         line = first[1]
         sums, again = (getattr(self.buffers, f"{name}{which}") for which in ("", "_again"))
-        kept, new, part, *numbers = self._on_host(old, new, part, sums[line], again[line], self.W[line, line])
+        kept, new, *numbers = self._on_host(old, new, sums[line], again[line], self.W[line, line])  # and `part`
         before, now, pivot = (x.item() for x in numbers)
         if name == "g":
             divisor = pivot or 1.0  # under a zero pivot there are zeros, which are not divided
@@ -452,17 +451,19 @@ class DeviceRepair:
 
     def _on_host(self, *arrays: Array) -> list[Any]:
         """Arrays of the device on the host, with one wait for all of them."""
+        found = [self._copied(x) for x in arrays]
+        self.stream.synchronize()
+        return found
+
+    def _copied(self, x: Array) -> Any:
+        """An array of the device as it is by now, on the host when the stream has been waited for."""
         import cupy
         from cupy.cuda import runtime
 
-        arrays = tuple(cupy.ascontiguousarray(x) for x in arrays)
-        *starts, end = itertools.accumulate((-(-x.nbytes // WORD) * WORD for x in arrays), initial=0)
-        memory = cupy.cuda.alloc_pinned_memory(end)
-        for x, at in zip(arrays, starts, strict=True):
-            runtime.memcpyAsync(memory.ptr + at, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
-        self.stream.synchronize()
-        places = zip(arrays, starts, strict=True)
-        return [np.frombuffer(memory, x.dtype, x.size, at).reshape(x.shape) for x, at in places]
+        x = cupy.ascontiguousarray(x)
+        memory = cupy.cuda.alloc_pinned_memory(x.nbytes)
+        runtime.memcpyAsync(memory.ptr, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
+        return np.frombuffer(memory, x.dtype, x.size).reshape(x.shape)
 
     def _empty(self, m: int, n: int) -> Array:
         import cupy
