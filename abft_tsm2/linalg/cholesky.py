@@ -42,7 +42,8 @@ def protected_cholesky(
     ----------
     a : (..., n, n) array_like
         Symmetric positive definite; only one triangle of it is read. float64 or float32, NumPy or CuPy, any order;
-        other real types are computed in float64. Kept for repairs and never written.
+        other real types are computed in float64, but for integers of CuPy, which are refused. Kept for repairs and
+        never written.
     lower : bool
         Whether to read the lower triangle and return L, or the upper one and U.
     overwrite_a : bool

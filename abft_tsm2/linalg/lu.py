@@ -69,8 +69,8 @@ def protected_lu_factor(
     Parameters
     ----------
     a : (..., m, n) array_like
-        float64 or float32, NumPy or CuPy, any order; other real types are computed in float64. Kept for repairs and
-        never written, but with ``preserve="host"``.
+        float64 or float32, NumPy or CuPy, any order; other real types are computed in float64, but for integers of
+        CuPy, which are refused. Kept for repairs and never written, but with ``preserve="host"``.
     overwrite_a : bool
         Accepted for SciPy's sake, and asked for by ``preserve="host"``. It saves nothing else, because a is needed to
         the end.
