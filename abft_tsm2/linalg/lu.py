@@ -34,15 +34,7 @@ from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.lu_repair import LuRepair
-from abft_tsm2.linalg.outcome import (
-    FACTORS,
-    FactorOutcome,
-    Findings,
-    Overflowed,
-    Unrepairable,
-    check_of_steps,
-    largest,
-)
+from abft_tsm2.linalg.outcome import FACTORS, FactorOutcome, Findings, Overflowed, Unrepairable, check_of_steps, largest
 from abft_tsm2.linalg.pending import PendingFactors
 from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
 from abft_tsm2.policy import Deferred
@@ -256,8 +248,6 @@ class LuFactorisation(BlockedFactorisation):
     device_pivots: Any = None
     host: HostCopy | None = None
     suspects: Lines = np.zeros(0, bool), np.zeros(0, bool)
-    certified = False
-    residuals: Any = np.zeros(0)
     report: Report
     info = 0
     checks: tuple[Check, ...] = ()
@@ -368,8 +358,7 @@ class LuFactorisation(BlockedFactorisation):
                 return
             if not wrong and self.findings.suspicions == known:
                 self.findings.recomputed(None)
-            clean = self.take(again) or (not wrong and same_bits(residuals, self.residuals))
-            if clean or not self.is_wrong(""):
+            if self.take(again) or (not wrong and same_bits(residuals, self.residuals)) or not self.is_wrong(""):
                 return
         self.encoding = encoding
         self.online_beside()
