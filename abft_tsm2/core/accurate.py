@@ -92,6 +92,11 @@ def parts(count: int, most: int = BLOCK) -> list[slice]:
     return [slice(lo, hi) for lo, hi in pairwise(ends) if hi > lo]
 
 
+def lines_at_once(like: Array, k: int) -> int:
+    """Rows and columns of a block where the other side has few, and sums k terms: more on a device than on a host."""
+    return BLOCK if is_numpy(like) else max(BLOCK, min(ON_DEVICE, KEPT // (SPLIT * max(k, 1))))
+
+
 class Difference:
     """X - L R, block by block.
 
@@ -106,16 +111,18 @@ class Difference:
     Attributes
     ----------
     lines : int
-        Rows and columns of a block, at most.
+        Rows and columns of a block, at most: `BLOCK`, if not given.
     slices : int
         How many the next block of float64 is split into: as many as the last one needed.
     """
 
-    def __init__(self, left: Part, right: Part, shape: tuple[int, int, int], like: Array) -> None:
+    def __init__(
+        self, left: Part, right: Part, shape: tuple[int, int, int], like: Array, lines: int | None = None
+    ) -> None:
         self.left, self.right, self.like = left, right, like
         self.xp, (self.m, self.k, self.n) = namespace(like), shape
         self.scaled = dtype_name(like.dtype) == "float64"
-        self.lines = BLOCK if is_numpy(like) else max(BLOCK, min(ON_DEVICE, KEPT // (SPLIT * max(self.k, 1))))
+        self.lines = lines or BLOCK
         self.slices = 2
         self._left: dict[tuple[int, int], _Factor] = {}  # of the rows that were asked for last, split
         self._right: dict[tuple[int, int, int], _Factor] = {}  # of a strip of columns

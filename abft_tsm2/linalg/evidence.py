@@ -25,7 +25,7 @@ from abft_tsm2.checksum.rigorous import (
     smallest_pivot,
     underflow,
 )
-from abft_tsm2.core.accurate import Difference, Measured, parts
+from abft_tsm2.core.accurate import Difference, Measured, lines_at_once, parts
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.core.row_sums import take_rows
 from abft_tsm2.linalg.encode import wide
@@ -211,6 +211,7 @@ def compare_sum(
         lambda p, c: joined((U0[:, c], U1[:, c]), p, 0),
         (X.shape[0], terms, X.shape[1]),
         X,
+        lines_at_once(X, terms),
     )
     for i, c in difference.blocks():
         measured = difference.block(wide(X[i, c]), i, c, terms=terms, factor=factored_rounding(kind, terms))

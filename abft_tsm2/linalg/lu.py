@@ -6,6 +6,7 @@ is certified. The repairs are in `abft_tsm2.linalg.lu_repair`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from abft_tsm2.linalg.certify import (
     read,
     whole,
 )
-from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
+from abft_tsm2.linalg.device.factorisation import DeviceFactorisation, TooLarge
 from abft_tsm2.linalg.device.host_copy import HOST, HostCopy
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence
@@ -229,10 +230,8 @@ class LuFactorisation(BlockedFactorisation):
         Where the factors take the place of A, which is its copy from then on.
     suspects : pair of boolean arrays
         Rows and columns that a GPU's checks of the steps have found wrong.
-    certified : bool
-        Whether a GPU's check of the finished factors has found all of it right.
-    residuals : array
-        Of that check.
+    agrees : bool
+        Whether a GPU has found sums of the product of its factors to be those of A.
     info : int
         Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
     checks : tuple of Check
@@ -329,7 +328,7 @@ class LuFactorisation(BlockedFactorisation):
                 self.pivots, self.checks = None, queued.checks()
             else:
                 self.encoding, self.pivots = queued.encoding(), to_host(queued.piv)
-                self.certified, self.residuals = queued.certified, queued.residuals
+                self.agrees = queued.agrees
             queued.release()
         return clean
 
@@ -342,26 +341,27 @@ class LuFactorisation(BlockedFactorisation):
             self.online()
 
     def settle(self, mode: str) -> None:
-        """Verify what a GPU has factored and suspects; factor again where it is wrong, there and at last by steps. Also
-        where evidence finds it right, but sums of all of it say otherwise: an error that rounding might have made, but
-        did not, does not come again."""
-        encoding, residuals, known = self.encoding, self.residuals, self.findings.suspicions
-        wrong = self.is_wrong("factored again")
-        if not wrong and (self.certified or not self.options.repair):
-            return
-        if not (wrong and has_changed(self.A, encoding)):
-            try:
-                again = self.queued(mode)
-            except MemoryError:
-                if wrong:
-                    raise
-                return
-            if not wrong and self.findings.suspicions == known:
-                self.findings.recomputed(None)
-            if self.take(again) or (not wrong and same_bits(residuals, self.residuals)) or not self.is_wrong(""):
-                return
-        self.encoding = encoding
-        self.online_beside()
+        """Verify what a GPU has factored and suspects; factor again where it is wrong, there and at last by steps."""
+        encoding = self.encoding
+        if not self.is_wrong("factored again"):
+            if self.options.repair and not (self.agrees or self.host or self.findings.reasons):
+                with suppress(TooLarge):
+                    self.improve(mode)
+        elif has_changed(self.A, encoding) or not (self.take(self.queued(mode)) or not self.is_wrong("")):
+            self.encoding = encoding
+            self.online_beside()
+
+    def improve(self, mode: str) -> None:
+        """Factor once more where evidence finds what a GPU has factored right, and its sums do not: an error that
+        rounding might have made, but did not, does not come again. The factors are taken if nothing is suspected of
+        them, and they are those of the same matrix."""
+        kept, e, again = dict(vars(self)), self.encoding, self.queued(mode)
+        again.wait()
+        sums = again.encoding()
+        if not (self.take(again) and same_bits(sums.S, e.S) and same_bits(sums.Z, e.Z)):
+            vars(self).update(kept)
+        elif not self.findings.suspicions:
+            self.findings.recomputed(None)
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""

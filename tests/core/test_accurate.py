@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2.core import accurate
-from abft_tsm2.core.accurate import Difference, residual, scaled
+from abft_tsm2.core.accurate import Difference, lines_at_once, residual, scaled
 
 rng = np.random.default_rng
 
@@ -129,11 +129,13 @@ def test_blocks_are_all_of_them_once() -> None:
 
 
 def test_blocks_are_larger_on_a_device_unless_lines_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lines_at_once(np.ones((2, 2)), 3) == accurate.BLOCK
     monkeypatch.setattr(accurate, "KEPT", 44 * 700 * 60)
     for k, lines in ((3, accurate.ON_DEVICE), (60, 700), (100, accurate.BLOCK)):
         L, R = array_api_strict.ones((1300, k)), array_api_strict.ones((k, 5000))
-        found = Difference(lambda i, p, L=L: L[i, p], lambda p, j, R=R: R[p, j], (1300, k, 5000), L)
-        assert found.lines == lines
+        at_once = lines_at_once(L, k)
+        assert at_once == lines
+        found = Difference(lambda i, p, L=L: L[i, p], lambda p, j, R=R: R[p, j], (1300, k, 5000), L, at_once)
         blocks = list(found.blocks())
         assert len(blocks) == -(-1300 // lines) * -(-5000 // lines)
         assert sum((i.stop - i.start) * (j.stop - j.start) for i, j in blocks) == 1300 * 5000

@@ -345,6 +345,65 @@ def test_errors_that_rounding_might_have_made_are_computed_again(name: str) -> N
     assert report.suspicions == 1
 
 
+@pytest.mark.parametrize("change", ["the factors", "the matrix"])
+def test_factors_that_are_made_once_more_in_vain_are_not_taken(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of before are right, and stay: where the second ones are wrong, or a has changed since it was encoded."""
+    mode, stage, _, place, size = BELOW["finished factors"]
+    a, seen = normal(300, 300), []
+    there = on_card(a.copy())
+
+    def hook(name: str, arrays: Mapping[str, Any]) -> None:
+        if name != stage:
+            return
+        seen.append(name)
+        if len(seen) == 1:
+            arrays["W"][place] += size
+        elif change == "the factors":
+            arrays["W"][20, 30] *= 3.0
+
+    improve = lu_module.LuFactorisation.improve
+
+    def changed(self: Any, mode: str) -> None:
+        there[7, 9] += 5.0 * (change == "the matrix")
+        improve(self, mode)
+
+    monkeypatch.setattr(lu_module.LuFactorisation, "improve", changed)
+    left, piv = linalg.lu_factor(a)
+    left[place] += size
+    (lu, found), report = protected_lu_factor(there, mode=mode, return_report=True, on_stage=hook)
+    assert len(seen) == 2
+    np.testing.assert_array_equal(found, piv)
+    assert distance(lu, found, a) < 2 * distance(left, piv, a)
+    assert (report.status, report.faults) == (Status.CLEAN, ())
+
+
+def test_lines_that_sums_cannot_show_are_no_reason_to_factor_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, made = np.asarray(FAMILIES["graded"](150, np.random.default_rng(2), np.float64)), []
+    real = lu_module.DeviceFactorisation
+    monkeypatch.setattr(lu_module, "DeviceFactorisation", lambda *x, **how: made.append(real(*x, **how)) or made[-1])
+    _, report = protected_lu_factor(on_card(a), mode="offline", return_report=True)
+    assert len(made) == 1
+    assert (report.status, report.suspicions) == (Status.CLEAN, 0)
+
+
+def test_a_conviction_stays_when_the_step_is_suspected_in_vain_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict, evidence, asked = QueuedRun.verdict, DeviceRepair._evidence, list[bool]()
+
+    def noted(self: DeviceRepair, *step: int) -> Any:
+        found = evidence(self, *step)
+        asked.append(found[0].right)
+        return found
+
+    monkeypatch.setattr(QueuedRun, "verdict", lambda self, step: 9 if step == 3 else verdict(self, step))
+    monkeypatch.setattr(DeviceRepair, "_is_fine", lambda *_: False)
+    monkeypatch.setattr(DeviceRepair, "_evidence", noted)
+    run, findings = tracked(normal(N, N), Once("updated", 128, put("W", (450, 400), 37.0)))
+    assert asked == [False, True]
+    assert findings.statuses == [Status.CORRECTED]
+    assert findings.faults[0].magnitude > 30
+    require_right(run, normal(N, N))
+
+
 def test_what_changes_once_most_rows_were_settled_early() -> None:
     """Finished elements of L and U: before the last rows move, and as they do."""
     m, changes = 900, {("left_done", 512): [(700, 100), (40, 700)], ("left_rows", 900): [(600, 50)]}

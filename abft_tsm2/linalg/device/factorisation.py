@@ -30,6 +30,10 @@ assert KEPT > AHEAD, "what is carried into a step is kept until its verdict is k
 assert SETTLED > AHEAD, "no step is done again before columns that are settled"
 
 
+class TooLarge(MemoryError):
+    """A matrix does not fit beside what is there: nothing has been computed."""
+
+
 class DeviceFactorisation:
     """P A = L U, queued on the current stream of A's device.
 
@@ -78,7 +82,7 @@ class DeviceFactorisation:
             self.piv = cupy.empty(min(m, n), cupy.int32)
             self._sums = self._plan.borrow()
         except cupy.cuda.memory.OutOfMemoryError as error:
-            raise MemoryError(_too_large(self.kind)) from error
+            raise TooLarge(_too_large(self.kind)) from error
         self._host, self._hook = host, hook
         self._A = host.array if host else A  # what repairs read
         self._stream = cupy.cuda.get_current_stream()
@@ -177,13 +181,17 @@ class DeviceFactorisation:
     @property
     def certified(self) -> bool:
         """Whether every check of the finished factors was made, and found everything right."""
-        counts: list[int] = self._sums.on_host("verified", np.uint64).tolist()
-        return counts == list(full_counts(self.kind.m, self.kind.n))
+        return self._counts == list(full_counts(self.kind.m, self.kind.n))
 
     @property
-    def residuals(self) -> Any:
-        """Of all rows and columns, by the check of the finished factors."""
-        return self._sums.on_host("residuals").copy()
+    def agrees(self) -> bool:
+        """Whether sums of all rows and columns of the product are those of A."""
+        return self._counts[:2] == [self.kind.m, self.kind.n]
+
+    @property
+    def _counts(self) -> list[int]:
+        counts: list[int] = self._sums.on_host("verified", np.uint64).tolist()
+        return counts
 
     @functools.cached_property
     def suspects(self) -> Lines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from abft_tsm2.linalg.device.schedule import CHECKS, Segment, Task
 if TYPE_CHECKING:
     from abft_tsm2.linalg.device.plan import FactorPlan
 
-GRAPHS = 4  # runs of a plan that are remembered, and whose graphs are kept
+GRAPHS = 4  # runs of a plan that are remembered, and that graphs are kept of
 After = Callable[[Task], None]
 Calls = Sequence[tuple[Task, list[Step]]]
 
@@ -27,22 +27,25 @@ class GraphsOfRuns:
         import cupy
 
         self._recorder = cupy.cuda.Stream(non_blocking=True)
-        self._graphs: OrderedDict[tuple[int, RunSums], list[Graph | None] | None] = OrderedDict()
+        self._seen: deque[tuple[int, RunSums]] = deque(maxlen=GRAPHS)
+        self._graphs: OrderedDict[tuple[int, RunSums], list[Graph | None]] = OrderedDict()
 
     def of(
         self, key: tuple[int, RunSums], parts: list[Segment], queue: Callable[[int, Segment], None]
     ) -> list[Graph | None] | None:
         """Those of a run, recorded when it comes a second time; None for a part that cannot be recorded alone."""
-        seen, found = key in self._graphs, self._graphs.pop(key, None)
-        if seen and found is None:
+        found = self._graphs.pop(key, None)
+        if found is None and key in self._seen:
             recorder = self._recorder.ptr
             found = [
                 Graph(recorder, lambda part=part: queue(recorder, part)) if part.whole else None  # type: ignore[misc]
                 for part in parts
             ]
-        self._graphs[key] = found
-        while len(self._graphs) > GRAPHS:
-            self._graphs.popitem(last=False)
+        self._seen.append(key)
+        if found is not None:
+            self._graphs[key] = found
+            while len(self._graphs) > GRAPHS:
+                self._graphs.popitem(last=False)
         return found
 
 

@@ -117,6 +117,7 @@ class DeviceRepair:
             try:
                 again = self._settled(number, queued)
             except cupy.cuda.memory.OutOfMemoryError:  # left to the end, which needs other memory
+                self.stream.synchronize()  # what is copied to the host has been given back
                 again, self.innocent = None, INNOCENT
             self.run.behind(self.stream.ptr)
         return again
@@ -151,7 +152,8 @@ class DeviceRepair:
             return None
         if in_vain and found and (before or self.innocent):
             self.innocent += 1
-            self.convicted.pop(number, None)
+            if self.convicted.get(number) == []:  # done again in vain
+                del self.convicted[number]
             self.findings.proved(found)
             self.sums.status[number] = JUDGED  # the end need not ask for that again
             return None
@@ -314,12 +316,12 @@ class DeviceRepair:
 
     def _undo(self, j: int, e: int, e1: int, moved: Array, rows: Array) -> None:
         """T from T', but for columns in which that has lost it: rows of A that have moved to these places are computed
-        from A."""
-        left = self._left(moved, j)
+        from A. Memory is got before W is changed."""
+        left, X_of_all = self._left(moved, j), self._empty(len(moved), min(ACROSS, max(0, self.plan.n - e1)))
         for c0 in range(e1, self.plan.n, ACROSS):
             columns = slice(c0, min(c0 + ACROSS, self.plan.n))
+            X = X_of_all[:, : columns.stop - c0]
             self._add(1.0, self.W[e:, j:e], self.W[j:e, columns], self.W[e:, columns])
-            X = self._empty(len(moved), columns.stop - c0)
             self._from_A(rows.data.ptr, columns, X)
             self._subtract(left, self.W[:j, columns], X)
             self._take(X, 0, self.W[:, columns], len(moved), moved.data.ptr)
@@ -451,6 +453,9 @@ class DeviceRepair:
 
     def _on_host(self, *arrays: Array) -> list[Any]:
         """Arrays of the device on the host, with one wait for all of them."""
+        import cupy
+
+        arrays = tuple(cupy.ascontiguousarray(x) for x in arrays)  # all memory comes before what uses it
         found = [self._copied(x) for x in arrays]
         self.stream.synchronize()
         return found
