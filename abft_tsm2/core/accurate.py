@@ -23,8 +23,8 @@ import numpy as np
 from abft_tsm2.arrays import Array, dtype_name, from_host, in_float64, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import add_product
 
-BLOCK = 512  # terms of a sum at a time, and lines on a host: blocks of 2 MB
-ON_DEVICE = 4096  # lines there, unless they are long: blocks as large as take longer than their launches do
+BLOCK = 512  # lines, and terms of a sum, at a time: blocks of 2 MB
+ON_DEVICE = 4096  # lines at a time there, where the other side has few: a block takes longer than its launches then
 SPLIT = 44  # bytes of an element that is split
 KEPT = 400 << 20  # bytes of a strip of R that are kept so, but for one block of columns
 SLICE = {2: 21, 3: 22}  # bits of a slice, where there are so many: 2^(53 - 2 bits) of their products have an exact sum
@@ -85,9 +85,9 @@ def residual(X: Array, L: Array, R: Array) -> Array:
     return out
 
 
-def parts(count: int, most: int = BLOCK) -> list[slice]:
-    """The fewest runs of lines of nearly one length, at most `most`."""
-    pieces = max(1, -(-count // most))
+def parts(count: int, most: int | None = None) -> list[slice]:
+    """The fewest runs of lines of nearly one length, at most `most`: `BLOCK`, if not given."""
+    pieces = max(1, -(-count // (most or BLOCK)))
     ends = [count * at // pieces for at in range(pieces + 1)]
     return [slice(lo, hi) for lo, hi in pairwise(ends) if hi > lo]
 

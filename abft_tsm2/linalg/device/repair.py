@@ -61,7 +61,7 @@ PREFERENCE = 1.0  # of the way from A: up to so many times its multiplications, 
 LOST = 64  # columns of which that may be true
 BEYOND = 16.0  # bounds: no norms of lines, if computed, would explain a residual of so many
 ATTEMPTS = 2  # to come to agree with a step, the second one from A alone
-INNOCENT = 3  # steps that are right and come out as they did, after which it is left to the end
+INNOCENT = 3  # steps that were suspected in vain, after which it is left to the end
 LINES = 32  # finished lines that have changed
 
 
