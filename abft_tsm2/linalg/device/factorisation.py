@@ -78,7 +78,7 @@ class DeviceFactorisation:
         self.kind = Kind.of(A, in_place=host is not None, **how)
         try:
             self._plan = plan_of(self.kind, A)
-            self.W = A if host else cupy.empty((self._plan.ld, n), A.dtype, order="F")[:m]
+            self.W = A if host else _rows_of(m, cupy.empty((self._plan.ld, n), A.dtype, order="F"))
             self.piv = cupy.empty(min(m, n), cupy.int32)
             self._sums = self._plan.borrow()
         except cupy.cuda.memory.OutOfMemoryError as error:
@@ -233,6 +233,13 @@ class DeviceFactorisation:
                 sizes.append(np.log2(to_host(sums.on_device(name, self.kind.dtype)[:lines]).astype(np.float64)))
         arrays = (sums.on_device(name).copy() for name in ("w", "v", "S", "Z", "row_floor", "column_floor"))
         return MatrixChecksums(*arrays, *sizes)
+
+
+def _rows_of(m: int, W: Array) -> Array:
+    """The first rows of a matrix; the others, with which products are computed as well, are zero."""
+    if m < W.shape[0]:
+        W[m:] = 0
+    return W[:m]
 
 
 def _too_large(kind: Kind) -> str:

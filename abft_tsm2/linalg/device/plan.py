@@ -270,9 +270,10 @@ class FactorPlan:
         )
 
     def _update(self, lane: str, j: int, width: int, c0: int, c1: int) -> list[Step]:
-        # A(j1:, c0:c1) -= L(j1:, J) U(J, c0:c1)
+        # A(j1:, c0:c1) -= L(j1:, J) U(J, c0:c1), with the rows that fill up the columns: an odd number of rows takes
+        # longer by tensor cores
         j1 = j + width
-        sizes = self.m - j1, c1 - c0, width
+        sizes = (self.m if self.kind.in_place else self.ld) - j1, c1 - c0, width
         return self._product(lane, sizes, -1.0, self._place(j1, j), self._place(j, c0), 1.0, self._place(j1, c0))
 
     def _left_map(self, lane: str, k: int) -> list[Step]:
