@@ -6,14 +6,13 @@ is certified. The repairs are in `abft_tsm2.linalg.lu_repair`.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, same_bits, to_host
+from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.linalg.blocked import BlockedFactorisation, Hook, Part
 from abft_tsm2.linalg.certify import (
@@ -26,7 +25,7 @@ from abft_tsm2.linalg.certify import (
     read,
     whole,
 )
-from abft_tsm2.linalg.device.factorisation import DeviceFactorisation, TooLarge
+from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.host_copy import HOST, HostCopy
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence
@@ -35,6 +34,7 @@ from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.lu_repair import LuRepair
+from abft_tsm2.linalg.once_more import factored_once_more
 from abft_tsm2.linalg.outcome import FACTORS, FactorOutcome, Findings, Overflowed, Unrepairable, check_of_steps, largest
 from abft_tsm2.linalg.pending import PendingFactors
 from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
@@ -127,7 +127,8 @@ def protected_lu_factor(
     J. A. Abraham, IEEE Trans. Computers C-33 (1984) 518; N. J. Higham, Accuracy and Stability of Numerical Algorithms,
     2002, algorithm 9.2 and theorem 9.3: what a statistical bound suspects is compared with
     ``gamma |L||U|`` element by element before anything is called wrong. Extra memory: O(m + n) beside lu, and at most
-    0.7 GB and 80 kB a row where something is suspected (0.27 GB at 4200). Thread-safe.
+    0.7 GB and 80 kB a row where something is suspected (0.27 GB at 4200); on a GPU another lu, where it is factored
+    once more then. Thread-safe.
 
     On a GPU the factorisation is queued on the current stream, with its checks. Offline the host waits once, at the
     end, and what is wrong is factored again. Online it reads the verdict on each step of 128 to 512 columns while
@@ -345,23 +346,10 @@ class LuFactorisation(BlockedFactorisation):
         encoding = self.encoding
         if not self.is_wrong("factored again"):
             if self.options.repair and not (self.agrees or self.host or self.findings.reasons):
-                with suppress(TooLarge):
-                    self.improve(mode)
+                factored_once_more(self, mode)
         elif has_changed(self.A, encoding) or not (self.take(self.queued(mode)) or not self.is_wrong("")):
             self.encoding = encoding
             self.online_beside()
-
-    def improve(self, mode: str) -> None:
-        """Factor once more where evidence finds what a GPU has factored right, and its sums do not: an error that
-        rounding might have made, but did not, does not come again. The factors are taken if nothing is suspected of
-        them, and they are those of the same matrix."""
-        kept, e, again = dict(vars(self)), self.encoding, self.queued(mode)
-        again.wait()
-        sums = again.encoding()
-        if not (self.take(again) and same_bits(sums.S, e.S) and same_bits(sums.Z, e.Z)):
-            vars(self).update(kept)
-        elif not self.findings.suspicions:
-            self.findings.recomputed(None)
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""

@@ -89,6 +89,15 @@ class Findings:
     multiplications: float = 0.0
     restarted: bool = False
 
+    def join(self, later: Findings) -> None:
+        """Note as well what was found later."""
+        self.statuses += later.statuses
+        self.faults += later.faults
+        self.reasons += later.reasons
+        self.suspicions += later.suspicions
+        self.multiplications += later.multiplications
+        self.restarted |= later.restarted
+
     def restart(self, reason: str) -> None:
         """Note that the factorisation is done again from A, and why."""
         self.restarted = True

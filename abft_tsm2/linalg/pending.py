@@ -9,6 +9,7 @@ from abft_tsm2.linalg.plain_lu import warn_of_zero
 from abft_tsm2.report import Report
 
 if TYPE_CHECKING:
+    from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
     from abft_tsm2.linalg.lu import LuFactorisation
 
 
@@ -30,8 +31,10 @@ class PendingFactors:
         import cupy
 
         self._run, self._mode = run, run.options.chosen(run.A)
-        self._queued = run.queued(self._mode[0], later=True)
-        self.factors = self._queued.W, self._queued.piv
+        queued = run.queued(self._mode[0], later=True)
+        self._queued: DeviceFactorisation | None = queued
+        self.factors = queued.W, queued.piv
+        self._failed: BaseException | None = None
         self._device, self._done = cupy.cuda.Device(), cupy.cuda.Event(disable_timing=True)
         self._done.record()
 
@@ -44,21 +47,32 @@ class PendingFactors:
         """Of verdicts that have arrived, those that are not clean; the others are done with."""
         left = []
         for one in pending:
-            if one._queued.clean:
+            if one._queued is not None and one._queued.clean:
                 one._queued.release()
             else:
                 left.append(one)
         return left
 
     def wait(self) -> Report:
+        """The report; an exception of the first time is raised each time."""
+        if self._queued is not None:
+            queued, self._queued = self._queued, None
+            try:
+                self._await(queued)
+            except BaseException as error:
+                self._failed = error
+        if self._failed is not None:
+            raise self._failed
+        if self._run.info:
+            warn_of_zero(self._run.info)
+        return self._run.report
+
+    def _await(self, queued: DeviceFactorisation) -> None:
         with self._device:
             self._done.synchronize()
             run, (lu, piv) = self._run, self.factors
-            run.await_device(self._queued, *self._mode)
+            run.await_device(queued, *self._mode)
             if run.W is not lu:
                 lu[...] = run.W
             if run.piv is not piv:  # of factors in the same memory as well
                 piv[...] = run.piv
-            if run.info:
-                warn_of_zero(run.info)
-        return run.report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_factor
+from abft_tsm2 import SilentDataCorruptionError, Status, errstate, protected_lu_factor
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
@@ -20,6 +21,7 @@ from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.repair import DeviceRepair
 from abft_tsm2.linalg.evidence import factor_evidence
+from abft_tsm2.linalg.once_more import factored_once_more
 from abft_tsm2.linalg.outcome import Findings
 from tests.support import lu_on_cpu
 from tests.support.factor_cases import lu_outside
@@ -345,9 +347,9 @@ def test_errors_that_rounding_might_have_made_are_computed_again(name: str) -> N
     assert report.suspicions == 1
 
 
-@pytest.mark.parametrize("change", ["the factors", "the matrix"])
+@pytest.mark.parametrize("change", ["the factors", "S", "Z", "memory"])
 def test_factors_that_are_made_once_more_in_vain_are_not_taken(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of before are right, and stay: where the second ones are wrong, or a has changed since it was encoded."""
+    """Those of before are right, and stay: where the second ones are wrong, or of a matrix with other sums."""
     mode, stage, _, place, size = BELOW["finished factors"]
     a, seen = normal(300, 300), []
     there = on_card(a.copy())
@@ -361,32 +363,75 @@ def test_factors_that_are_made_once_more_in_vain_are_not_taken(change: str, monk
         elif change == "the factors":
             arrays["W"][20, 30] *= 3.0
 
-    improve = lu_module.LuFactorisation.improve
+    def changed(run: Any, mode: str) -> None:
+        if change in "SZ":
+            getattr(run.encoding, change)[5] *= 1 + 1e-15
+        if change == "memory":
+            monkeypatch.setattr(lu_module.LuFactorisation, "queued", full)
+            run.options = replace(run.options, on_stage=None)
+            seen.append("none")
+        factored_once_more(run, mode)
 
-    def changed(self: Any, mode: str) -> None:
-        there[7, 9] += 5.0 * (change == "the matrix")
-        improve(self, mode)
+    def full(*_: Any) -> Any:
+        raise MemoryError("a does not fit")
 
-    monkeypatch.setattr(lu_module.LuFactorisation, "improve", changed)
+    monkeypatch.setattr(lu_module, "factored_once_more", changed)
     left, piv = linalg.lu_factor(a)
     left[place] += size
     (lu, found), report = protected_lu_factor(there, mode=mode, return_report=True, on_stage=hook)
     assert len(seen) == 2
     np.testing.assert_array_equal(found, piv)
-    assert distance(lu, found, a) < 2 * distance(left, piv, a)
+    assert distance(left, piv, a) / 2 < distance(lu, found, a) < 2 * distance(left, piv, a)
+    assert (report.status, report.faults, report.suspicions) == (Status.CLEAN, (), 1)
+
+
+def test_repairs_of_factors_that_are_not_taken_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, size, at = normal(300, 300), BELOW["finished factors"][-1], []
+
+    def hook(name: str, arrays: Mapping[str, Any]) -> None:
+        if name == "finished":
+            at.append(len(at))
+            arrays["W"][200, 100] += size
+        elif name == "updated" and len(at) == 1 and arrays["step"][0] == 0:
+            arrays["W"][250, 200] += 37.0
+
+    (lu, piv), report = protected_lu_factor(on_card(a), mode="online", return_report=True, on_stage=hook)
+    assert at == [0, 1]
     assert (report.status, report.faults) == (Status.CLEAN, ())
+    assert not lu_outside(np.asarray(lu), np.asarray(piv), a).any()
+
+
+def test_a_verdict_that_failed_fails_again() -> None:
+    a = normal(131, 131)
+    a[:, 7] = 0
+    with errstate(sync=False):
+        _, report = protected_lu_factor(on_card(a), mode="offline", return_report=True)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(linalg.LinAlgWarning):
+                report.wait()
+    with pytest.warns(linalg.LinAlgWarning):
+        assert report.wait().status is Status.CLEAN
 
 
 def test_lines_that_sums_cannot_show_are_no_reason_to_factor_again(monkeypatch: pytest.MonkeyPatch) -> None:
     a, made = np.asarray(FAMILIES["graded"](150, np.random.default_rng(2), np.float64)), []
-    real = lu_module.DeviceFactorisation
-    monkeypatch.setattr(lu_module, "DeviceFactorisation", lambda *x, **how: made.append(real(*x, **how)) or made[-1])
+    take = lu_module.LuFactorisation.take
+
+    def noted(run: Any, queued: DeviceFactorisation) -> bool:
+        queued.wait()
+        made.append((queued.clean, queued.agrees))
+        return take(run, queued)
+
+    monkeypatch.setattr(lu_module.LuFactorisation, "take", noted)
     _, report = protected_lu_factor(on_card(a), mode="offline", return_report=True)
-    assert len(made) == 1
+    assert made == [(False, True)]
     assert (report.status, report.suspicions) == (Status.CLEAN, 0)
 
 
-def test_a_conviction_stays_when_the_step_is_suspected_in_vain_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("faults", [1, 2])
+def test_convictions_stay_when_a_step_is_suspected_in_vain(faults: int, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict, evidence, asked = QueuedRun.verdict, DeviceRepair._evidence, list[bool]()
 
     def noted(self: DeviceRepair, *step: int) -> Any:
@@ -397,9 +442,16 @@ def test_a_conviction_stays_when_the_step_is_suspected_in_vain_once_more(monkeyp
     monkeypatch.setattr(QueuedRun, "verdict", lambda self, step: 9 if step == 3 else verdict(self, step))
     monkeypatch.setattr(DeviceRepair, "_is_fine", lambda *_: False)
     monkeypatch.setattr(DeviceRepair, "_evidence", noted)
-    run, findings = tracked(normal(N, N), Once("updated", 128, put("W", (450, 400), 37.0)))
-    assert asked == [False, True]
-    assert findings.statuses == [Status.CORRECTED]
+    planted = [0]
+
+    def hook(stage: str, arrays: Mapping[str, Any]) -> None:
+        if stage == "panel" and arrays["step"][0] == 384 and planted[0] < faults:
+            planted[0] += 1
+            arrays["W"][450, 400] = 37.0
+
+    run, findings = tracked(normal(N, N), hook)
+    assert asked == [False] * faults + [True]
+    assert findings.statuses == [Status.CORRECTED] * faults
     assert findings.faults[0].magnitude > 30
     require_right(run, normal(N, N))
 

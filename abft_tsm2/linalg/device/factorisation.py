@@ -30,10 +30,6 @@ assert KEPT > AHEAD, "what is carried into a step is kept until its verdict is k
 assert SETTLED > AHEAD, "no step is done again before columns that are settled"
 
 
-class TooLarge(MemoryError):
-    """A matrix does not fit beside what is there: nothing has been computed."""
-
-
 class DeviceFactorisation:
     """P A = L U, queued on the current stream of A's device.
 
@@ -82,7 +78,7 @@ class DeviceFactorisation:
             self.piv = cupy.empty(min(m, n), cupy.int32)
             self._sums = self._plan.borrow()
         except cupy.cuda.memory.OutOfMemoryError as error:
-            raise TooLarge(_too_large(self.kind)) from error
+            raise MemoryError(_too_large(self.kind)) from error
         self._host, self._hook = host, hook
         self._A = host.array if host else A  # what repairs read
         self._stream = cupy.cuda.get_current_stream()

@@ -107,7 +107,7 @@ class DeviceRepair:
 
         `queued`: how many steps have been done.
         """
-        if self.attempts.get(number, 0) == ATTEMPTS or self.innocent == INNOCENT:
+        if self._is_left(number) and not self.convicted.get(number):
             self.convicted.pop(number, None)
             return None
         import cupy
@@ -121,6 +121,10 @@ class DeviceRepair:
                 again, self.innocent = None, INNOCENT
             self.run.behind(self.stream.ptr)
         return again
+
+    def _is_left(self, number: int) -> bool:
+        """Whether a step is not done again any more."""
+        return self.attempts.get(number, 0) == ATTEMPTS or self.innocent >= INNOCENT
 
     def agreed(self, number: int) -> None:
         """Note what was wrong in a step that agrees now; that it did not, where nothing was wrong beyond rounding."""
@@ -156,6 +160,9 @@ class DeviceRepair:
                 del self.convicted[number]
             self.findings.proved(found)
             self.sums.status[number] = JUDGED  # the end need not ask for that again
+            return None
+        if self._is_left(number):  # what was found before may come out the same every time
+            del self.convicted[number]
             return None
         self.attempts[number] = before + 1
         again = self._taken_back(number if before_it else 0, queued, orders, None if before or changed else lost)
