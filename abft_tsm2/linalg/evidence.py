@@ -201,9 +201,9 @@ def compare_sum(
     xp, kind, j = namespace(X), float_type(X), L0.shape[1]
     terms = j + L1.shape[1]
 
-    def joined(parts: Sequence[Array], p: slice, axis: int) -> Array:
-        of_parts = slice(min(p.start, j), min(p.stop, j)), slice(max(p.start, j) - j, max(p.stop, j) - j)
-        picked = [Y[:, at] if axis else Y[at, :] for Y, at in zip(parts, of_parts, strict=True) if at.stop > at.start]
+    def joined(both: Sequence[Array], p: slice, axis: int) -> Array:
+        of_both = slice(min(p.start, j), min(p.stop, j)), slice(max(p.start, j) - j, max(p.stop, j) - j)
+        picked = [Y[:, at] if axis else Y[at, :] for Y, at in zip(both, of_both, strict=True) if at.stop > at.start]
         return wide(picked[0]) if len(picked) == 1 else xp.concat([wide(Y) for Y in picked], axis=axis)
 
     difference = Difference(

@@ -12,7 +12,7 @@
 constexpr int PANEL = 128, THREADS = 512;
 constexpr int AT_ONCE = 8;  // elements of a thread on their way from memory
 
-// From `first` on each THREADS-th element of a column into the buffer: COUNT at a time, what is left over by halves.
+// Loads a column into the buffer from `first` on, with stride THREADS: unrolled by COUNT, the remainder by halves.
 template <int COUNT, class Buffer>
 INLINE void take(const Real* column, int first, int rows, Buffer buffer) {
 #pragma unroll 1
@@ -26,7 +26,7 @@ INLINE void take(const Real* column, int first, int rows, Buffer buffer) {
   if constexpr (COUNT > 1) take<COUNT / 2>(column, first, rows, buffer);
 }
 
-// The same elements from where they lie in the buffer.
+// Stores the same elements from where they lie in the buffer.
 template <int COUNT, class Buffer>
 INLINE void give(Real* column, int first, int rows, const int* map, int end, Buffer buffer) {
 #pragma unroll 1

@@ -282,6 +282,14 @@ def check(a: np.ndarray, lu: np.ndarray, piv: np.ndarray, report: Any) -> None:
     assert np.abs(np.tril(lu, -1)).max() <= 1 + 10 * unit
 
 
+def check_repaired(a: np.ndarray, lu: np.ndarray, piv: np.ndarray, report: Any, repair: str) -> None:
+    """Right, and one fault was repaired, in this way."""
+    assert report.status is Status.CORRECTED
+    assert len(report.faults) == 1
+    assert repair in report.faults[0].repair
+    check(a, lu, piv, report)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
 @pytest.mark.parametrize("mode", ["online", "offline"])
 @pytest.mark.parametrize("bit", CHANGES.values(), ids=CHANGES)
@@ -390,10 +398,7 @@ def test_a_fault_costs_the_steps_since_then(n: int, fault: str, repair: str, dty
     for _ in range(3):
         with planted(fault):
             lu, piv, report = factored(a)
-        assert report.status is Status.CORRECTED
-        assert len(report.faults) == 1
-        assert repair in report.faults[0].repair
-        check(a, lu, piv, report)
+        check_repaired(a, lu, piv, report, repair)
         if fault == "finished L":
             np.testing.assert_array_equal(piv, right)
 

@@ -270,8 +270,8 @@ class FactorPlan:
         )
 
     def _update(self, lane: str, j: int, width: int, c0: int, c1: int) -> list[Step]:
-        # A(j1:, c0:c1) -= L(j1:, J) U(J, c0:c1), with the rows that fill up the columns: an odd number of rows takes
-        # longer by tensor cores
+        # A(j1:, c0:c1) -= L(j1:, J) U(J, c0:c1), with the rows that fill up the columns: tensor cores want multiples of
+        # 16 bytes (NVIDIA, Matrix Multiplication Background User's Guide)
         j1 = j + width
         sizes = (self.m if self.kind.in_place else self.ld) - j1, c1 - c0, width
         return self._product(lane, sizes, -1.0, self._place(j1, j), self._place(j, c0), 1.0, self._place(j1, c0))

@@ -468,11 +468,10 @@ class DeviceRepair:
         return found
 
     def _copied(self, x: Array) -> Any:
-        """An array of the device as it is by now, on the host when the stream has been waited for."""
+        """A contiguous array of the device as it is by now, on the host when the stream has been waited for."""
         import cupy
         from cupy.cuda import runtime
 
-        x = cupy.ascontiguousarray(x)
         memory = cupy.cuda.alloc_pinned_memory(x.nbytes)
         runtime.memcpyAsync(memory.ptr, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
         return np.frombuffer(memory, x.dtype, x.size).reshape(x.shape)
