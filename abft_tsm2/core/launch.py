@@ -41,6 +41,7 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
+_PACKED = struct.Struct("@7IPPI0P")  # the same, which is filled in one call
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: may begin before the kernel before has ended
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ANY_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
@@ -119,17 +120,16 @@ class PreparedLaunch:
                 self._slots.append((i, value))
             letters += "d" if isinstance(value, float) else "q"
             numbers.append(0 if isinstance(value, str) else value)
-        self._values = (ctypes.c_longlong * len(values))()
-        struct.pack_into(letters, self._values, 0, *numbers)
-        start = ctypes.addressof(self._values)
-        self._pointers = (ctypes.c_void_p * len(values))(*range(start, start + 8 * len(values), 8))
-        self._attribute = _Attribute(_PROGRAMMATIC, 0, (1,))
-        able = chained and int(cupy.cuda.Device().compute_capability) >= 90
-        shape = (*grid, 1, 1)[:3]
-        attributes = ctypes.addressof(self._attribute), int(able)
-        self._config = _LaunchConfig(shape, (threads, 1, 1), shared_bytes, 0, *attributes)
+        self._values = (ctypes.c_longlong * (2 * len(values)))()  # and behind them their addresses
+        start, behind = ctypes.addressof(self._values), ctypes.addressof(self._values) + 8 * len(values)
+        struct.pack_into(f"{letters}{len(values)}q", self._values, 0, *numbers, *range(start, behind, 8))
+        shape, attributes = (*(*grid, 1, 1)[:3], threads, 1, 1), (0, 0)
+        if chained and int(cupy.cuda.Device().compute_capability) >= 90:
+            self._attribute = _Attribute(_PROGRAMMATIC, 0, (1,))
+            attributes = ctypes.addressof(self._attribute), 1
+        self._config = _LaunchConfig.from_buffer_copy(_PACKED.pack(*shape, shared_bytes, 0, *attributes))
         self._launch = _driver()
-        self._where = ctypes.addressof(self._config), self._function, ctypes.addressof(self._pointers), None
+        self._where = ctypes.addressof(self._config), self._function, behind, None
 
     def __call__(self, stream: int, where: Where) -> None:
         """Queue the kernel. The driver has copied the arguments when this returns."""

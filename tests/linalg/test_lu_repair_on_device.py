@@ -13,6 +13,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2 import SilentDataCorruptionError, Status, errstate, protected_lu_factor
+from abft_tsm2.checksum.bounds import changed_bound
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
@@ -21,6 +22,7 @@ from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.repair import DeviceRepair
 from abft_tsm2.linalg.evidence import factor_evidence
+from abft_tsm2.linalg.line_check import norm
 from abft_tsm2.linalg.once_more import factored_once_more
 from abft_tsm2.linalg.outcome import Findings
 from tests.support import lu_on_cpu
@@ -516,6 +518,31 @@ def test_norms_of_lines_are_those_of_the_end() -> None:
     for (first, side), squares in found.items():
         at_end = made._sums.on_device(("Ly", "gU")[side])[N:]
         np.testing.assert_allclose(squares, at_end[first : first + 128], rtol=1e-10)
+
+
+@pytest.mark.parametrize(("by", "outcome"), [(0.5, "unchanged"), (2.0, "wrong")])
+def test_a_sum_that_guessed_norms_do_not_explain_is_judged_by_its_line(by: float, outcome: str) -> None:
+    """U's row 208 is eight times as large as A's: its sum in another order may differ by more than that explains."""
+    a, v, r = normal(N, N), np.empty(0), 208
+
+    def hook(stage: str, arrays: Mapping[str, Any]) -> None:
+        nonlocal v
+        if stage == "encoded":
+            v = np.array(arrays["v"])
+        elif stage == "finished":
+            line = norm(np.array(arrays["W"])[r, r:] * v[r:])
+            guess, own = changed_bound(abs(float(arrays["y"][r])), N), changed_bound(line, N - r)
+            assert guess < own / 4
+            arrays["y"][r] += by * own
+
+    run, findings = tracked(a, hook)
+    require_right(run, a)
+    assert [fault.kind for fault in findings.faults] == ["checksum"] * (outcome == "wrong")
+
+
+def test_a_sum_of_no_elements_is_not_acquitted() -> None:
+    run, _ = tracked(normal(N, N), Once("finished", None, put("g", N - 1, 1e6)))
+    assert not run.clean
 
 
 def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:

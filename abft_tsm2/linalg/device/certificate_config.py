@@ -29,8 +29,8 @@ WITH_NORMS = frozenset({"factor_sums", "judge_factors"})
 ONE_BLOCK = frozenset({"count_growth", "least_weights"})
 BEHIND = len(check_config.CONSTANTS)
 """Elements of `constants` that the kernels of the steps take, too."""
-COUNTS = 8
-"""Elements of `verified`."""
+COUNTS, SAME_COLUMNS, SAME_ROWS = 8, 4, 5
+"""Elements of `verified`; two of them, as kernels/factor/certificate.cuh numbers them."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,6 +65,18 @@ INNOCENT = 3  # steps that were suspected in vain, after which it is left to the
 LINES = 32  # finished lines that have changed
 
 
+class _Told(NamedTuple):
+    """What the host knows of finished lines: their sums g, y as they were kept, then as they are now; the pivots."""
+
+    sums: Any
+    diagonal: Any
+
+    def of(self, name: str) -> tuple[Any, Any]:
+        """Of "g", or of "y": both."""
+        first = ("g", "y").index(name)
+        return self.sums[first], self.sums[first + 2]
+
+
 @dataclass(eq=False)
 class DeviceRepair:
     """Verifies steps that are suspected, and takes the matrix back to before them; finished lines that have changed.
@@ -84,6 +96,9 @@ class DeviceRepair:
         What was found in steps that are done again; nothing where evidence found them right.
     arrived : int
         Columns whose rows are known to be in order when so many are factored.
+    unchanged : dict
+        How many columns of L ("g") and rows of U ("y") have sums that differ from those that were kept by more than
+        guessed norms explain, but not by more than their own do: of the last look at finished lines.
     """
 
     plan: FactorPlan
@@ -96,6 +111,7 @@ class DeviceRepair:
     innocent: int = 0
     convicted: dict[int, list[Fault]] = field(default_factory=dict)
     arrived: int = 0
+    unchanged: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
@@ -141,7 +157,7 @@ class DeviceRepair:
         (j, j1), first = step, snapshot(step.j)
         lines = self.sums.between("step_residuals", "step_bounds").reshape(2, 2, max(self.W.shape))[:, :, j:j1]
         kept = self.buffers.order[first : snapshot(self._begin_of(queued)) + 1]
-        orders, judged = self._on_host(kept, lines)
+        orders, judged, info = self._on_host(kept, lines, self.sums.on_device("info", np.int32))
         before_it, behind_it = (_is_order(orders[snapshot(at) - first]) for at in step)
         placed = before_it and behind_it  # the rows have places before the step and behind it
         if placed and self._is_fine(number, judged):
@@ -166,6 +182,8 @@ class DeviceRepair:
             return None
         self.attempts[number] = before + 1
         again = self._taken_back(number if before_it else 0, queued, orders, None if before or changed else lost)
+        if again:
+            self._carry(again, int(info[0]))
         if in_vain:
             self.convicted[number] = []
         elif found and not found.right:
@@ -255,7 +273,8 @@ class DeviceRepair:
             self._evidence_kernel("grown_columns", launch, "W", self.plan.ld, j, e, rest, "column_largest", GROWN, to)
         told = to_host(record)
         flags = told[COUNTS:].view(np.uint8)[: m + 2 * n]
-        of_rows, of_columns, lost = (set(np.flatnonzero(x).tolist()) for x in np.split(flags, [m, m + n]))
+        parts = flags[:m], flags[m : m + n], flags[m + n :]
+        of_rows, of_columns, lost = (set(np.flatnonzero(x).tolist()) for x in parts)
         if told[UNBOUNDED]:
             return None, None
         found = Evidence()
@@ -311,14 +330,13 @@ class DeviceRepair:
         undone = float(m - e) * (n - e1) * (e - j) + again + float(m - j) * (e1 - j + len(lost or ())) * j
         if lost is not None and len(lost) <= LOST and undone < PREFERENCE * from_A:
             at = np.flatnonzero(moved)
-            self._undo(j, e, e1, *cupy.asarray(np.stack([at, orders[0][at]]).astype(np.int32)))
+            self._undo(j, e, e1, *cupy.asarray(np.array([at, orders[0][at]], np.int32)))
             for c in lost:
                 self._rebuild(slice(c, c + 1), j)
             self.findings.multiplications += undone
         else:
             self._rebuild(slice(j, n), j)
             self.findings.multiplications += from_A
-        self._carry(number)
         return number
 
     def _undo(self, j: int, e: int, e1: int, moved: Array, rows: Array) -> None:
@@ -341,15 +359,15 @@ class DeviceRepair:
         self._from_A(order + 4 * j, columns, here)
         self._subtract(self.W[j:, :j], self.W[:j, columns], here)
 
-    def _carry(self, number: int) -> None:
-        """What was carried into the step."""
+    def _carry(self, number: int, info: int) -> None:
+        """What was carried into the step. `info`: what steps have found so far."""
         from cupy.cuda import runtime
 
         size, stream = WORD * (self.plan.m + self.plan.n + STATE), self.stream.ptr
         kept = self.buffers["kept"] + size * (number % KEPT)
         runtime.memcpyAsync(self.run.where["carried_S"], kept, size, runtime.memcpyDeviceToDevice, stream)
-        info = self.sums.on_device("info", np.int32)[:1]
-        info *= info <= self.steps[number].j  # no zero pivot has been seen behind
+        if info > self.steps[number].j:  # no zero pivot has been seen behind
+            runtime.memsetAsync(self.run.where["info"], 0, WORD, stream)
         runtime.memsetAsync(self.buffers["started"], 0, self.buffers.started.nbytes, stream)
 
     # -- finished lines --
@@ -380,31 +398,33 @@ class DeviceRepair:
         """Compute lines of the first K columns' factors again that have changed, their rows in order when so many are
         factored; whether there are any."""
         plan, floors = self.plan, self.sums.between("row_floor", "column_floor")
+        self.unchanged = {"g": 0, "y": 0}
         orders, line_sums = self.buffers.order[plan.schedule.snapshot(K)], self.buffers.line_sums
         order, line_sums, floors, diagonal = self._on_host(orders, line_sums, floors, self.W.diagonal())
         if not _is_order(order):
             return False
-        w = self.sums.on_host("w")[order]
+        w, told = self.sums.on_host("w")[order], _Told(line_sums[:, :K], diagonal[:K])
         with np.errstate(all="ignore"):
-            rows, columns = self._changed(K, (order, w), line_sums[:, :K], floors, np.abs(diagonal[:K]))
+            rows, columns = self._changed((order, w), told, floors)
             if not 0 < len(rows) + len(columns) <= LINES:
                 return False
-            rows_of_A = plan.order(K)[0]
-            changed = [self._row(r, rows_of_A) for r in rows] + [self._column(c, w[c:], rows_of_A) for c in columns]
+            at = plan.order(K)[0]
+            changed = [self._row(r, at, told) for r in rows]  # first: columns are divided by their pivots
+            changed += [self._column(c, w[c:], at, told) for c in columns]
         return any(changed)
 
-    def _changed(self, K: int, rows: Any, line_sums: Any, floors: Any, pivots: Any) -> tuple[list[int], list[int]]:
+    def _changed(self, rows: Any, told: _Told, floors: Any) -> tuple[list[int], list[int]]:
         """The first rows of U and columns of L whose sums are no longer what they were
-        (`abft_tsm2.linalg.certify.changed`). `rows`: their order, and the weights in that order; `pivots`: moduli."""
-        plan, (order, w), (g, y, wL, Uv) = self.plan, rows, line_sums
-        row_floor, column_floor = np.split(floors, [plan.m])
-        pivots = pivots.astype(np.float64, copy=False)
+        (`abft_tsm2.linalg.certify.changed`). `rows`: their order, and the weights in that order."""
+        (order, w), (g, y, wL, Uv), K = rows, told.sums, told.diagonal.size
+        row_floor, column_floor = floors[: self.plan.m], floors[self.plan.m :]
+        pivots = np.abs(told.diagonal).astype(np.float64, copy=False)
         sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tail_norms(w)[:K])
-        columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), plan.m))
-        of_U = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order][:K]), plan.n))
+        columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), self.plan.m))
+        of_U = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order[:K]]), self.plan.n))
         return np.flatnonzero(of_U).tolist(), np.flatnonzero(columns).tolist()
 
-    def _row(self, r: int, rows_of_A: int) -> bool:
+    def _row(self, r: int, rows_of_A: int, told: _Told) -> bool:
         """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is.
         `rows_of_A`: address of the order."""
         n = self.plan.n
@@ -412,9 +432,9 @@ class DeviceRepair:
         self._from_A(rows_of_A + 4 * r, slice(r, n), new)
         part = self._copied(new)
         self._subtract(self.W[r : r + 1, :r], self.W[:r, r:], new)
-        return self._settle_line("y", self.W[r : r + 1, r:], new, part, (r, r), self.sums.on_host("v")[r:], 0.0)
+        return self._settle_line(told, "y", self.W[r : r + 1, r:], new, part, (r, r), self.sums.on_host("v")[r:], 0.0)
 
-    def _column(self, c: int, w: Any, rows_of_A: int) -> bool:
+    def _column(self, c: int, w: Any, rows_of_A: int, told: _Told) -> bool:
         """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
         nothing is. `w`: the weights of rows from c on."""
         new = self._empty(self.plan.m - c - 1, 1)
@@ -424,25 +444,26 @@ class DeviceRepair:
         part = self._copied(new)
         self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)
         old = self.W[c + 1 :, c : c + 1]
-        return self._settle_line("g", old, new, part, (c + 1, c), w[1:], float(w[0]))
+        return self._settle_line(told, "g", old, new, part, (c + 1, c), w[1:], float(w[0]))
 
     def _settle_line(
-        self, name: str, old: Array, new: Array, part: Any, first: tuple[int, int], weights: Any, own: float
+        self, told: _Told, name: str, old: Array, new: Array, part: Any, first: Any, weights: Any, own: float
     ) -> bool:
         """Replace elements of a line that are not what was computed again, but for rounding of their size in A and now;
         where there are none its sum was wrong, unless it differs by no more than another order of addition explains.
         Whether something was wrong. Those of a column are yet to be divided by their pivot."""
         line = first[1]
-        sums, again = (getattr(self.buffers, f"{name}{which}") for which in ("", "_again"))
-        kept, new, *numbers = self._on_host(old, new, sums[line], again[line], self.W[line, line])  # and `part`
-        before, now, pivot = (x.item() for x in numbers)
+        kept, new = self._on_host(old, new)  # and `part`
+        before, now = (float(sums[line]) for sums in told.of(name))
         if name == "g":
-            divisor = pivot or 1.0  # under a zero pivot there are zeros, which are not divided
+            divisor = told.diagonal[line] or 1.0  # under a zero pivot there are zeros, which are not divided
             new, part = np.clip(new / divisor, -1.0, 1.0), part / divisor
         off = abs(before - now)
         size = norm(kept.ravel().astype(np.float64) * weights) + abs(own)
         if off <= changed_bound(size, weights.size) and math.isfinite(size):
+            self.unchanged[name] += 1
             return False
+        sums = getattr(self.buffers, name)
         sizes = np.maximum(np.abs(new), np.abs(part)).astype(np.float64)
         reach = math.sqrt(line + FLOOR_TERMS) * np.maximum(sizes, np.mean(sizes))
         differ, distance = differing(kept, new, factored_element(FLOATS[self.dtype], reach, line + 1))
@@ -450,9 +471,11 @@ class DeviceRepair:
             replaced = np.where(differ, new, kept).astype(kept.dtype)
             old[...] = from_host(replaced, old)
             sums[line] = own + float(np.sum(replaced.ravel().astype(np.float64) * weights))
+            if name == "y":
+                told.diagonal[line] = replaced[0, 0]
             self.findings.wrong_elements(differ, distance, first)
         else:
-            sums[line] = again[line]
+            sums[line] = now
             self.findings.wrong_sums(name, [line], off)
         return True
 
@@ -549,7 +572,7 @@ def _lost(step: Step) -> Evidence:
 def _is_order(order: Any) -> bool:
     """Whether each row has one place."""
     seen = np.zeros(order.size, bool)
-    if not ((order >= 0) & (order < order.size)).all():
+    if (order.view(np.uint32) >= order.size).any():  # and so are negative ones
         return False
     seen[order] = True
     return bool(seen.all())
