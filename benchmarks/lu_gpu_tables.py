@@ -149,10 +149,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lu-gpu": times,
     "lu-gpu-calls": called,
     "lu-gpu-solutions": solutions,
-}
-MORE: Mapping[str, Callable[[], str]] = {
     "lu-gpu-structured": structured,
     "lu-gpu-repair": repair,
     "lu-gpu-phases": phases,
 }
-"""Of suites of which no results are committed; a page may show them when there are."""

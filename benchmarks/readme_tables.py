@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from benchmarks import cpu_tables, gemm_tables, lu_tables
+from benchmarks import cpu_tables, gemm_tables, lu_gpu_tables, lu_tables
 from benchmarks.gemm_grid import ENCODED, ONE
 from benchmarks.markup import gpu, markdown, number
 from benchmarks.sheet import Row, read
@@ -16,12 +16,13 @@ CPU = (
 LU = "float32 512 x 512, by columns", "float64 4096 x 4096, by columns"
 GPU = (
     *("float64 2048 x 2048 x 2048", "float32 512 x 512 x 512", "float32 4096 x 4096 x 4096"),
-    *("float16 1024 x 1024 x 1024", "float16 8192 x 8192 x 8192", "bfloat16 64 x 8192 x 8192"),
+    *("float16 1024 x 1024 x 1024", "float16 8192 x 8192 x 8192"),
 )
+GPU_LU = "float64 512 x 512, by columns", "float64 8192 x 8192, by columns"
 
 
 def summary() -> str:
-    """Time beside the unprotected call: products on a CPU, factorisations, products on a GPU."""
+    """Time beside the unprotected call: products and factorisations, on a CPU and on a GPU."""
     products = {f"{row['dtype']} {row['m']} x {row['k']} x {row['n']}": row for row in read("overhead")}
     body = [
         ("CPU, A @ B", name, number(row["plain_ms"]), _added(row["overhead"]), _added(row["overhead_encoded"]))
@@ -38,6 +39,11 @@ def summary() -> str:
         plain = number(float(next(iter(rows.values()))["plain_us"]) / 1000)
         body.append(("GPU, A @ B", name, plain, *(_percent(rows.get(variant)) for variant in (ONE, ENCODED))))
     on_gpu = gpu(*(row for name in GPU for row in on_card[name].values()))
+    factored_there = {lu_gpu_tables.name(row): row for row in lu_gpu_tables.latest("factor")}
+    for name in GPU_LU:
+        plain, own = (float(factored_there[name][f"{call}_call_ms"]) for call in ("cupy", "online"))
+        body.append(("GPU, lu_factor", name, number(plain), _added(own / plain - 1), ""))
+    on_gpu += f"; lu_factor: {gpu(*(factored_there[name] for name in GPU_LU))}"
     on_cpu = f"{cpu_tables.where(products[CPU[0]])}; lu_factor: {lu_tables.where(factored[LU[0]])}"
     head = ("operation", "operands", "unprotected, ms", "protected", "B encoded beforehand")
     return f"{markdown(head, body)}\nMedians of interleaved runs; {on_cpu}; {on_gpu}.\n"

@@ -41,7 +41,7 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
-_PACKED = struct.Struct("@7IPPI0P")  # the same, which is filled in one call
+_PACKED = struct.Struct("@7IPPI0P")  # its layout, to be filled in one call; 0P pads its end
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: may begin before the kernel before has ended
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ANY_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
@@ -122,7 +122,7 @@ class PreparedLaunch:
             numbers.append(0 if isinstance(value, str) else value)
         self._values = (ctypes.c_longlong * (2 * len(values)))()  # and behind them their addresses
         start, behind = ctypes.addressof(self._values), ctypes.addressof(self._values) + 8 * len(values)
-        struct.pack_into(f"{letters}{len(values)}q", self._values, 0, *numbers, *range(start, behind, 8))
+        struct.pack_into(f"{letters}{len(values)}Q", self._values, 0, *numbers, *range(start, behind, 8))
         shape, attributes = (*(*grid, 1, 1)[:3], threads, 1, 1), (0, 0)
         if chained and int(cupy.cuda.Device().compute_capability) >= 90:
             self._attribute = _Attribute(_PROGRAMMATIC, 0, (1,))

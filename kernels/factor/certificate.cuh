@@ -5,7 +5,8 @@
 typedef unsigned long long Count;
 
 // Elements of `verified`, zeros before. A factorisation is certified only if each is the full number: a kernel that did
-// not run shows.
+// not run shows. To those that are the SAME a host may add lines whose own norms explain what guessed ones do not
+// (`unchanged` of repair.py).
 enum Verified {
   RIGHT_ROWS = 0,         // m: rows of which L y = S
   RIGHT_COLUMNS = 1,      // n: columns of which g U = Z

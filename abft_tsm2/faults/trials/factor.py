@@ -139,9 +139,9 @@ def _clean(problem: FactorProblem, scheme: str) -> Finding:
     it has no hook, for which a GPU would go another way.
 
     What SciPy refuses as singular, or as not positive definite, may be refused, and so may what is so but for rounding;
-    of a solution that is not finite in SciPy either, nothing more is said than that. It is SciPy for a GPU as well:
-    cuSOLVER's getrf may never return where pivots are subnormal (Vandermonde matrices of 3000 rows in float32, and of
-    8192 in float64, on an H100; cuSOLVER 12).
+    of a solution that is not finite in SciPy either, nothing more is said than that. On a GPU the comparison is with
+    SciPy as well: cuSOLVER's getrf may never return where pivots are subnormal (Vandermonde matrices of 3000 rows in
+    float32, and of 8192 in float64, on an H100; CUDA 13.2).
     """
     try:
         without = problem.error(replace(problem, xp=np).call("none"))

@@ -180,8 +180,8 @@ class DeviceFactorisation:
 
     @property
     def certified(self) -> bool:
-        """Whether every check of the finished factors was made, and found everything right; sums that guessed norms of
-        lines do not explain, but their own do, are right as well."""
+        """Whether every check of the finished factors was made, and found everything right. Of a run that repairs,
+        sums are right as well that guessed norms of their lines do not explain, but their own do."""
         counts = self._counts
         for which, name in ((SAME_COLUMNS, "g"), (SAME_ROWS, "y")):
             counts[which] += self._unchanged.get(name, 0)

@@ -38,15 +38,13 @@ from abft_tsm2.checksum.bounds import (
     factored_element,
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
-from abft_tsm2.core.launch import Step as Queued
 from abft_tsm2.linalg.certify import tail_norms
-from abft_tsm2.linalg.device import evidence_config, move_config
-from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD, RunSums
+from abft_tsm2.linalg.device import evidence_config
+from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD
 from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
-from abft_tsm2.linalg.device.lanes import add_product, current
-from abft_tsm2.linalg.device.plan import FactorPlan
-from abft_tsm2.linalg.device.queued import QueuedRun
-from abft_tsm2.linalg.device.schedule import PRODUCTS, Step, Task
+from abft_tsm2.linalg.device.lanes import current
+from abft_tsm2.linalg.device.repair_operations import RepairOperations
+from abft_tsm2.linalg.device.schedule import Step
 from abft_tsm2.linalg.encode import counts, wide
 from abft_tsm2.linalg.evidence import Evidence, compare_sum, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, norm
@@ -66,27 +64,22 @@ LINES = 32  # finished lines that have changed
 
 
 class _Told(NamedTuple):
-    """What the host knows of finished lines: their sums g, y as they were kept, then as they are now; the pivots."""
+    """What the host knows of finished lines: their sums as they were kept, and as they were when they were last taken;
+    the pivots, which follow when a row is replaced."""
 
-    sums: Any
+    g: Any
+    y: Any
+    g_again: Any
+    y_again: Any
     diagonal: Any
-
-    def of(self, name: str) -> tuple[Any, Any]:
-        """Of "g", or of "y": both."""
-        first = ("g", "y").index(name)
-        return self.sums[first], self.sums[first + 2]
 
 
 @dataclass(eq=False)
-class DeviceRepair:
+class DeviceRepair(RepairOperations):
     """Verifies steps that are suspected, and takes the matrix back to before them; finished lines that have changed.
 
     Attributes
     ----------
-    plan : FactorPlan
-    run : QueuedRun
-    A, W : (m, n) CuPy arrays
-    sums : RunSums
     findings : Findings
     attempts : dict
         How often each step was begun again.
@@ -94,28 +87,16 @@ class DeviceRepair:
         How many steps were suspected in vain; after the first one they are not done again.
     convicted : dict
         What was found in steps that are done again; nothing where evidence found them right.
-    arrived : int
-        Columns whose rows are known to be in order when so many are factored.
     unchanged : dict
         How many columns of L ("g") and rows of U ("y") have sums that differ from those that were kept by more than
-        guessed norms explain, but not by more than their own do: of the last look at finished lines.
+        guessed norms explain, but by no more than their own do: of the last look at finished lines.
     """
 
-    plan: FactorPlan
-    run: QueuedRun
-    A: Array
-    W: Array
-    sums: RunSums
     findings: Findings
     attempts: dict[int, int] = field(default_factory=dict)
     innocent: int = 0
     convicted: dict[int, list[Fault]] = field(default_factory=dict)
-    arrived: int = 0
     unchanged: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
-        self.stream, self.dtype = self.plan.lanes.streams[PRODUCTS], self.plan.kind.dtype
 
     def begins_again(self, number: int, queued: int) -> int | None:
         """The step to go on with where one that is suspected is wrong: W is what that step found, but for the first,
@@ -403,7 +384,8 @@ class DeviceRepair:
         order, line_sums, floors, diagonal = self._on_host(orders, line_sums, floors, self.W.diagonal())
         if not _is_order(order):
             return False
-        w, told = self.sums.on_host("w")[order], _Told(line_sums[:, :K], diagonal[:K])
+        w, (g, y, wL, Uv) = self.sums.on_host("w")[order], line_sums[:, :K]
+        told = _Told(g, y, wL, Uv, diagonal[:K])
         with np.errstate(all="ignore"):
             rows, columns = self._changed((order, w), told, floors)
             if not 0 < len(rows) + len(columns) <= LINES:
@@ -416,13 +398,17 @@ class DeviceRepair:
     def _changed(self, rows: Any, told: _Told, floors: Any) -> tuple[list[int], list[int]]:
         """The first rows of U and columns of L whose sums are no longer what they were
         (`abft_tsm2.linalg.certify.changed`). `rows`: their order, and the weights in that order."""
-        (order, w), (g, y, wL, Uv), K = rows, told.sums, told.diagonal.size
+        (order, w), (g, y, wL, Uv, diagonal), K = rows, told, told.diagonal.size
         row_floor, column_floor = floors[: self.plan.m], floors[self.plan.m :]
-        pivots = np.abs(told.diagonal).astype(np.float64, copy=False)
+        pivots = np.abs(diagonal).astype(np.float64, copy=False)
         sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tail_norms(w)[:K])
-        columns = ~(np.abs(wL - g) <= changed_bound(np.maximum(np.abs(g), sizes), self.plan.m))
-        of_U = ~(np.abs(Uv - y) <= changed_bound(np.maximum(np.abs(y), row_floor[order[:K]]), self.plan.n))
-        return np.flatnonzero(of_U).tolist(), np.flatnonzero(columns).tolist()
+        of_columns = changed_bound(np.maximum(np.abs(g), sizes), self.plan.m)
+        of_rows = changed_bound(np.maximum(np.abs(y), row_floor[order[:K]]), self.plan.n)
+        columns, of_U = (
+            np.flatnonzero(~((np.abs(again - kept) <= bound) & np.isfinite(bound))).tolist()
+            for kept, again, bound in ((g, wL, of_columns), (y, Uv, of_rows))
+        )
+        return of_U, columns
 
     def _row(self, r: int, rows_of_A: int, told: _Told) -> bool:
         """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is.
@@ -438,7 +424,7 @@ class DeviceRepair:
         """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
         nothing is. `w`: the weights of rows from c on."""
         new = self._empty(self.plan.m - c - 1, 1)
-        if not new.shape[0]:
+        if not new.shape[0]:  # nothing tells whose fault it is
             return False
         self._from_A(rows_of_A + 4 * (c + 1), slice(c, c + 1), new)
         part = self._copied(new)
@@ -447,20 +433,29 @@ class DeviceRepair:
         return self._settle_line(told, "g", old, new, part, (c + 1, c), w[1:], float(w[0]))
 
     def _settle_line(
-        self, told: _Told, name: str, old: Array, new: Array, part: Any, first: Any, weights: Any, own: float
+        self,
+        told: _Told,
+        name: str,
+        old: Array,
+        new: Array,
+        part: Any,
+        first: tuple[int, int],
+        weights: Any,
+        own: float,
     ) -> bool:
         """Replace elements of a line that are not what was computed again, but for rounding of their size in A and now;
-        where there are none its sum was wrong, unless it differs by no more than another order of addition explains.
-        Whether something was wrong. Those of a column are yet to be divided by their pivot."""
+        where there are none its sum was wrong. Whether something was wrong: nothing is, and the line is counted as
+        `unchanged`, where both sums, and that of the line as it is here, differ by no more than another order of
+        addition explains. Those of a column are yet to be divided by their pivot."""
         line = first[1]
         kept, new = self._on_host(old, new)  # and `part`
-        before, now = (float(sums[line]) for sums in told.of(name))
+        before, now = (float(sums[line]) for sums in (getattr(told, name), getattr(told, f"{name}_again")))
         if name == "g":
             divisor = told.diagonal[line] or 1.0  # under a zero pivot there are zeros, which are not divided
             new, part = np.clip(new / divisor, -1.0, 1.0), part / divisor
-        off = abs(before - now)
-        size = norm(kept.ravel().astype(np.float64) * weights) + abs(own)
-        if off <= changed_bound(size, weights.size) and math.isfinite(size):
+        off, terms = abs(before - now), kept.ravel().astype(np.float64) * weights
+        here, bound = own + float(np.sum(terms)), changed_bound(norm(terms) + abs(own), weights.size)
+        if math.isfinite(bound) and max(off, abs(here - before), abs(here - now)) <= bound:
             self.unchanged[name] += 1
             return False
         sums = getattr(self.buffers, name)
@@ -478,75 +473,6 @@ class DeviceRepair:
             sums[line] = now
             self.findings.wrong_sums(name, [line], off)
         return True
-
-    # -- operations --
-
-    def _on_host(self, *arrays: Array) -> list[Any]:
-        """Arrays of the device on the host, with one wait for all of them."""
-        import cupy
-
-        arrays = tuple(cupy.ascontiguousarray(x) for x in arrays)  # all memory comes before what uses it
-        found = [self._copied(x) for x in arrays]
-        self.stream.synchronize()
-        return found
-
-    def _copied(self, x: Array) -> Any:
-        """A contiguous array of the device as it is by now, on the host when the stream has been waited for."""
-        import cupy
-        from cupy.cuda import runtime
-
-        memory = cupy.cuda.alloc_pinned_memory(x.nbytes)
-        runtime.memcpyAsync(memory.ptr, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
-        return np.frombuffer(memory, x.dtype, x.size).reshape(x.shape)
-
-    def _empty(self, m: int, n: int) -> Array:
-        import cupy
-
-        return cupy.empty((m, n), self.W.dtype, order="F")
-
-    def _queue(self, steps: list[Queued]) -> None:
-        for step in steps:
-            step(self.stream.ptr, self.run.where)
-
-    def _evidence_kernel(self, routine: str, launch: move_config.Launch, *values: Any) -> None:
-        self._queue(self.plan.kernel(evidence_config.EvidenceKernel(routine, self.dtype), launch, *values))
-
-    def _take(self, X: Array, gather: int, to: Array, rows: int, scatter: int = 0) -> None:
-        """Rows of X, which an address names, to rows of another matrix; of as many columns."""
-        launch, size = move_config.take_rows(rows, to.shape[1]), X.itemsize
-        strides = (stride // size for stride in X.strides)
-        values = X.data.ptr, *strides, gather, rows, to.shape[1], to.data.ptr, to.strides[1] // size, scatter
-        self._queue(self.plan.move("take_rows", launch, *values))
-
-    def _from_A(self, rows: int, columns: slice, to: Array) -> None:
-        """Rows of A, which an address names, and some of its columns."""
-        self._take(self.A[:, columns], rows, to, to.shape[0])
-
-    def _left(self, at: Array, j: int) -> Array:
-        """L(at, :j)."""
-        found = self._empty(len(at), j)
-        if j:
-            self._take(self.W[:, :j], at.data.ptr, found, len(at))
-        return found
-
-    def _subtract(self, L: Array, U: Array, C: Array) -> None:
-        self._add(-1.0, L, U, C)
-
-    def _add(self, alpha: float, L: Array, U: Array, C: Array) -> None:
-        """C += alpha L U, all of them with contiguous columns."""
-        if 0 not in (*C.shape, L.shape[1]):
-            add_product(self.plan.lanes, PRODUCTS, self.dtype, alpha, L, U, C)
-
-    def _bring_left(self, j: int) -> None:
-        """L(:, :j) with its rows in the order of step j:j1. They move once more when all steps are done."""
-        if j and self.arrived != j:
-            for name in ("left_map", "left_rows", "left_done"):
-                self._task(name, j)
-        self.arrived = j
-
-    def _task(self, name: str, *numbers: int) -> None:
-        """Queue a task of a schedule."""
-        self._queue(self.plan.launches(Task(PRODUCTS, name, numbers)))
 
 
 def suspected(status: int, side: int, residual: Any, bound: Any, squares: Any, dtype: str) -> Any:
