@@ -42,9 +42,11 @@ class LineCheck(NamedTuple):
     ) -> LineCheck:
         """`relative_to_median` of the lines in these runs; the others are fine."""
         xp = namespace(residual)
+        ok = xp.ones(bound.shape, dtype=xp.bool, device=bound.device)
+        if not runs:
+            return cls(residual, bound, ok)
         residuals, bounds = (xp.concat([x[run] for run in runs]) for x in (residual, bound))
         found, at = cls.relative_to_median(residuals, bounds, usual, least), 0
-        ok = xp.ones(bound.shape, dtype=xp.bool, device=bound.device)
         for run in runs:
             ok[run] = found.ok[at : at + run.stop - run.start]
             at += run.stop - run.start

@@ -18,7 +18,7 @@ from tests.support.cubins import Cubins, mostly_tuned
 
 CONFIGS = [
     EvidenceKernel(routine, dtype)
-    for routine in ("step_factors", "judge_elements", "grown_columns")
+    for routine in ("step_factors", "judge_elements", "grown_columns", "line_squares")
     for dtype in ("float64", "float32")
 ]
 SPILLED = {("factor_judge_elements_float64", "sm_100"): 16}  # outside of the loop over R

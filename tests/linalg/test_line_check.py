@@ -68,6 +68,7 @@ def test_lines_are_compared_with_those_of_their_runs() -> None:
     found = LineCheck.relative_in_runs(residual, np.ones(7), [slice(1, 4), slice(4, 5), slice(6, 7)], USUAL, LEAST)
     assert fine(found) == [True, True, True, True, False, True, True]
     assert found.residual is residual
+    assert LineCheck.relative_in_runs(residual, np.ones(7), [], USUAL, LEAST).clean
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200, 5e-324, 0.0])

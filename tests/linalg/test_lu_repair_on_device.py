@@ -19,8 +19,10 @@ from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device import repair
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
+from abft_tsm2.linalg.device.lanes import LOOKS
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.repair import DeviceRepair
+from abft_tsm2.linalg.device.schedule import PRODUCTS, Schedule, Step
 from abft_tsm2.linalg.evidence import factor_evidence
 from abft_tsm2.linalg.line_check import norm
 from abft_tsm2.linalg.once_more import factored_once_more
@@ -509,8 +511,7 @@ def test_norms_of_lines_are_those_of_the_end() -> None:
             way = made._repair
             assert way is not None
             for step in way.steps[1:3]:
-                way._bring_left(step.j)
-                found.update({(step.j, side): way._squares(step, side) for side in (0, 1)})
+                found.update({(step.j, side): way._looked(step)[2, side] for side in (0, 1)})
 
     made.__init__(on_card(normal(N, N)), checked=True, findings=Findings(), hook=look)  # type: ignore[misc]
     made.wait()
@@ -603,9 +604,33 @@ def test_a_sum_of_no_elements_is_not_acquitted() -> None:
     assert not run.clean
 
 
-def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QueuedRun, "verdict", lambda self, step: 8 + 3)
+@pytest.mark.parametrize("still", [2, N // 128 + 1])
+def test_estimated_norms_that_do_not_do_are_computed(still: int, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While later steps go on, but once rows of finished columns may move."""
+    verdict, before, look = QueuedRun.verdict, QueuedRun.before, DeviceRepair._looked
+    waits, lanes = list[int](), list[str]()
+
+    def flagged(self: QueuedRun, step: int) -> int:
+        verdict(self, step)
+        self.sums.status[step] = 8 + 3
+        return 8 + 3
+
+    def waited(self: QueuedRun, stream: int) -> None:
+        waits.append(stream)
+        before(self, stream)
+
+    def looked(self: DeviceRepair, step: Step) -> Any:
+        streams, now = self.plan.lanes.streams, cupy.cuda.get_current_stream().ptr
+        lanes.append(next(lane for lane, stream in streams.items() if stream.ptr == now))
+        return look(self, step)
+
+    monkeypatch.setattr(QueuedRun, "verdict", flagged)
+    monkeypatch.setattr(QueuedRun, "before", waited)
+    monkeypatch.setattr(DeviceRepair, "_looked", looked)
+    monkeypatch.setattr(Schedule, "still", still)
     monkeypatch.setattr(DeviceRepair, "_evidence", lambda *_: pytest.fail("nothing is suspected"))
     run, findings = tracked(normal(N, N))
     assert run.certified
     assert not findings.statuses
+    assert len(waits) == (0 if still > 2 else 4)
+    assert lanes == [LOOKS] * (5 - len(waits)) + [PRODUCTS] * len(waits)

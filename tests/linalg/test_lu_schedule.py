@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from abft_tsm2.linalg.device.factorisation import AHEAD
 from abft_tsm2.linalg.device.schedule import CHECKS, LANES, MAIN, PANEL, SETTLED, Schedule, Step, Task, steps_of
 from tests.support.lu_machine import InPlace, Machine, alone, error_of, error_of_factors, queued, wide_steps
 
@@ -275,6 +276,56 @@ def test_finished_factors_are_verified_again_alone():
         machine.run(alone(schedule.tasks[schedule.certificate]))
         assert len(machine.residuals) == 4
         assert (np.max(machine.residuals) < 1e-9) == agree
+
+
+# -- looks at a step while later ones go on --
+
+
+def written(task: Task) -> int:
+    """The first column that a task writes or moves: 0 of what else a look reads, and far right of what it does not."""
+    at = {"panel": 0, "exchange_rows": 2, "exchange_solve": 2, "solve_rows": 4, "substitute": 4, "update": 2}
+    if task.name in ("column_sums", "row_sums", "judge_step"):
+        return task.numbers[0]
+    if task.name in ("begin", "left_map", "left_rows", "left_done", "sum_factors"):
+        return 0
+    return task.numbers[at[task.name]] if task.name in at else 1 << 40
+
+
+def disturbed(schedule: Schedule, still: int) -> list[tuple[int, Task]]:
+    """Steps, and tasks that may run beside a look at them and write what it reads: those that two more steps have
+    queued, but for what comes before the verdict."""
+    before, known = dict.fromkeys(LANES, frozenset()), {}
+    ends = {part.stop - 1: number for number, part in enumerate(schedule.parts)}
+    part_of = {k: i for i, part in enumerate(schedule.parts) for k in range(part.start, part.stop)}
+    judged = {}
+    for k, task in enumerate(schedule.tasks):
+        if task.name == "wait":
+            before[task.lane] |= known[task.numbers[0]]
+        before[task.lane] |= {k}
+        if task.name == "record":
+            known[task.numbers[0]] = before[task.lane]
+        if k in ends:
+            judged[ends[k]] = before[MAIN if schedule.parts[ends[k]].whole else CHECKS]
+    return [
+        (number, task)
+        for number, step in enumerate(schedule.steps)
+        for k, task in enumerate(schedule.tasks)
+        if part_of.get(k, -1) < min(still, number + AHEAD) and k not in judged[number] and written(task) < step.j1
+    ]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "chunk"), [(2048, 2048, None), (2048, 2048, 256), (1500, 700, 256), (400, 1500, 512)]
+)
+def test_a_look_reads_what_lies_still(m, n, chunk):
+    schedule = Schedule(m, n, checked=True, tracked=True, chunk=chunk, steps=wide_steps(m, n, 256))
+    assert not disturbed(schedule, schedule.still)
+    moves = next(k for k, task in enumerate(schedule.tasks) if task.name == "left_rows")
+    if schedule.early:
+        assert disturbed(schedule, schedule.still + 1)
+        assert schedule.parts[schedule.still].start <= moves < schedule.parts[schedule.still].stop
+    else:
+        assert (schedule.still, schedule.parts[-1].start <= moves) == (len(schedule.steps), True)
 
 
 # -- what a hook sees --

@@ -40,8 +40,8 @@ class Buffers:
     line_sums : (4, K) float64 array
         g and y, of the steps or of finished factors, and both as the certificate finds them at the end: `g_again`,
         `y_again`.
-    biggest, parts, moduli, least, initial, constants : float64 arrays
-        Of the steps' checks.
+    biggest, parts, moduli, least, initial, constants, looked : float64 arrays
+        Of the steps' checks; `looked` is what line_squares.cu says of a step that is in doubt.
     kept : (KEPT, m + n + 3) float64 array
         What steps carry, before each of the last ones.
     largest, column_parts, row_parts, largest_parts, state : float64 arrays
@@ -50,6 +50,7 @@ class Buffers:
 
     least: Array
     state: Array
+    looked: Array
 
     def __init__(
         self, schedule: Schedule, dtype: str, tiles: Tiles, left: LeftRows | None, constants: Any, initial: Any
@@ -64,15 +65,15 @@ class Buffers:
         self.started, self.getrf_info = (cupy.zeros(1, cupy.int32) for _ in range(2))
         across = min(schedule.chunk, n)
         self.gathered = {PANELS: cupy.empty(widest * widest, dtype), ROWS: cupy.empty(widest * across, dtype)}
+        self.first_ends = cupy.asarray(schedule.ends, cupy.int32)
+        self.ends = self.first_ends.copy()
         if left:
-            self.first_ends = cupy.asarray(schedule.ends, cupy.int32)
-            self.ends = self.first_ends.copy()
             self.map = cupy.empty((panels, m), cupy.int32)
             self.scratch = cupy.empty(left.scratch_elements, dtype)
         of_rows = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
         self.line_sums = cupy.zeros((4, K))
         self.g, self.y, self.g_again, self.y_again = self.line_sums
-        sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "least": 4, "state": 3}
+        sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "least": 4, "state": 3, "looked": 6 * widest}
         sizes |= {"largest": K}
         parts = {"column_parts": 3 * tiles.column_parts, "row_parts": 3 * tiles.row_parts}
         sizes |= {**parts, "largest_parts": tiles.column_parts}

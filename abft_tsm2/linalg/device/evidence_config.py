@@ -1,4 +1,4 @@
-"""The kernels that compare a step of LU on a GPU with A element by element, and their launches.
+"""The kernels that look again at a step of LU on a GPU: at the norms of its lines, and at its elements beside A.
 
 Each is a file of kernels/factor, which says there what it does and takes. `judged_by` are the tolerances that
 judge_elements.cu takes.
@@ -52,6 +52,11 @@ class EvidenceKernel:
 def step_factors(rows: int, b: int) -> Launch:
     """A thread for each element of L(j:, J)."""
     return Launch((-(-rows // THREADS), b), THREADS)
+
+
+def line_squares(b: int) -> Launch:
+    """A block for each row and for each column of a step."""
+    return Launch((b, 2), THREADS)
 
 
 def by_columns(count: int) -> Launch:

@@ -12,6 +12,9 @@ for columns in which the faulty U' is so large that T' has lost T: those are com
 What is finished and has changed since its check was made has mostly been used by nothing: its line alone is computed
 again, from A. Where it has been used by then, so is T.
 
+Bounds rest on estimated norms at first. A step that exceeds them is in doubt: the norms of its lines are computed,
+while later steps go on as long as rows of finished columns lie still. It is suspected if it exceeds these bounds, too.
+
 A step is convicted when it has come to agree, once it was done again: factors that come out the same every time are not
 a fault of the machine, and are left to the evidence of `abft_tsm2.linalg.evidence`, as is all else that finds no
 agreement here. A suspected step in which evidence finds nothing beyond the bound of rounding is done again as well,
@@ -26,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, Array, from_host, namespace, to_host
+from abft_tsm2.arrays import FLOATS, Array, from_host, to_host
 from abft_tsm2.checksum.bounds import (
     COMPUTED,
     COMPUTED_LEAST,
@@ -40,13 +43,12 @@ from abft_tsm2.checksum.bounds import (
 from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.linalg.certify import tail_norms
 from abft_tsm2.linalg.device import evidence_config
-from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD
+from abft_tsm2.linalg.device.buffers import KEPT, NAN_BYTE, STATE, WORD
 from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
-from abft_tsm2.linalg.device.lanes import current
+from abft_tsm2.linalg.device.lanes import LOOKS, current
 from abft_tsm2.linalg.device.repair_operations import RepairOperations
 from abft_tsm2.linalg.device.schedule import Step
-from abft_tsm2.linalg.encode import counts, wide
-from abft_tsm2.linalg.evidence import Evidence, compare_sum, unit_lower
+from abft_tsm2.linalg.evidence import Evidence, compare_sum
 from abft_tsm2.linalg.line_check import LineCheck, norm
 from abft_tsm2.linalg.outcome import FACTORS, Findings, differing
 from abft_tsm2.report import Fault, Status
@@ -108,15 +110,22 @@ class DeviceRepair(RepairOperations):
             self.convicted.pop(number, None)
             return None
         import cupy
+        from cupy.cuda import runtime
 
+        beside = queued <= self.plan.schedule.still
+        if beside:
+            with current(self.plan.lanes.streams[LOOKS]):
+                if self._is_fine(number):
+                    return None
         with current(self.stream):
             self.run.before(self.stream.ptr)
             try:
-                again = self._settled(number, queued)
+                again = None if not beside and self._is_fine(number) else self._settled(number, queued)
             except cupy.cuda.memory.OutOfMemoryError:  # left to the end, which needs other memory
                 self.stream.synchronize()  # what is copied to the host has been given back
                 again, self.innocent = None, INNOCENT
             self.run.behind(self.stream.ptr)
+            runtime.streamWaitEvent(self.plan.lanes.streams[LOOKS].ptr, self.plan.forked.ptr)  # as the next look
         return again
 
     def _is_left(self, number: int) -> bool:
@@ -135,14 +144,11 @@ class DeviceRepair(RepairOperations):
     def _settled(self, number: int, queued: int) -> int | None:
         self.arrived = 0  # steps have been done since
         step, snapshot = self.steps[number], self.plan.schedule.snapshot
-        (j, j1), first = step, snapshot(step.j)
-        lines = self.sums.between("step_residuals", "step_bounds").reshape(2, 2, max(self.W.shape))[:, :, j:j1]
+        first = snapshot(step.j)
         kept = self.buffers.order[first : snapshot(self._begin_of(queued)) + 1]
-        orders, judged, info = self._on_host(kept, lines, self.sums.on_device("info", np.int32))
+        orders, info = self._on_host(kept, self.sums.on_device("info", np.int32))
         before_it, behind_it = (_is_order(orders[snapshot(at) - first]) for at in step)
         placed = before_it and behind_it  # the rows have places before the step and behind it
-        if placed and self._is_fine(number, judged):
-            return None
         found, lost = self._evidence(number, queued) if placed else (_lost(step), None)
         before, right = self.attempts.get(number, 0), found is None or found.right
         # What is finished has been used since it changed, if it has: T is known from A alone then.
@@ -185,37 +191,32 @@ class DeviceRepair(RepairOperations):
 
     # -- suspicion --
 
-    def _is_fine(self, number: int, judged: Any) -> bool:
-        """Whether a step is not suspected any more where the norms of its lines are computed, not estimated.
-
-        `judged`: their residuals and bounds, of rows and of columns, as the step's judge has left them.
-        """
-        step, status = self.steps[number], int(self.sums.status[number])
-        lines = [judged[:, side] for side in (0, 1)]
-        if not all((np.abs(residual) <= BEYOND * bound).all() for residual, bound in lines):
+    def _is_fine(self, number: int) -> bool:
+        """Whether a step that is in doubt is fine by the norms of its lines, computed. Nothing is changed."""
+        status = int(self.sums.status[number])
+        if status & ~(ROW | COLUMN) != JUDGED:
             return False
-        self._bring_left(step.j)
-        for side, (residual, bound) in enumerate(lines):
-            squares = self._squares(step, side) if status & (ROW, COLUMN)[side] else bound
+        looked = self._looked(self.steps[number])
+        if not (np.abs(looked[0]) <= BEYOND * looked[1]).all():
+            return False
+        for side, (residual, bound, squares) in enumerate(looked.swapaxes(0, 1)):
             if np.any(suspected(status, side, residual, bound, squares, self.dtype)):
                 return False
         return True
 
-    def _squares(self, step: Step, side: int) -> Any:
-        """Of the norms of the terms of ``L(J, :) y`` or ``g U(:, J)``, with the operations on each as factor_sums.cu
-        has them."""
-        (j, j1), b, W = step, self.buffers, self.W
-        xp, snapshot = namespace(W), self.plan.schedule.snapshot
-        done = counts(j1, xp, W.device)
-        if side:
-            terms = done[:, None] * (wide(W[:j1, j:j1]) * b.g[:j1, None]) ** 2
-            return self._on_host(xp.sum(terms[:j, :], axis=0) + xp.sum(xp.triu(terms[j:, :]), axis=0))[0]
-        found = xp.sum(done[None, j:] * (unit_lower(wide(W[j:j1, j:j1])) * b.y[None, j:j1]) ** 2, axis=1)
-        if j:
-            places = b.places[snapshot(j)][b.order[snapshot(j1)][j:j1]]
-            at = xp.minimum(xp.maximum(places, 0), self.plan.m - 1)  # a place may have been changed
-            found = found + xp.sum(done[None, :j] * (wide(self._left(at, j)) * b.y[None, :j]) ** 2, axis=1)
-        return self._on_host(found)[0]
+    def _looked(self, step: Step) -> Any:
+        """Residuals and bounds of a step's rows and columns, as its judge has left them; and squares of the norms of
+        the terms of ``L(J, :) y`` and ``g U(:, J)``, operations counted."""
+        import cupy
+        from cupy.cuda import runtime
+
+        plan, b, (j, j1), (m, n) = self.plan, self.buffers, step, self.W.shape
+        width, launch, found = j1 - j, evidence_config.line_squares(j1 - j), b.looked[: 6 * (j1 - j)]
+        runtime.memsetAsync(found.data.ptr, NAN_BYTE, found.nbytes, cupy.cuda.get_current_stream().ptr)
+        values = "W", plan.ld, m, j, width, plan.order(j1)[0], plan.order(0)[1], b["ends"], b["g"], b["y"]
+        judged = "step_residuals", "step_bounds", max(m, n), found.data.ptr
+        self._evidence_kernel("line_squares", launch, *values, *judged)
+        return self._on_host(found)[0].reshape(3, 2, width)
 
     # -- evidence --
 

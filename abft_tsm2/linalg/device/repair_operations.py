@@ -1,5 +1,5 @@
 """What a repair does with the matrices of a factorisation on a GPU: rows of A and of the factors, products, copies to
-the host, and tasks of the schedule, queued on one stream."""
+the host, and tasks of the schedule, queued on the current stream; products on that of repairs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RepairOperations:
 
         arrays = tuple(cupy.ascontiguousarray(x) for x in arrays)  # all memory comes before what uses it
         found = [self._copied(x) for x in arrays]
-        self.stream.synchronize()
+        cupy.cuda.get_current_stream().synchronize()
         return found
 
     def _copied(self, x: Array) -> Any:
@@ -57,8 +57,8 @@ class RepairOperations:
         import cupy
         from cupy.cuda import runtime
 
-        memory = cupy.cuda.alloc_pinned_memory(x.nbytes)
-        runtime.memcpyAsync(memory.ptr, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
+        memory, stream = cupy.cuda.alloc_pinned_memory(x.nbytes), cupy.cuda.get_current_stream().ptr
+        runtime.memcpyAsync(memory.ptr, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, stream)
         return np.frombuffer(memory, x.dtype, x.size).reshape(x.shape)
 
     def _empty(self, m: int, n: int) -> Array:
@@ -67,8 +67,11 @@ class RepairOperations:
         return cupy.empty((m, n), self.W.dtype, order="F")
 
     def _queue(self, steps: list[Queued]) -> None:
+        import cupy
+
+        stream = cupy.cuda.get_current_stream().ptr
         for step in steps:
-            step(self.stream.ptr, self.run.where)
+            step(stream, self.run.where)
 
     def _evidence_kernel(self, routine: str, launch: move_config.Launch, *values: Any) -> None:
         self._queue(self.plan.kernel(evidence_config.EvidenceKernel(routine, self.dtype), launch, *values))

@@ -152,6 +152,11 @@ class Schedule:
         return self._numbers[j]
 
     @property
+    def still(self) -> int:
+        """How many steps are done before rows of finished columns move, but for exchanges within a step."""
+        return self.number_of(self._settle.j) if self._settle else len(self.steps)
+
+    @property
     def ends(self) -> list[int]:
         """The first column behind the step of each panel."""
         return [step.j1 for step in self.steps for _ in step.panels]
