@@ -137,11 +137,10 @@ def protected_lu_factor(
     at all: the report is PENDING, a is to be left alone until ``report.wait()``, which factors again what is wrong
     (and says UNVERIFIABLE of an a that is not finite, whatever `check_finite`). Pivots are LAPACK's; panels of more
     than 16,384 rows, 32,768 in float32, and all of a card without clusters of 16 blocks, are cuSOLVER's, which may
-    never return where a pivot is subnormal. Columns of
-    lu may lie further apart than m. Beside lu some 100 MB stay with the thread for its next factorisation, and 16
-    bytes for every row of every 128 columns. With `on_stage` all synchronises with the host after each operation,
-    without graphs or look-ahead, and L's rows move at the end: until then they are in the order of the step that
-    made them.
+    never return where a pivot is subnormal. Columns of lu may lie further apart than m. Beside lu some 100 MB stay with
+    the thread for its next factorisation, and 16 bytes for every row of every 128 columns. With `on_stage` all
+    synchronises with the host after each operation, without graphs or look-ahead, and L's rows move at the end: until
+    then they are in the order of the step that made them.
 
     With ``preserve="host"`` a is as it was after errors that are found before it is factored: bad arguments, and memory
     that is not there then. After any other exception (SilentDataCorruptionError, NaN or Inf in a, KeyboardInterrupt)

@@ -27,9 +27,9 @@ extern "C" __global__ void __launch_bounds__(T1)
   for (Index l = threadIdx.x; l <= line; l += T1) {
     double term = g[l];
     if (of_rows) {
-      const Index snapshot = (ends[l / PANEL] + PANEL - 1) / PANEL;
-      const bool is_one = snapshot >= 0 && snapshot <= (j + b + PANEL - 1) / PANEL;  // a fault may have changed it
-      const Index place = is_one ? place_of(places + snapshot * m, row, m, -1) : -1;
+      const int* end = ends + l / PANEL;
+      const bool is_one = *end >= 0 && *end <= j + b;  // a fault may have changed it
+      const Index place = is_one ? place_of(present_order(places, end, m), row, m, -1) : -1;
       const double element = l == line ? 1 : place >= 0 ? exactly(W[place + l * ld]) : INFINITE - INFINITE;
       term = element * y[l];
     } else {

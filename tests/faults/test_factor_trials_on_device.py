@@ -18,10 +18,8 @@ from abft_tsm2.faults.trials import factor_calls
 from abft_tsm2.faults.trials.factor import FactorTrials
 from abft_tsm2.faults.trials.factor_calls import FactorProblem, Watch
 from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
-from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device.schedule import steps_of
 from tests.support import cupy_on_cpu, lu_on_cpu
-from tests.support.lu_on_cpu import on_card
 
 N = 270
 WORKLOAD = Workload("lu", N, N, N, "float64", "normal", "F", (1, 2))
@@ -41,8 +39,6 @@ def cupyx() -> ModuleType:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> Any:
-    given = lu_module.as_array  # which takes this CuPy's arrays for NumPy's
-    monkeypatch.setattr(lu_module, "as_array", lambda x, *more, **named: on_card(given(x, *more, **named)))
     module = cupyx()
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return lu_on_cpu.install(monkeypatch, build_cache)

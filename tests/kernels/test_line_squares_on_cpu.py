@@ -19,9 +19,9 @@ KERNEL = EvidenceKernel("line_squares", "float64")
 FAULTS = {
     "no_unit": (KERNEL, "l == line ? 1 :", 0, "l == line ? 0 :"),
     "own_place_of_the_unit": (KERNEL, "l == line ? 1 :", 0, ""),
-    "where_rows_are_last": (KERNEL, "(ends[l / PANEL] + PANEL - 1) / PANEL", 0, "line / PANEL + 1"),
-    "the_panel_before": (KERNEL, "(ends[l / PANEL] + PANEL - 1) / PANEL", 0, "ends[l / PANEL] / PANEL"),
-    "ends_by_column": (KERNEL, "ends[l / PANEL]", 0, "ends[0]"),
+    "where_rows_are_last": (KERNEL, "present_order(places, end, m)", 0, "places + (line / PANEL + 1) * m"),
+    "the_panel_before": (KERNEL, "(*ends + PANEL - 1) / PANEL", 0, "*ends / PANEL"),
+    "ends_by_column": (KERNEL, "ends + l / PANEL", 0, "ends"),
     "rows_from_the_top": (KERNEL, "order1[line]", 0, "order1[blockIdx.x]"),
     "columns_from_the_top": (KERNEL, "l + line * ld", 0, "l + blockIdx.x * ld"),
     "without_the_pivot": (KERNEL, "l <= line", 0, "l < line"),
@@ -96,9 +96,9 @@ class Step:
         for i, line in enumerate(range(self.j, self.j + self.b)):
             at, row = np.arange(line + 1), self.order1[line]
             if 0 <= row < self.m:
-                snapshot = -(-self.ends[at // PANEL] // PANEL)
-                known = (snapshot >= 0) & (snapshot <= -(-(self.j + self.b) // PANEL))
-                place = np.where(known, self.places[np.where(known, snapshot, 0), row], -1)
+                ends = self.ends[at // PANEL]
+                known = (ends >= 0) & (ends <= self.j + self.b)
+                place = np.where(known, self.places[np.where(known, -(-ends // PANEL), 0), row], -1)
                 L = np.where((place >= 0) & (place < self.m), W[np.clip(place, 0, self.m - 1), at], np.nan)
             else:
                 L = np.full(line + 1, np.nan, np.longdouble)

@@ -27,8 +27,6 @@ N, BETWEEN = 300, 7.0  # steps of 128 columns, and one of 44; what lies behind t
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> Any:
-    given = lu_module.as_array  # which takes this CuPy's arrays for NumPy's
-    monkeypatch.setattr(lu_module, "as_array", lambda x, *more, **named: on_card(given(x, *more, **named)))
     return lu_on_cpu.install(monkeypatch, build_cache)
 
 

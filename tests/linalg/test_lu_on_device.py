@@ -11,7 +11,6 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2 import Status, protected_lu_factor
-from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.policy import errstate
 from tests.support import lu_on_cpu
@@ -22,8 +21,6 @@ from tests.support.planting import normal
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> Any:
-    given = lu_module.as_array  # which takes this CuPy's arrays for NumPy's
-    monkeypatch.setattr(lu_module, "as_array", lambda x, *more, **named: on_card(given(x, *more, **named)))
     return lu_on_cpu.install(monkeypatch, build_cache)
 
 

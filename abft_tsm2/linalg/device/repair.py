@@ -125,7 +125,7 @@ class DeviceRepair(RepairOperations):
                 self.stream.synchronize()  # what is copied to the host has been given back
                 again, self.innocent = None, INNOCENT
             self.run.behind(self.stream.ptr)
-            runtime.streamWaitEvent(self.plan.lanes.streams[LOOKS].ptr, self.plan.forked.ptr)  # as the next look
+            runtime.streamWaitEvent(self.plan.lanes.streams[LOOKS].ptr, self.plan.forked.ptr)  # the next look, too
         return again
 
     def _is_left(self, number: int) -> bool:
