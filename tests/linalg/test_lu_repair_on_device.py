@@ -21,7 +21,7 @@ from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.lanes import LOOKS
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.repair import DeviceRepair
-from abft_tsm2.linalg.device.schedule import PRODUCTS, Schedule, Step
+from abft_tsm2.linalg.device.schedule import PRODUCTS, Step
 from abft_tsm2.linalg.evidence import factor_evidence
 from abft_tsm2.linalg.once_more import factored_once_more
 from abft_tsm2.linalg.outcome import Findings
@@ -420,6 +420,7 @@ def test_estimated_norms_that_do_not_do_are_computed(still: int, cupy: Any, monk
 
     def flagged(self: QueuedRun, step: int) -> int:
         verdict(self, step)
+        monkeypatch.setattr(self.plan.schedule, "still", still)
         self.sums.status[step] = 8 + 3
         return 8 + 3
 
@@ -435,7 +436,6 @@ def test_estimated_norms_that_do_not_do_are_computed(still: int, cupy: Any, monk
     monkeypatch.setattr(QueuedRun, "verdict", flagged)
     monkeypatch.setattr(QueuedRun, "before", waited)
     monkeypatch.setattr(DeviceRepair, "_looked", looked)
-    monkeypatch.setattr(Schedule, "still", still)
     monkeypatch.setattr(DeviceRepair, "_evidence", lambda *_: pytest.fail("nothing is suspected"))
     run, findings = tracked(normal(N, N))
     assert run.certified

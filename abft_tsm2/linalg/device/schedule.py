@@ -116,6 +116,8 @@ class Schedule:
         Columns whose rows are brought into order while the last panels are factored, which leave most of a card idle,
         and whose sums are taken then where no step does that; 0 where there are too few of them, or a hook is to see
         rows where each step has left them.
+    still : int
+        How many steps are done before rows of finished columns move, but for exchanges within a step.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Schedule:
         self.m, self.n, self.encoded, self.checked, self.steps = m, n, encoded, checked, steps or steps_of(m, n)
         self._numbers = {step.j: number for number, step in enumerate(self.steps)}
         self.tracked, self.staged, self.in_place = tracked, staged, in_place
-        self.early, self._settle = self._early_columns()
+        self.early, self.still = self._early_columns()
         self.chunk = chunk or (CHUNK if n > LARGE and not staged else n)
         self.tasks: list[Task] = []
         self.parts: list[Segment] = []
@@ -152,23 +154,18 @@ class Schedule:
         return self._numbers[j]
 
     @property
-    def still(self) -> int:
-        """How many steps are done before rows of finished columns move, but for exchanges within a step."""
-        return self.number_of(self._settle.j) if self._settle else len(self.steps)
-
-    @property
     def ends(self) -> list[int]:
         """The first column behind the step of each panel."""
         return [step.j1 for step in self.steps for _ in step.panels]
 
-    def _early_columns(self) -> tuple[int, Step | None]:
-        """`early`, and the step behind which that is done: no step before them can be done again any more then."""
-        K, steps = min(self.m, self.n), self.steps
+    def _early_columns(self) -> tuple[int, int]:
+        """`early` and `still`: no step before these columns can be done again any more when their rows move."""
+        K, count = min(self.m, self.n), len(self.steps)
         late = max(LATE[0], K // LATE[1])
-        for step, behind in zip(steps, steps[SETTLED:-1], strict=False):
+        for still, step in enumerate(self.steps[: -SETTLED - 1], SETTLED):
             if not self.staged and K - step.j1 <= late and 2 * step.j1 >= K:
-                return step.j1, behind
-        return 0, None
+                return step.j1, still
+        return 0, count
 
     # -- streams --
 
@@ -265,19 +262,21 @@ class Schedule:
     def _certify(self) -> None:
         """Verify the finished factors, whose sums come from the steps or are taken first, by a read of all of them that
         takes these sums again: where they have not changed, those that are multiplied are of these factors."""
+        self._wait(PANELS, self._record(MAIN))
+        self._add(PANELS, "replay_pivots")
+        replayed = self._record(PANELS)
         if not self.checked:
             self._add(MAIN, "sum_factors", self.early, min(self.m, self.n))
         if not self.tracked:
             self._wait(MAIN, self._record(CHECKS))
         self._wait(CHECKS, self._record(MAIN))
         self._add(CHECKS, "count_growth")
-        self._add(CHECKS, "replay_pivots")
         counted = self._record(CHECKS)
         self._add(MAIN, "multiply_sums")
         self._wait(CHECKS, self._record(MAIN))
         self._add(CHECKS, "compare_sums")
         compared = self._record(CHECKS)
-        self._wait(MAIN, counted)
+        self._wait(MAIN, counted, replayed)
         self._add(MAIN, "judge_factors")
         self._add(MAIN, "see_all")
         self._wait(MAIN, compared)
@@ -319,9 +318,12 @@ class Schedule:
                     chunks.append((c0, c1, self._record(PRODUCTS)))
             self._updated = chunks
         self._stage("updated", step)
+        self._wait(CHECKS, *begun)
+        if self.number_of(j) == self.still + 1 and self.encoded and not self.checked:
+            # a panel has begun, and lasts about as long: what comes before the next one would wait for these blocks
+            self._add(CHECKS, "sum_factors", 0, self.early)
         if not following:
             self._before_last = self._record(CHECKS)
-        self._wait(CHECKS, *begun)
         if self.checked:
             self._wait(CHECKS, factored)
             self._add(CHECKS, "column_sums", j, step.width)
@@ -331,12 +333,10 @@ class Schedule:
             self._add(CHECKS, "judge_step", j, step.width)
             if j1 < m:
                 self._add(CHECKS, "advance", j, step.width)
-        if step == self._settle:
+        if self.number_of(j) == self.still:
             self._wait(CHECKS, factored, self._record(ROWS))
             self._left(CHECKS, self.early)
             self._add(CHECKS, "left_done", self.early)
-            if self.encoded and not self.checked:
-                self._add(CHECKS, "sum_factors", 0, self.early)
         if following and not ahead:
             self._wait_for_columns(PANELS, j1, following.j1)
             next_factored = self._panels(following)
