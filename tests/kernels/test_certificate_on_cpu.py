@@ -267,6 +267,7 @@ def test_what_has_changed_since_its_sums_were_kept(on: Any, dtype: str) -> None:
     run.compare_sums(wL, g, Uv, y)
     assert run.verified[cases.SAME_COLUMNS] == 138
     assert run.verified[cases.SAME_ROWS] == 138
+    assert {i: int(x) for i, x in enumerate(run.differs) if x} == {20: 3, 30: 2, 31: 1}
 
 
 @pytest.mark.parametrize("size", [1.5, -1.0 - 2.0**-20, np.inf, np.nan])

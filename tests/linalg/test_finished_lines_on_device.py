@@ -157,19 +157,17 @@ def test_a_sum_that_its_line_does_not_explain_is_wrong(name: str) -> None:
 @pytest.mark.parametrize("place", ["the line", "the weights"])
 def test_a_line_that_does_not_give_its_sums_is_not_acquitted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has changed since the sums were taken, and weights on the host, which would make any bound large enough."""
-    a, settle = normal(N, N), DeviceRepair._settle_line
+    a, settle = normal(N, N), DeviceRepair._settle
 
-    def changed(self: DeviceRepair, told: Any, name: str, old: Any, *more: Any) -> bool:
+    def changed(self: DeviceRepair, line: Any, here: Any, *more: Any) -> bool:
         if place == "the line":
-            old[0, 100] = 1e30
+            line.here[0, 100] = here[0, 100] = 1e30
         else:
-            *before, weights, own = more
-            weights = np.array(weights)
-            weights[100] = 1e30
-            more = *before, weights, own
-        return settle(self, told, name, old, *more)
+            line = line._replace(weights=np.array(line.weights))
+            line.weights[100] = 1e30
+        return settle(self, line, here, *more)
 
-    monkeypatch.setattr(DeviceRepair, "_settle_line", changed)
+    monkeypatch.setattr(DeviceRepair, "_settle", changed)
     run, _ = tracked(a, Doubted("y", a, 0.5))
     assert run._unchanged.get("y", 0) == 0
     if place == "the line":

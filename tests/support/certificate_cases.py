@@ -148,7 +148,7 @@ class OnKernels:
         self.row_floor, self.column_floor = e.row_norms.copy(), e.column_norms.copy()
         self.moduli = np.array(of.carried.moduli)
         self.state = np.array(initial_state(FLOATS[of.dtype], self.m, self.n))
-        self.verified = np.zeros(COUNTS, np.uint64)
+        self.verified, self.differs = np.zeros(COUNTS, np.uint64), np.full(self.K, np.nan)
         self.constants, self.orders, self.pivots = of.constants, of.orders.copy(), of.pivots.copy()
         self.row_largest, self.column_largest = (np.max(abs(of.A), axis=axis) for axis in (1, 0))
 
@@ -204,8 +204,9 @@ class OnKernels:
 
     def compare_sums(self, wL: np.ndarray, g: np.ndarray, Uv: np.ndarray, y: np.ndarray) -> None:
         W = self.of.W
-        known = self.column_floor, self.row_floor, self.w, self.orders[-1].copy()
-        self.launch("compare_sums", wL, g, Uv, y, W, W.shape[0], *known, self.m, self.n, self.constants, self.verified)
+        known = self.column_floor, self.row_floor, self.w, self.orders[-1].copy(), self.m, self.K
+        out = self.verified, self.differs
+        self.launch("compare_sums", wL, g, Uv, y, W, W.shape[0], *known, self.constants, *out)
 
     def replay_pivots(self) -> None:
         self.launch("replay_pivots", self.pivots, self.orders, self.m, self.K, self.verified)

@@ -123,7 +123,8 @@ class Machine:
     def see_all(self) -> None:
         assert np.isfinite(self.gU).all()
 
-    def compare_sums(self) -> None:
+    def compare_sums(self, last: int) -> None:
+        assert last == self.K
         self.residuals += [np.abs(self.g - self.g_again).max(), np.abs(self.y - self.y_again).max()]
 
     def judge_factors(self) -> None:

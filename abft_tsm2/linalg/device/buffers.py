@@ -37,9 +37,9 @@ class Buffers:
         By lane, rows on their way to U.
     map, ends, first_ends, scratch : arrays
         Of the exchanges left of each step; `ends` is where each panel's rows are in order now.
-    line_sums : (4, K) float64 array
-        g and y, of the steps or of finished factors, and both as the certificate finds them at the end: `g_again`,
-        `y_again`.
+    line_sums : (5, K) float64 array
+        g and y, of the steps or of finished factors; both as the certificate finds them at the end, `g_again` and
+        `y_again`; and `differs`, which of them are no longer the same, as compare_sums.cu notes it.
     biggest, parts, moduli, least, initial, constants, looked : float64 arrays
         Of the steps' checks; `looked` is what line_squares.cu says of a step that is in doubt.
     kept : (KEPT, m + n + 3) float64 array
@@ -71,8 +71,8 @@ class Buffers:
             self.map = cupy.empty((panels, m), cupy.int32)
             self.scratch = cupy.empty(left.scratch_elements, dtype)
         of_rows = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
-        self.line_sums = cupy.zeros((4, K))
-        self.g, self.y, self.g_again, self.y_again = self.line_sums
+        self.line_sums = cupy.zeros((5, K))
+        self.g, self.y, self.g_again, self.y_again, self.differs = self.line_sums
         sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "least": 4, "state": 3, "looked": 6 * widest}
         sizes |= {"largest": K}
         parts = {"column_parts": 3 * tiles.column_parts, "row_parts": 3 * tiles.row_parts}

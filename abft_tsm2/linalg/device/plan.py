@@ -445,11 +445,12 @@ class FactorPlan:
         known = b["least"], self.m, self.n, b["constants"], "bounds"
         return self._certificate("see_all", self.order(self.K)[0], *of_A, *known, "verified")
 
-    def _compare_sums(self, lane: str) -> list[Step]:
-        b, order = self.buffers, self.order(self.K)[0]
+    def _compare_sums(self, lane: str, last: int) -> list[Step]:
+        """Of the first lines, whose rows are in order when so many are factored."""
+        b, order = self.buffers, self.order(last)[0]
         sums = b["g_again"], b["g"], b["y_again"], b["y"]
-        values = *sums, "W", self.ld, "column_floor", "row_floor", "w", order, self.m, self.n, b["constants"]
-        return self._certificate("compare_sums", *values, "verified")
+        values = *sums, "W", self.ld, "column_floor", "row_floor", "w", order, self.m, last, b["constants"]
+        return self._certificate("compare_sums", *values, "verified", b["differs"])
 
     def _bring(self, lane: str) -> list[Step]:
         return [self._brought("verdict")]

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, Array, from_host, to_host
+from abft_tsm2.arrays import FLOATS, Array, to_host
 from abft_tsm2.checksum.bounds import (
     COMPUTED,
     COMPUTED_LEAST,
@@ -41,7 +41,6 @@ from abft_tsm2.checksum.bounds import (
     factored_element,
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
-from abft_tsm2.linalg.certify import tail_norms
 from abft_tsm2.linalg.device import evidence_config
 from abft_tsm2.linalg.device.buffers import KEPT, NAN_BYTE, STATE, WORD
 from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
@@ -54,10 +53,11 @@ from abft_tsm2.linalg.outcome import FACTORS, Findings, differing
 from abft_tsm2.report import Fault, Status
 
 ROW, COLUMN, JUDGED = 1, 2, 8
-"""Status of a step, as kernels/factor/judge_step.cu leaves it: a row, or a column, is not right; it was judged."""
+"""Status of a step, as kernels/factor/judge_step.cu leaves it: a row, or a column, is not right; it was judged. The
+first two as compare_sums.cu has them, of finished lines."""
 ACROSS = 8192  # columns of a temporary array
 GROWN = 8.0  # times A's column: U' that is larger has cost T' digits of T
-PREFERENCE = 1.0  # of the way from A: up to so many times its multiplications, the other one is taken
+QUEUED = 4e9  # multiplications that a card makes while a host queues the other way, which takes more launches
 LOST = 64  # columns of which that may be true
 BEYOND = 16.0  # bounds: no norms of lines, if computed, would explain a residual of so many
 ATTEMPTS = 2  # to come to agree with a step, the second one from A alone
@@ -65,15 +65,32 @@ INNOCENT = 3  # steps that were suspected in vain, after which it is left to the
 LINES = 32  # finished lines that have changed
 
 
-class _Told(NamedTuple):
-    """What the host knows of finished lines: their sums as they were kept, and as they were when they were last taken;
-    the pivots, which follow when a row is replaced."""
+class _Line(NamedTuple):
+    """A finished row of U or column of L, whose sum has changed.
 
-    g: Any
-    y: Any
-    g_again: Any
-    y_again: Any
-    diagonal: Any
+    Attributes
+    ----------
+    name : str
+        Of the sum: "y" of a row, "g" of a column.
+    first : (int, int)
+        Its first element.
+    here : array
+        Its elements in W.
+    weights : float64 array
+        On the host, those by which its elements count in the sum.
+    own : float
+        What the diagonal of L has in it.
+    kept, again : float
+        The sum as it was kept, and as it was when it was last taken.
+    """
+
+    name: str
+    first: tuple[int, int]
+    here: Array
+    weights: Any
+    own: float
+    kept: float
+    again: float
 
 
 @dataclass(eq=False)
@@ -310,7 +327,7 @@ class DeviceRepair(RepairOperations):
         moved[:j], moved[j:e] = False, True
         from_A, again = float(m - j) * (n - j) * j, float(np.count_nonzero(moved)) * (n - e1) * j
         undone = float(m - e) * (n - e1) * (e - j) + again + float(m - j) * (e1 - j + len(lost or ())) * j
-        if lost is not None and len(lost) <= LOST and undone < PREFERENCE * from_A:
+        if lost is not None and len(lost) <= LOST and undone + QUEUED < from_A:
             at = np.flatnonzero(moved)
             self._undo(j, e, e1, *cupy.asarray(np.array([at, orders[0][at]], np.int32)))
             for c in lost:
@@ -359,10 +376,9 @@ class DeviceRepair(RepairOperations):
         they are computed again. All is done, and is to be verified again then."""
         from cupy.cuda import runtime
 
-        b, stream, verified = self.buffers, self.stream.ptr, self.sums.on_device("verified")
+        b, stream = self.buffers, self.stream.ptr
         with current(self.stream):
             found = self._repaired_lines(self.plan.K)
-            runtime.memsetAsync(verified.data.ptr, 0, verified.nbytes, stream)
             runtime.memcpyAsync(b["state"], b["initial"], b.state.nbytes, runtime.memcpyDeviceToDevice, stream)
             self.run.behind(stream)
         return found
@@ -373,106 +389,82 @@ class DeviceRepair(RepairOperations):
         if not j:
             return False
         self._bring_left(j)
-        self._task("sum_again", j)
+        for name in ("sum_again", "compare_sums"):
+            self._task(name, j)
         return self._repaired_lines(j)
 
     def _repaired_lines(self, K: int) -> bool:
-        """Compute lines of the first K columns' factors again that have changed, their rows in order when so many are
-        factored; whether there are any."""
-        plan, floors = self.plan, self.sums.between("row_floor", "column_floor")
+        """Compute lines of the first K columns' factors again whose sums have changed, their rows in order when so many
+        are factored; whether something was wrong with any. What was verified is to be counted again."""
+        from cupy.cuda import runtime
+
+        verified, sums = self.sums.on_device("verified"), self.buffers.line_sums
+        runtime.memsetAsync(verified.data.ptr, 0, verified.nbytes, self.stream.ptr)
         self.unchanged = {"g": 0, "y": 0}
-        orders, line_sums = self.buffers.order[plan.schedule.snapshot(K)], self.buffers.line_sums
-        order, line_sums, floors, diagonal = self._on_host(orders, line_sums, floors, self.W.diagonal())
+        order, told = self._on_host(self.buffers.order[self.plan.schedule.snapshot(K)], sums)
         if not _is_order(order):
             return False
-        w, (g, y, wL, Uv) = self.sums.on_host("w")[order], line_sums[:, :K]
-        told = _Told(g, y, wL, Uv, diagonal[:K])
+        w, differs, at = self.sums.on_host("w")[order], told[-1, :K], self.plan.order(K)[0]
+        rows, columns = (np.flatnonzero((differs != 0) & (differs != other)) for other in (COLUMN, ROW))
+        if not 0 < rows.size + columns.size <= LINES:
+            return False
         with np.errstate(all="ignore"):
-            rows, columns = self._changed((order, w), told, floors)
-            if not 0 < len(rows) + len(columns) <= LINES:
-                return False
-            at = plan.order(K)[0]
-            changed = [self._row(r, at, told) for r in rows]  # first: columns are divided by their pivots
-            changed += [self._column(c, w[c:], at, told) for c in columns]
+            changed = [self._row(r, at, told) for r in rows.tolist()]  # first: columns are divided by their pivots
+            changed += [self._column(c, w[c:], at, told) for c in columns.tolist()]
         return any(changed)
 
-    def _changed(self, rows: Any, told: _Told, floors: Any) -> tuple[list[int], list[int]]:
-        """The first rows of U and columns of L whose sums are no longer what they were
-        (`abft_tsm2.linalg.certify.changed`). `rows`: their order, and the weights in that order."""
-        (order, w), (g, y, wL, Uv, diagonal), K = rows, told, told.diagonal.size
-        row_floor, column_floor = floors[: self.plan.m], floors[self.plan.m :]
-        pivots = np.abs(diagonal).astype(np.float64, copy=False)
-        sizes = np.minimum(column_floor[:K] / np.where(pivots > 0, pivots, 1.0), tail_norms(w)[:K])
-        of_columns = changed_bound(np.maximum(np.abs(g), sizes), self.plan.m)
-        of_rows = changed_bound(np.maximum(np.abs(y), row_floor[order[:K]]), self.plan.n)
-        columns, of_U = (
-            np.flatnonzero(~((np.abs(again - kept) <= bound) & np.isfinite(bound))).tolist()
-            for kept, again, bound in ((g, wL, of_columns), (y, Uv, of_rows))
-        )
-        return of_U, columns
-
-    def _row(self, r: int, rows_of_A: int, told: _Told) -> bool:
+    def _row(self, r: int, rows_of_A: int, told: Any) -> bool:
         """U(r, r:) = (PA)(r, r:) - L(r, :r) U(:r, r:), where it is not that; else its y is wrong, or nothing is.
-        `rows_of_A`: address of the order."""
-        n = self.plan.n
+        `rows_of_A`: address of the order. `told`: `line_sums`, on the host."""
+        n, (_, y, _, again) = self.plan.n, told[:4, r]
+        line = _Line("y", (r, r), self.W[r : r + 1, r:], self.sums.on_host("v")[r:], 0.0, y, again)
         new = self._empty(1, n - r)
         self._from_A(rows_of_A + 4 * r, slice(r, n), new)
         part = self._copied(new)
         self._subtract(self.W[r : r + 1, :r], self.W[:r, r:], new)
-        return self._settle_line(told, "y", self.W[r : r + 1, r:], new, part, (r, r), self.sums.on_host("v")[r:], 0.0)
+        here, new = self._on_host(line.here, new)  # and `part`
+        return self._settle(line, here, new, part)
 
-    def _column(self, c: int, w: Any, rows_of_A: int, told: _Told) -> bool:
+    def _column(self, c: int, w: Any, rows_of_A: int, told: Any) -> bool:
         """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
         nothing is. `w`: the weights of rows from c on."""
+        g, _, again, _ = told[:4, c]
+        line = _Line("g", (c + 1, c), self.W[c + 1 :, c : c + 1], w[1:], float(w[0]), g, again)
         new = self._empty(self.plan.m - c - 1, 1)
         if not new.shape[0]:  # nothing tells whose fault it is
             return False
         self._from_A(rows_of_A + 4 * (c + 1), slice(c, c + 1), new)
         part = self._copied(new)
         self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)
-        old = self.W[c + 1 :, c : c + 1]
-        return self._settle_line(told, "g", old, new, part, (c + 1, c), w[1:], float(w[0]))
+        here, new, pivot = self._on_host(line.here, new, self.W[c : c + 1, c])  # and `part`
+        divisor = pivot[0] or 1.0  # under a zero pivot there are zeros, which are not divided
+        return self._settle(line, here, np.clip(new / divisor, -1.0, 1.0), part / divisor)
 
-    def _settle_line(
-        self,
-        told: _Told,
-        name: str,
-        old: Array,
-        new: Array,
-        part: Any,
-        first: tuple[int, int],
-        weights: Any,
-        own: float,
-    ) -> bool:
+    def _settle(self, line: _Line, here: Any, new: Any, part: Any) -> bool:
         """Replace elements of a line that are not what was computed again, but for rounding of their size in A and now;
         where there are none its sum was wrong. Whether something was wrong: nothing is, and the line is counted as
         `unchanged`, where both sums, and that of the line as it is here, differ by no more than another order of
-        addition explains. Those of a column are yet to be divided by their pivot."""
-        line = first[1]
-        kept, new = self._on_host(old, new)  # and `part`
-        before, now = (float(sums[line]) for sums in (getattr(told, name), getattr(told, f"{name}_again")))
-        if name == "g":
-            divisor = told.diagonal[line] or 1.0  # under a zero pivot there are zeros, which are not divided
-            new, part = np.clip(new / divisor, -1.0, 1.0), part / divisor
-        off, terms = abs(before - now), kept.ravel().astype(np.float64) * weights
-        here, bound = own + float(np.sum(terms)), changed_bound(norm(terms) + abs(own), weights.size)
-        if math.isfinite(bound) and max(off, abs(here - before), abs(here - now)) <= bound:
+        addition explains.
+
+        `here`: the line, in page-locked memory; `new`: computed again; `part`: A's elements."""
+        (name, first, _, weights, own, kept, again), at = line, line.first[1]
+        off, terms = abs(kept - again), here.ravel().astype(np.float64) * weights
+        total, bound = own + float(np.sum(terms)), changed_bound(norm(terms) + abs(own), weights.size)
+        if math.isfinite(bound) and max(off, abs(total - kept), abs(total - again)) <= bound:
             self.unchanged[name] += 1
             return False
         sums = getattr(self.buffers, name)
         sizes = np.maximum(np.abs(new), np.abs(part)).astype(np.float64)
-        reach = math.sqrt(line + FLOOR_TERMS) * np.maximum(sizes, np.mean(sizes))
-        differ, distance = differing(kept, new, factored_element(FLOATS[self.dtype], reach, line + 1))
+        reach = math.sqrt(at + FLOOR_TERMS) * np.maximum(sizes, np.mean(sizes))
+        differ, distance = differing(here, new, factored_element(FLOATS[self.dtype], reach, at + 1))
         if differ.any():
-            replaced = np.where(differ, new, kept).astype(kept.dtype)
-            old[...] = from_host(replaced, old)
-            sums[line] = own + float(np.sum(replaced.ravel().astype(np.float64) * weights))
-            if name == "y":
-                told.diagonal[line] = replaced[0, 0]
+            np.copyto(here, new, where=differ, casting="same_kind")
+            self._put(here, line.here)
+            sums[at] = own + float(np.sum(here.ravel().astype(np.float64) * weights))
             self.findings.wrong_elements(differ, distance, first)
         else:
-            sums[line] = now
-            self.findings.wrong_sums(name, [line], off)
+            sums[at] = again
+            self.findings.wrong_sums(name, [at], float(off))
         return True
 
 

@@ -38,6 +38,7 @@ class RepairOperations:
     W: Array
     sums: RunSums
     arrived: int = field(default=0, init=False)
+    _sent: list[Any] = field(default_factory=list, init=False)  # what copies may still be read
 
     def __post_init__(self) -> None:
         self.steps, self.buffers = self.plan.schedule.steps, self.plan.buffers
@@ -60,6 +61,16 @@ class RepairOperations:
         memory, stream = cupy.cuda.alloc_pinned_memory(x.nbytes), cupy.cuda.get_current_stream().ptr
         runtime.memcpyAsync(memory.ptr, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, stream)
         return np.frombuffer(memory, x.dtype, x.size).reshape(x.shape)
+
+    def _put(self, values: Any, to: Array) -> None:
+        """A contiguous row or column of the host's, in page-locked memory, to one of W."""
+        from cupy.cuda import runtime
+
+        (m, n), size, stream = to.shape, to.itemsize, self.stream.ptr
+        pitch, width = (to.strides[1], size) if n > 1 else (m * size,) * 2
+        place, of, way = to.data.ptr, values.ctypes.data, runtime.memcpyDefault
+        runtime.memcpy2DAsync(place, pitch, of, width, width, n, way, stream)
+        self._sent.append(values)
 
     def _empty(self, m: int, n: int) -> Array:
         import cupy

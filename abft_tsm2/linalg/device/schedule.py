@@ -274,7 +274,7 @@ class Schedule:
         counted = self._record(CHECKS)
         self._add(MAIN, "multiply_sums")
         self._wait(CHECKS, self._record(MAIN))
-        self._add(CHECKS, "compare_sums")
+        self._add(CHECKS, "compare_sums", min(self.m, self.n))
         compared = self._record(CHECKS)
         self._wait(MAIN, counted, replayed)
         self._add(MAIN, "judge_factors")
