@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from scipy import linalg
 
 from abft_tsm2 import Status, protected_lu_factor
 from abft_tsm2.checksum.bounds import changed_bound
+from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.repair import DeviceRepair
 from abft_tsm2.linalg.line_check import norm
-from tests.support import lu_on_cpu
+from abft_tsm2.linalg.outcome import ROUNDS, Findings
+from tests.support import lu_on_cpu, solver_on_cpu
 from tests.support.factor_cases import lu_outside
 from tests.support.lu_on_cpu import on_card
 from tests.support.planting import normal
@@ -60,6 +63,29 @@ def test_what_is_finished_and_was_used_is_repaired_first() -> None:
     run, findings = tracked(a, hook)
     require_right(run, a)
     assert findings.statuses
+
+
+def test_memory_that_copies_read_is_kept_until_they_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last repair that is allowed comes too late, too, and nobody has waited since."""
+    waits, put, freed = list[int](), DeviceRepair._put, list[int]()
+
+    def noted(self: DeviceRepair, values: Any, to: Any) -> None:
+        put(self, values, to)
+        weakref.finalize(values, lambda: freed.append(len(waits)))
+        waits.clear()
+
+    def faulty(stage: str, arrays: Mapping[str, Any]) -> None:
+        if stage in ("finished", "repaired"):
+            arrays["W"][130, 100] += 40.0
+
+    synchronize = solver_on_cpu._Stream.synchronize
+    monkeypatch.setattr(DeviceRepair, "_put", noted)
+    monkeypatch.setattr(solver_on_cpu._Stream, "synchronize", lambda self: (waits.append(1), synchronize(self)))
+    run = DeviceFactorisation(on_card(normal(140, 140)), checked=True, findings=Findings(), hook=faulty)
+    run.wait()
+    assert not run.certified
+    assert len(freed) == ROUNDS
+    assert all(freed)
 
 
 # ---- the sums, the order of rows, A ---

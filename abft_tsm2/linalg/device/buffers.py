@@ -143,10 +143,6 @@ class RunSums:
         """One of the arrays, on the device."""
         return self._device[self._slices[name]].view(dtype)
 
-    def between(self, first: str, last: str) -> Any:
-        """Two arrays and those that lie between them, on the device."""
-        return self._device[self._slices[first].start : self._slices[last].stop]
-
     def on_host(self, name: str, dtype: Any = np.float64) -> Any:
         """One of those that were brought."""
         at, first = self._slices[name], self._first

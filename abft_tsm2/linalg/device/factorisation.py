@@ -106,8 +106,8 @@ class DeviceFactorisation:
                 self._plan.lanes.streams[LOOKS].synchronize()
                 self.release()
                 raise
-            self._repair = None
         self._stream.synchronize()
+        self._repair = None  # whose memory copies may have read until now
 
     def _track(self, repair: DeviceRepair) -> None:
         """Queue the steps, two of them ahead of the last verdict, and repair what is found wrong."""

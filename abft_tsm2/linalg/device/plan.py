@@ -450,7 +450,8 @@ class FactorPlan:
         b, order = self.buffers, self.order(last)[0]
         sums = b["g_again"], b["g"], b["y_again"], b["y"]
         values = *sums, "W", self.ld, "column_floor", "row_floor", "w", order, self.m, last, b["constants"]
-        return self._certificate("compare_sums", *values, "verified", b["differs"])
+        grid = CertificateKernel("compare_sums").grid(last, last)
+        return self._certificate("compare_sums", *values, "verified", b["differs"], grid=grid)
 
     def _bring(self, lane: str) -> list[Step]:
         return [self._brought("verdict")]

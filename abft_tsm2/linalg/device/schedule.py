@@ -318,12 +318,9 @@ class Schedule:
                     chunks.append((c0, c1, self._record(PRODUCTS)))
             self._updated = chunks
         self._stage("updated", step)
-        self._wait(CHECKS, *begun)
-        if self.number_of(j) == self.still + 1 and self.encoded and not self.checked:
-            # a panel has begun, and lasts about as long: what comes before the next one would wait for these blocks
-            self._add(CHECKS, "sum_factors", 0, self.early)
         if not following:
             self._before_last = self._record(CHECKS)
+        self._wait(CHECKS, *begun)
         if self.checked:
             self._wait(CHECKS, factored)
             self._add(CHECKS, "column_sums", j, step.width)
@@ -337,6 +334,8 @@ class Schedule:
             self._wait(CHECKS, factored, self._record(ROWS))
             self._left(CHECKS, self.early)
             self._add(CHECKS, "left_done", self.early)
+            if self.encoded and not self.checked:
+                self._add(CHECKS, "sum_factors", 0, self.early)
         if following and not ahead:
             self._wait_for_columns(PANELS, j1, following.j1)
             next_factored = self._panels(following)
