@@ -66,7 +66,7 @@ BY_PRODUCTS = "a trailing element", "of the next panel", "Inf in a row", "a mult
     ("name", "queued"), [*((name, 0.0) for name in STEPS), *((name, -math.inf) for name in BY_PRODUCTS)]
 )
 def test_a_wrong_step_is_done_again(name: str, queued: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "QUEUED", queued)
+    monkeypatch.setattr(repair, "MEANWHILE", queued)
     stage, column, change, kind = STEPS[name]
     dtype = "float64" if (list(STEPS).index(name) + (queued < 0)) % 2 else "float32"
     hook, a = Once(stage, column, change), normal(N, N, dtype=dtype)
@@ -102,7 +102,7 @@ def test_the_way_back_is_the_shorter_one(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(DeviceRepair, name, noted)
     a, found = normal(N, N), []
     for queued in (math.inf, -math.inf):
-        monkeypatch.setattr(repair, "QUEUED", queued)
+        monkeypatch.setattr(repair, "MEANWHILE", queued)
         run, _ = tracked(a, Once("updated", 0, put("W", (500, 270), 37.0)))
         require_right(run, a)
         found.append(np.asarray(run.W).copy())
@@ -113,7 +113,7 @@ def test_the_way_back_is_the_shorter_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_a_fault_has_made_of_a_column_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A huge element of a row of U: its column is beyond what any update could take back."""
-    monkeypatch.setattr(repair, "QUEUED", -math.inf)
+    monkeypatch.setattr(repair, "MEANWHILE", -math.inf)
     a = normal(N, N)
     run, findings = tracked(a, Once("solved", 128, put("W", (150, 515), 1e18)))
     require_right(run, a)

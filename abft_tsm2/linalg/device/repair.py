@@ -57,7 +57,7 @@ ROW, COLUMN, JUDGED = 1, 2, 8
 first two as compare_sums.cu has them, of finished lines."""
 ACROSS = 8192  # columns of a temporary array
 GROWN = 8.0  # times A's column: U' that is larger has cost T' digits of T
-QUEUED = 4e9  # multiplications that a card makes while a host queues the other way, which takes more launches
+MEANWHILE = 4e9  # multiplications that a card makes while a host queues the other way, which takes more launches
 LOST = 64  # columns of which that may be true
 BEYOND = 16.0  # bounds: no norms of lines, if computed, would explain a residual of so many
 ATTEMPTS = 2  # to come to agree with a step, the second one from A alone
@@ -327,7 +327,7 @@ class DeviceRepair(RepairOperations):
         moved[:j], moved[j:e] = False, True
         from_A, again = float(m - j) * (n - j) * j, float(np.count_nonzero(moved)) * (n - e1) * j
         undone = float(m - e) * (n - e1) * (e - j) + again + float(m - j) * (e1 - j + len(lost or ())) * j
-        if lost is not None and len(lost) <= LOST and undone + QUEUED < from_A:
+        if lost is not None and len(lost) <= LOST and undone + MEANWHILE < from_A:
             at = np.flatnonzero(moved)
             self._undo(j, e, e1, *cupy.asarray(np.array([at, orders[0][at]], np.int32)))
             for c in lost:
@@ -428,11 +428,11 @@ class DeviceRepair(RepairOperations):
     def _column(self, c: int, w: Any, rows_of_A: int, told: Any) -> bool:
         """L(c+1:, c) = ((PA)(c+1:, c) - L(c+1:, :c) U(:c, c)) / u_cc, where it is not that; else its g is wrong, or
         nothing is. `w`: the weights of rows from c on."""
+        if c + 1 == self.plan.m:  # no elements: nothing tells whose fault it is
+            return False
         g, _, again, _ = told[:4, c]
         line = _Line("g", (c + 1, c), self.W[c + 1 :, c : c + 1], w[1:], float(w[0]), g, again)
         new = self._empty(self.plan.m - c - 1, 1)
-        if not new.shape[0]:  # nothing tells whose fault it is
-            return False
         self._from_A(rows_of_A + 4 * (c + 1), slice(c, c + 1), new)
         part = self._copied(new)
         self._subtract(self.W[c + 1 :, :c], self.W[:c, c : c + 1], new)

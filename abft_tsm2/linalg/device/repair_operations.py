@@ -64,9 +64,10 @@ class RepairOperations:
 
     def _put(self, values: Any, to: Array) -> None:
         """A contiguous row or column of the host's, in page-locked memory, to one of W."""
+        import cupy
         from cupy.cuda import runtime
 
-        (m, n), size, stream = to.shape, to.itemsize, self.stream.ptr
+        (m, n), size, stream = to.shape, to.itemsize, cupy.cuda.get_current_stream().ptr
         pitch, width = (to.strides[1], size) if n > 1 else (m * size,) * 2
         place, of, way = to.data.ptr, values.ctypes.data, runtime.memcpyDefault
         runtime.memcpy2DAsync(place, pitch, of, width, width, n, way, stream)
