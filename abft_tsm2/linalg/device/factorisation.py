@@ -25,8 +25,8 @@ from abft_tsm2.linalg.inputs import for_kernels
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, check_of
 from abft_tsm2.report import SIDES, Check
 
-AHEAD, AHEAD_OF_LONG = 2, 1
-"""Steps that are queued while the verdict on the one before them is awaited; where steps are long, it comes early."""
+AHEAD = 2
+"""Steps that are queued while the verdict on the first of them is awaited: enough that a GPU never waits for a host."""
 assert KEPT > AHEAD, "what is carried into a step is kept until its verdict is known"
 assert SETTLED > AHEAD, "no step is done again before columns that are settled"
 
@@ -113,8 +113,7 @@ class DeviceFactorisation:
         """Queue the steps, two of them ahead of the last verdict, and repair what is found wrong."""
         run, count, queued, judged = self._run, len(self._plan.schedule.steps), 0, 0
         while judged < count:
-            long = queued < count and not self._plan.schedule.parts[queued].whole
-            if queued < min(count, judged + (AHEAD_OF_LONG if long else AHEAD)):
+            if queued < min(count, judged + AHEAD):
                 run.part(queued)
                 queued += 1
             elif run.verdict(judged) == JUDGED or (again := repair.begins_again(judged, queued)) is None:

@@ -14,8 +14,8 @@ from abft_tsm2.linalg.device.schedule import CHECKS, LANES, LEFT, MAIN, PANELS, 
 
 EARLY_CHECKS, LOOKS = "early checks", "looks"
 PRIORITIES = {PANELS: -5, LEFT: -5, ROWS: -2, PRODUCTS: -1, CHECKS: 0, EARLY_CHECKS: -2, LOOKS: -5}
-"""Of streams; of two for checks, the second one for steps so long that verdicts are to come before a product ends.
-Looks at finished steps are part of no schedule; a host waits for them."""
+"""Of streams; of two for checks, the second one where all streams are joined behind each step, which checks that ran
+behind its product would make longer. Looks at finished steps are part of no schedule; a host waits for them."""
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use on a stream: what NVIDIA recommends for Hopper
 _OPERATION_NONE, _TRANSPOSED = 0, 1
 
@@ -64,7 +64,8 @@ class Lanes:
         self.solver = cusolver.create()
 
     def handles(self, main: int, *, early: bool = False) -> dict[str, int]:
-        """Handles of the streams; that of the caller among them, and for the checks the one for `early` verdicts."""
+        """Handles of the streams; that of the caller among them, and for checks the one that runs before products where
+        they are `early`."""
         found = {lane: main if lane == MAIN else self.streams[lane].ptr for lane in LANES}
         return found | {CHECKS: self.streams[EARLY_CHECKS if early else CHECKS].ptr}
 

@@ -126,7 +126,7 @@ class FactorPlan:
         )
         self._free: list[RunSums] = []
         self.graphs = GraphsOfRuns()
-        self._long = not all(part.whole for part in self.schedule.parts)
+        self._early = kind.tracked and all(part.whole for part in self.schedule.parts)
         self._sums, self._A = self.borrow(), A
         self._keeps: list[Any] = []
         self.calls = [(task, self.launches(task)) for task in self.schedule]
@@ -149,8 +149,8 @@ class FactorPlan:
         return []
 
     def handles(self, main: int) -> dict[str, int]:
-        """Of the streams by lane. Where steps are long, verdicts come before their products end."""
-        return self.lanes.handles(main, early=self._long)
+        """Of the streams by lane. Checks come before products where a step ends when both have."""
+        return self.lanes.handles(main, early=self._early)
 
     def borrow(self) -> RunSums:
         """Memory for what a run leaves, until it is given back."""
