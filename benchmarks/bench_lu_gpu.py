@@ -35,7 +35,7 @@ from benchmarks import lu_gpu_grid, sheet, suite
 from benchmarks.bench_lu import FAULTS
 from benchmarks.gpu_timing import Call, Stopwatch, message, require_device
 from benchmarks.lu_gpu_contenders import Called, Getrf, Getrs, Potrf, planted
-from benchmarks.lu_gpu_grid import LINE, ON_CARD, Cell
+from benchmarks.lu_gpu_grid import LINE, ON_CARD, OWN, Cell
 from benchmarks.lu_gpu_judge import cholesky_error, lu_error, solution_error, wrong
 from benchmarks.lu_gpu_phases import PhaseSuite
 from benchmarks.rows import short
@@ -139,10 +139,14 @@ class LuGpuSuite(Suite):
 
     def _as_called(self, cell: Cell, A: Array, row: Row, judge: _FactorJudge) -> None:
         """Columns by the host's clock."""
-        calls: dict[str, Callable[[], Any]] = {}
-        others: dict[str, Callable[[], Any]] = {"cupy": contenders.of_cupy(A)} if cell.suite == "factor" else {}
+        others: dict[str, Callable[[], Any]] = {}
         taken: dict[str, Callable[[Any], Any]] = {}
-        if cell.suite == "factor" and self.torch:
+        own = {mode: contenders.lu_factor(A, mode) for mode in ("offline", "online")}
+        runs: dict[str, Callable[[], Any]] = {}
+        if cell.suite == "factor":
+            others["cupy"] = contenders.of_cupy(A)
+            runs = {name: contenders.Queued(A, checked=True, read=name == "read") for name in ("queued", "read")}
+        if others and self.torch:
             for contender, library in contenders.LIBRARIES.items():
                 try:
                     others[contender], taken[contender] = contenders.of_torch(A, library)
@@ -150,15 +154,20 @@ class LuGpuSuite(Suite):
                 except Exception as error:
                     row["note"] = "; ".join(filter(None, (row["note"], f"no {contender}: {message(error)}")))
                     require_device(error)
-        own = {mode: contenders.lu_factor(A, mode) for mode in ("offline", "online")}
-        others.update(own)
-        for name, call in others.items():
-            with _errors_in(row, f"{name}, as called"):
-                found = call()
-                judge.called(name, taken.get(name, _as_it_is)(found), own=name in own)
-                del found
-                calls[name] = self._waited(call)
-        row.update({f"{name}_call_ms": _median(times) for name, times in paired(calls, cell.rounds).items()})
+        # Apart, for large ones are as fast as the power of the card allows, and what was called before has used some.
+        for group, rounds in ((others, cell.rounds), ({**own, **runs}, max(cell.rounds, OWN))):
+            calls: dict[str, Callable[[], Any]] = {}
+            for name, call in group.items():
+                with _errors_in(row, f"{name}, as called"):
+                    found = call()
+                    if name not in runs:
+                        judge.called(name, taken.get(name, _as_it_is)(found), own=name in own)
+                    del found
+                    calls[name] = self._waited(call)
+            seconds = paired(calls, rounds) if calls else {}
+            row.update({f"{name}_call_ms": _median(times) for name, times in seconds.items()})
+            if runs and set(runs) <= set(seconds):
+                row["idle"] = short(overhead(seconds, "read", "queued"))
         for name, entry in own.items():
             if entry.trouble:
                 _add_error(row, f"{name}, as called", entry.trouble)

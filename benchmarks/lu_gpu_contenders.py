@@ -16,12 +16,14 @@ from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device.certificate_config import CertificateKernel
 from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
+from abft_tsm2.linalg.device.evidence_config import EvidenceKernel
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.device.move_config import MoveKernel
 from abft_tsm2.linalg.device.panel_config import PanelConfig
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.schedule import CHECKS, PANEL, PRODUCTS
+from abft_tsm2.linalg.outcome import Findings
 from abft_tsm2.report import Report, Status
 from benchmarks.lu_gpu_grid import Cell
 from benchmarks.operands import array, draw, fill
@@ -240,17 +242,24 @@ class Queued:
     A : array
     encoded, checked : bool
         Whether the factors are certified, and whether each step is checked.
+    read : bool
+        Whether the host reads the verdict on each step on the way, and waits for the last one.
     """
 
     A: Array
     encoded: bool = True
     checked: bool = False
+    read: bool = False
 
     def _queue(self) -> DeviceFactorisation:
-        return DeviceFactorisation(self.A, encoded=self.encoded, checked=self.checked)
+        findings = {"findings": Findings()} if self.read else {}
+        return DeviceFactorisation(self.A, encoded=self.encoded, checked=self.checked, **findings)
 
     def __call__(self, _: int = 0) -> None:
-        self._queue().release()
+        made = self._queue()
+        if self.read:
+            made.wait()
+        made.release()
 
     def factors(self) -> tuple[Factors, bool]:
         """And whether nothing is suspected in them, as far as they were checked."""
@@ -369,7 +378,7 @@ def kernels(cell: Cell) -> list[Kernel]:
         *(MoveKernel(routine, dtype) for routine in MOVES),
         *(CertificateKernel(routine, dtype, norms) for routine, norms in CERTIFICATE),
         *(kind.of(dtype, width) for kind in (RowSums, JudgeStep) for width in widths),
-        *(ColumnSums(dtype), Advance(dtype), StartSums(), SumModuli()),
+        *(ColumnSums(dtype), Advance(dtype), StartSums(), SumModuli(), EvidenceKernel("line_squares", dtype)),
     ]
 
 

@@ -36,6 +36,9 @@ ROUNDS = {2048: 21, 4096: 13, 8192: 9, 16384: 7, 24576: 3, 32768: 2}
 FEW = {"structured": 5, "repair": 5}
 """Most rounds of suites in which a call may take many times as long as without a suspicion."""
 
+OWN = 5
+"""Least rounds of this package's calls, which by the host's clock are beside themselves alone."""
+
 ON_CARD = ("getrf", "unprotected", "offline", "online")
 AS_CALLED = ("cupy", "torch", "magma", "offline", "online")
 """Contenders by either clock: cuSOLVER's getrf in place, this package's without checks, certified at the end, and
@@ -53,6 +56,10 @@ CHECKS = 0.05
 CERTIFIED, CERTIFIED_FROM = 1.02, 4096
 """Certified at the end relative to the faster one of getrf and the same without a certificate, and from which size."""
 
+IDLE, IDLE_FROM = 0.01, 4096
+"""What it adds to a factorisation that is checked in every step, and queued as a whole, that its host reads the verdict
+on each step before it queues a later one; and from which size."""
+
 LINE = 1.05
 """Sizes that no block divides, by time per n^3, relative to the line through their neighbours; rows to columns."""
 
@@ -62,12 +69,21 @@ CHOLESKY, CHOLESKY_FROM = 1.10, 8192
 SOLUTION = 1.0
 """protected_lu_solve relative to cuSOLVER's getrs and two reads of the factors, at the rate of a copy."""
 
-BARRED = ("online", "certificate", "checks", "line", "protected")
+BARRED = ("online", "certificate", "checks", "idle", "line", "protected")
 COLUMNS = (
     *("suite", "dtype", "order", "n", "matrix", "right_hand_sides", "fault", "rounds", "hidden"),
     *(f"{name}_ms" for name in ON_CARD),
     *(f"{name}_call_ms" for name in AS_CALLED),
-    *("vendor_call_ms", "protected_call_ms", "reads_ms", "gflops", "unprotected", "offline"),
+    *(
+        "queued_call_ms",
+        "read_call_ms",
+        "vendor_call_ms",
+        "protected_call_ms",
+        "reads_ms",
+        "gflops",
+        "unprotected",
+        "offline",
+    ),
     *(column for name in BARRED for column in (name, f"{name}_bar")),
     *("repair_ms", "repair", "worst_error_u", "vendor_error_u", "pivots_differ", "suspected", "copy_gbs", "torch"),
     *("note", "error"),
@@ -161,6 +177,8 @@ def bars(cell: Cell) -> Row:
             found["online_bar"] = ONLINE[cell.dtype][cell.n]
         if cell.n >= CERTIFIED_FROM:
             found["certificate_bar"] = CERTIFIED
+        if cell.n >= IDLE_FROM:
+            found["idle_bar"] = IDLE
         return found
     if cell.suite == "solve":
         return {"protected_bar": SOLUTION}
@@ -217,7 +235,7 @@ def _told(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name.split('_')[0]} {row[f'{name}_ms']:.2f} ms"
     for name in ("unprotected", "offline", *BARRED):
         if row[name] != "":
-            form = "+.1%" if name == "checks" else ".3f"
+            form = "+.1%" if name in ("checks", "idle") else ".3f"
             bar = row.get(f"{name}_bar", "")
             yield f"{name} {row[name]:{form}}" + ("" if bar == "" else f" (bar {bar})")
     called = [f"{name} {row[f'{name}_call_ms']:.2f}" for name in AS_CALLED if row[f"{name}_call_ms"] != ""]

@@ -47,8 +47,10 @@ def called() -> str:
     names = ("CuPy", "PyTorch", "MAGMA", "protected, at the end", "protected, every step")
     columns = [f"{contender}_call_ms" for contender in AS_CALLED]
     shown = [(title, column) for title, column in zip(names, columns, strict=True) if any(row[column] for row in rows)]
-    body = [(name(row), *(_shown(row, column) for _, column in shown)) for row in rows]
-    head = ("lu_factor as it is called", *(f"{title}, ms" for title, _ in shown))
+    body = [
+        (name(row), *(_shown(row, column) for _, column in shown), percent(row.get("idle") or "nan")) for row in rows
+    ]
+    head = "lu_factor as it is called", *(f"{title}, ms" for title, _ in shown), "reading verdicts on the way"
     return csv_table(head, body) + _footer(rows, "by the host's clock, of calls that are waited for")
 
 

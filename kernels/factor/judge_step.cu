@@ -19,7 +19,8 @@
 //          moduli: sum |w|, sum |v|. state: growth, operations on rows, on columns, read and updated; constants: see
 //          line_verdict.cuh. residuals and bounds: of rows, and from max(m, n) on of columns.
 //          status: long long; status[at] = 8 token + 1 where a row is not fine + 2 where a column is not + 4 where an
-//          element of biggest is larger than partial pivoting allows. w is not read.
+//          element of biggest is larger than partial pivoting allows; in_doubt: these flags again, where line_squares.cu
+//          reads them. w is not read.
 #include "factor/line_verdict.cuh"
 
 constexpr int AT_ONCE = 16 / CHUNKS;  // columns, so that a lane has 16 loads on their way
@@ -94,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(T1, 1)
           const double* __restrict__ S, const double* __restrict__ Z, const double* __restrict__ biggest,
           const double* __restrict__ parts, Index blocks, double* y, const double* __restrict__ row_floor,
           const double* __restrict__ column_floor, const double* __restrict__ moduli, double* state, double* residuals,
-          double* bounds, Index* status, Index at, Index token, const double* __restrict__ constants) {
+          double* bounds, Index* status, Index at, Index token, Index* in_doubt, const double* __restrict__ constants) {
   __shared__ double sums_of_rows[WARPS / 2 * ROWS];
   __shared__ double right_of[ROWS];  // v(J), then y(J)
   __shared__ double across[ROWS];    // g(J) U(J, J)
@@ -185,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(T1, 1)
   const bool columns_fine = all_fine<T1>(ratio[COLUMNS_SIDE], b, constants);
   const bool small = largest_over_block<T1>(nan_is_infinite(largest_multiplier)) <= constants[MULTIPLIER];
   if (t > 0) return;
-  status[at] = 8 * token + (rows_fine ? 0 : 1) + (columns_fine ? 0 : 2) + (small ? 0 : 4);
+  *in_doubt = (rows_fine ? 0 : 1) + (columns_fine ? 0 : 2) + (small ? 0 : 4);
+  status[at] = 8 * token + *in_doubt;
   const double growth = grown[ROWS_SIDE];
   state[GROWTH] = growth;
   state[DONE_ROWS] = done[ROWS_SIDE] + operations(b, double(lengths[ROWS_SIDE]), constants) * growth;

@@ -65,9 +65,9 @@ def test_names_are_unique_and_neighbours_come_first() -> None:
 
 def test_bars_are_those_that_were_set() -> None:
     of_factor = bars(Cell("factor", "float64", 8192))
-    assert of_factor == {"checks_bar": 0.05, "online_bar": 0.55, "certificate_bar": 1.02}
+    assert of_factor == {"checks_bar": 0.05, "online_bar": 0.55, "certificate_bar": 1.02, "idle_bar": 0.01}
     assert bars(Cell("factor", "float32", 2048)) == {"checks_bar": 0.05, "online_bar": 0.70}
-    assert bars(Cell("factor", "float32", 5000)) == {"checks_bar": 0.05, "certificate_bar": 1.02}
+    assert bars(Cell("factor", "float32", 5000)) == {"checks_bar": 0.05, "certificate_bar": 1.02, "idle_bar": 0.01}
     assert "online_bar" not in bars(Cell("factor", "float64", 8192, "C"))
     assert bars(Cell("structured", "float64", 8192, matrix="dominant")) == {}
     assert bars(Cell("cholesky", "float32", 4096)) == {}
@@ -83,10 +83,10 @@ def made_up(cell: Cell, **numbers: Any) -> dict[str, Any]:
 
 def test_a_row_is_held_against_its_bars() -> None:
     row = made_up(Cell("factor", "float64", 8192), online=0.55, checks=0.05, certificate=1.02, offline=0.5)
-    row |= {"line": 1.05, "line_bar": 1.05, "getrf_ms": 37.0, "online_call_ms": 20.0}
+    row |= {"idle": 0.01, "line": 1.05, "line_bar": 1.05, "getrf_ms": 37.0, "online_call_ms": 20.0}
     assert met(row)
     assert "MISSED" not in text(row)
-    for name in ("online", "checks", "certificate", "line"):
+    for name in ("online", "checks", "certificate", "idle", "line"):
         worse = row | {name: row[name] + 0.001}
         assert [one.split()[0] for one in missed(worse)] == [name]
         assert f"BAR MISSED: {name}" in text(worse)
@@ -269,7 +269,7 @@ class FakeLibrary:
         yield
         self.fault = ""
 
-    def factorisation(self, A: Any, *, encoded: bool = True, checked: bool = False) -> Any:
+    def factorisation(self, A: Any, *, encoded: bool = True, checked: bool = False, findings: Any = None) -> Any:
         if self.wrong == "raises" and checked:
             raise MemoryError("no such luck")
         kind = "online" if checked else "offline" if encoded else "unprotected"
@@ -278,7 +278,7 @@ class FakeLibrary:
             lu[5, 7] += 0.1
         if self.wrong == "pivots" and checked:
             piv = piv[::-1]
-        self.card.launch(lambda: None, SECONDS[kind] * (A.shape[0] / 64) ** 3)
+        self.card.launch(lambda: None, SECONDS[kind] * (A.shape[0] / 64) ** 3 * (1.005 if findings else 1.0))
         self.made += 1
         clean = encoded and self.wrong != "suspected"
         return SimpleNamespace(
@@ -359,7 +359,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(lu_gpu_grid, "grid", lambda: SMALL)
     monkeypatch.setattr(lu_gpu_grid, "BETWEEN", {80: (64, 96)})
     monkeypatch.setattr(lu_gpu_grid, "CERTIFIED_FROM", 64)
-    monkeypatch.setattr(lu_gpu_grid, "CHOLESKY_FROM", 64)
+    for name in ("CHOLESKY_FROM", "IDLE_FROM"):
+        monkeypatch.setattr(lu_gpu_grid, name, 64)
     monkeypatch.setattr(lu_gpu_grid, "ONLINE", {dtype: {64: 0.9, 96: 0.9} for dtype in TYPES})
     monkeypatch.setattr(lu_gpu_grid, "ROUNDS", {64: 3, 128: 2})
     monkeypatch.setattr(bench_lu_gpu, "SOLVED", 3)
@@ -424,6 +425,7 @@ def test_the_cards_times_and_the_hosts(library: FakeLibrary, tmp_path: Path) -> 
         assert float(row["online"]) == pytest.approx(0.82, rel=1e-3)
         assert float(row["checks"]) == pytest.approx(0.025, rel=1e-3)
         assert float(row["certificate"]) == pytest.approx(1.01, rel=1e-3)
+        assert float(row["idle"]) == pytest.approx(0.005, rel=0.1)
         assert (row["pivots_differ"], row["hidden"], row["torch"]) == ("0", "1.0", "0.fake")
         assert float(row["gflops"]) == pytest.approx(2e-9 / 3 * 64**3 / SECONDS["getrf"], rel=1e-3)
         beside = n == 80 or row["order"] == "C"

@@ -95,7 +95,7 @@ class Device:
         )
         self.g, self.y, self.biggest = (np.full(K, np.nan) for _ in range(3))
         self.residuals, self.bounds = (np.full((2, max(m, n)), np.nan) for _ in range(2))
-        self.status = np.zeros(steps, np.int64)
+        self.status, self.in_doubt = np.zeros(steps, np.int64), np.full(1, -1)
         self.moduli = np.full(2, np.nan)
         stored = FLOATS[self.dtype]
         self.state, self.constants = np.array(initial_state(stored, m, n)), np.array(constants(stored))
@@ -124,7 +124,8 @@ class Device:
             (
                 *(self.memory, self.ld, self.m, self.n, j, b, self.order, self.w, self.v, self.g, self.S, self.Z),
                 *(self.biggest, self.parts, self.parts.shape[0], self.y, self.row_floor, self.column_floor),
-                *(self.moduli, self.state, self.residuals, self.bounds, self.status, at, token, self.constants),
+                *(self.moduli, self.state, self.residuals, self.bounds, self.status, at, token, self.in_doubt),
+                self.constants,
             ),
         )
 
@@ -264,6 +265,8 @@ def differences(
             found.append(f"the verdict on {name} is {device.status[number] & 7}")
     if device.status[number] >> 3 != 7 + number:
         found.append(f"the token is {device.status[number] >> 3}")
+    if device.in_doubt[0] != device.status[number] & 7:
+        found.append(f"in doubt is {device.in_doubt[0]}, of the status {device.status[number]}")
     state = [carried.growth, *carried.done]
     if not np.allclose(device.state, state, rtol=1e-8, atol=0):
         found.append(f"the state is {device.state}, not {state}")
@@ -457,8 +460,8 @@ def judged_faults(b: int, dtype: str, seed: int, launch: Launch) -> list[str]:
     done = [state[1 + side] + operations(stored, b, (n, m)[side] - j) * grown[0] for side in (0, 1)]
     if not np.allclose(device.state, [grown[0], *done], rtol=1e-9, atol=0):
         found.append(f"the state is {device.state}, not {grown[0], *done}")
-    if device.status[1] >> 3 != 5 or device.status[0] or device.status[2]:
-        found.append(f"status is {device.status}")
+    if device.status[1] >> 3 != 5 or device.status[0] or device.status[2] or device.in_doubt[0] != device.status[1] & 7:
+        found.append(f"status is {device.status}, in doubt {device.in_doubt}")
     beside = np.ones(max(m, n), bool)
     beside[J] = False
     if not (np.isnan(device.residuals[:, beside]).all() and np.isnan(device.bounds[:, beside]).all()):
@@ -558,6 +561,12 @@ PLANTED: dict[str, tuple[Any, str, int, str]] = {
     "beyond_the_bound": (JUDGE, "largest <= 1 &&", 0, ""),
     "nan_is_fine": (JUDGE, "return x == x ? x : ", 0, "return x == x ? x : 0 *"),
     "sides_exchanged": (JUDGE, "(rows_fine ? 0 : 1) + (columns_fine", 0, "(columns_fine ? 0 : 1) + (rows_fine"),
+    "never_in_doubt": (
+        JUDGE,
+        "status[at] = 8 * token + *in_doubt",
+        0,
+        "status[at] = 8 * token + *in_doubt, *in_doubt = 0",
+    ),
     "other_columns_of_residuals": (JUDGE, "residuals[side * lines + line]", 0, "residuals[side * m + line]"),
 }
 faulty = library_of(lambda: [*with_faults(PLANTED), *texts(CONFIGS)])

@@ -48,6 +48,9 @@ FAULTS = {
         "residuals[blockIdx.y * lines + blockIdx.x]",
     ),
     "bounds_first": (KERNEL, "looked[2 * b]", 0, "looked[0]"),
+    "never_in_doubt": (KERNEL, "*in_doubt == 0", 0, "true"),
+    "always_in_doubt": (KERNEL, "*in_doubt == 0", 0, "false"),
+    "doubts_about_rows_alone": (KERNEL, "*in_doubt == 0", 0, "!(*in_doubt & 1)"),
 }
 library = library_of(
     lambda: [*texts([EvidenceKernel("line_squares", dtype) for dtype in DTYPES]), *with_faults(FAULTS)]
@@ -75,6 +78,7 @@ class Step:
     g: np.ndarray
     y: np.ndarray
     judged: np.ndarray
+    in_doubt: int = 3
 
     @classmethod
     def draw(cls, rng: np.random.Generator, m: int, n: int, j: int, b: int, dtype: str) -> Step:
@@ -90,7 +94,9 @@ class Step:
         return cls(W, m, j, b, places, order[last], np.array(ends, np.int32), g, y, judged)
 
     def expected(self) -> np.ndarray:
-        """Residuals, bounds and squares, of rows and of columns."""
+        """Residuals, bounds and squares, of rows and of columns; of a step that is not in doubt, what was there."""
+        if not self.in_doubt:
+            return np.full((3, 2, self.b), 7.0)
         lines = slice(self.j, self.j + self.b)
         W, squares = self.W.astype(np.longdouble), np.zeros((2, self.b), np.longdouble)
         for i, line in enumerate(range(self.j, self.j + self.b)):
@@ -112,7 +118,8 @@ class Step:
         looked = np.full((3, 2, self.b), 7.0)
         launch = evidence_config.line_squares(self.b)
         of_step = self.W, len(self.W), self.m, self.j, self.b, self.order1, self.places, self.ends, self.g, self.y
-        args = *of_step, self.judged[0], self.judged[1], self.judged.shape[2], looked
+        judged = self.judged[0], self.judged[1], self.judged.shape[2], np.array([self.in_doubt])
+        args = *of_step, *judged, looked
         library.run(name, launch.grid, launch.threads, args, order=order)
         expected, kinds = self.expected(), ("residuals", "bounds", "squares")
         right = [np.array_equal(looked[:2], expected[:2])] * 2
@@ -150,6 +157,19 @@ def test_an_end_that_is_none_is_no_number(library: Libraries) -> None:
     assert not step.wrong(library, KERNEL.name)
 
 
+def doubted(rng: np.random.Generator) -> list[Step]:
+    """Steps that are in doubt for some reason, and one that is not."""
+    steps = [Step.draw(rng, 300, 200, 128, 72, "float64") for _ in range(5)]
+    for step, in_doubt in zip(steps, (0, 1, 2, 4, 7), strict=True):
+        step.in_doubt = in_doubt
+    return steps
+
+
+def test_of_a_step_that_is_not_in_doubt_nothing_is_told(library: Libraries) -> None:
+    for step in doubted(np.random.default_rng(46)):
+        assert not step.wrong(library, KERNEL.name)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_row_without_a_place_is_no_number(library: Libraries, order: str) -> None:
     step = spoiled(np.random.default_rng(42))
@@ -161,7 +181,7 @@ def test_a_row_without_a_place_is_no_number(library: Libraries, order: str) -> N
 def test_planted_faults_are_found(library: Libraries, fault: str) -> None:
     rng = np.random.default_rng(43)
     steps = [Step.draw(rng, *shape, "float64") for shape in SHAPES[2:]]
-    assert first_complaint([*steps, spoiled(rng)], lambda step: step.wrong(library, fault)) != "nothing"
+    assert first_complaint([*steps, spoiled(rng), *doubted(rng)], lambda step: step.wrong(library, fault)) != "nothing"
 
 
 @pytest.mark.parametrize("fault", READS)

@@ -18,11 +18,10 @@ from abft_tsm2.core.blas import permutation
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device import repair
+from abft_tsm2.linalg.device.buffers import KEPT
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
-from abft_tsm2.linalg.device.lanes import LOOKS
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.repair import DeviceRepair
-from abft_tsm2.linalg.device.schedule import PRODUCTS, Step
 from abft_tsm2.linalg.evidence import factor_evidence
 from abft_tsm2.linalg.once_more import factored_once_more
 from abft_tsm2.linalg.outcome import Findings
@@ -396,52 +395,57 @@ def test_an_interruption_leaves_all_as_it_was() -> None:
     assert not run._plan._free  # the sums of the first one were given back, and are used by the second
 
 
+def doubtful(a: np.ndarray, after: Any) -> tuple[DeviceFactorisation, Findings]:
+    """A run whose steps are all in doubt; `after` is called when the norms of a step's lines have been computed."""
+    findings, run = Findings(), DeviceFactorisation.__new__(DeviceFactorisation)
+
+    def doubted(task: Any) -> None:
+        if task.name == "judge_step":
+            run._plan.buffers.in_doubt[0] = 3
+            run._sums.status[run._plan.schedule.number_of(task.numbers[0])] |= 3
+        elif task.name == "line_squares":
+            after(run, *task.numbers)
+
+    run.__init__(on_card(a), checked=True, findings=findings, after=doubted)  # type: ignore[misc]
+    run.wait()
+    return run, findings
+
+
 def test_norms_of_lines_are_those_of_the_end() -> None:
     found: dict[tuple[int, int], Any] = {}
-    made = DeviceFactorisation.__new__(DeviceFactorisation)
 
-    def look(stage: str, arrays: Mapping[str, Any]) -> None:
-        if stage == "finished":
-            way = made._repair
-            assert way is not None
-            for step in way.steps[1:3]:
-                found.update({(step.j, side): way._looked(step)[2, side] for side in (0, 1)})
+    def keep(run: DeviceFactorisation, j: int, width: int) -> None:
+        looked = run._sums.looked[j // 128 % KEPT, : 6 * width].reshape(3, 2, width)
+        found.update({(j, side): looked[2, side].copy() for side in (0, 1)})
 
-    made.__init__(on_card(normal(N, N)), checked=True, findings=Findings(), hook=look)  # type: ignore[misc]
-    made.wait()
-    assert len(found) == 4
+    run, _ = doubtful(normal(N, N), keep)
+    assert len(found) == 2 * -(-N // 128)
     for (first, side), squares in found.items():
-        at_end = made._sums.on_device(("Ly", "gU")[side])[N:]
-        np.testing.assert_allclose(squares, at_end[first : first + 128], rtol=1e-10)
+        at_end = run._sums.on_device(("Ly", "gU")[side])[N:]
+        np.testing.assert_allclose(squares, at_end[first : first + squares.size], rtol=1e-10)
 
 
-@pytest.mark.parametrize("still", [2, N // 128 + 1])
-def test_estimated_norms_that_do_not_do_are_computed(still: int, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While later steps go on, but once rows of finished columns may move."""
-    verdict, before, look = QueuedRun.verdict, QueuedRun.before, DeviceRepair._looked
-    waits, lanes = list[int](), list[str]()
-
-    def flagged(self: QueuedRun, step: int) -> int:
-        verdict(self, step)
-        monkeypatch.setattr(self.plan.schedule, "still", still)
-        self.sums.status[step] = 8 + 3
-        return 8 + 3
-
-    def waited(self: QueuedRun, stream: int) -> None:
-        waits.append(stream)
-        before(self, stream)
-
-    def looked(self: DeviceRepair, step: Step) -> Any:
-        streams, now = self.plan.lanes.streams, cupy.cuda.get_current_stream().ptr
-        lanes.append(next(lane for lane, stream in streams.items() if stream.ptr == now))
-        return look(self, step)
-
-    monkeypatch.setattr(QueuedRun, "verdict", flagged)
-    monkeypatch.setattr(QueuedRun, "before", waited)
-    monkeypatch.setattr(DeviceRepair, "_looked", looked)
-    monkeypatch.setattr(DeviceRepair, "_evidence", lambda *_: pytest.fail("nothing is suspected"))
-    run, findings = tracked(normal(N, N))
+def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing waits for that."""
+    monkeypatch.setattr(QueuedRun, "before", lambda *_: pytest.fail("all is to go on"))
+    run, findings = doubtful(normal(N, N), lambda *_: None)
     assert run.certified
     assert not findings.statuses
-    assert len(waits) == (0 if still > 2 else 4)
-    assert lanes == [LOOKS] * (5 - len(waits)) + [PRODUCTS] * len(waits)
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e9])
+def test_norms_that_are_not_known_explain_nothing(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence, asked = DeviceRepair._evidence, []
+
+    def seen(self: DeviceRepair, number: int, *how: Any) -> Any:
+        asked.append(number)
+        return evidence(self, number, *how)
+
+    def spoil(run: DeviceFactorisation, j: int, width: int) -> None:
+        if j == 256:
+            run._sums.looked[2, 0] = value  # a residual
+
+    monkeypatch.setattr(DeviceRepair, "_evidence", seen)
+    run, _ = doubtful(normal(N, N), spoil)
+    assert asked == [2, 2]
+    require_right(run, normal(N, N))

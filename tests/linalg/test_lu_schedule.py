@@ -8,8 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from abft_tsm2.linalg.device.factorisation import AHEAD
-from abft_tsm2.linalg.device.schedule import CHECKS, LANES, MAIN, PANEL, SETTLED, Schedule, Step, Task, steps_of
+from abft_tsm2.linalg.device.schedule import CHECKS, LANES, LEFT, MAIN, PANEL, SETTLED, Schedule, Step, Task, steps_of
 from tests.support.lu_machine import InPlace, Machine, alone, error_of, error_of_factors, queued, wide_steps
 
 SHAPES = [(700, 700), (640, 640), (100, 100), (900, 333), (300, 810), (513, 512), (1, 5), (257, 700)]
@@ -278,7 +277,7 @@ def test_finished_factors_are_verified_again_alone():
         assert (np.max(machine.residuals) < 1e-9) == agree
 
 
-# -- looks at a step while later ones go on --
+# -- looks at a step that is in doubt --
 
 
 def written(task: Task) -> int:
@@ -291,26 +290,22 @@ def written(task: Task) -> int:
     return task.numbers[at[task.name]] if task.name in at else 1 << 40
 
 
-def disturbed(schedule: Schedule, still: int) -> list[tuple[int, Task]]:
-    """Steps, and tasks that may run beside a look at them and write what it reads: those that two more steps have
-    queued, but for what comes before the verdict."""
-    before, known = dict.fromkeys(LANES, frozenset()), {}
-    ends = {part.stop - 1: number for number, part in enumerate(schedule.parts)}
-    part_of = {k: i for i, part in enumerate(schedule.parts) for k in range(part.start, part.stop)}
-    judged = {}
-    for k, task in enumerate(schedule.tasks):
+def disturbed(tasks: list[Task]) -> list[tuple[Task, Task]]:
+    """Looks, and tasks that may run beside them and write what they read."""
+    of_lane, known, before = dict.fromkeys(LANES, frozenset()), {}, []
+    for k, task in enumerate(tasks):
         if task.name == "wait":
-            before[task.lane] |= known[task.numbers[0]]
-        before[task.lane] |= {k}
+            of_lane[task.lane] |= known[task.numbers[0]]
+        before.append(of_lane[task.lane])
+        of_lane[task.lane] |= {k}
         if task.name == "record":
-            known[task.numbers[0]] = before[task.lane]
-        if k in ends:
-            judged[ends[k]] = before[MAIN if schedule.parts[ends[k]].whole else CHECKS]
+            known[task.numbers[0]] = of_lane[task.lane]
     return [
-        (number, task)
-        for number, step in enumerate(schedule.steps)
-        for k, task in enumerate(schedule.tasks)
-        if part_of.get(k, -1) < min(still, number + AHEAD) and k not in judged[number] and written(task) < step.j1
+        (look, task)
+        for i, look in enumerate(tasks)
+        for k, task in enumerate(tasks)
+        if look.name == "line_squares" and k not in before[i] and i not in before[k] and i != k
+        if written(task) < sum(look.numbers)
     ]
 
 
@@ -319,13 +314,25 @@ def disturbed(schedule: Schedule, still: int) -> list[tuple[int, Task]]:
 )
 def test_a_look_reads_what_lies_still(m, n, chunk):
     schedule = Schedule(m, n, checked=True, tracked=True, chunk=chunk, steps=wide_steps(m, n, 256))
-    assert not disturbed(schedule, schedule.still)
-    moves = next(k for k, task in enumerate(schedule.tasks) if task.name == "left_rows")
+    tasks = schedule.tasks
+    assert [task.numbers for task in tasks if task.name == "line_squares"] == [(s.j, s.width) for s in schedule.steps]
+    assert not disturbed(tasks)
+    assert disturbed([task._replace(lane=LEFT) if task.name == "line_squares" else task for task in tasks])
     if schedule.early:
-        assert disturbed(schedule, schedule.still + 1)
-        assert schedule.parts[schedule.still].start <= moves < schedule.parts[schedule.still].stop
-    else:
-        assert (schedule.still, schedule.parts[-1].start <= moves) == (len(schedule.steps), True)
+        assert disturbed([task._replace(lane=LEFT) if task.name == "left_rows" else task for task in tasks])
+
+
+def test_a_look_sees_the_lines_of_the_factors():
+    m = 1300
+    schedule = Schedule(m, m, checked=True, tracked=True, steps=wide_steps(m, m, 128), chunk=512)
+    assert schedule.early
+    for seed in range(4):
+        machine = Machine(np.random.default_rng(seed).standard_normal((m, m)), schedule, np.random.default_rng(seed))
+        with np.errstate(all="ignore"):
+            machine.run(schedule.tasks)
+        for j, j1 in schedule.steps:
+            squares = np.sum(np.hstack([machine.W[j:j1, :j], machine.W[:j, j:j1].T]) ** 2, 1)
+            np.testing.assert_allclose(machine.looked[j], squares, rtol=1e-10)
 
 
 # -- what a hook sees --

@@ -26,7 +26,7 @@ class Machine:
         self.w, self.v = rng.choice([-1.5, -1.0, 1.0, 1.5], self.m), rng.choice([-1.5, -1.0, 1.0, 1.5], self.n)
         self.S = self.Z = None
         (self.g, self.y, self.g_again, self.y_again), self.right = np.full((4, self.K), np.nan), 0.0
-        self.residuals, self.measured, self.kept, self.stages = [], [], {}, []
+        self.residuals, self.measured, self.kept, self.looked, self.stages = [], [], {}, {}, []
         self.ends = {}  # by columns: when their rows were in the order that they are in now
         self.latest, self.fresh, self.done = {}, itertools.count(), []
 
@@ -203,6 +203,14 @@ class Machine:
         row = (np.tril(square, -1) + np.eye(b)) @ self.y[j:j1] - self.S[self.at(j1)[j:j1]]
         column = self.g[j:j1] @ np.triu(square) - self.Z[j:j1]
         self.residuals += [np.abs(row).max(), np.abs(column).max()]
+
+    def line_squares(self, j, b) -> None:
+        """Lines of the step, left of it and above."""
+        rows, found = self.at(j + b)[j : j + b], [self.W[:j, j : j + b].T]
+        for (c0, c1), end in self.ends.items():
+            if c1 <= j:
+                found.append(self.W[np.argsort(self.at(end))[rows], c0:c1])
+        self.looked[j] = np.sum(np.hstack(found) ** 2, 1)
 
     def advance(self, j, b) -> None:
         j1 = j + b

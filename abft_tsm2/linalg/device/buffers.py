@@ -40,8 +40,10 @@ class Buffers:
     line_sums : (5, K) float64 array
         g and y, of the steps or of finished factors; both as the certificate finds them at the end, `g_again` and
         `y_again`; and `differs`, which of them are no longer the same, as compare_sums.cu notes it.
-    biggest, parts, moduli, least, initial, constants, looked : float64 arrays
-        Of the steps' checks; `looked` is what line_squares.cu says of a step that is in doubt.
+    biggest, parts, moduli, least, initial, constants : float64 arrays
+        Of the steps' checks.
+    in_doubt : int64 array
+        What the judge says of the step that it has judged last.
     kept : (KEPT, m + n + 3) float64 array
         What steps carry, before each of the last ones.
     largest, column_parts, row_parts, largest_parts, state : float64 arrays
@@ -50,7 +52,6 @@ class Buffers:
 
     least: Array
     state: Array
-    looked: Array
 
     def __init__(
         self, schedule: Schedule, dtype: str, tiles: Tiles, left: LeftRows | None, constants: Any, initial: Any
@@ -63,6 +64,7 @@ class Buffers:
         self.order, self.places = (cupy.empty((panels + 1, m), cupy.int32) for _ in range(2))
         self.moved, self.getrf_pivots = (cupy.empty(PANEL, cupy.int32) for _ in range(2))
         self.started, self.getrf_info = (cupy.zeros(1, cupy.int32) for _ in range(2))
+        self.in_doubt = cupy.zeros(1, cupy.int64)
         across = min(schedule.chunk, n)
         self.gathered = {PANELS: cupy.empty(widest * widest, dtype), ROWS: cupy.empty(widest * across, dtype)}
         self.first_ends = cupy.asarray(schedule.ends, cupy.int32)
@@ -73,7 +75,7 @@ class Buffers:
         of_rows = max(RowSums.of(dtype, step.width).grid(n) * step.width for step in schedule.steps)
         self.line_sums = cupy.zeros((5, K))
         self.g, self.y, self.g_again, self.y_again, self.differs = self.line_sums
-        sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "least": 4, "state": 3, "looked": 6 * widest}
+        sizes = {"biggest": K, "parts": of_rows, "moduli": 2, "least": 4, "state": 3}
         sizes |= {"largest": K}
         parts = {"column_parts": 3 * tiles.column_parts, "row_parts": 3 * tiles.row_parts}
         sizes |= {**parts, "largest_parts": tiles.column_parts}
@@ -101,13 +103,15 @@ class RunSums:
     ----------
     status : (steps,) int64 array
         What the judge says of each step, on the host, where it writes.
+    looked : (KEPT, 6 widest) float64 array
+        What line_squares.cu says of one that is in doubt, there as well; of a run whose steps are read on the way.
     bytes_wiped : int
         From "row_largest" on, where counts and maxima begin at zero.
     bytes_of : dict
         What is brought as "verdict" and as "weights", from the address "verdict of" to "verdict to" and so on.
     """
 
-    def __init__(self, m: int, n: int, steps: int) -> None:
+    def __init__(self, m: int, n: int, steps: int, widest: int = 0) -> None:
         import cupy
 
         both = 2 * max(m, n)
@@ -126,14 +130,17 @@ class RunSums:
         self.bytes_of = {name: WORD * (part.stop - part.start) for name, part in self._parts.items()}
         self._pinned = cupy.cuda.alloc_pinned_memory(WORD * length)
         self._host = np.frombuffer(self._pinned, np.float64, length)
-        self._verdicts = cupy.cuda.alloc_pinned_memory(WORD * steps)
+        self._verdicts = cupy.cuda.alloc_pinned_memory(WORD * (steps + KEPT * 6 * widest))
         self.status = np.frombuffer(self._verdicts, np.int64, steps)
+        self.looked = np.frombuffer(self._verdicts, np.float64, KEPT * 6 * widest, WORD * steps).reshape(KEPT, -1)
 
     def addresses(self) -> dict[str, int]:
         """Of all arrays, by name."""
         start = int(self._device.data.ptr)
         found = {name: start + WORD * at.start for name, at in self._slices.items()}
         found["status"] = int(self._verdicts.ptr)
+        for number, looked in enumerate(self.looked):
+            found[f"looked {number}"] = int(looked.ctypes.data)
         for name, part in self._parts.items():
             found[f"{name} of"] = start + WORD * part.start
             found[f"{name} to"] = int(self._pinned.ptr) + WORD * (part.start - self._first)

@@ -14,7 +14,6 @@ from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device.buffers import KEPT
 from abft_tsm2.linalg.device.certificate_config import SAME_COLUMNS, SAME_ROWS, full_counts
 from abft_tsm2.linalg.device.host_copy import HostCopy
-from abft_tsm2.linalg.device.lanes import LOOKS
 from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
 from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
@@ -103,7 +102,6 @@ class DeviceFactorisation:
                 self._run.before(self._stream.ptr)
                 self._run.end()
                 self._stream.synchronize()
-                self._plan.lanes.streams[LOOKS].synchronize()
                 self.release()
                 raise
         self._stream.synchronize()

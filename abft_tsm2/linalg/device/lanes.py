@@ -12,10 +12,10 @@ from typing import Any
 from abft_tsm2.core.launch import Where
 from abft_tsm2.linalg.device.schedule import CHECKS, LANES, LEFT, MAIN, PANELS, PRODUCTS, ROWS
 
-EARLY_CHECKS, LOOKS = "early checks", "looks"
-PRIORITIES = {PANELS: -5, LEFT: -5, ROWS: -2, PRODUCTS: -1, CHECKS: 0, EARLY_CHECKS: -2, LOOKS: -5}
-"""Of streams; of two for checks, the second one where all streams are joined behind each step, which checks that ran
-behind its product would make longer. Looks at finished steps are part of no schedule; a host waits for them."""
+EARLY_CHECKS = "early checks"
+PRIORITIES = {PANELS: -5, LEFT: -5, ROWS: -2, PRODUCTS: -1, CHECKS: 0, EARLY_CHECKS: -2}
+"""Of streams; of two for checks, the second one where all streams are joined behind each step, which checks behind
+its product would make longer."""
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use on a stream: what NVIDIA recommends for Hopper
 _OPERATION_NONE, _TRANSPOSED = 0, 1
 

@@ -19,10 +19,11 @@ from abft_tsm2.core.encode_both import PLACE, launched_by
 from abft_tsm2.core.graphs import EXTERNAL
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
-from abft_tsm2.linalg.device import certificate_config, check_config, move_config
+from abft_tsm2.linalg.device import certificate_config, check_config, evidence_config, move_config
 from abft_tsm2.linalg.device.buffers import KEPT, NAN_BYTE, STATE, WORD, Buffers, RunSums, leading_dimension
 from abft_tsm2.linalg.device.certificate_config import CertificateKernel, Tiles
 from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
+from abft_tsm2.linalg.device.evidence_config import EvidenceKernel
 from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.lanes import LibraryPanel, PreparedProduct, lanes
 from abft_tsm2.linalg.device.move_config import Launch, MoveKernel
@@ -156,7 +157,8 @@ class FactorPlan:
         """Memory for what a run leaves, until it is given back."""
         if self._free:
             return self._free.pop()
-        return RunSums(self.m, self.n, len(self.schedule.steps))
+        widest = max(step.width for step in self.schedule.steps) if self.kind.tracked else 0
+        return RunSums(self.m, self.n, len(self.schedule.steps), widest)
 
     def give_back(self, sums: RunSums) -> None:
         """What has been borrowed, when nothing of it is needed any more."""
@@ -364,9 +366,17 @@ class FactorPlan:
         values = (
             *("W", self.ld, self.m, self.n, j, width, self.order(j + width)[0], "w", "v", b["g"], "carried_S"),
             *("carried_Z", b["biggest"], b["parts"], parts, b["y"], "row_floor", "column_floor", b["moduli"]),
-            *("steps_state", "step_residuals", "step_bounds", "status", at, 1, b["constants"]),
+            *("steps_state", "step_residuals", "step_bounds", "status", at, 1, b["in_doubt"]),
+            b["constants"],
         )
         return self.kernel(kernel, Launch((1,), kernel.threads), *values)
+
+    def _line_squares(self, lane: str, j: int, width: int) -> list[Step]:
+        kernel, b = EvidenceKernel("line_squares", self.kind.dtype), self.buffers
+        looked = f"looked {self.schedule.number_of(j) % KEPT}"
+        of_step = "W", self.ld, self.m, j, width, self.order(j + width)[0], self.order(0)[1], b["ends"], b["g"], b["y"]
+        judged = "step_residuals", "step_bounds", max(self.m, self.n), b["in_doubt"], looked
+        return self.kernel(kernel, evidence_config.line_squares(width), *of_step, *judged)
 
     def _advance(self, lane: str, j: int, width: int) -> list[Step]:
         kernel, b = Advance(self.kind.dtype), self.buffers

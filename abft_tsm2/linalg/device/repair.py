@@ -42,9 +42,9 @@ from abft_tsm2.checksum.bounds import (
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.linalg.device import evidence_config
-from abft_tsm2.linalg.device.buffers import KEPT, NAN_BYTE, STATE, WORD
+from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD
 from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
-from abft_tsm2.linalg.device.lanes import LOOKS, current
+from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.device.repair_operations import RepairOperations
 from abft_tsm2.linalg.device.schedule import Step
 from abft_tsm2.linalg.evidence import Evidence, compare_sum
@@ -126,23 +126,19 @@ class DeviceRepair(RepairOperations):
         if self._is_left(number) and not self.convicted.get(number):
             self.convicted.pop(number, None)
             return None
+        if self._is_fine(number):
+            self.sums.status[number] = JUDGED  # the end need not ask for that again
+            return None
         import cupy
-        from cupy.cuda import runtime
 
-        beside = queued <= self.plan.schedule.still
-        if beside:
-            with current(self.plan.lanes.streams[LOOKS]):
-                if self._is_fine(number):
-                    return None
         with current(self.stream):
             self.run.before(self.stream.ptr)
             try:
-                again = None if not beside and self._is_fine(number) else self._settled(number, queued)
+                again = self._settled(number, queued)
             except cupy.cuda.memory.OutOfMemoryError:  # left to the end, which needs other memory
                 self.stream.synchronize()  # what is copied to the host has been given back
                 again, self.innocent = None, INNOCENT
             self.run.behind(self.stream.ptr)
-            runtime.streamWaitEvent(self.plan.lanes.streams[LOOKS].ptr, self.plan.forked.ptr)  # the next look, too
         return again
 
     def _is_left(self, number: int) -> bool:
@@ -209,31 +205,18 @@ class DeviceRepair(RepairOperations):
     # -- suspicion --
 
     def _is_fine(self, number: int) -> bool:
-        """Whether a step that is in doubt is fine by the norms of its lines, computed. Nothing is changed."""
+        """Whether a step that is in doubt is fine by the norms of its lines, which its checks have computed then."""
         status = int(self.sums.status[number])
         if status & ~(ROW | COLUMN) != JUDGED:
             return False
-        looked = self._looked(self.steps[number])
+        width = self.steps[number].width
+        looked = self.sums.looked[number % KEPT, : 6 * width].reshape(3, 2, width)
         if not (np.abs(looked[0]) <= BEYOND * looked[1]).all():
             return False
         for side, (residual, bound, squares) in enumerate(looked.swapaxes(0, 1)):
             if np.any(suspected(status, side, residual, bound, squares, self.dtype)):
                 return False
         return True
-
-    def _looked(self, step: Step) -> Any:
-        """Residuals and bounds of a step's rows and columns, as its judge has left them; and squares of the norms of
-        the terms of ``L(J, :) y`` and ``g U(:, J)``, operations counted."""
-        import cupy
-        from cupy.cuda import runtime
-
-        plan, b, (j, j1), (m, n) = self.plan, self.buffers, step, self.W.shape
-        width, launch, found = j1 - j, evidence_config.line_squares(j1 - j), b.looked[: 6 * (j1 - j)]
-        runtime.memsetAsync(found.data.ptr, NAN_BYTE, found.nbytes, cupy.cuda.get_current_stream().ptr)
-        values = "W", plan.ld, m, j, width, plan.order(j1)[0], plan.order(0)[1], b["ends"], b["g"], b["y"]
-        judged = "step_residuals", "step_bounds", max(m, n), found.data.ptr
-        self._evidence_kernel("line_squares", launch, *values, *judged)
-        return self._on_host(found)[0].reshape(3, 2, width)
 
     # -- evidence --
 

@@ -328,6 +328,8 @@ class Schedule:
                 self._wait(CHECKS, *solved)
                 self._add(CHECKS, "row_sums", j, step.width)
             self._add(CHECKS, "judge_step", j, step.width)
+            if self.tracked:
+                self._add(CHECKS, "line_squares", j, step.width)
             if j1 < m:
                 self._add(CHECKS, "advance", j, step.width)
         if self.number_of(j) == self.still:
