@@ -7,8 +7,8 @@
     python -m benchmarks.bench_lu_gpu --phases --only "F 8192"     each task of a factorisation alone
 
 Suites: factor (LU of normal matrices, by the card's clock and as it is called), structured (of others), repair (of one
-planted fault), solve (with factors), cholesky. All contenders of a cell take part in the same rounds, and their results
-are judged in the same run.
+planted fault), solve (with factors), cholesky. All contenders of a cell take part in the same rounds, but that
+lu_factor as it is called has rounds of other libraries and rounds of this package; all results are judged in that run.
 
 Each row goes to results/lu_gpu.csv, or lu_gpu_phases.csv, as soon as its cell is done: an interrupted run keeps what it
 has. The exit code is 1 if a result was wrong, a report did not say what it should, or a bar is missed; 130 after an
@@ -35,7 +35,7 @@ from benchmarks import lu_gpu_grid, sheet, suite
 from benchmarks.bench_lu import FAULTS
 from benchmarks.gpu_timing import Call, Stopwatch, message, require_device
 from benchmarks.lu_gpu_contenders import Called, Getrf, Getrs, Potrf, planted
-from benchmarks.lu_gpu_grid import LINE, ON_CARD, OWN, Cell
+from benchmarks.lu_gpu_grid import LINE, ON_CARD, Cell
 from benchmarks.lu_gpu_judge import cholesky_error, lu_error, solution_error, wrong
 from benchmarks.lu_gpu_phases import PhaseSuite
 from benchmarks.rows import short
@@ -154,8 +154,8 @@ class LuGpuSuite(Suite):
                 except Exception as error:
                     row["note"] = "; ".join(filter(None, (row["note"], f"no {contender}: {message(error)}")))
                     require_device(error)
-        # Apart, for large ones are as fast as the power of the card allows, and what was called before has used some.
-        for group, rounds in ((others, cell.rounds), ({**own, **runs}, max(cell.rounds, OWN))):
+        row["own_rounds"] = cell.own_rounds
+        for group, rounds in ((others, cell.rounds), ({**own, **runs}, cell.own_rounds)):
             calls: dict[str, Callable[[], Any]] = {}
             for name, call in group.items():
                 with _errors_in(row, f"{name}, as called"):

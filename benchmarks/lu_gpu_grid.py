@@ -37,7 +37,7 @@ FEW = {"structured": 5, "repair": 5}
 """Most rounds of suites in which a call may take many times as long as without a suspicion."""
 
 OWN = 5
-"""Least rounds of this package's calls, which by the host's clock are beside themselves alone."""
+"""Least rounds of this package's calls by the host's clock."""
 
 ON_CARD = ("getrf", "unprotected", "offline", "online")
 AS_CALLED = ("cupy", "torch", "magma", "offline", "online")
@@ -57,8 +57,8 @@ CERTIFIED, CERTIFIED_FROM = 1.02, 4096
 """Certified at the end relative to the faster one of getrf and the same without a certificate, and from which size."""
 
 IDLE, IDLE_FROM = 0.01, 4096
-"""What it adds to a factorisation that is checked in every step, and queued as a whole, that its host reads the verdict
-on each step before it queues a later one; and from which size."""
+"""What a host that reads the verdicts on the way, and queues steps as they come, adds to a factorisation that is
+checked in every step and queued as a whole; and from which size."""
 
 LINE = 1.05
 """Sizes that no block divides, by time per n^3, relative to the line through their neighbours; rows to columns."""
@@ -71,7 +71,7 @@ SOLUTION = 1.0
 
 BARRED = ("online", "certificate", "checks", "idle", "line", "protected")
 COLUMNS = (
-    *("suite", "dtype", "order", "n", "matrix", "right_hand_sides", "fault", "rounds", "hidden"),
+    *("suite", "dtype", "order", "n", "matrix", "right_hand_sides", "fault", "rounds", "own_rounds", "hidden"),
     *(f"{name}_ms" for name in ON_CARD),
     *(f"{name}_call_ms" for name in AS_CALLED),
     *(
@@ -134,9 +134,15 @@ class Cell:
 
     @property
     def rounds(self) -> int:
-        """In which all contenders take part."""
+        """In which all contenders take part; by the host's clock, all of other libraries."""
         of_size = next(count for n, count in ROUNDS.items() if self.n <= n or n == max(ROUNDS))
         return min(of_size, FEW.get(self.suite, of_size))
+
+    @property
+    def own_rounds(self) -> int:
+        """In which this package's calls take part by the host's clock. Apart from others, for large ones are as fast as
+        the power of the card allows, and what was called before has used some."""
+        return max(self.rounds, OWN)
 
 
 def grid(sizes: Sequence[int] = SIZES_MEASURED) -> list[Cell]:
@@ -161,7 +167,7 @@ def grid(sizes: Sequence[int] = SIZES_MEASURED) -> list[Cell]:
 def empty_row(cell: Cell) -> Row:
     """A row without numbers."""
     row: Row = {name: getattr(cell, name, "") for name in COLUMNS}
-    return {**row, "rounds": "", "right_hand_sides": cell.right_hand_sides or ""}
+    return {**row, "rounds": "", "own_rounds": "", "right_hand_sides": cell.right_hand_sides or ""}
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, ...]:

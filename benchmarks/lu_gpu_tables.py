@@ -51,7 +51,7 @@ def called() -> str:
         (name(row), *(_shown(row, column) for _, column in shown), percent(row.get("idle") or "nan")) for row in rows
     ]
     head = "lu_factor as it is called", *(f"{title}, ms" for title, _ in shown), "reading verdicts on the way"
-    return csv_table(head, body) + _footer(rows, "by the host's clock, of calls that are waited for")
+    return csv_table(head, body) + _footer(rows, "this package's apart, by the host's clock, of calls waited for")
 
 
 def structured() -> str:

@@ -132,8 +132,8 @@ def protected_lu_factor(
 
     On a GPU the factorisation is queued on the current stream, with its checks. Offline the host waits once, at the
     end, and what is wrong is factored again. Online it reads the verdict on each step of 128 to 512 columns while
-    one or two later ones are under way, and takes the matrix back to what that step found: a fault costs these
-    steps, and a finished line that has changed only itself. Under ``errstate(sync=False)`` the host does not wait
+    the next one is under way, and takes the matrix back to what a wrong step found: a fault costs these two steps,
+    and a finished line that has changed only itself. Under ``errstate(sync=False)`` the host does not wait
     at all: the report is PENDING, a is to be left alone until ``report.wait()``, which factors again what is wrong
     (and says UNVERIFIABLE of an a that is not finite, whatever `check_finite`). Pivots are LAPACK's; panels of more
     than 16,384 rows, 32,768 in float32, and all of a card without clusters of 16 blocks, are cuSOLVER's, which may

@@ -20,6 +20,7 @@ from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device import repair
 from abft_tsm2.linalg.device.buffers import KEPT
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
+from abft_tsm2.linalg.device.plan import FactorPlan
 from abft_tsm2.linalg.device.queued import QueuedRun
 from abft_tsm2.linalg.device.repair import DeviceRepair
 from abft_tsm2.linalg.evidence import factor_evidence
@@ -431,6 +432,24 @@ def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyP
     run, findings = doubtful(normal(N, N), lambda *_: None)
     assert run.certified
     assert not findings.statuses
+
+
+def test_norms_that_are_not_computed_are_not_those_of_an_earlier_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, launches, asked = normal(640, 640), FactorPlan._line_squares, []
+    evidence = DeviceRepair._evidence
+
+    def left_out(self: FactorPlan, lane: str, j: int, width: int) -> Any:
+        return [] if j == 128 * KEPT else launches(self, lane, j, width)
+
+    def seen(self: DeviceRepair, number: int, *how: Any) -> Any:
+        asked.append(number)
+        return evidence(self, number, *how)
+
+    monkeypatch.setattr(FactorPlan, "_line_squares", left_out)
+    monkeypatch.setattr(DeviceRepair, "_evidence", seen)
+    run, _ = doubtful(a, lambda *_: None)
+    assert asked == [KEPT, KEPT]
+    require_right(run, a)
 
 
 @pytest.mark.parametrize("value", [np.nan, 1e9])

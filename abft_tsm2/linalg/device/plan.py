@@ -150,7 +150,7 @@ class FactorPlan:
         return []
 
     def handles(self, main: int) -> dict[str, int]:
-        """Of the streams by lane. Checks come before products where a step ends when both have."""
+        """Of the streams by lane. Checks come before products where every step ends when both have."""
         return self.lanes.handles(main, early=self._early)
 
     def borrow(self) -> RunSums:

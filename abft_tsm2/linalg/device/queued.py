@@ -137,7 +137,8 @@ class QueuedRun:
         from cupy.cuda import runtime
 
         runtime.eventRecord(self.plan.forked.ptr, stream)
-        runtime.streamWaitEvent(self._main, self.plan.forked.ptr)
+        for handle in self.plan.handles(self._main).values():  # not all parts begin on the main one
+            runtime.streamWaitEvent(handle, self.plan.forked.ptr)
 
     def end(self) -> None:
         """Queue what comes behind the parts."""

@@ -12,8 +12,8 @@ for columns in which the faulty U' is so large that T' has lost T: those are com
 What is finished and has changed since its check was made has mostly been used by nothing: its line alone is computed
 again, from A. Where it has been used by then, so is T.
 
-Bounds rest on estimated norms at first. A step that exceeds them is in doubt: the norms of its lines are computed,
-while later steps go on as long as rows of finished columns lie still. It is suspected if it exceeds these bounds, too.
+Bounds rest on estimated norms at first. A step that exceeds them is in doubt: its checks compute the norms of its lines
+as well. It is suspected if it exceeds these bounds, too.
 
 A step is convicted when it has come to agree, once it was done again: factors that come out the same every time are not
 a fault of the machine, and are left to the evidence of `abft_tsm2.linalg.evidence`, as is all else that finds no
