@@ -6,9 +6,10 @@
     python -m benchmarks.bench_lu_gpu --list                       names of the cells; needs no GPU
     python -m benchmarks.bench_lu_gpu --phases --only "F 8192"     each task of a factorisation alone
 
-Suites: factor (LU of normal matrices, by the card's clock and as it is called), structured (of others), repair (of one
-planted fault), solve (with factors), cholesky. All contenders of a cell take part in the same rounds, but that
-lu_factor as it is called has rounds of other libraries and rounds of this package; all results are judged in that run.
+Suites: factor (LU of normal matrices, by the card's clock and as it is called), structured (of others), read (verdicts
+on the way, beside the same queued as a whole), repair (of one planted fault), solve (with factors), cholesky. All
+contenders of a cell take part in the same rounds, but that lu_factor as it is called has rounds of other libraries and
+rounds of this package; all results are judged in that run.
 
 Each row goes to results/lu_gpu.csv, or lu_gpu_phases.csv, as soon as its cell is done: an interrupted run keeps what it
 has. The exit code is 1 if a result was wrong, a report did not say what it should, or a bar is missed; 130 after an
@@ -45,6 +46,7 @@ from benchmarks.timing import overhead, paired
 
 BRIEF = 1024  # columns up to which the host has to be ahead of the card; beyond, the queue is full before that
 SOLVED = 41  # rounds of solutions
+LEAD = 2e-3  # seconds that a host has to queue the first steps
 UNSPENT = 1e9  # seconds of the card: the rounds alone say how many samples there are
 
 
@@ -71,6 +73,7 @@ class LuGpuSuite(Suite):
         measures: Mapping[str, Callable[[Cell], list[Row]]] = {
             "factor": self._factor,
             "structured": self._factor,
+            "read": self._read,
             "repair": self._repair,
             "solve": self._solve,
             "cholesky": self._cholesky,
@@ -142,10 +145,8 @@ class LuGpuSuite(Suite):
         others: dict[str, Callable[[], Any]] = {}
         taken: dict[str, Callable[[Any], Any]] = {}
         own = {mode: contenders.lu_factor(A, mode) for mode in ("offline", "online")}
-        runs: dict[str, Callable[[], Any]] = {}
         if cell.suite == "factor":
             others["cupy"] = contenders.of_cupy(A)
-            runs = {name: contenders.Queued(A, checked=True, read=name == "read") for name in ("queued", "read")}
         if others and self.torch:
             for contender, library in contenders.LIBRARIES.items():
                 try:
@@ -155,19 +156,16 @@ class LuGpuSuite(Suite):
                     row["note"] = "; ".join(filter(None, (row["note"], f"no {contender}: {message(error)}")))
                     require_device(error)
         row["own_rounds"] = cell.own_rounds
-        for group, rounds in ((others, cell.rounds), ({**own, **runs}, cell.own_rounds)):
+        for group, rounds in ((others, cell.rounds), (own, cell.own_rounds)):
             calls: dict[str, Callable[[], Any]] = {}
             for name, call in group.items():
                 with _errors_in(row, f"{name}, as called"):
                     found = call()
-                    if name not in runs:
-                        judge.called(name, taken.get(name, _as_it_is)(found), own=name in own)
+                    judge.called(name, taken.get(name, _as_it_is)(found), own=name in own)
                     del found
                     calls[name] = self._waited(call)
             seconds = paired(calls, rounds) if calls else {}
             row.update({f"{name}_call_ms": _median(times) for name, times in seconds.items()})
-            if runs and set(runs) <= set(seconds):
-                row["idle"] = short(overhead(seconds, "read", "queued"))
         for name, entry in own.items():
             if entry.trouble:
                 _add_error(row, f"{name}, as called", entry.trouble)
@@ -179,6 +177,32 @@ class LuGpuSuite(Suite):
             return found
 
         return waited
+
+    # ---- what a host adds that reads verdicts on the way ----
+
+    def _read(self, cell: Cell) -> list[Row]:
+        """By the card's clock, from the first kernel to the last one."""
+        import cupy
+
+        A, row = contenders.matrix(cell), self.empty(cell)
+        row.update(lu_gpu_grid.bars(cell), rounds=cell.rounds)
+        runs = {name: contenders.Queued(A, checked=True, read=name == "read") for name in ("online", "read")}
+        judge, seconds = _FactorJudge(A, row), {name: list[float]() for name in runs}
+        judge.vendor(runs["online"].factors()[0])
+        judge.queued("read", *runs["read"].factors())
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        with contenders.ended(end):
+            for number in range(-1, cell.rounds):
+                for name in sorted(runs, reverse=bool(number % 2)):
+                    self.watch.spin(LEAD)
+                    start.record()
+                    runs[name]()
+                    end.synchronize()
+                    if number >= 0:
+                        seconds[name].append(1e-3 * cupy.cuda.get_elapsed_time(start, end))
+        row.update({f"{name}_ms": _median(times) for name, times in seconds.items()})
+        row["idle"] = short(overhead(seconds, "read", "online"))
+        return [row]
 
     # ---- what a repair costs ----
 

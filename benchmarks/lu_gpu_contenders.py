@@ -271,6 +271,22 @@ class Queued:
 
 
 @contextmanager
+def ended(event: Any) -> Iterator[None]:
+    """Record an event on the current stream whenever all of a factorisation has been queued."""
+    end = QueuedRun.end
+
+    def recorded(self: QueuedRun) -> None:
+        end(self)
+        event.record()
+
+    QueuedRun.end = recorded  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        QueuedRun.end = end  # type: ignore[method-assign]
+
+
+@contextmanager
 def planted(fault: str) -> Iterator[None]:
     """Flip a bit of the exponent in the next factorisation that is tracked, when half of the columns are finished: in
     the trailing matrix, or in a column of L that nothing reads any more. It is queued as all else is."""

@@ -25,10 +25,11 @@ BY_ROWS = (4096, 8192)
 
 STRUCTURED = ("graded rows", "graded columns", "orthogonal", "integers", "triangle and noise", "dominant")
 STRUCTURED_SIZE = 8192
+READ = (4096, 8192, 16384, 24576, 32768)
 REPAIRED = (4096, 8192, 16384)
 SOLVED, RIGHT_HAND_SIDES = (8192, 16384), (1, 64)
 DEFINITE = (4096, 8192, 16384)
-SUITES = ("factor", "structured", "repair", "solve", "cholesky")
+SUITES = ("factor", "structured", "read", "repair", "solve", "cholesky")
 
 ROUNDS = {2048: 21, 4096: 13, 8192: 9, 16384: 7, 24576: 3, 32768: 2}
 """Up to which size how many rounds."""
@@ -56,9 +57,9 @@ CHECKS = 0.05
 CERTIFIED, CERTIFIED_FROM = 1.02, 4096
 """Certified at the end relative to the faster one of getrf and the same without a certificate, and from which size."""
 
-IDLE, IDLE_FROM = 0.01, 4096
+IDLE = 0.01
 """What a host that reads the verdicts on the way, and queues steps as they come, adds to a factorisation that is
-checked in every step and queued as a whole; and from which size."""
+checked in every step and queued as a whole."""
 
 LINE = 1.05
 """Sizes that no block divides, by time per n^3, relative to the line through their neighbours; rows to columns."""
@@ -74,16 +75,7 @@ COLUMNS = (
     *("suite", "dtype", "order", "n", "matrix", "right_hand_sides", "fault", "rounds", "own_rounds", "hidden"),
     *(f"{name}_ms" for name in ON_CARD),
     *(f"{name}_call_ms" for name in AS_CALLED),
-    *(
-        "queued_call_ms",
-        "read_call_ms",
-        "vendor_call_ms",
-        "protected_call_ms",
-        "reads_ms",
-        "gflops",
-        "unprotected",
-        "offline",
-    ),
+    *("read_ms", "vendor_call_ms", "protected_call_ms", "reads_ms", "gflops", "unprotected", "offline"),
     *(column for name in BARRED for column in (name, f"{name}_bar")),
     *("repair_ms", "repair", "worst_error_u", "vendor_error_u", "pivots_differ", "suspected", "copy_gbs", "torch"),
     *("note", "error"),
@@ -134,9 +126,9 @@ class Cell:
 
     @property
     def rounds(self) -> int:
-        """In which all contenders take part; by the host's clock, all of other libraries."""
+        """In which all contenders take part; in suite "factor" by the host's clock, those of other libraries."""
         of_size = next(count for n, count in ROUNDS.items() if self.n <= n or n == max(ROUNDS))
-        return min(of_size, FEW.get(self.suite, of_size))
+        return max(of_size, OWN) if self.suite == "read" else min(of_size, FEW.get(self.suite, of_size))
 
     @property
     def own_rounds(self) -> int:
@@ -154,6 +146,8 @@ def grid(sizes: Sequence[int] = SIZES_MEASURED) -> list[Cell]:
         cells += [Cell("factor", dtype, n, "C") for n in BY_ROWS if n in sizes]
     for dtype in TYPES:
         cells += [Cell("structured", dtype, STRUCTURED_SIZE, matrix=matrix) for matrix in STRUCTURED]
+    for dtype in TYPES:
+        cells += [Cell("read", dtype, n) for n in READ if n in sizes]
     for dtype in TYPES:
         cells += [Cell("repair", dtype, n) for n in REPAIRED]
     for dtype in TYPES:
@@ -183,9 +177,9 @@ def bars(cell: Cell) -> Row:
             found["online_bar"] = ONLINE[cell.dtype][cell.n]
         if cell.n >= CERTIFIED_FROM:
             found["certificate_bar"] = CERTIFIED
-        if cell.n >= IDLE_FROM:
-            found["idle_bar"] = IDLE
         return found
+    if cell.suite == "read":
+        return {"idle_bar": IDLE}
     if cell.suite == "solve":
         return {"protected_bar": SOLUTION}
     return {"protected_bar": CHOLESKY} if cell.suite == "cholesky" and cell.n >= CHOLESKY_FROM else {}
@@ -236,7 +230,7 @@ def _told(row: Mapping[str, Any]) -> Iterator[str]:
             whole = f"{row['repair']:.1%} of {row['online_call_ms']:.2f} ms"
             yield f"fault in {row['fault']}: {row['repair_ms']:.2f} ms, {whole}"
         return
-    for name in ("getrf", "vendor_call"):
+    for name in ("getrf", "read", "vendor_call"):
         if row[f"{name}_ms"] != "":
             yield f"{name.split('_')[0]} {row[f'{name}_ms']:.2f} ms"
     for name in ("unprotected", "offline", *BARRED):

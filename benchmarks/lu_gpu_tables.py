@@ -47,11 +47,23 @@ def called() -> str:
     names = ("CuPy", "PyTorch", "MAGMA", "protected, at the end", "protected, every step")
     columns = [f"{contender}_call_ms" for contender in AS_CALLED]
     shown = [(title, column) for title, column in zip(names, columns, strict=True) if any(row[column] for row in rows)]
-    body = [
-        (name(row), *(_shown(row, column) for _, column in shown), percent(row.get("idle") or "nan")) for row in rows
-    ]
-    head = "lu_factor as it is called", *(f"{title}, ms" for title, _ in shown), "reading verdicts on the way"
+    body = [(name(row), *(_shown(row, column) for _, column in shown)) for row in rows]
+    head = ("lu_factor as it is called", *(f"{title}, ms" for title, _ in shown))
     return csv_table(head, body) + _footer(rows, "this package's apart, by the host's clock, of calls waited for")
+
+
+def verdicts() -> str:
+    """What a host adds that reads verdicts on the way."""
+    rows = latest("read")
+    head = "checked in every step, on a GPU", "queued as a whole, ms", "verdicts read on the way, ms", "added", "target"
+    body = [
+        (
+            *(name(row), _shown(row, "online_ms"), _shown(row, "read_ms")),
+            *(percent(row["idle"] or "nan"), percent(row["idle_bar"] or "nan")),
+        )
+        for row in rows
+    ]
+    return csv_table(head, body) + _footer(rows, "by the card's clock, from the first kernel to the last one")
 
 
 def structured() -> str:
@@ -150,6 +162,7 @@ def _footer(rows: Sequence[Row], more: str = "") -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "lu-gpu": times,
     "lu-gpu-calls": called,
+    "lu-gpu-verdicts": verdicts,
     "lu-gpu-solutions": solutions,
     "lu-gpu-structured": structured,
     "lu-gpu-repair": repair,

@@ -65,9 +65,10 @@ def test_names_are_unique_and_neighbours_come_first() -> None:
 
 def test_bars_are_those_that_were_set() -> None:
     of_factor = bars(Cell("factor", "float64", 8192))
-    assert of_factor == {"checks_bar": 0.05, "online_bar": 0.55, "certificate_bar": 1.02, "idle_bar": 0.01}
+    assert of_factor == {"checks_bar": 0.05, "online_bar": 0.55, "certificate_bar": 1.02}
     assert bars(Cell("factor", "float32", 2048)) == {"checks_bar": 0.05, "online_bar": 0.70}
-    assert bars(Cell("factor", "float32", 5000)) == {"checks_bar": 0.05, "certificate_bar": 1.02, "idle_bar": 0.01}
+    assert bars(Cell("factor", "float32", 5000)) == {"checks_bar": 0.05, "certificate_bar": 1.02}
+    assert bars(Cell("read", "float32", 8192)) == {"idle_bar": 0.01}
     assert "online_bar" not in bars(Cell("factor", "float64", 8192, "C"))
     assert bars(Cell("structured", "float64", 8192, matrix="dominant")) == {}
     assert bars(Cell("cholesky", "float32", 4096)) == {}
@@ -83,7 +84,7 @@ def made_up(cell: Cell, **numbers: Any) -> dict[str, Any]:
 
 def test_a_row_is_held_against_its_bars() -> None:
     row = made_up(Cell("factor", "float64", 8192), online=0.55, checks=0.05, certificate=1.02, offline=0.5)
-    row |= {"idle": 0.01, "line": 1.05, "line_bar": 1.05, "getrf_ms": 37.0, "online_call_ms": 20.0}
+    row |= {"idle": 0.01, "idle_bar": 0.01, "line": 1.05, "line_bar": 1.05, "getrf_ms": 37.0, "online_call_ms": 20.0}
     assert met(row)
     assert "MISSED" not in text(row)
     for name in ("online", "checks", "certificate", "idle", "line"):
@@ -172,6 +173,7 @@ SMALL = [
     *(Cell("factor", dtype, n) for dtype in TYPES for n in (64, 96, 80)),
     *(Cell("factor", dtype, 64, "C") for dtype in TYPES),
     *(Cell("structured", "float64", 96, matrix=matrix) for matrix in STRUCTURED),
+    Cell("read", "float64", 64),
     Cell("repair", "float64", 128),
     *(Cell("solve", dtype, 64, right_hand_sides=r) for dtype in TYPES for r in (1, 4)),
     *(Cell("cholesky", dtype, 64) for dtype in TYPES),
@@ -261,6 +263,7 @@ class FakeLibrary:
 
     def __init__(self, card: Card) -> None:
         self.card, self.wrong, self.released, self.made, self.fault = card, "", 0, 0, ""
+        self.end: Any = None
 
     @contextlib.contextmanager
     def planted(self, fault: str) -> Iterator[None]:
@@ -268,6 +271,12 @@ class FakeLibrary:
         self.fault = fault
         yield
         self.fault = ""
+
+    @contextlib.contextmanager
+    def ended(self, event: Any) -> Iterator[None]:
+        self.end = event
+        yield
+        self.end = None
 
     def factorisation(self, A: Any, *, encoded: bool = True, checked: bool = False, findings: Any = None) -> Any:
         if self.wrong == "raises" and checked:
@@ -280,6 +289,8 @@ class FakeLibrary:
             piv = piv[::-1]
         self.card.launch(lambda: None, SECONDS[kind] * (A.shape[0] / 64) ** 3 * (1.005 if findings else 1.0))
         self.made += 1
+        if self.end:
+            self.end.record()
         clean = encoded and self.wrong != "suspected"
         return SimpleNamespace(
             W=lu.view(Array), piv=piv.view(Array), clean=clean, wait=lambda: None, release=self._release
@@ -359,8 +370,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(lu_gpu_grid, "grid", lambda: SMALL)
     monkeypatch.setattr(lu_gpu_grid, "BETWEEN", {80: (64, 96)})
     monkeypatch.setattr(lu_gpu_grid, "CERTIFIED_FROM", 64)
-    for name in ("CHOLESKY_FROM", "IDLE_FROM"):
-        monkeypatch.setattr(lu_gpu_grid, name, 64)
+    monkeypatch.setattr(lu_gpu_grid, "CHOLESKY_FROM", 64)
     monkeypatch.setattr(lu_gpu_grid, "ONLINE", {dtype: {64: 0.9, 96: 0.9} for dtype in TYPES})
     monkeypatch.setattr(lu_gpu_grid, "ROUNDS", {64: 3, 128: 2})
     monkeypatch.setattr(bench_lu_gpu, "SOLVED", 3)
@@ -374,6 +384,7 @@ def library(card: Card, monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
     made = FakeLibrary(card)
     monkeypatch.setattr(lu_gpu_contenders, "DeviceFactorisation", made.factorisation)
     monkeypatch.setattr(bench_lu_gpu, "planted", made.planted)
+    monkeypatch.setattr(lu_gpu_contenders, "ended", made.ended)
     for function, name in (
         *(("protected_lu_factor", ""), ("protected_lu_solve", "solution"), ("protected_cholesky", "cholesky")),
     ):
@@ -399,6 +410,7 @@ def test_a_run_measures_and_judges_every_cell(library: FakeLibrary, tmp_path: Pa
     assert Counter(row["suite"] for row in rows) == {
         "factor": 8,
         "structured": 6,
+        "read": 1,
         "repair": 2,
         "solve": 4,
         "cholesky": 2,
@@ -425,7 +437,6 @@ def test_the_cards_times_and_the_hosts(library: FakeLibrary, tmp_path: Path) -> 
         assert float(row["online"]) == pytest.approx(0.82, rel=1e-3)
         assert float(row["checks"]) == pytest.approx(0.025, rel=1e-3)
         assert float(row["certificate"]) == pytest.approx(1.01, rel=1e-3)
-        assert float(row["idle"]) == pytest.approx(0.005, rel=0.1)
         assert (row["pivots_differ"], row["hidden"], row["torch"]) == ("0", "1.0", "0.fake")
         assert float(row["gflops"]) == pytest.approx(2e-9 / 3 * 64**3 / SECONDS["getrf"], rel=1e-3)
         beside = n == 80 or row["order"] == "C"
@@ -443,6 +454,14 @@ def test_solutions_and_cholesky_beside_the_vendor(library: FakeLibrary, tmp_path
         reads = 2 * 64 * 64 * (8 if row["dtype"] == "float64" else 4) / 4e9 if row["suite"] == "solve" else 0
         assert float(row["protected"]) == pytest.approx(taken / (10 + reads), rel=1e-2)
         assert float(row["reads_ms"] or 0) == pytest.approx(reads, rel=1e-2)
+
+
+def test_what_a_host_adds_that_reads_verdicts(library: FakeLibrary, tmp_path: Path) -> None:
+    code, (row,) = bench(tmp_path, "--suite", "read")
+    assert code == 0
+    assert float(row["online_ms"]) == pytest.approx(1e3 * SECONDS["online"], rel=1e-3)
+    assert float(row["idle"]) == pytest.approx(0.005, rel=0.1)
+    assert (row["idle_bar"], row["rounds"]) == ("0.01", "5")
 
 
 def test_what_a_repair_costs(library: FakeLibrary, tmp_path: Path) -> None:
