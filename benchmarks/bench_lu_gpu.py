@@ -7,9 +7,9 @@
     python -m benchmarks.bench_lu_gpu --phases --only "F 8192"     each task of a factorisation alone
 
 Suites: factor (LU of normal matrices, by the card's clock and as it is called), structured (of others), read (verdicts
-on the way, beside the same queued as a whole), repair (of one planted fault), solve (with factors), cholesky. All
-contenders of a cell take part in the same rounds, but that lu_factor as it is called has rounds of other libraries and
-rounds of this package; all results are judged in that run.
+on the way, beside the same steps queued without reading them, and as a whole), repair (of one planted fault), solve
+(with factors), cholesky. All contenders of a cell take part in the same rounds, but that lu_factor as it is called has
+rounds of other libraries and rounds of this package; all results are judged in that run.
 
 Each row goes to results/lu_gpu.csv, or lu_gpu_phases.csv, as soon as its cell is done: an interrupted run keeps what it
 has. The exit code is 1 if a result was wrong, a report did not say what it should, or a bar is missed; 130 after an
@@ -186,14 +186,14 @@ class LuGpuSuite(Suite):
 
         A, row = contenders.matrix(cell), self.empty(cell)
         row.update(lu_gpu_grid.bars(cell), rounds=cell.rounds)
-        runs = {name: contenders.Queued(A, checked=True, read=name == "read") for name in ("online", "read")}
+        runs = contenders.tracked(A)
         judge, seconds = _FactorJudge(A, row), {name: list[float]() for name in runs}
         judge.vendor(runs["online"].factors()[0])
         judge.queued("read", *runs["read"].factors())
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         with contenders.ended(end):
             for number in range(-1, cell.rounds):
-                for name in sorted(runs, reverse=bool(number % 2)):
+                for name in sorted(runs, reverse=number % 2 == 1):
                     self.watch.spin(LEAD)
                     start.record()
                     runs[name]()
@@ -201,7 +201,7 @@ class LuGpuSuite(Suite):
                     if number >= 0:
                         seconds[name].append(1e-3 * cupy.cuda.get_elapsed_time(start, end))
         row.update({f"{name}_ms": _median(times) for name, times in seconds.items()})
-        row["idle"] = short(overhead(seconds, "read", "online"))
+        row["idle"] = short(overhead(seconds, "read", "parts"))
         return [row]
 
     # ---- what a repair costs ----

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.device.move_config import MoveKernel
 from abft_tsm2.linalg.device.panel_config import PanelConfig
 from abft_tsm2.linalg.device.queued import QueuedRun
+from abft_tsm2.linalg.device.repair import JUDGED
 from abft_tsm2.linalg.device.schedule import CHECKS, PANEL, PRODUCTS
 from abft_tsm2.linalg.outcome import Findings
 from abft_tsm2.report import Report, Status
@@ -242,23 +243,25 @@ class Queued:
     A : array
     encoded, checked : bool
         Whether the factors are certified, and whether each step is checked.
-    read : bool
-        Whether the host reads the verdict on each step on the way, and waits for the last one.
+    parts, read : bool
+        Whether a host queues the steps one by one, and whether it reads the verdict on each before it goes on.
     """
 
     A: Array
     encoded: bool = True
     checked: bool = False
+    parts: bool = False
     read: bool = False
 
     def _queue(self) -> DeviceFactorisation:
-        findings = {"findings": Findings()} if self.read else {}
+        findings = {"findings": Findings()} if self.parts else {}
         return DeviceFactorisation(self.A, encoded=self.encoded, checked=self.checked, **findings)
 
     def __call__(self, _: int = 0) -> None:
         made = self._queue()
-        if self.read:
-            made.wait()
+        if self.parts:
+            with nullcontext() if self.read else unread():
+                made.wait()
         made.release()
 
     def factors(self) -> tuple[Factors, bool]:
@@ -268,6 +271,17 @@ class Queued:
         clean = not self.encoded or made.clean
         made.release()
         return (made.W, made.piv), clean
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Take each step for right, without waiting for the verdict."""
+    verdict = QueuedRun.verdict
+    QueuedRun.verdict = lambda self, step: JUDGED  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        QueuedRun.verdict = verdict  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -319,6 +333,12 @@ def planted(fault: str) -> Iterator[None]:
 def queued(A: Array) -> dict[str, Queued]:
     """All of them."""
     return {"unprotected": Queued(A, encoded=False), "offline": Queued(A), "online": Queued(A, checked=True)}
+
+
+def tracked(A: Array) -> dict[str, Queued]:
+    """Checked in every step: queued as a whole, step by step, and step by step with the verdicts read on the way."""
+    ways = {"online": (False, False), "parts": (True, False), "read": (True, True)}
+    return {name: Queued(A, checked=True, parts=parts, read=read) for name, (parts, read) in ways.items()}
 
 
 @dataclass

@@ -58,8 +58,8 @@ CERTIFIED, CERTIFIED_FROM = 1.02, 4096
 """Certified at the end relative to the faster one of getrf and the same without a certificate, and from which size."""
 
 IDLE = 0.01
-"""What a host that reads the verdicts on the way, and queues steps as they come, adds to a factorisation that is
-checked in every step and queued as a whole."""
+"""What it adds to a factorisation that a host queues step by step, that it reads the verdict on each before it goes on:
+how long the card waits for it."""
 
 LINE = 1.05
 """Sizes that no block divides, by time per n^3, relative to the line through their neighbours; rows to columns."""
@@ -75,7 +75,7 @@ COLUMNS = (
     *("suite", "dtype", "order", "n", "matrix", "right_hand_sides", "fault", "rounds", "own_rounds", "hidden"),
     *(f"{name}_ms" for name in ON_CARD),
     *(f"{name}_call_ms" for name in AS_CALLED),
-    *("read_ms", "vendor_call_ms", "protected_call_ms", "reads_ms", "gflops", "unprotected", "offline"),
+    *("parts_ms", "read_ms", "vendor_call_ms", "protected_call_ms", "reads_ms", "gflops", "unprotected", "offline"),
     *(column for name in BARRED for column in (name, f"{name}_bar")),
     *("repair_ms", "repair", "worst_error_u", "vendor_error_u", "pivots_differ", "suspected", "copy_gbs", "torch"),
     *("note", "error"),

@@ -55,10 +55,13 @@ def called() -> str:
 def verdicts() -> str:
     """What a host adds that reads verdicts on the way."""
     rows = latest("read")
-    head = "checked in every step, on a GPU", "queued as a whole, ms", "verdicts read on the way, ms", "added", "target"
+    head = (
+        *("checked in every step, on a GPU", "queued as a whole, ms", "step by step, ms"),
+        *("verdicts read on the way, ms", "added by that", "target"),
+    )
     body = [
         (
-            *(name(row), _shown(row, "online_ms"), _shown(row, "read_ms")),
+            *(name(row), _shown(row, "online_ms"), _shown(row, "parts_ms"), _shown(row, "read_ms")),
             *(percent(row["idle"] or "nan"), percent(row["idle_bar"] or "nan")),
         )
         for row in rows

@@ -427,11 +427,21 @@ def test_norms_of_lines_are_those_of_the_end() -> None:
 
 
 def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing waits for that."""
+    """And nothing waits for that: a step more is queued before the host looks at them."""
+    queued, fine, looks = [], DeviceRepair._is_fine, []
+
+    def look(self: DeviceRepair, number: int) -> bool:
+        looks.append((number, len(queued)))
+        return fine(self, number)
+
+    part = QueuedRun.part
+    monkeypatch.setattr(QueuedRun, "part", lambda self, number: (queued.append(number), part(self, number)))
     monkeypatch.setattr(QueuedRun, "before", lambda *_: pytest.fail("all is to go on"))
+    monkeypatch.setattr(DeviceRepair, "_is_fine", look)
     run, findings = doubtful(normal(N, N), lambda *_: None)
     assert run.certified
     assert not findings.statuses
+    assert looks == [(0, 3), (1, 4), (2, 5), (3, 5), (4, 5)]
 
 
 def test_norms_that_are_not_computed_are_not_those_of_an_earlier_step(monkeypatch: pytest.MonkeyPatch) -> None:

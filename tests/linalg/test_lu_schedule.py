@@ -238,7 +238,7 @@ KINDS_AGAIN = [(), (GRAPHS,), (CHUNKED,), (CHUNKED, GRAPHS), (STAGED,)]  # an od
 @pytest.mark.parametrize(("m", "n", "widths"), SHAPES_AGAIN)
 def test_a_factorisation_begins_again_at_a_step(m, n, widths):
     A, steps = np.random.default_rng(m).standard_normal((m, n)), wide_steps(m, n, *widths)
-    cases = [(number, done) for number in range(len(steps)) for done in (1, 2) if number + done <= len(steps)]
+    cases = [(number, done) for number in range(len(steps)) for done in (1, 2, 3) if number + done <= len(steps)]
     kinds = itertools.cycle(KINDS_AGAIN)
     for seed, ((number, done), kind) in enumerate(zip(cases, kinds, strict=False)):
         j, chunk, graphs = steps[number].j, 200 if CHUNKED in kind else n, GRAPHS in kind

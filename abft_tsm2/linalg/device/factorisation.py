@@ -24,10 +24,11 @@ from abft_tsm2.linalg.inputs import for_kernels
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, check_of
 from abft_tsm2.report import SIDES, Check
 
-AHEAD = 2
-"""Steps that are queued while the verdict on the first of them is awaited: enough that a GPU never waits for a host."""
-assert KEPT > AHEAD, "what is carried into a step is kept until its verdict is known"
-assert SETTLED > AHEAD, "no step is done again before columns that are settled"
+AHEAD, DOUBTED = 2, 3
+"""Steps that are queued while the verdict on the first of them is awaited, and while a host looks at a doubt, so that a
+GPU does not wait for it."""
+assert KEPT > DOUBTED, "what is carried into a step is kept until its verdict is known"
+assert SETTLED >= DOUBTED, "no step is done again before columns that are settled"
 
 
 class DeviceFactorisation:
@@ -108,13 +109,15 @@ class DeviceFactorisation:
         self._repair = None  # whose memory copies may have read until now
 
     def _track(self, repair: DeviceRepair) -> None:
-        """Queue the steps, two of them ahead of the last verdict, and repair what is found wrong."""
+        """Queue the steps, some of them ahead of the last verdict, and repair what is found wrong."""
         run, count, queued, judged = self._run, len(self._plan.schedule.steps), 0, 0
         while judged < count:
-            if queued < min(count, judged + AHEAD):
+            verdict = None if queued < min(count, judged + AHEAD) else run.verdict(judged)
+            doubted = verdict not in (None, JUDGED) and repair.may_be_fine(judged)
+            if verdict is None or (doubted and queued < min(count, judged + DOUBTED)):
                 run.part(queued)
                 queued += 1
-            elif run.verdict(judged) == JUDGED or (again := repair.begins_again(judged, queued)) is None:
+            elif verdict == JUDGED or (again := repair.begins_again(judged, queued)) is None:
                 repair.agreed(judged)
                 judged += 1
             else:

@@ -117,6 +117,12 @@ class DeviceRepair(RepairOperations):
     convicted: dict[int, list[Fault]] = field(default_factory=dict)
     unchanged: dict[str, int] = field(default_factory=dict)
 
+    def may_be_fine(self, number: int) -> bool:
+        """Whether a step is in doubt for what norms of its lines, computed, may explain."""
+        residuals, bounds, _ = self._looked(number)
+        of_lines = int(self.sums.status[number]) & ~(ROW | COLUMN) == JUDGED
+        return of_lines and bool((np.abs(residuals) <= BEYOND * bounds).all())
+
     def begins_again(self, number: int, queued: int) -> int | None:
         """The step to go on with where one that is suspected is wrong: W is what that step found, but for the first,
         which begins with A. None where the step is right, or is left to the end.
@@ -206,17 +212,16 @@ class DeviceRepair(RepairOperations):
 
     def _is_fine(self, number: int) -> bool:
         """Whether a step that is in doubt is fine by the norms of its lines, which its checks have computed then."""
-        status = int(self.sums.status[number])
-        if status & ~(ROW | COLUMN) != JUDGED:
-            return False
+        status, of_sides = int(self.sums.status[number]), self._looked(number).swapaxes(0, 1)
+        return self.may_be_fine(number) and not any(
+            np.any(suspected(status, side, residual, bound, squares, self.dtype))
+            for side, (residual, bound, squares) in enumerate(of_sides)
+        )
+
+    def _looked(self, number: int) -> Any:
+        """Residuals and bounds of a step's rows and columns, and squares of the norms of what was added up in them."""
         width = self.steps[number].width
-        looked = self.sums.looked[number % KEPT, : 6 * width].reshape(3, 2, width)
-        if not (np.abs(looked[0]) <= BEYOND * looked[1]).all():
-            return False
-        for side, (residual, bound, squares) in enumerate(looked.swapaxes(0, 1)):
-            if np.any(suspected(status, side, residual, bound, squares, self.dtype)):
-                return False
-        return True
+        return self.sums.looked[number % KEPT, : 6 * width].reshape(3, 2, width)
 
     # -- evidence --
 
