@@ -19,10 +19,10 @@ from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
 from abft_tsm2.linalg.device import repair
 from abft_tsm2.linalg.device.buffers import KEPT
-from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
+from abft_tsm2.linalg.device.factorisation import DOUBTED, DeviceFactorisation
 from abft_tsm2.linalg.device.plan import FactorPlan
 from abft_tsm2.linalg.device.queued import QueuedRun
-from abft_tsm2.linalg.device.repair import DeviceRepair
+from abft_tsm2.linalg.device.repair import BEYOND, DeviceRepair
 from abft_tsm2.linalg.evidence import factor_evidence
 from abft_tsm2.linalg.once_more import factored_once_more
 from abft_tsm2.linalg.outcome import Findings
@@ -442,6 +442,34 @@ def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyP
     assert run.certified
     assert not findings.statuses
     assert looks == [(0, 3), (1, 4), (2, 5), (3, 5), (4, 5)]
+
+
+def test_a_step_that_norms_might_have_explained_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a step more to take back, in which rows of finished columns have been settled."""
+    m, number, planted, asked = 900, 4, [False], []
+    a, findings, run = normal(m, m), Findings(), DeviceFactorisation.__new__(DeviceFactorisation)
+    evidence = DeviceRepair._evidence
+
+    def after(task: Any) -> None:
+        if task.name == "update" and task.numbers[0] == 128 * (number - 1) and not planted[0]:
+            planted[0] = True
+            run.W[-1, 128 * number + 5] += 3.0
+        elif task.name == "line_squares" and task.numbers[0] == 128 * number and planted[0] and not asked:
+            residuals, bounds, squares = run._sums.looked[number % KEPT].reshape(3, 2, -1)
+            residuals[:], squares[:] = 0, 0
+            residuals[:, 3] = BEYOND / 2 * bounds[:, 3]
+
+    def seen(self: DeviceRepair, number: int, queued: int) -> Any:
+        asked.append((number, queued))
+        return evidence(self, number, queued)
+
+    monkeypatch.setattr(DeviceRepair, "_evidence", seen)
+    run.__init__(on_card(a), checked=True, findings=findings, after=after)  # type: ignore[misc]
+    run.wait()
+    assert asked == [(number, number + DOUBTED)]
+    assert findings.statuses == [Status.CORRECTED]
+    assert (run._plan.schedule.early, run._plan.schedule.still) == (128 * number, number + DOUBTED - 1)
+    require_right(run, a)
 
 
 def test_norms_that_are_not_computed_are_not_those_of_an_earlier_step(monkeypatch: pytest.MonkeyPatch) -> None:
