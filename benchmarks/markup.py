@@ -15,7 +15,10 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def csv_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of reStructuredText, aligned likewise (docs/_static/tables.css)."""
+    """A table of reStructuredText, aligned likewise (docs/_static/tables.css); nothing of no rows, which is none."""
+    rows = list(rows)
+    if not rows:
+        return ""
     options = (":header-rows: 1", ":delim: |", ":widths: auto", ":class: numbers", "")
     lines = (*options, *(" | ".join(cells).rstrip() for cells in (head, *rows)))
     return ".. csv-table::\n" + "".join(f"   {line}".rstrip() + "\n" for line in lines)
