@@ -185,14 +185,14 @@ class LuGpuSuite(Suite):
         import cupy
 
         A, row = contenders.matrix(cell), self.empty(cell)
-        row.update(lu_gpu_grid.bars(cell), rounds=cell.rounds)
+        row.update(lu_gpu_grid.bars(cell), rounds=cell.own_rounds)
         runs = contenders.tracked(A)
         judge, seconds = _FactorJudge(A, row), {name: list[float]() for name in runs}
         judge.vendor(runs["online"].factors()[0])
         judge.queued("read", *runs["read"].factors())
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         with contenders.ended(end):
-            for number in range(-1, cell.rounds):
+            for number in range(-1, cell.own_rounds):
                 for name in sorted(runs, reverse=number % 2 == 1):
                     self.watch.spin(LEAD)
                     start.record()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -273,37 +274,25 @@ class Queued:
         return (made.W, made.piv), clean
 
 
-@contextmanager
-def unread() -> Iterator[None]:
-    """Take each step for right, without waiting for the verdict."""
-    verdict = QueuedRun.verdict
-    QueuedRun.verdict = lambda self, step: JUDGED  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        QueuedRun.verdict = verdict  # type: ignore[method-assign]
+def unread() -> Any:
+    """In its block, take each step for right, without waiting for the verdict."""
+    return patch.object(QueuedRun, "verdict", lambda self, step: JUDGED)
 
 
-@contextmanager
-def ended(event: Any) -> Iterator[None]:
-    """Record an event on the current stream whenever all of a factorisation has been queued."""
+def ended(event: Any) -> Any:
+    """In its block, record an event on the current stream whenever all of a factorisation has been queued."""
     end = QueuedRun.end
 
     def recorded(self: QueuedRun) -> None:
         end(self)
         event.record()
 
-    QueuedRun.end = recorded  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        QueuedRun.end = end  # type: ignore[method-assign]
+    return patch.object(QueuedRun, "end", recorded)
 
 
-@contextmanager
-def planted(fault: str) -> Iterator[None]:
-    """Flip a bit of the exponent in the next factorisation that is tracked, when half of the columns are finished: in
-    the trailing matrix, or in a column of L that nothing reads any more. It is queued as all else is."""
+def planted(fault: str) -> Any:
+    """In its block, flip a bit of the exponent in the next factorisation that is tracked, when half of the columns are
+    finished: in the trailing matrix, or in a column of L that nothing reads any more. It is queued as all else is."""
     import cupy
 
     part, pending = QueuedRun.part, [fault]
@@ -323,11 +312,7 @@ def planted(fault: str) -> Iterator[None]:
         with current(cupy.cuda.get_current_stream() if whole else cupy.cuda.ExternalStream(plan.handles(0)[lane])):
             word ^= word.dtype.type(1 << (np.finfo(f"f{size}").nmant + 4))
 
-    QueuedRun.part = with_fault  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        QueuedRun.part = part  # type: ignore[method-assign]
+    return patch.object(QueuedRun, "part", with_fault)
 
 
 def queued(A: Array) -> dict[str, Queued]:
@@ -337,8 +322,8 @@ def queued(A: Array) -> dict[str, Queued]:
 
 def tracked(A: Array) -> dict[str, Queued]:
     """Checked in every step: queued as a whole, step by step, and step by step with the verdicts read on the way."""
-    ways = {"online": (False, False), "parts": (True, False), "read": (True, True)}
-    return {name: Queued(A, checked=True, parts=parts, read=read) for name, (parts, read) in ways.items()}
+    online = Queued(A, checked=True)
+    return {"online": online, "parts": replace(online, parts=True), "read": replace(online, parts=True, read=True)}
 
 
 @dataclass

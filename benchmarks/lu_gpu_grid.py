@@ -38,7 +38,7 @@ FEW = {"structured": 5, "repair": 5}
 """Most rounds of suites in which a call may take many times as long as without a suspicion."""
 
 OWN = 5
-"""Least rounds of this package's calls by the host's clock."""
+"""Least rounds in which this package's calls are alone."""
 
 ON_CARD = ("getrf", "unprotected", "offline", "online")
 AS_CALLED = ("cupy", "torch", "magma", "offline", "online")
@@ -128,12 +128,12 @@ class Cell:
     def rounds(self) -> int:
         """In which all contenders take part; in suite "factor" by the host's clock, those of other libraries."""
         of_size = next(count for n, count in ROUNDS.items() if self.n <= n or n == max(ROUNDS))
-        return max(of_size, OWN) if self.suite == "read" else min(of_size, FEW.get(self.suite, of_size))
+        return min(of_size, FEW.get(self.suite, of_size))
 
     @property
     def own_rounds(self) -> int:
-        """In which this package's calls take part by the host's clock. Apart from others, for large ones are as fast as
-        the power of the card allows, and what was called before has used some."""
+        """In which this package's calls take part by the host's clock, and suite "read". Apart from others, for large
+        ones are as fast as the power of the card allows, and what was called before has used some."""
         return max(self.rounds, OWN)
 
 

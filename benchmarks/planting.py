@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -23,21 +23,16 @@ Plant = Callable[[Array], None]
 """Plants faults into a product C."""
 
 
-@contextmanager
-def planted(plant: Plant) -> Iterator[None]:
-    """Let `plant` follow each product of cuBLAS that is queued in the block, in front of its check: a hook for
-    ``on_stage`` would let the host wait at every stage."""
+def planted(plant: Plant) -> Any:
+    """In its block, let `plant` follow each product of cuBLAS that is queued, in front of its check: a hook
+    for ``on_stage`` would let the host wait at every stage."""
     multiply = cublas.Gemm.__call__
 
     def and_plant(gemm: cublas.Gemm, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
         multiply(gemm, A, B, C, alpha, beta)
         plant(C)
 
-    cublas.Gemm.__call__ = and_plant  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        cublas.Gemm.__call__ = multiply  # type: ignore[method-assign]
+    return patch.object(cublas.Gemm, "__call__", and_plant)
 
 
 class Faults:

@@ -38,6 +38,18 @@ def cupy(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> Any:
     return lu_on_cpu.install(monkeypatch, build_cache)
 
 
+def asked_of_evidence(patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Steps that will have been compared with A, and how many were queued by then."""
+    evidence, asked = DeviceRepair._evidence, list[tuple[int, int]]()
+
+    def seen(self: DeviceRepair, number: int, queued: int) -> Any:
+        asked.append((number, queued))
+        return evidence(self, number, queued)
+
+    patch.setattr(DeviceRepair, "_evidence", seen)
+    return asked
+
+
 # ---- steps ---------------------------------------------------------------------------------------------------------
 
 STEPS = {
@@ -164,18 +176,12 @@ def test_a_that_has_changed_is_said() -> None:
 
 def test_steps_that_are_suspected_in_vain_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evidence finds them right, the first one once more when it was done again; after a few all is left to the end."""
-    a, asked = normal(N, N), []
-    evidence = DeviceRepair._evidence
+    a, asked = normal(N, N), asked_of_evidence(monkeypatch)
 
-    def seen(self: DeviceRepair, number: int, *how: Any) -> Any:
-        asked.append(number)
-        return evidence(self, number, *how)
-
-    monkeypatch.setattr(DeviceRepair, "_evidence", seen)
     monkeypatch.setattr(DeviceRepair, "_is_fine", lambda *_: False)
     monkeypatch.setattr(QueuedRun, "verdict", lambda self, step: 9)
     run, findings = tracked(a)
-    assert asked == [0, 0, 1, 2]
+    assert [number for number, _ in asked] == [0, 0, 1, 2]
     assert findings.suspicions == 3
     assert not findings.statuses
     require_right(run, a)
@@ -446,9 +452,8 @@ def test_estimated_norms_that_do_not_do_are_computed(monkeypatch: pytest.MonkeyP
 
 def test_a_step_that_norms_might_have_explained_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a step more to take back, in which rows of finished columns have been settled."""
-    m, number, planted, asked = 900, 4, [False], []
+    m, number, planted, asked = 900, 4, [False], asked_of_evidence(monkeypatch)
     a, findings, run = normal(m, m), Findings(), DeviceFactorisation.__new__(DeviceFactorisation)
-    evidence = DeviceRepair._evidence
 
     def after(task: Any) -> None:
         if task.name == "update" and task.numbers[0] == 128 * (number - 1) and not planted[0]:
@@ -459,11 +464,6 @@ def test_a_step_that_norms_might_have_explained_begins_again(monkeypatch: pytest
             residuals[:], squares[:] = 0, 0
             residuals[:, 3] = BEYOND / 2 * bounds[:, 3]
 
-    def seen(self: DeviceRepair, number: int, queued: int) -> Any:
-        asked.append((number, queued))
-        return evidence(self, number, queued)
-
-    monkeypatch.setattr(DeviceRepair, "_evidence", seen)
     run.__init__(on_card(a), checked=True, findings=findings, after=after)  # type: ignore[misc]
     run.wait()
     assert asked == [(number, number + DOUBTED)]
@@ -473,36 +473,25 @@ def test_a_step_that_norms_might_have_explained_begins_again(monkeypatch: pytest
 
 
 def test_norms_that_are_not_computed_are_not_those_of_an_earlier_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, launches, asked = normal(640, 640), FactorPlan._line_squares, []
-    evidence = DeviceRepair._evidence
+    a, launches, asked = normal(640, 640), FactorPlan._line_squares, asked_of_evidence(monkeypatch)
 
     def left_out(self: FactorPlan, lane: str, j: int, width: int) -> Any:
         return [] if j == 128 * KEPT else launches(self, lane, j, width)
 
-    def seen(self: DeviceRepair, number: int, *how: Any) -> Any:
-        asked.append(number)
-        return evidence(self, number, *how)
-
     monkeypatch.setattr(FactorPlan, "_line_squares", left_out)
-    monkeypatch.setattr(DeviceRepair, "_evidence", seen)
     run, _ = doubtful(a, lambda *_: None)
-    assert asked == [KEPT, KEPT]
+    assert [number for number, _ in asked] == [KEPT, KEPT]
     require_right(run, a)
 
 
 @pytest.mark.parametrize("value", [np.nan, 1e9])
 def test_norms_that_are_not_known_explain_nothing(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    evidence, asked = DeviceRepair._evidence, []
-
-    def seen(self: DeviceRepair, number: int, *how: Any) -> Any:
-        asked.append(number)
-        return evidence(self, number, *how)
+    asked = asked_of_evidence(monkeypatch)
 
     def spoil(run: DeviceFactorisation, j: int, width: int) -> None:
         if j == 256:
             run._sums.looked[2, 0] = value  # a residual
 
-    monkeypatch.setattr(DeviceRepair, "_evidence", seen)
     run, _ = doubtful(normal(N, N), spoil)
-    assert asked == [2, 2]
+    assert [number for number, _ in asked] == [2, 2]
     require_right(run, normal(N, N))

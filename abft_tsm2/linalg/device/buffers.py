@@ -111,7 +111,7 @@ class RunSums:
         What is brought as "verdict" and as "weights", from the address "verdict of" to "verdict to" and so on.
     """
 
-    def __init__(self, m: int, n: int, steps: int, widest: int = 0) -> None:
+    def __init__(self, m: int, n: int, steps: int, widest: int) -> None:
         import cupy
 
         both = 2 * max(m, n)

@@ -113,8 +113,8 @@ class DeviceFactorisation:
         run, count, queued, judged = self._run, len(self._plan.schedule.steps), 0, 0
         while judged < count:
             verdict = None if queued < min(count, judged + AHEAD) else run.verdict(judged)
-            doubted = verdict not in (None, JUDGED) and repair.may_be_fine(judged)
-            if verdict is None or (doubted and queued < min(count, judged + DOUBTED)):
+            doubted = verdict not in (None, JUDGED) and queued < min(count, judged + DOUBTED)
+            if verdict is None or (doubted and repair.may_be_fine(judged)):
                 run.part(queued)
                 queued += 1
             elif verdict == JUDGED or (again := repair.begins_again(judged, queued)) is None:
