@@ -3,7 +3,7 @@
 A = L L'. Of three streams the first two run side by side:
 
     factor    L = a copy of A's triangle; potrf;        then g = w'L, L g, and the verdict L g = Z
-    beside    w from A's diagonal, Z = A w and norms;   the other triangle: zeros, or A's, and whether it is finite
+    beside    the other triangle: zeros, or A's, and whether it is finite;   w from A's diagonal, Z = A w and norms
     main      the caller's, which both follow and which waits for both
 
 A plan belongs to a size, a type and a thread, and is kept: launches, and what little memory outlives a call.
@@ -138,11 +138,12 @@ class CholeskyPlan:
             *("residuals", "bounds", "right", "positive", "closest"),
         )
         self._copy = self._launch(own, own.grid(n), *taken, "finite")
-        self._encode = [
+        # The longest first: it costs potrf least beside its first steps, which leave most of a card idle.
+        self._beside = [
+            self._launch(other, other.grid(n), *taken, "finite_beside"),
             self._launch(weights, weights.grid(n), "A", "diagonal", self._base.data.ptr, "w", n),
             *self._sums(encode, add, "A", "lead", "w", "Z", "encoded"),
             self._launch(measure, measure.grid, "Z", "w", n, "sizes", "summary"),
-            self._launch(other, other.grid(n), *taken, "finite_beside"),
         ]
         self._certify = [
             *self._sums(read, add, "W", n, "w", "g", "read"),
@@ -237,7 +238,7 @@ class CholeskyPlan:
             runtime.eventRecord(copied.ptr, factor)  # which takes all that memory can give: nothing is won beside it
             runtime.streamWaitEvent(beside, copied.ptr)
             runtime.memsetAsync(memory + counted, NAN_BYTE, length - counted, beside)
-            for step in self._encode:
+            for step in self._beside:
                 step(beside, where)
             runtime.eventRecord(encoded.ptr, beside)
             stage(ENCODED)
