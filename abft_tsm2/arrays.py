@@ -123,6 +123,13 @@ def is_cupy(x: Array) -> bool:
     return _library(type(x)) == "cupy"
 
 
+def served_elsewhere(*arrays: Any) -> Any:
+    """The module that has the operations for these, where they are collections of an engine; None for arrays."""
+    if any(_library(type(x)) == "dask" for x in arrays):
+        return importlib.import_module("abft_tsm2.interop.dask")
+    return None
+
+
 def is_writable(x: Array) -> bool:
     """Whether the elements of `x` may be changed; only NumPy has arrays that say no."""
     return bool(getattr(getattr(x, "flags", None), "writeable", True))

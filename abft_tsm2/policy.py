@@ -23,7 +23,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, Literal, Never, ParamSpec, Protocol, TypeVar
 
 from abft_tsm2.errors import CorruptionWarning, SilentDataCorruptionError, UnverifiableWarning
-from abft_tsm2.report import REASONS_SHOWN, Report, Status
+from abft_tsm2.report import PRECEDENCE, REASONS_SHOWN, Report, Status
 
 Action = Literal["ignore", "log", "warn", "raise"]
 OnError = Literal["correct", "detect", "raise"]
@@ -56,6 +56,7 @@ class _Scope:
     actions: Mapping[str, Action]
     outer: _Scope | None
     sync: bool = True
+    kept: list[Report] | None = None  # where reports go instead of being delivered
 
 
 _OUTERMOST = _Scope(DEFAULTS, None)
@@ -139,7 +140,7 @@ class errstate:
         # The scope to return to is kept in the context, not in this object, which several threads may hold at once.
         outer = _scope.get()
         sync = outer.sync if self._sync is None else self._sync
-        _scope.set(_Scope({**outer.actions, **self._changes}, outer, sync))
+        _scope.set(_Scope({**outer.actions, **self._changes}, outer, sync, outer.kept))
 
     def __exit__(self, *exception: object) -> None:
         outer = _scope.get().outer
@@ -194,15 +195,43 @@ def synchronous() -> bool:
     return _scope.get().sync
 
 
+@contextmanager
+def reports_kept() -> Iterator[list[Report]]:
+    """Keep the reports of the block: no monitor sees them and nothing is done about them. For an operation that is made
+    of others, and delivers one report of them all."""
+    outer = _scope.get()
+    kept: list[Report] = []
+    _scope.set(_Scope(outer.actions, outer, True, kept))
+    try:
+        yield kept
+    finally:
+        _scope.set(outer)
+
+
 class Monitor:
     """The reports of a `monitor` block, in order of arrival.
 
     ``len(log)`` is their number, iterating gives them; a batch counts as one report. Reports that are PENDING are
-    collected at the end of the block, and replaced by the final ones.
+    collected at the end of the block, and replaced by the final ones. A task of a cluster that ran twice has one
+    report, the worse one.
     """
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
+        self._places: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def _receive(self, report: Report, identity: str) -> None:
+        """Take a report in, unless this identity has one that is no better."""
+        if not identity:
+            self._reports.append(report)
+            return
+        with self._lock:
+            at = self._places.setdefault(identity, len(self._reports))
+            if at == len(self._reports):
+                self._reports.append(report)
+            elif PRECEDENCE.index(report.status) < PRECEDENCE.index(self._reports[at].status):
+                self._reports[at] = report
 
     @property
     def reports(self) -> list[Report]:
@@ -244,6 +273,24 @@ _monitors: tuple[Monitor, ...] = ()
 _lock = threading.Lock()
 
 
+class ReportSource(Protocol):
+    """Where reports come from beside the calls of this process."""
+
+    def begin(self) -> None:
+        """A monitor begins."""
+
+    def end(self) -> None:
+        """A monitor ends: `receive` what has not been handed over yet."""
+
+
+_sources: list[ReportSource] = []
+
+
+def add_source(source: ReportSource) -> None:
+    """Have every monitor collect from there, too."""
+    _sources.append(source)
+
+
 @contextmanager
 def monitor() -> Iterator[Monitor]:
     """Collect every report of the block, from all threads of the process.
@@ -262,11 +309,15 @@ def monitor() -> Iterator[Monitor]:
     """
     global _monitors
     log = Monitor()
+    for source in _sources:
+        source.begin()
     with _lock:
         _monitors = (*_monitors, log)
     try:
         yield log
     finally:
+        for source in _sources:
+            source.end()
         with _lock:
             _monitors = tuple(other for other in _monitors if other is not log)
         log._collect()
@@ -278,7 +329,7 @@ def check_on_error(on_error: str | None) -> None:
         raise ValueError(f"unknown on_error {on_error!r}: choose None or one of {', '.join(ON_ERROR)}")
 
 
-def deliver(report: Report, on_error: str | None = None) -> None:
+def deliver(report: Report, on_error: str | None = None, *, identity: str = "") -> None:
     """Hand a finished report to the monitors, then do what the policy says.
 
     Every protected operation calls this once, at its end. Each status that holds (``report.status`` and
@@ -291,6 +342,8 @@ def deliver(report: Report, on_error: str | None = None) -> None:
     on_error : {None, "correct", "detect", "raise"}
         None: as `errstate`. "correct": a wrong result raises whatever `errstate` says. "detect": nothing
         raises, and what would have is logged at WARNING. "raise": a repaired result raises too.
+    identity : str
+        Of the task that made the report, where it may run twice: a monitor counts it once.
 
     Raises
     ------
@@ -306,18 +359,22 @@ def deliver(report: Report, on_error: str | None = None) -> None:
     the package that called it.
     """
     check_on_error(on_error)
-    for log in _monitors:
-        log._reports.append(report)
+    if (kept := _scope.get().kept) is not None:
+        kept.append(report)
+        return
+    receive(report, identity)
     act(report, on_error)
+
+
+def receive(report: Report, identity: str = "") -> None:
+    """`deliver` to the monitors alone, for a report that was acted on in another process."""
+    for log in _monitors:
+        log._receive(report, identity)
 
 
 def act(report: Report, on_error: str | None = None) -> None:
     """`deliver` without the monitors, for the final report of a pending one, which they have."""
-    held = (report.status, *report.also)
-    actions: dict[Status, Action] = {}
-    for status in held:
-        if status in _KEYS:
-            actions[status] = _action(status, on_error)
+    actions = actions_for(report, on_error)
     level = logging.WARNING if "log" in actions.values() else logging.DEBUG
     if logger.isEnabledFor(level):
         logger.log(level, "%s", report, stacklevel=caller_level(), extra={"report": report})
@@ -327,7 +384,12 @@ def act(report: Report, on_error: str | None = None) -> None:
     if "warn" in actions.values():
         warned = {status for status, action in actions.items() if action == "warn"}
         category = UnverifiableWarning if warned == {Status.UNVERIFIABLE} else CorruptionWarning
-        warnings.warn(_warning_text(report), category, stacklevel=caller_level())
+        warnings.warn(warning_text(report), category, stacklevel=caller_level())
+
+
+def actions_for(report: Report, on_error: str | None = None) -> dict[Status, Action]:
+    """What is to be done about each status that holds."""
+    return {status: _action(status, on_error) for status in (report.status, *report.also) if status in _KEYS}
 
 
 def _action(status: Status, on_error: str | None) -> Action:
@@ -338,7 +400,7 @@ def _action(status: Status, on_error: str | None) -> Action:
     return "raise" if status in always else action
 
 
-def _warning_text(report: Report) -> str:
+def warning_text(report: Report) -> str:
     """Leave out times and residuals: Python shows a warning once per place and text, and keeps every text."""
     found = (*report.reasons, *map(str, report.faults))
     return "; ".join((report.headline, *found[:REASONS_SHOWN]))

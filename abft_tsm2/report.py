@@ -214,6 +214,8 @@ class Fault(Record):
         The largest ``|found - repaired|``; may be infinite or NaN.
     repair : str
         How it was repaired; empty when it was not.
+    worker, host, device : str
+        Of a cluster: where it was found. Empty elsewhere.
 
     Examples
     --------
@@ -228,8 +230,15 @@ class Fault(Record):
     elements: int
     magnitude: float
     repair: str = ""
+    worker: str = field(default="", metadata={"optional": True})
+    host: str = field(default="", metadata={"optional": True})
+    device: str = field(default="", metadata={"optional": True})
 
     def __str__(self) -> str:
+        at = f" (worker {self.worker}, host {self.host}, device {self.device})" if self.worker else ""
+        return f"{self._what()}{at}"
+
+    def _what(self) -> str:
         if self.kind == "operand":
             return f"{self.operand} is not what was encoded: {self.repair or 'not repaired'}"
         where = f"{self.operand}[{_positions(self.rows)}, {_positions(self.columns)}]"
@@ -304,6 +313,8 @@ class Report(Record):
         Of a factorisation: "online" or "offline", and why.
     restarted : bool
         Whether a factorisation that stayed wrong was done again from its matrix; not in the JSON.
+    worker, host, device : str
+        Of a task on a cluster: where it ran; empty elsewhere.
 
     Examples
     --------
@@ -331,6 +342,9 @@ class Report(Record):
     products: tuple[Report, ...] = ()
     mode: str = field(default="", metadata={"optional": True})
     restarted: bool = field(default=False, compare=False, metadata={"optional": True, "json": False})
+    worker: str = field(default="", metadata={"optional": True})
+    host: str = field(default="", metadata={"optional": True})
+    device: str = field(default="", metadata={"optional": True})
 
     SCHEMA: ClassVar[str] = "abft_tsm2/report/1"
 
@@ -362,6 +376,30 @@ class Report(Record):
         """Return the final report of a PENDING one, waiting for it; any other one as it is."""
         return self
 
+    def by_worker(self) -> dict[str, dict[str, Any]]:
+        """What each worker of a cluster did and found, of an operation whose tasks ran on one.
+
+        Returns
+        -------
+        dict
+            For each worker's address its "host" and "device", the number of "tasks" that reported, of those that found
+            something wrong ("faulty"), and the "faults". Empty for an operation that ran in this process alone.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for report in self.products or (self,):
+            if report.worker:
+                where = {"host": report.host, "device": report.device, "tasks": 0, "faulty": 0, "faults": ()}
+                entry = found.setdefault(report.worker, where)
+                entry["tasks"] += 1
+                entry["faulty"] += report.status is not Status.CLEAN
+                entry["faults"] += report.faults
+        return found
+
+    def at(self, worker: str, host: str, device: str) -> Report:
+        """The same, found there, as are its faults."""
+        place = {"worker": worker, "host": host, "device": device}
+        return replace(self, faults=tuple(replace(fault, **place) for fault in self.faults), **place)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON types, as described by `schema`.
 
@@ -388,15 +426,18 @@ class Report(Record):
         return dict(json.loads(text))
 
     @classmethod
-    def merge(cls, reports: Sequence[Report], *, operation: str) -> Report:
+    def merge(
+        cls, reports: Sequence[Report], *, operation: str, problem: tuple[int, int, int, str] | None = None
+    ) -> Report:
         """Summarise the products of a batch in one report, which keeps them as `products`.
 
         The status is the worst and the others go to `also`; seconds and suspicions are summed, `recomputed`
         is averaged, each reason is kept once; checks and faults stay in the products. ValueError if there is
-        no report, if sizes or dtypes differ, or if only some are PENDING.
+        no report, if sizes or dtypes differ and it is not said which `problem` (m, k, n, dtype) they are parts of, or
+        if only some are PENDING.
         """
-        problems = {(report.m, report.k, report.n, report.dtype) for report in reports}
-        if len(problems) != 1:
+        problems = {(report.m, report.k, report.n, report.dtype) for report in reports} if problem is None else {problem}
+        if len(problems) != 1 or not reports:
             raise ValueError(f"a batch has products, all of one (m, k, n, dtype); got {sorted(problems)}")
         status, also = by_precedence(held for report in reports for held in (report.status, *report.also))
         seconds: Counter[str] = Counter()

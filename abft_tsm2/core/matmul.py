@@ -57,7 +57,7 @@ def multiply(
         out *= alpha
     if C0 is not None and beta != 0.0:
         for at in _parts(out.shape[0], out.shape[1]):  # C(i:j, :) += beta C0(i:j, :)
-            out[at, :] += beta * C0[at, :]
+            out[at, :] += C0[at, :] if beta == 1.0 else beta * C0[at, :]
 
 
 def same_layout(X: Array) -> Array:

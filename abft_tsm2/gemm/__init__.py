@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import is_cupy, namespace
+from abft_tsm2.arrays import is_cupy, namespace, served_elsewhere
 from abft_tsm2.gemm import fallback, pending
 from abft_tsm2.gemm.device import DeviceProduct
 from abft_tsm2.gemm.host import Hook, Product
@@ -43,7 +43,7 @@ def protected_gemm(
     ----------
     a : (..., m, k) array or Encoded
         float64, float32, float16 or bfloat16, NumPy or CuPy, any order and strides; 1-D and batches as in
-        `numpy.matmul`. Never written, except an `Encoded` with ``repair=True`` that was found corrupted.
+        `numpy.matmul`. Dask arrays are multiplied by `abft_tsm2.interop.dask.protected_gemm`. Never written, except an `Encoded` with ``repair=True`` that was found corrupted.
     b : (..., k, n) array or Encoded
     c : (..., m, n) array, optional
         Read only where ``beta != 0``; same dtype as the result.
@@ -121,6 +121,10 @@ def protected_gemm(
     >>> bool(np.allclose(C, A @ B, rtol=1e-12))
     True
     """
+    if (door := served_elsewhere(a, b, c)) is not None:
+        given: Any = {"alpha": alpha, "beta": beta, "out": out, "out_dtype": out_dtype, "check": check}
+        given |= {"on_error": on_error, "return_report": return_report, "on_stage": on_stage}
+        return door.protected_gemm(a, b, c, **given, verify=verify, precision=precision)
     policy.check_on_error(on_error)
     alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
 

@@ -1,0 +1,57 @@
+"""A block of a matrix on its way between tasks, with the sums of its words.
+
+Between the task that made a block and the ones that read it lie memory, the wire, and the disk a worker spills to. The
+sums travel along: whoever has read a block compares, and what changed meanwhile is found and restored.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from abft_tsm2.arrays import Array
+from abft_tsm2.checksum.words import WordSums, contiguous
+from abft_tsm2.interop.dask.place import task_key
+from abft_tsm2.report import Report
+
+
+@dataclass(eq=False)
+class Block:
+    """A matrix, and what guards it between two tasks. Made by `Block.of`.
+
+    Attributes
+    ----------
+    array : (m, n) array
+        NumPy or CuPy, contiguous by rows or by columns. Never written to: a restored block has another one.
+    words : WordSums
+        Of `array`, when the block was made.
+    key : str or tuple
+        Of the task on a cluster that made the block, which may be asked to run again; None elsewhere.
+    reports : tuple of Report
+        Of the tasks that this block is the result of, as far back as another block does not have them.
+    """
+
+    array: Array
+    words: WordSums
+    key: Any = None
+    reports: tuple[Report, ...] = ()
+
+    @classmethod
+    def of(cls, array: Array, reports: tuple[Report, ...] = (), words: WordSums | None = None) -> Block:
+        """The block of a matrix, of any order and strides, here and now."""
+        array = contiguous(array)
+        return cls(array, words or WordSums.of(array), task_key(), reports)
+
+    def changed(self) -> bool:
+        """Whether the array is not what the block was made of: one read."""
+        return self.words.differ(self.array)
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.array.nbytes + self.words.rows.nbytes + self.words.columns.nbytes
+
+
+if "distributed" in sys.modules:  # arrays in it travel as arrays do on their own: those of a GPU from card to card
+    from distributed.protocol import register_generic
+
+    register_generic(Block)

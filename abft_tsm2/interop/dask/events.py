@@ -1,0 +1,93 @@
+"""Reports of tasks, sent to the client that asked for them: through the scheduler's events.
+
+A worker logs an event for each report; clients of the process that made the graph hand it to their monitors. The
+scheduler passes on what a worker sends in order, and tells a client of a finished task later than of the events of
+those before it: when ``compute`` returns, the reports have arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+import warnings
+from typing import Any
+
+from abft_tsm2 import policy
+from abft_tsm2.errors import CorruptionWarning
+from abft_tsm2.interop.dask.place import worker
+from abft_tsm2.report import Report, Status
+
+REPORTS, FAULTS = "abft-tsm2-reports", "abft-tsm2"  # topics: of all reports, and of what was found wrong
+METRIC = "abft faults"  # a column of the dashboard's table of workers
+ORIGIN = uuid.uuid4().hex  # of this process: events of others' graphs are not for its monitors
+
+
+def send(report: Report, identity: str, origin: str, *, warn: bool = False) -> None:
+    """Log a report as an event of the cluster that this task runs on; nothing outside of one."""
+    here = worker()
+    if here is None:
+        return
+    text = json.dumps(report.to_dict(), allow_nan=False)
+    message = {"origin": origin, "identity": identity, "report": text, "warn": warn}
+    here.log_event(REPORTS, message)
+    if report.status is not Status.CLEAN:
+        place = {"worker": report.worker, "host": report.host, "device": report.device}
+        faults = [str(fault) for fault in report.faults] or list(report.reasons)
+        here.log_event(FAULTS, {**place, "status": report.status.name, "task": identity, "faults": faults})
+        _counted(here)
+
+
+def _counted(here: Any) -> None:
+    """Show the number of reports with faults in the dashboard's table of workers."""
+    counts = here.__dict__.setdefault("_abft_faults", [0])
+    counts[0] += 1
+    here.metrics.setdefault(METRIC, lambda _: counts[0])
+
+
+def current_client() -> Any:
+    """The client that `compute` would use now; None where there is none."""
+    if "distributed" not in sys.modules:
+        return None
+    from distributed import default_client
+
+    try:
+        return default_client()
+    except ValueError:
+        return None
+
+
+def subscribe(client: Any) -> None:
+    """Have the events of a cluster handed to this process's monitors."""
+    if REPORTS not in client._event_handlers:
+        client.subscribe_topic(REPORTS, receive)
+
+
+def receive(event: tuple[float, Any]) -> None:
+    """Hand the report of an event to the monitors."""
+    _, message = event
+    if message["origin"] != ORIGIN:
+        return
+    report = Report.from_dict(json.loads(message["report"]))
+    policy.receive(report, message["identity"])
+    if message["warn"]:
+        warnings.warn(policy.warning_text(report), CorruptionWarning, stacklevel=2)
+
+
+class ClusterReports:
+    """What a monitor asks when it begins and when it ends."""
+
+    def begin(self) -> None:
+        if (client := current_client()) is not None:
+            subscribe(client)
+
+    def end(self) -> None:
+        """Ask for the events of a client that was made meanwhile, and nobody has subscribed to."""
+        client = current_client()
+        if client is not None and REPORTS not in client._event_handlers and not client.asynchronous:
+            for event in client.get_events(REPORTS):
+                receive(event)
+            subscribe(client)
+
+
+policy.add_source(ClusterReports())

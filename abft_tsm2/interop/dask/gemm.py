@@ -1,0 +1,191 @@
+"""The graph of a protected product: each block of C is summed along k by a chain of protected products.
+
+C(i, j) = beta C0(i, j) + alpha A(i, 1) B(1, j), and then C(i, j) += alpha A(i, l) B(l, j) for l = 2, 3, ...: a chain has
+one partial sum at a time, which its next product checks as its operand c, and no task reads more than three blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2 import policy
+from abft_tsm2.arrays import FLOATS, Array, dtype_name, is_numpy, namespace, type_name
+from abft_tsm2.checksum.words import WordSums
+from abft_tsm2.gemm import protected_gemm as product_here
+from abft_tsm2.gemm.operands import factor, problem_of
+from abft_tsm2.interop.dask import graphs
+from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.task import GraphOptions, Hook, run
+from abft_tsm2.report import Status
+
+BLOCKS_HELD = 6  # by a task: A, B, C0, C, and two on their way to the next one
+
+
+def protected_gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    check: str = "auto",
+    on_error: str | None = None,
+    return_report: bool = False,
+    on_stage: Hook | None = None,
+    verify: str | None = None,
+    precision: str | None = None,
+) -> Any:
+    """`abft_tsm2.protected_gemm` of Dask arrays, lazy: ``alpha a @ b + beta c``.
+
+    Parameters
+    ----------
+    a : (m, k) or (k,) dask array
+        Of NumPy or CuPy chunks, of any sizes that are known. One of a and b may be an array, which Dask takes in.
+    b : (k, n) or (k,) dask array
+    c : (m, n) dask array or array, optional
+        Lazy as well; read only where ``beta != 0``, by the first product of each chain.
+    alpha, beta, out_dtype, check, on_error, verify, precision
+        As in `abft_tsm2.protected_gemm`, for each product of blocks. 16-bit partial sums are kept in float32.
+    out : None
+        A lazy product is not written anywhere: ``dask.array.store(C, out)`` writes it.
+    return_report : bool
+        Return ``(C, report)`` with a `dask.delayed.Delayed` of the report of all tasks. Compute both at once,
+        ``C, report = dask.compute(C, report)``, or all is computed twice.
+    on_stage : callable, optional
+        Called on the workers, for each product of blocks: has to be pickled.
+
+    Returns
+    -------
+    C : (m, n) dask array
+        With the chunks of a's rows and b's columns.
+    report : Delayed of Report
+        With ``return_report=True``; ``report.products`` has one for each task, with the index (i, j, l) of its blocks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `abft_tsm2.protected_gemm`; where more than two dimensions, chunks of unknown sizes, or `out` are given.
+    SilentDataCorruptionError
+        When it is computed: a block of the result is wrong, or lost.
+
+    Warns
+    -----
+    dask.array.PerformanceWarning
+        Chunks are too large for the memory of the workers; the message says which to choose.
+
+    Notes
+    -----
+    Each block product is checked and repaired on its worker. Blocks travel with the sums of their words
+    (`abft_tsm2.checksum.words`), from the first task that reads them to the one that returns them: a block that changed
+    in memory, on the wire or on disk is restored bit for bit, or fetched from another worker, or made again by the
+    tasks behind it. `errstate` is that of the call, and not of where it is computed. K.-H. Huang and J. A. Abraham,
+    IEEE Trans. Computers C-33 (1984) 518. Cost, and how to choose chunks: see the guide, "Many machines".
+
+    Examples
+    --------
+    >>> import dask, dask.array as da
+    >>> import abft_tsm2 as ft
+    >>> A = da.random.default_rng(0).standard_normal((300, 200), chunks=100)
+    >>> C, report = dask.compute(*ft.protected_gemm(A, A.T, return_report=True))
+    >>> C.shape, report.status.name, len(report.products)
+    ((300, 300), 'CLEAN', 18)
+    """
+    import dask.array as da
+
+    policy.check_on_error(on_error)
+    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
+    if out is not None:
+        raise TypeError("out: a lazy product is not written before it is computed: use dask.array.store(C, out)")
+    a, b = graphs.as_collection(a, "a"), graphs.as_collection(b, "b")
+    if a.ndim not in (1, 2) or b.ndim not in (1, 2):
+        raise ValueError(f"a has {a.ndim} and b {b.ndim} dimensions: Dask arrays are multiplied as vectors or matrices")
+    squeeze = (*((0,) if a.ndim == 1 else ()), *((1,) if b.ndim == 1 else ()))
+    shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
+    a = a[None, :] if a.ndim == 1 else a
+    b = b[:, None] if b.ndim == 1 else b
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"{shapes} cannot be multiplied: the inner dimensions {a.shape[1]} and {b.shape[0]} differ")
+    _, (a, b) = da.core.unify_chunks(a, "ik", b, "kj")
+    like, right = (np.ones_like(x._meta, shape=(1, 1)) for x in (a, b))
+    settings: dict[str, Any] = {"alpha": alpha, "check": check, "verify": verify, "precision": precision}
+    given: Any = {**settings, "out_dtype": out_dtype}
+    dtype = problem_of(like, right, None, beta=0.0, **given).c.dtype
+    wide = FLOATS[dtype_name(dtype)].bits < 32
+    if wide:
+        settings |= {"out_dtype": "float32", "verify": None}
+    elif out_dtype is not None:
+        settings["out_dtype"] = type_name(out_dtype)
+    shape, chunks = (a.shape[0], b.shape[1]), (a.chunks[0], b.chunks[1])
+    base = _added(c, beta, shape, chunks, squeeze, dtype)
+    options = GraphOptions(graphs.name("gemm", a, b, base, settings, on_stage), "gemm", on_error, on_stage)
+    graphs.warn_of_large(max(x.itemsize for x in (a, b)), BLOCKS_HELD, a, b)
+
+    left, right = graphs.blocks(options, "a", a), graphs.blocks(options, "b", b)
+    added = None if base is None else graphs.blocks(options, "c", base)
+    layer: dict[Any, Any] = {}
+    steps = a.numblocks[1]
+    for i in range(a.numblocks[0]):
+        for j in range(b.numblocks[1]):
+            before = None if added is None else added.key(i, j)
+            for step in range(steps):
+                key = (f"{options.name}-product", i, j, step)
+                first = {**settings, "beta": beta if step == 0 else 1.0, "widen": wide}
+                layer[key] = (product, options, (i, j, step), left.key(i, step), right.key(step, j), before, first)
+                before = key
+    graph = graphs.Graph(options, layer, [x for x in (left, right, added) if x is not None])
+    last = {(i, j): (f"{options.name}-product", i, j, steps - 1) for i, j in np.ndindex(a.numblocks[0], b.numblocks[1])}
+    meta = np.empty_like(like, shape=(0, 0), dtype=dtype)
+    C = graph.array("c", last, chunks, meta, dtype if wide else None)
+    for axis in sorted(squeeze, reverse=True):
+        C = C[0] if axis == 0 else C[..., 0]
+    if not return_report:
+        return C
+    return C, graph.report(list(last.values()), (shape[0], a.shape[1], shape[1], dtype_name(dtype)))
+
+
+def _added(c: Any, beta: float, shape: Any, chunks: Any, squeeze: Any, dtype: Any) -> Any:
+    """c as a matrix in the chunks of the product, or None where it is not read."""
+    if beta == 0.0:
+        return None
+    if c is None:
+        raise ValueError(f"beta = {beta:g} needs c, the array it multiplies")
+    c = graphs.as_collection(c, "c")
+    shown = tuple(n for axis, n in enumerate(shape) if axis not in squeeze)
+    if tuple(c.shape) != shown or c.dtype != dtype:
+        raise ValueError(f"c has shape {c.shape} and dtype {c.dtype}: the product has {shown} and {dtype}")
+    for axis in squeeze:
+        c = c[None, ...] if axis == 0 else c[..., None]
+    return c.rechunk(chunks)
+
+
+def product(
+    options: GraphOptions, step: tuple[int, ...], A: Block, B: Block, C0: Block | None, settings: dict[str, Any]
+) -> Block:
+    """One product of blocks: ``alpha A B + beta C0``."""
+    taken: list[WordSums] = []
+    settings = dict(settings)
+    widen = settings.pop("widen")
+
+    def hook(stage: str, arrays: Any) -> None:
+        if options.on_stage is not None:
+            options.on_stage(stage, arrays)
+        if stage == "multiplied":  # before the check reads C: what changes later is not what was checked
+            taken[:] = [WordSums.of(arrays["C"])]
+
+    def multiply(A: Array, B: Array, C0: Array | None = None) -> Array:
+        taken.clear()
+        xp = namespace(A)
+        base = xp.astype(C0, xp.float32) if widen and C0 is not None else C0
+        watch = hook if is_numpy(A) else options.on_stage
+        return product_here(A, B, base, on_stage=watch, on_error=on_error, **settings)
+
+    on_error = None if options.repairs else "detect"
+    settings["beta"] = settings["beta"] if C0 is not None else 0.0
+    C, report = run(options, step, {"A": A, "B": B, "C0": C0}, multiply)
+    before = () if C0 is None else C0.reports
+    clean = report.status is Status.CLEAN and taken and C.flags.forc
+    return Block.of(C, (*before, graphs.at_step(report, step)), taken[0] if clean else None)

@@ -1,0 +1,182 @@
+"""Graphs of tasks that hand blocks to one another: their names, keys and layers, and what comes out of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, as_operand, float_type, namespace
+from abft_tsm2.errors import SilentDataCorruptionError
+from abft_tsm2.interop.dask import events
+from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.task import GraphOptions, run
+from abft_tsm2.report import Report, Status
+
+SHARE = 0.6  # of a worker's memory that Dask fills before it spills
+_ROUND = 256  # chunks to choose are multiples of that
+
+
+def as_collection(x: Any, name: str) -> Any:
+    """A dask array of known chunks and of a type that can be protected; an array is taken in."""
+    import dask.array as da
+
+    if not isinstance(x, da.Array):
+        x = da.from_array(as_operand(x, name))
+    if any(math.isnan(n) for n in x.shape):
+        raise ValueError(f"{name} has chunks of unknown sizes: call {name}.compute_chunk_sizes() first")
+    as_operand(x._meta, name)
+    return x
+
+
+def name(operation: str, *parts: Any) -> str:
+    """Of a graph: the same for the same operation on the same arrays."""
+    from dask.base import tokenize
+
+    return f"protected-{operation}-{tokenize(*parts, events.ORIGIN)}"
+
+
+def at_step(report: Report, step: Sequence[int]) -> Report:
+    """The report of a step that has a place."""
+    return replace(report, index=tuple(step))
+
+
+def read(options: GraphOptions, operand: str, x: Any) -> Block:
+    """A chunk of an operand, as the first task that reads it has it."""
+    return Block.of(as_operand(x, operand))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of an operand: a layer of tasks."""
+
+    name: str
+    layer: Mapping[Any, Any]
+    array: Any
+
+    def key(self, i: int, j: int) -> tuple[str, int, int]:
+        return self.name, i, j
+
+
+def blocks(options: GraphOptions, operand: str, x: Any) -> Blocks:
+    """The tasks that read the chunks of a matrix, and sum their words."""
+    label = f"{options.name}-read-{operand}"
+    layer = {(label, i, j): (read, options, operand, (x.name, i, j)) for i, j in np.ndindex(*x.numblocks)}
+    return Blocks(label, layer, x)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The tasks of one operation, and of reading its operands."""
+
+    options: GraphOptions
+    layer: Mapping[Any, Any]
+    operands: Sequence[Blocks]
+
+    def _high_level(self, label: str, ends: Mapping[Any, Any]) -> Any:
+        from dask.highlevelgraph import HighLevelGraph
+
+        layers: dict[str, Any] = {}
+        depends: dict[str, set[str]] = {}
+        for one in self.operands:
+            layers |= {**one.array.dask.layers, one.name: dict(one.layer)}
+            depends |= {**one.array.dask.dependencies, one.name: set(one.array.__dask_layers__())}
+        steps = f"{self.options.name}-steps"
+        layers |= {steps: dict(self.layer), label: dict(ends)}
+        depends |= {steps: {one.name for one in self.operands}, label: {steps}}
+        return HighLevelGraph(layers, depends)
+
+    def array(self, part: str, keys: Mapping[tuple[int, ...], Any], chunks: Any, meta: Any, dtype: Any = None) -> Any:
+        """The dask array of blocks that are there at these keys."""
+        import dask.array as da
+
+        label = f"{self.options.name}-{part}"
+        ends = {(label, *at): (returned, self.options, (part, *at), key, dtype) for at, key in keys.items()}
+        client = events.current_client()
+        if client is not None:
+            from abft_tsm2.interop.dask.scheduler import install_once
+
+            install_once(client)
+        return da.Array(self._high_level(label, ends), label, chunks, meta=meta)
+
+    def report(self, keys: Sequence[Any], problem: tuple[int, int, int, str]) -> Any:
+        """The report of everything, once it is computed."""
+        from dask.delayed import Delayed
+
+        label = f"{self.options.name}-report"
+        ends = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(keys)}
+        ends[label] = (gathered, self.options.operation, problem, list(ends))
+        return Delayed(label, self._high_level(label, ends))
+
+
+def returned(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: Any = None) -> Array:
+    """The array of a block, compared with its sums once more; rounded to 16 bits where it was summed in 32."""
+
+    def taken(C: Array) -> Array:
+        if dtype is None:
+            return C
+        xp = namespace(C)
+        with np.errstate(all="ignore"):
+            rounded = xp.astype(C, dtype)
+            off, kind = xp.abs(xp.astype(rounded, C.dtype) - C), float_type(rounded)
+            fits = off <= kind.unit_roundoff * xp.abs(C) + kind.smallest_subnormal
+            fine = fits | ~xp.isfinite(C) | (xp.abs(C) > kind.largest)
+        if not bool(xp.all(fine)):
+            raise SilentDataCorruptionError(_unrounded(options, block))
+        return rounded
+
+    if not block.changed():
+        return taken(block.array)
+    array, _ = run(options, step, {"C": block}, taken)
+    return array
+
+
+def _unrounded(options: GraphOptions, block: Block) -> Report:
+    m, n = block.array.shape
+    reasons = ("the result was not rounded to the nearest number of its type",)
+    return Report(Status.UNCORRECTABLE, options.operation, m, 0, n, float_type(block.array).name, reasons=reasons)
+
+
+def _reports_of(block: Block) -> tuple[Report, ...]:
+    return block.reports
+
+
+def gathered(operation: str, problem: tuple[int, int, int, str], reports: Sequence[Sequence[Report]]) -> Report:
+    """One report of all tasks."""
+    return Report.merge([one for part in reports for one in part], operation=operation, problem=problem)
+
+
+def warn_of_large(itemsize: int, held: int, *arrays: Any) -> None:
+    """Warn of chunks of which a worker has no room for as many as its tasks hold."""
+    from dask.array import PerformanceWarning
+
+    largest = max(math.prod(max(sizes, default=0) for sizes in x.chunks) * x.itemsize for x in arrays)
+    limit, threads = _smallest_worker()
+    if not limit or held * threads * largest <= SHARE * limit:
+        return
+    side = math.isqrt(int(SHARE * limit / (held * threads * itemsize)))
+    side = max(1, side // _ROUND * _ROUND or side)
+    warnings.warn(
+        f"chunks of {largest / 2**20:.0f} MiB are too large: {threads} threads of a worker hold {held} of them each, and "
+        f"it has {limit / 2**20:.0f} MiB. Use chunks of {side} x {side} elements, x.rechunk(({side}, {side})), or fewer "
+        "threads a worker",
+        PerformanceWarning,
+        stacklevel=4,
+    )
+
+
+def _smallest_worker() -> tuple[int, int]:
+    """Memory and threads of the worker with the least memory for each; of this machine where there is no cluster."""
+    client = events.current_client()
+    if client is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), os.cpu_count() or 1
+    if client.asynchronous:
+        return 0, 1
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    sizes = [(one["memory_limit"], one["nthreads"]) for one in workers if one["memory_limit"]]
+    return min(sizes, key=lambda one: one[0] / one[1], default=(0, 1))

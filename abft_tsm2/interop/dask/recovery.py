@@ -1,0 +1,97 @@
+"""Recover a block that changed between two tasks: restored, fetched again, or made again.
+
+Dask itself does not: ``retries=`` runs the task that complains once more, on the same corrupt block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import to_host
+from abft_tsm2.checksum.words import WordSums
+from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.place import worker
+from abft_tsm2.report import Fault, Status
+
+RUN_AGAIN, ELSEWHERE = "abft_tsm2_run_again", "abft_tsm2_elsewhere"  # what the scheduler is asked for
+
+
+class Rerun(Exception):
+    """The sources of a block run again: this task has to wait for them. The fault that was found is its argument."""
+
+
+def recovered(name: str, block: Block) -> tuple[Status, Fault]:
+    """Recover a block that changed, in its place, and say how.
+
+    Raises
+    ------
+    Rerun
+        The scheduler has released the block, and the tasks behind it run again.
+
+    Notes
+    -----
+    A block that could not be recovered is left as it is: its fault names no repair.
+    """
+    if block.words.damaged(block.array):
+        block.words = WordSums.of(block.array)
+        return Status.CHECKSUM_FAULT, Fault(name, "checksum", (), (), 0, float("nan"), "its sums taken again")
+    if (found := block.words.restored(block.array)) is not None:
+        array, rows, columns = found
+        fault = _fault(name, block.array, array, rows, columns)
+        block.array = array
+        return Status.CORRECTED, fault
+    lost = (name, "block", (), (), 0, float("nan"))
+    if (source := _fetch_again(block)) is not None:
+        return Status.CORRECTED, Fault(*lost, f"fetched again from {source}")
+    if block.key is not None and _ask(RUN_AGAIN, key=block.key):
+        raise Rerun(Fault(*lost, "made again from its sources"))
+    return Status.INPUT_CHANGED, Fault(*lost)
+
+
+def elsewhere(key: Any) -> bool:
+    """Ask for another worker to run a task; False where there is none, or nobody to ask."""
+    here = worker()
+    return here is not None and _ask(ELSEWHERE, key=key, worker=here.address)
+
+
+def _ask(handler: str, **what: Any) -> bool:
+    """Whether the scheduler did what `abft_tsm2.interop.dask.scheduler` has it do; False where that is not installed."""
+    from distributed.utils import sync
+
+    here = worker()
+    try:
+        return here is not None and bool(sync(here.loop, getattr(here.scheduler, handler), **what))
+    except (AttributeError, KeyError, OSError):
+        return False
+
+
+def _fetch_again(block: Block) -> str | None:
+    """Take the block from another worker that has it, and say which; None where none has it as it was."""
+    here = worker()
+    if here is None or block.key is None:
+        return None
+    from distributed.utils import sync
+    from distributed.utils_comm import gather_from_workers
+
+    holders = sync(here.loop, here.scheduler.who_has, keys=[block.key]).get(block.key, ())
+    for holder in holders:
+        if holder != here.address:
+            data, *_ = sync(here.loop, gather_from_workers, {block.key: [holder]}, rpc=here.rpc)
+            other = data.get(block.key)
+            if isinstance(other, Block) and not other.changed() and not block.words.differ(other.array):
+                block.array = other.array
+                return str(holder)
+    return None
+
+
+def _fault(name: str, held: Any, restored: Any, rows: Any, columns: Any) -> Fault:
+    """What was wrong at these places."""
+    at = tuple(rows), tuple(columns)
+    with np.errstate(all="ignore"):
+        off = np.abs(to_host(held[at]).astype(np.float64) - to_host(restored[at]).astype(np.float64))
+    size = float(off.max()) if off.size and not np.isnan(off).any() else float("nan")
+    kind = "element" if len(rows) == 1 else "block"
+    where = tuple(np.unique(rows).tolist()), tuple(np.unique(columns).tolist())
+    return Fault(name, kind, *where, len(rows), size, "restored bit for bit from the sums it travelled with")

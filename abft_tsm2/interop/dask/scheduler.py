@@ -1,0 +1,168 @@
+"""What the scheduler of a cluster does: release a block that is lost, and retire what is found faulty again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from abft_tsm2.interop.dask import events
+from abft_tsm2.interop.dask.place import place
+from abft_tsm2.interop.dask.recovery import ELSEWHERE, RUN_AGAIN
+
+ATTEMPTS = 3  # to make a block again, or to run a task elsewhere
+
+
+def install(client: Any = None, *, quarantine_after: int | None = None) -> Any:
+    """Have a cluster recover lost blocks, count faults, and retire the hosts or devices that have too many.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        The current one unless given.
+    quarantine_after : int, optional
+        Reports with faults, from one device of one host, after which its workers are retired: what they hold is moved,
+        what they were to do runs elsewhere, and a worker that starts there later is retired as well. None: nothing is
+        retired. The last device that is left is never retired.
+
+    Returns
+    -------
+    what `Client.register_plugin` returns; to be awaited with an asynchronous client.
+
+    Raises
+    ------
+    ValueError
+        If `quarantine_after` is below 1, or there is no client.
+
+    Notes
+    -----
+    Without a call of it, each operation on Dask arrays has its client do the same with the defaults. The package has to
+    be installed where the scheduler runs. Faults are counted by host and device, because a worker that was started
+    again has another address. The device is the UUID of a GPU, the value of the environment variable
+    ``ABFT_TSM2_DEVICE`` where a worker has it, or "cpu". Events of the topic "abft-tsm2" tell of each fault, and of
+    what was retired; the dashboard's table of workers has a column "abft faults".
+
+    Examples
+    --------
+    >>> from distributed import Client, LocalCluster
+    >>> from abft_tsm2.interop.dask import install
+    >>> with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+    ...     _ = install(client, quarantine_after=3)
+    """
+    if quarantine_after is not None and quarantine_after < 1:
+        raise ValueError(f"quarantine_after is {quarantine_after}: at least 1 fault, or None for no quarantine")
+    client = events.current_client() if client is None else client
+    if client is None:
+        raise ValueError("there is no client: make a distributed.Client first, or pass one")
+    events.subscribe(client)
+    guard = ClusterGuard(quarantine_after)
+    guard.idempotent = False  # takes the place of one with other options
+    return client.register_plugin(guard)
+
+
+def install_once(client: Any) -> None:
+    """`install` with the defaults, on a cluster that has it not."""
+    if client.__dict__.get("_abft_installed"):
+        return
+    client._abft_installed = True
+    events.subscribe(client)
+    done = client.register_plugin(ClusterGuard())
+    if client.asynchronous:
+        client._abft_installing = asyncio.ensure_future(done)  # kept, or it would be collected
+
+
+class ClusterGuard(SchedulerPlugin):  # type: ignore[misc]
+    """The scheduler's part.
+
+    Attributes
+    ----------
+    faults : Counter
+        Reports with faults, by (host, device).
+    retired : set of (host, device)
+    """
+
+    name = "abft-tsm2"
+    idempotent = True
+
+    def __init__(self, quarantine_after: int | None = None) -> None:
+        self.quarantine_after = quarantine_after
+        self.faults: Counter[tuple[str, str]] = Counter()
+        self.retired: set[tuple[str, str]] = set()
+        self.attempts: Counter[Any] = Counter()
+        self.scheduler: Any = None
+        self.under_way: set[asyncio.Task[None]] = set()
+
+    async def start(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        scheduler.handlers[RUN_AGAIN] = self.run_again
+        scheduler.handlers[ELSEWHERE] = self.elsewhere
+
+    async def run_again(self, key: Any) -> bool:
+        """Release what a task has made, so that it runs again, and with it what it needs; False where it cannot."""
+        task = self.scheduler.tasks.get(key)
+        self.attempts[key] += 1
+        if task is None or not task.run_spec or self.attempts[key] > ATTEMPTS:
+            return False
+        if task.state == "memory":  # else another reader has asked
+            self.scheduler.transitions({key: "released"}, stimulus_id=f"abft-tsm2-{self.attempts[key]}")
+        return True
+
+    async def elsewhere(self, key: Any, worker: str) -> bool:
+        """Keep a task from running on that worker; False where there is no other."""
+        scheduler, task = self.scheduler, self.scheduler.tasks.get(key)
+        self.attempts[key] += 1
+        before = getattr(task, "worker_restrictions", None) or {ws.address for ws in scheduler.running}
+        others = {address for address in before if address in scheduler.workers} - {worker}
+        if task is None or not others or self.attempts[key] > ATTEMPTS:
+            return False
+        scheduler.set_restrictions(worker={key: list(others)})
+        return True
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Count faults, and retire where there are too many."""
+        if topic != events.FAULTS or "retired" in msg:
+            return
+        where = msg["host"], msg["device"]
+        self.faults[where] += 1
+        if self.quarantine_after is not None and self.faults[where] == self.quarantine_after:
+            self._later(self._retire(where))
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        if self.retired:
+            self._later(self._retire_if_known(worker))
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+
+    async def _retire(self, where: tuple[str, str]) -> None:
+        places = await self._places(list(self.scheduler.workers))
+        there = [address for address, at in places.items() if at == where]
+        if len(there) == len(places):
+            text = f"{where[0]}, {where[1]} has had {self.faults[where]} faults and is all that is left: kept"
+            self.scheduler.log_event(events.FAULTS, {"retired": "", "why": text})
+            return
+        self.retired.add(where)
+        await self._close(there, where)
+
+    async def _retire_if_known(self, worker: str) -> None:
+        where = (await self._places([worker])).get(worker)
+        if where in self.retired:
+            await self._close([worker], where)
+
+    async def _close(self, workers: list[str], where: tuple[str, str]) -> None:
+        text = f"{where[0]}, {where[1]} has had {self.faults[where]} faults: retired"
+        self.scheduler.log_event(events.FAULTS, {"retired": ", ".join(workers), "why": text})
+        await self.scheduler.retire_workers(workers=workers, close_workers=True, remove=True)
+
+    async def _places(self, workers: list[str]) -> dict[str, tuple[str, str]]:
+        """Host and device of workers, as they say themselves."""
+        from distributed.protocol.pickle import dumps
+
+        message = {"op": "run", "function": dumps(place), "args": dumps(()), "kwargs": dumps({})}
+        found = await self.scheduler.broadcast(msg=message, workers=workers, on_error="ignore")
+        answers = {address: answer for address, answer in found.items() if answer.get("status") == "OK"}
+        return {address: tuple(answer["result"][1:]) for address, answer in answers.items()}

@@ -1,0 +1,156 @@
+"""Run a protected operation as one task of a graph: its operands, its report, and what the client asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from abft_tsm2 import policy
+from abft_tsm2.errors import SilentDataCorruptionError
+from abft_tsm2.interop.dask import events
+from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.place import place, task_key
+from abft_tsm2.interop.dask.recovery import Rerun, elsewhere, recovered
+from abft_tsm2.report import Fault, Report, Status, by_precedence
+
+ATTEMPTS = 3
+_WRONG = {Status.UNCORRECTABLE, Status.INPUT_CHANGED}
+
+Hook = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What a graph carries to each of its tasks.
+
+    Attributes
+    ----------
+    name : str
+        Of the graph: with the number of a step, the identity of a task that may run twice.
+    operation : str
+    on_error : {None, "correct", "detect", "raise"}
+    on_stage : callable, optional
+    actions : mapping
+        What `errstate` said where the graph was made.
+    origin : str
+        The process that made it, whose monitors are told.
+    """
+
+    name: str
+    operation: str
+    on_error: str | None = None
+    on_stage: Hook | None = None
+    actions: Mapping[str, Any] = field(default_factory=policy.geterr)
+    origin: str = events.ORIGIN
+
+    @property
+    def repairs(self) -> bool:
+        return self.on_error is None or self.on_error == "correct"
+
+
+def run(
+    options: GraphOptions, step: tuple[Any, ...], blocks: Mapping[str, Block | None], work: Callable[..., Any]
+) -> tuple[Any, Report]:
+    """``work(**arrays)`` on the arrays of the blocks, and one report of all that was protected in it.
+
+    The blocks are compared with their sums when the work is done: what it read was right from beginning to end. Where
+    one was not, it is recovered and the work done again.
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        The result is wrong, or a block is lost, and the policy of the graph says so.
+    distributed.Reschedule
+        A block has to be made again first, or the work to be done by another worker.
+    """
+    given = {name: block for name, block in blocks.items() if block is not None}
+    found: list[tuple[Status, Fault]] = []
+    identity = f"{options.name}-{'-'.join(map(str, step))}"
+    for attempt in range(ATTEMPTS):
+        error, result, reports = None, None, []
+        try:
+            with policy.reports_kept() as reports:
+                result = work(**{name: block.array for name, block in given.items()})
+        except (ArithmeticError, ValueError) as raised:  # LinAlgError is one: of a block that changed it says nothing
+            error = raised
+        changed = [name for name, block in given.items() if block.changed()]
+        if not changed:
+            break
+        for name in changed:
+            found.append(_recovered(options, identity, name, given[name]))
+        if attempt == ATTEMPTS - 1 or any(status in _WRONG for status, _ in found):
+            break
+    if error is not None and not any(status in _WRONG for status, _ in found):
+        raise error
+    report = _combined(options, reports, found).at(*place())
+    _deliver(options, identity, report)
+    return result, report
+
+
+def _recovered(options: GraphOptions, identity: str, name: str, block: Block) -> tuple[Status, Fault]:
+    if not options.repairs:
+        lost = Fault(name, "block", (), (), 0, float("nan"))
+        return Status.INPUT_CHANGED, lost
+    try:
+        return recovered(name, block)
+    except Rerun as again:
+        from distributed import Reschedule
+
+        report = _combined(options, [], [(Status.CORRECTED, again.args[0])]).at(*place())
+        _tell(options, f"{identity}-again", report)
+        raise Reschedule(str(again.args[0])) from None
+
+
+def _combined(options: GraphOptions, reports: list[Report], found: list[tuple[Status, Fault]]) -> Report:
+    """One report of the operations of a task, and of what happened to its operands."""
+    statuses = [status for report in reports for status in (report.status, *report.also)]
+    status, also = by_precedence([*statuses, *(status for status, _ in found)])
+    faults = tuple(fault for _, fault in found)
+    first = reports[0] if reports else Report(status, options.operation, 0, 0, 0, "")
+    lost = [fault.operand for one, fault in found if one in _WRONG]
+    reasons = [f"{', '.join(lost)} changed between two tasks and nobody has it as it was"] if lost else []
+    seconds: dict[str, float] = {}
+    for report in reports:
+        for step, time in report.seconds.items():
+            seconds[step] = seconds.get(step, 0.0) + time
+    return replace(
+        first,
+        status=status,
+        operation=options.operation,
+        also=also,
+        faults=faults + tuple(fault for report in reports for fault in report.faults),
+        checks=tuple(check for report in reports for check in report.checks),
+        suspicions=sum(report.suspicions for report in reports),
+        reasons=tuple(dict.fromkeys([*reasons, *(reason for report in reports for reason in report.reasons)])),
+        seconds=seconds,
+        products=(),
+    )
+
+
+def _deliver(options: GraphOptions, identity: str, report: Report) -> None:
+    """Tell monitors and scheduler of a report, and do what the policy says, here and at the client."""
+    statuses = {report.status, *report.also}
+    if statuses & _WRONG and options.repairs and (key := task_key()) is not None and elsewhere(key):
+        from distributed import Reschedule
+
+        _tell(options, f"{identity}-{report.worker}", report)
+        raise Reschedule(report.headline)
+    actions = dict(options.actions)
+    if report.worker:  # its warnings are seen by nobody: the client warns
+        actions = {key: "log" if action == "warn" else action for key, action in actions.items()}
+    with policy.errstate(**actions):
+        raised: SilentDataCorruptionError | None = None
+        try:
+            policy.deliver(report, options.on_error, identity=identity)
+        except SilentDataCorruptionError as error:
+            raised = error
+    _tell(options, identity, report)
+    if raised is not None:
+        raise raised
+
+
+def _tell(options: GraphOptions, identity: str, report: Report) -> None:
+    with policy.errstate(**options.actions):
+        warn = "warn" in policy.actions_for(report, options.on_error).values()
+    events.send(report, identity, options.origin, warn=warn)
