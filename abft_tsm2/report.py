@@ -395,11 +395,6 @@ class Report(Record):
                 entry["faults"] += report.faults
         return found
 
-    def at(self, worker: str, host: str, device: str) -> Report:
-        """The same, found there, as are its faults."""
-        place = {"worker": worker, "host": host, "device": device}
-        return replace(self, faults=tuple(replace(fault, **place) for fault in self.faults), **place)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON types, as described by `schema`.
 

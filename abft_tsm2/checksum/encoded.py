@@ -93,6 +93,10 @@ class Encoded:
         """
         return not np.array_equal(to_host(self.fingerprint), to_host(fingerprint(self.as_encoded())))
 
+    def diagnose(self) -> Diagnosis:
+        """Compare the array with its integer checksums, and locate what is wrong."""
+        return diagnose_storage(self.as_encoded(), self.integers)
+
     def intact(self) -> bool:
         """Whether what the array carries into products still has the bits it was made with: O(p + q)."""
         return all(side.intact() for side in (self.right, self.left) if side is not None)
@@ -111,7 +115,7 @@ class Encoded:
         Integer arithmetic only: no tolerance. Synchronises with the host. Reads the matrix once. Never raises on
         what it finds: see `correct`.
         """
-        found = diagnose_storage(self.as_encoded(), self.integers)
+        found = self.diagnose()
         report = self._report(found, repaired="")
         policy.deliver(report, "detect")
         return report
@@ -136,7 +140,7 @@ class Encoded:
         -----
         This call is itself the permission to write into the array, whatever `repair` says.
         """
-        found = diagnose_storage(self.as_encoded(), self.integers)
+        found = self.diagnose()
         if found.corruptions and not found.refused:
             restore(self.array, found.corruptions)
         report = self._report(found, repaired="restored bit for bit from integer checksums")
@@ -166,6 +170,23 @@ class Encoded:
             faults=faults,
             reasons=reasons,
         )
+
+
+class Carrying(Encoded):
+    """A right operand whose maker guards it: it carries sums into products, and has nothing to be restored from."""
+
+    @classmethod
+    def of(cls, array: Array, right: OperandChecksum, fingerprint: Array) -> Carrying:
+        """An operand with `carried` sums, and the `fingerprint` that it had then."""
+        none: Any = None
+        return cls(array, False, False, none, none, fingerprint, right, None)
+
+    def as_encoded(self) -> Array:
+        return self.array
+
+    def diagnose(self) -> Diagnosis:
+        refused = "it is not what it was when its sums were taken" if self.changed() else ""
+        return Diagnosis(False, refused=refused, checksum_fault=not refused)
 
 
 def _shown(dtype: Any) -> str:

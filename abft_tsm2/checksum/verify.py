@@ -86,7 +86,7 @@ def predict(lines: Side, right: OperandChecksum) -> PredictedSums:
     t = encoding_pass(lines.L, right.sums, partial=lines.partial)
     t0 = added = None
     if lines.C0 is not None:
-        t0, added = encoding_pass(lines.C0, V), weighted_squares(lines.C0, V * V)
+        t0, added = encoding_pass(lines.C0, V, partial=lines.partial), weighted_squares(lines.C0, V * V)
     return PredictedSums(right, t, products, t0, added, kept(t, products, t0, added))
 
 

@@ -55,6 +55,15 @@ class WordSums:
         totals = [int(np.sum(side, dtype=np.uint64)) for side in off]
         return totals[0] != totals[1] and not all(side.any() for side in off)
 
+    def lines(self, X: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The rows and columns of the matrix of which the words differ. Two reads."""
+        now = WordSums.of(X)
+        across = X.shape[0 if self.transposed else 1] // max(1, self.columns.size)  # elements of a word
+        rows, words = np.flatnonzero(now.rows != self.rows), np.flatnonzero(now.columns != self.columns)
+        columns = (words[:, None] * across + np.arange(across)).ravel()
+        found = tuple(rows.tolist()), tuple(columns.tolist())
+        return found[::-1] if self.transposed else found  # type: ignore[return-value]
+
     def restored(self, X: Array) -> tuple[Array, Any, Any] | None:
         """A copy of the matrix with the bits that it had, and the rows and columns of what was wrong; None where the
         sums do not tell. Reads the matrix thrice."""

@@ -17,7 +17,7 @@ from abft_tsm2.checksum.encode import OperandChecksum, carry
 from abft_tsm2.checksum.encoded import Encoded, storage_faults
 from abft_tsm2.checksum.second_product import excusable
 from abft_tsm2.checksum.sides import Side
-from abft_tsm2.checksum.storage import diagnose_storage, restore
+from abft_tsm2.checksum.storage import restore
 from abft_tsm2.checksum.verify import PredictedSums, SideVerdict, changed_operands, judge, predict, recompute_checksum
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.matmul import multiply, same_layout
@@ -27,6 +27,16 @@ from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 Hook = Callable[[str, Mapping[str, Array]], None]
 _PASSES = 3  # over both sides of one product
 _balanced = lru_cache(64)(partial(weights, "balanced"))  # made once for a length
+
+
+def carried_by(R: Array, arithmetic: Arithmetic) -> OperandChecksum:
+    """What a right operand carries into a product of that arithmetic."""
+    return carry(R, _balanced(R.shape[1]), partial=sums_in_parts(arithmetic, R.shape[0]))
+
+
+def sums_in_parts(arithmetic: Arithmetic, k: int) -> bool:
+    """Whether checksums may be summed from float32 parts."""
+    return arithmetic.accumulator.bits == 32 and k >= PARTIAL
 
 
 @dataclass
@@ -191,7 +201,7 @@ class Product:
         arithmetic: Arithmetic = p.arithmetic
         k = A.shape[1]
         terms = k + (0 if p.alpha == 1.0 and C0 is None else 2)
-        partial_sums = arithmetic.accumulator.bits == 32 and k >= PARTIAL
+        partial_sums = sums_in_parts(arithmetic, k)
         if side == "columns":
             A, B, C, C0 = B.T, A.T, C.T, None if C0 is None else C0.T
         return Side(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again, terms, partial_sums)
@@ -234,7 +244,7 @@ class Product:
         return all(done)
 
     def restore(self, name: str, encoded: Encoded) -> bool:
-        found = diagnose_storage(encoded.array, encoded.integers)
+        found = encoded.diagnose()
         if not (found.refused or found.corruptions):  # what the operand carries was hit, the operand was not
             self.distrusted.append(encoded)
             self.statuses.append(Status.CHECKSUM_FAULT)

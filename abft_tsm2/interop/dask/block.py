@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from abft_tsm2.arrays import Array
+from abft_tsm2.checksum.encode import OperandChecksum
+from abft_tsm2.checksum.encoded import Carrying
 from abft_tsm2.checksum.words import WordSums, contiguous
 from abft_tsm2.interop.dask.place import task_key
 from abft_tsm2.report import Report
@@ -30,12 +32,15 @@ class Block:
         Of the task on a cluster that made the block, which may be asked to run again; None elsewhere.
     reports : tuple of Report
         Of the tasks that this block is the result of, as far back as another block does not have them.
+    carried : OperandChecksum, optional
+        What it carries into products whose right operand it is.
     """
 
     array: Array
     words: WordSums
     key: Any = None
     reports: tuple[Report, ...] = ()
+    carried: OperandChecksum | None = None
 
     @classmethod
     def of(cls, array: Array, reports: tuple[Report, ...] = (), words: WordSums | None = None) -> Block:
@@ -46,6 +51,10 @@ class Block:
     def changed(self) -> bool:
         """Whether the array is not what the block was made of: one read."""
         return self.words.differ(self.array)
+
+    def as_right(self) -> Array | Carrying:
+        """The array, with the sums that it carries where it has them."""
+        return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words.rows)
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.array.nbytes + self.words.rows.nbytes + self.words.columns.nbytes

@@ -113,7 +113,8 @@ def protected_gemm(
     like, right = (np.ones_like(x._meta, shape=(1, 1)) for x in (a, b))
     settings: dict[str, Any] = {"alpha": alpha, "check": check, "verify": verify, "precision": precision}
     given: Any = {**settings, "out_dtype": out_dtype}
-    dtype = problem_of(like, right, None, beta=0.0, **given).c.dtype
+    sample = problem_of(like, right, None, beta=0.0, **given)
+    dtype = sample.c.dtype
     wide = FLOATS[dtype_name(dtype)].bits < 32
     if wide:
         settings |= {"out_dtype": "float32", "verify": None}
@@ -124,7 +125,8 @@ def protected_gemm(
     options = GraphOptions(graphs.name("gemm", a, b, base, settings, on_stage), "gemm", on_error, on_stage)
     graphs.warn_of_large(max(x.itemsize for x in (a, b)), BLOCKS_HELD, a, b)
 
-    left, right = graphs.blocks(options, "a", a), graphs.blocks(options, "b", b)
+    carries = sample.arithmetic if check in ("auto", "rows") else None
+    left, right = graphs.blocks(options, "a", a), graphs.blocks(options, "b", b, carries)
     added = None if base is None else graphs.blocks(options, "c", base)
     layer: dict[Any, Any] = {}
     steps = a.numblocks[1]
@@ -163,7 +165,7 @@ def _added(c: Any, beta: float, shape: Any, chunks: Any, squeeze: Any, dtype: An
 
 
 def product(
-    options: GraphOptions, step: tuple[int, ...], A: Block, B: Block, C0: Block | None, settings: dict[str, Any]
+    options: GraphOptions, step: tuple[int, ...], a: Block, b: Block, c0: Block | None, settings: dict[str, Any]
 ) -> Block:
     """One product of blocks: ``alpha A B + beta C0``."""
     taken: list[WordSums] = []
@@ -181,11 +183,11 @@ def product(
         xp = namespace(A)
         base = xp.astype(C0, xp.float32) if widen and C0 is not None else C0
         watch = hook if is_numpy(A) else options.on_stage
-        return product_here(A, B, base, on_stage=watch, on_error=on_error, **settings)
+        return product_here(A, b.as_right(), base, on_stage=watch, on_error=on_error, **settings)
 
     on_error = None if options.repairs else "detect"
-    settings["beta"] = settings["beta"] if C0 is not None else 0.0
-    C, report = run(options, step, {"A": A, "B": B, "C0": C0}, multiply)
-    before = () if C0 is None else C0.reports
+    settings["beta"] = settings["beta"] if c0 is not None else 0.0
+    C, report = run(options, step, {"A": a, "B": b, "C0": c0}, multiply)
+    before = () if c0 is None else c0.reports
     clean = report.status is Status.CLEAN and taken and C.flags.forc
-    return Block.of(C, (*before, graphs.at_step(report, step)), taken[0] if clean else None)
+    return Block.of(C, (*before, report), taken[0] if clean else None)

@@ -6,13 +6,15 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, as_operand, float_type, namespace
+from abft_tsm2.arrays import Array, as_operand, float_type, is_numpy, namespace
+from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.errors import SilentDataCorruptionError
+from abft_tsm2.gemm.host import carried_by
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.task import GraphOptions, run
@@ -41,14 +43,13 @@ def name(operation: str, *parts: Any) -> str:
     return f"protected-{operation}-{tokenize(*parts, events.ORIGIN)}"
 
 
-def at_step(report: Report, step: Sequence[int]) -> Report:
-    """The report of a step that has a place."""
-    return replace(report, index=tuple(step))
-
-
-def read(options: GraphOptions, operand: str, x: Any) -> Block:
-    """A chunk of an operand, as the first task that reads it has it."""
-    return Block.of(as_operand(x, operand))
+def read(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None) -> Block:
+    """A chunk of an operand, as the first task that reads it has it; with the sums that it carries into products of
+    that arithmetic where it is their right operand."""
+    block = Block.of(as_operand(x, operand))
+    if arithmetic is not None and is_numpy(block.array):
+        block.carried = carried_by(block.array, arithmetic)
+    return block
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class Blocks:
         return self.name, i, j
 
 
-def blocks(options: GraphOptions, operand: str, x: Any) -> Blocks:
-    """The tasks that read the chunks of a matrix, and sum their words."""
+def blocks(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None = None) -> Blocks:
+    """The tasks that read the chunks of a matrix, and sum their words; `arithmetic` as in `read`."""
     label = f"{options.name}-read-{operand}"
-    layer = {(label, i, j): (read, options, operand, (x.name, i, j)) for i, j in np.ndindex(*x.numblocks)}
+    layer = {(label, i, j): (read, options, operand, (x.name, i, j), arithmetic) for i, j in np.ndindex(*x.numblocks)}
     return Blocks(label, layer, x)
 
 

@@ -42,7 +42,7 @@ def recovered(name: str, block: Block) -> tuple[Status, Fault]:
         fault = _fault(name, block.array, array, rows, columns)
         block.array = array
         return Status.CORRECTED, fault
-    lost = (name, "block", (), (), 0, float("nan"))
+    lost = (name, "block", *block.words.lines(block.array), 0, float("nan"))
     if (source := _fetch_again(block)) is not None:
         return Status.CORRECTED, Fault(*lost, f"fetched again from {source}")
     if block.key is not None and _ask(RUN_AGAIN, key=block.key):

@@ -29,7 +29,7 @@ def install(client: Any = None, *, quarantine_after: int | None = None) -> Any:
 
     Returns
     -------
-    what `Client.register_plugin` returns; to be awaited with an asynchronous client.
+    None, or with an asynchronous client something to await.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def install(client: Any = None, *, quarantine_after: int | None = None) -> Any:
     --------
     >>> from distributed import Client, LocalCluster
     >>> from abft_tsm2.interop.dask import install
-    >>> with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+    >>> with LocalCluster(1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
     ...     _ = install(client, quarantine_after=3)
     """
     if quarantine_after is not None and quarantine_after < 1:
@@ -56,19 +56,25 @@ def install(client: Any = None, *, quarantine_after: int | None = None) -> Any:
     client = events.current_client() if client is None else client
     if client is None:
         raise ValueError("there is no client: make a distributed.Client first, or pass one")
+    return client.sync(_installed, client, quarantine_after)
+
+
+async def _installed(client: Any, quarantine_after: int | None) -> None:
+    await _present(client)
+    await client.scheduler.abft_tsm2_quarantine(after=quarantine_after)
+
+
+async def _present(client: Any) -> None:
+    client._abft_installed = True
     events.subscribe(client)
-    guard = ClusterGuard(quarantine_after)
-    guard.idempotent = False  # takes the place of one with other options
-    return client.register_plugin(guard)
+    await client.register_plugin(ClusterGuard())
 
 
 def install_once(client: Any) -> None:
     """`install` with the defaults, on a cluster that has it not."""
     if client.__dict__.get("_abft_installed"):
         return
-    client._abft_installed = True
-    events.subscribe(client)
-    done = client.register_plugin(ClusterGuard())
+    done = client.sync(_present, client)
     if client.asynchronous:
         client._abft_installing = asyncio.ensure_future(done)  # kept, or it would be collected
 
@@ -86,8 +92,8 @@ class ClusterGuard(SchedulerPlugin):  # type: ignore[misc]
     name = "abft-tsm2"
     idempotent = True
 
-    def __init__(self, quarantine_after: int | None = None) -> None:
-        self.quarantine_after = quarantine_after
+    def __init__(self) -> None:
+        self.quarantine_after: int | None = None
         self.faults: Counter[tuple[str, str]] = Counter()
         self.retired: set[tuple[str, str]] = set()
         self.attempts: Counter[Any] = Counter()
@@ -98,6 +104,13 @@ class ClusterGuard(SchedulerPlugin):  # type: ignore[misc]
         self.scheduler = scheduler
         scheduler.handlers[RUN_AGAIN] = self.run_again
         scheduler.handlers[ELSEWHERE] = self.elsewhere
+        scheduler.handlers["abft_tsm2_quarantine"] = self.quarantine
+
+    async def quarantine(self, after: int | None) -> None:
+        """Retire from so many faults on, those that had them before as well."""
+        self.quarantine_after = after
+        for where in list(self.faults):
+            self._retire_if_faulty(where)
 
     async def run_again(self, key: Any) -> bool:
         """Release what a task has made, so that it runs again, and with it what it needs; False where it cannot."""
@@ -126,11 +139,19 @@ class ClusterGuard(SchedulerPlugin):  # type: ignore[misc]
             return
         where = msg["host"], msg["device"]
         self.faults[where] += 1
-        if self.quarantine_after is not None and self.faults[where] == self.quarantine_after:
+        self._retire_if_faulty(where)
+
+    def _retire_if_faulty(self, where: tuple[str, str]) -> None:
+        if (
+            self.quarantine_after is not None
+            and self.faults[where] >= self.quarantine_after
+            and where not in self.retired
+        ):
+            self.retired.add(where)
             self._later(self._retire(where))
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
-        if self.retired:
+        if self.retired:  # it may be there again, under another address
             self._later(self._retire_if_known(worker))
 
     def _later(self, work: Any) -> None:
@@ -141,11 +162,13 @@ class ClusterGuard(SchedulerPlugin):  # type: ignore[misc]
     async def _retire(self, where: tuple[str, str]) -> None:
         places = await self._places(list(self.scheduler.workers))
         there = [address for address, at in places.items() if at == where]
+        if not there:
+            return
         if len(there) == len(places):
+            self.retired.discard(where)
             text = f"{where[0]}, {where[1]} has had {self.faults[where]} faults and is all that is left: kept"
             self.scheduler.log_event(events.FAULTS, {"retired": "", "why": text})
             return
-        self.retired.add(where)
         await self._close(there, where)
 
     async def _retire_if_known(self, worker: str) -> None:
@@ -161,8 +184,14 @@ class ClusterGuard(SchedulerPlugin):  # type: ignore[misc]
     async def _places(self, workers: list[str]) -> dict[str, tuple[str, str]]:
         """Host and device of workers, as they say themselves."""
         from distributed.protocol.pickle import dumps
+        from distributed.protocol.serialize import Serialized, deserialize
 
         message = {"op": "run", "function": dumps(place), "args": dumps(()), "kwargs": dumps({})}
         found = await self.scheduler.broadcast(msg=message, workers=workers, on_error="ignore")
-        answers = {address: answer for address, answer in found.items() if answer.get("status") == "OK"}
-        return {address: tuple(answer["result"][1:]) for address, answer in answers.items()}
+        places = {}
+        for address, answer in found.items():
+            if answer is not None and answer.get("status") == "OK":
+                said = answer["result"]
+                _, host, device = deserialize(said.header, said.frames) if isinstance(said, Serialized) else said
+                places[address] = host, device
+        return places

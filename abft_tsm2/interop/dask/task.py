@@ -44,6 +44,10 @@ class GraphOptions:
     actions: Mapping[str, Any] = field(default_factory=policy.geterr)
     origin: str = events.ORIGIN
 
+    def identity(self, step: tuple[Any, ...]) -> str:
+        """What names a task, however often it runs."""
+        return f"{self.name}-{'-'.join(map(str, step))}"
+
     @property
     def repairs(self) -> bool:
         return self.on_error is None or self.on_error == "correct"
@@ -66,7 +70,6 @@ def run(
     """
     given = {name: block for name, block in blocks.items() if block is not None}
     found: list[tuple[Status, Fault]] = []
-    identity = f"{options.name}-{'-'.join(map(str, step))}"
     for attempt in range(ATTEMPTS):
         error, result, reports = None, None, []
         try:
@@ -78,17 +81,17 @@ def run(
         if not changed:
             break
         for name in changed:
-            found.append(_recovered(options, identity, name, given[name]))
+            found.append(_recovered(options, step, name, given[name]))
         if attempt == ATTEMPTS - 1 or any(status in _WRONG for status, _ in found):
             break
     if error is not None and not any(status in _WRONG for status, _ in found):
         raise error
-    report = _combined(options, reports, found).at(*place())
-    _deliver(options, identity, report)
+    report = _combined(options, step, reports, found)
+    _deliver(options, options.identity(step), report)
     return result, report
 
 
-def _recovered(options: GraphOptions, identity: str, name: str, block: Block) -> tuple[Status, Fault]:
+def _recovered(options: GraphOptions, step: tuple[Any, ...], name: str, block: Block) -> tuple[Status, Fault]:
     if not options.repairs:
         lost = Fault(name, "block", (), (), 0, float("nan"))
         return Status.INPUT_CHANGED, lost
@@ -97,16 +100,19 @@ def _recovered(options: GraphOptions, identity: str, name: str, block: Block) ->
     except Rerun as again:
         from distributed import Reschedule
 
-        report = _combined(options, [], [(Status.CORRECTED, again.args[0])]).at(*place())
-        _tell(options, f"{identity}-again", report)
+        report = _combined(options, step, [], [(Status.CORRECTED, again.args[0])])
+        _tell(options, f"{options.identity(step)}-again", report)
         raise Reschedule(str(again.args[0])) from None
 
 
-def _combined(options: GraphOptions, reports: list[Report], found: list[tuple[Status, Fault]]) -> Report:
-    """One report of the operations of a task, and of what happened to its operands."""
+def _combined(
+    options: GraphOptions, step: tuple[Any, ...], reports: list[Report], found: list[tuple[Status, Fault]]
+) -> Report:
+    """One report of the operations of a task, and of what happened to its operands; here."""
+    where = dict(zip(("worker", "host", "device"), place(), strict=True))
     statuses = [status for report in reports for status in (report.status, *report.also)]
     status, also = by_precedence([*statuses, *(status for status, _ in found)])
-    faults = tuple(fault for _, fault in found)
+    faults = [*(fault for _, fault in found), *(fault for report in reports for fault in report.faults)]
     first = reports[0] if reports else Report(status, options.operation, 0, 0, 0, "")
     lost = [fault.operand for one, fault in found if one in _WRONG]
     reasons = [f"{', '.join(lost)} changed between two tasks and nobody has it as it was"] if lost else []
@@ -119,12 +125,14 @@ def _combined(options: GraphOptions, reports: list[Report], found: list[tuple[St
         status=status,
         operation=options.operation,
         also=also,
-        faults=faults + tuple(fault for report in reports for fault in report.faults),
+        faults=tuple(replace(fault, **where) for fault in faults),
         checks=tuple(check for report in reports for check in report.checks),
         suspicions=sum(report.suspicions for report in reports),
         reasons=tuple(dict.fromkeys([*reasons, *(reason for report in reports for reason in report.reasons)])),
         seconds=seconds,
+        index=tuple(part for part in step if isinstance(part, int)),
         products=(),
+        **where,
     )
 
 

@@ -1,0 +1,24 @@
+"""A cluster of two processes for the tests that need one, and faults that are planted in its workers."""
+
+import pytest
+
+pytest.importorskip("distributed")
+
+from distributed import Client, LocalCluster
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """Two workers of one thread, each with a name for its device, as if it had one of its own."""
+    import dask
+
+    where = tmp_path_factory.mktemp("cluster")
+    settings = {"distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False}
+    with (
+        dask.config.set({**settings, "temporary-directory": str(where)}),
+        LocalCluster(
+            2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as cluster,
+        Client(cluster, set_as_default=True) as client,
+    ):
+        yield client

@@ -1,0 +1,242 @@
+"""Products on a cluster of processes: what changes between two tasks is found, recovered, and named."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import wait
+
+import abft_tsm2 as ft
+from abft_tsm2.interop.dask import install
+from abft_tsm2.report import Status
+from tests.interop.dask import planting
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:Sending large graph")
+
+X = np.random.default_rng(0).standard_normal((192, 160))
+Y = np.random.default_rng(1).standard_normal((160, 128))
+
+
+def operands(chunks=32):
+    """New names each time: nothing that is known from before."""
+    names = [f"{name}-{time.monotonic_ns()}" for name in "xy"]
+    return [da.from_array(x, chunks=chunks, name=name) for x, name in zip((X, Y), names, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def right(client):
+    """What the product is without a fault, bit for bit."""
+    C, report = dask.compute(*ft.protected_gemm(*operands(), return_report=True))
+    assert report.status is Status.CLEAN
+    np.testing.assert_allclose(C, X @ Y, rtol=0, atol=1e-12)
+    return C
+
+
+def same(C, right):
+    np.testing.assert_array_equal(C.view(np.uint64), right.view(np.uint64))
+
+
+def repairs(log):
+    return {fault.repair.partition(" from ")[0] for report in log for fault in report.faults}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "repair"), [(planting.SINGLE, "restored bit for bit"), (planting.SQUARE, "fetched again")]
+)
+def test_blocks_damaged_on_the_wire(client, right, pattern, repair):
+    client.run(planting.on_arrival, pattern, 3, 4)
+    try:
+        with ft.monitor() as log:
+            C, report = dask.compute(*ft.protected_gemm(*operands(), return_report=True))
+    finally:
+        planted = sum(client.run(planting.arrivals).values())
+    assert planted > 0
+    same(C, right)
+    assert report.status is Status.CORRECTED
+    assert repair in repairs(log)
+    assert log.counts[Status.CORRECTED] >= 1
+    faulty = [fault for one in report.products for fault in one.faults]
+    workers = report.by_worker()
+    assert set(workers) == set(client.scheduler_info()["workers"])
+    assert sum(found["tasks"] for found in workers.values()) == len(report.products) == 6 * 4 * 5
+    assert {fault.worker for fault in faulty} <= set(workers)
+    assert all(fault.worker and fault.host and fault.device for fault in faulty)
+    told = [message for _, message in client.get_events("abft-tsm2")]
+    assert {fault.worker for fault in faulty} <= {message["worker"] for message in told if "worker" in message}
+
+
+def persisted(client):
+    """Operands whose blocks are read, and stay in the memory of the workers."""
+    x, y = operands()
+    C = ft.protected_gemm(x, y)
+    name = next(layer for layer in C.dask.layers if layer.endswith("read-a"))
+    keys = list(C.dask.layers[name])
+    futures = client.get(C.dask, keys, sync=False)
+    wait(futures)
+    return C, name, futures
+
+
+@pytest.mark.parametrize(
+    ("pattern", "repair"), [(planting.SINGLE, "restored bit for bit"), (planting.SQUARE, "made again")]
+)
+def test_blocks_damaged_in_memory(client, right, pattern, repair):
+    C, name, kept = persisted(client)
+    planted = sum(client.run(planting.in_memory, name, pattern).values())
+    assert planted == len(kept) == 30
+    with ft.monitor() as log:
+        same(C.compute(), right)
+    assert repair in repairs(log)
+
+
+def test_a_damaged_file_of_a_spilled_block(client, right):
+    C, name, kept = persisted(client)
+    client.run(_spill)
+    planted = sum(client.run(_damage_files).values())
+    assert planted > 0
+    with ft.monitor() as log:
+        same(C.compute(), right)
+    assert log.counts[Status.CORRECTED] + log.counts[Status.CHECKSUM_FAULT] > 0
+    del kept
+
+
+def _spill(dask_worker=None):
+    data = dask_worker.data
+    while data.fast:
+        data.fast.evict()
+
+
+def _damage_files(dask_worker=None):
+    """One bit in the midst of each file, where the array is."""
+    done = 0
+    for path in Path(dask_worker.local_directory).rglob("*"):
+        if path.is_file() and path.stat().st_size > 8192:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 4
+            path.write_bytes(content)
+            done += 1
+    return done
+
+
+def corrupting(stage, arrays):
+    """A worker that gets every fifth product wrong: a bit of C, beyond what a sum in float64 hides."""
+    corrupting.calls = getattr(corrupting, "calls", 0) + (stage == "multiplied")
+    if stage == "multiplied" and corrupting.calls % 5 == 0:
+        arrays["C"][1, 2] += 1.0
+
+
+def test_a_worker_that_corrupts_every_fifth_block(client, right):
+    with ft.monitor() as log:
+        C, report = dask.compute(*ft.protected_gemm(*operands(), on_stage=corrupting, return_report=True))
+    np.testing.assert_allclose(C, right, rtol=0, atol=1e-12)  # a repaired element may be rounded otherwise
+    assert report.status is Status.CORRECTED
+    assert log.counts[Status.CORRECTED] >= 20
+    assert {fault.operand for one in report.products for fault in one.faults} == {"C"}
+
+
+def hopeless(stage, arrays):
+    """One worker adds damage faster than it is repaired: nothing that it computes can be used."""
+    from distributed import get_worker
+
+    if get_worker().name == 0 and stage in ("multiplied", "corrected"):
+        rng = np.random.default_rng()
+        arrays["C"][...] += rng.standard_normal(arrays["C"].shape)
+
+
+def test_what_a_worker_cannot_do_is_done_by_another(client, right):
+    with ft.monitor() as log:
+        C, report = dask.compute(*ft.protected_gemm(*operands(64), on_stage=hopeless, return_report=True))
+    np.testing.assert_allclose(C, right, rtol=0, atol=1e-12)
+    assert report.ok
+    assert log.counts[Status.UNCORRECTABLE] > 0
+    workers = {address: one["name"] for address, one in client.scheduler_info()["workers"].items()}
+    assert {workers[address] for address in report.by_worker()} == {1}
+    assert {workers[one.worker] for one in log if one.status is Status.UNCORRECTABLE} == {0}
+
+
+def _once(stage, arrays):
+    from distributed import get_worker
+
+    if stage == "inputs" and not hasattr(get_worker(), "_raised_once"):
+        get_worker()._raised_once = True
+        raise RuntimeError("a task fails")
+
+
+def test_a_task_that_raises_runs_again(client, right):
+    C = ft.protected_gemm(*operands(), on_stage=_once)
+    with ft.monitor() as log:
+        same(client.compute(C, retries=2).result(), right)
+    assert log.counts[Status.CLEAN] == len(log) == 6 * 4 * 5
+
+
+def test_errstate_goes_with_the_graph(client):
+    with ft.errstate(corrected="raise"):
+        C = ft.protected_gemm(*operands(), on_stage=corrupting)
+    with pytest.raises(ft.SilentDataCorruptionError) as caught:
+        C.compute()
+    assert caught.value.report.status is Status.CORRECTED
+    with ft.errstate(corrected="warn"):
+        C = ft.protected_gemm(*operands(), on_stage=corrupting)
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:  # the client warns, in a thread of its own
+        patch.setattr("warnings.warn", lambda text, category, **_: seen.append(category))
+        C.compute()
+    assert ft.errors.CorruptionWarning in seen
+
+
+def test_the_dashboard_has_a_column(client):
+    dask.compute(ft.protected_gemm(*operands(), on_stage=corrupting))
+    columns = client.run(lambda dask_worker: "abft faults" in dask_worker.metrics)
+    assert any(columns.values())
+
+
+def _slowly(stage, arrays):
+    if stage == "inputs":
+        time.sleep(0.02)
+
+
+def test_a_worker_is_killed(client, right):
+    C = ft.protected_gemm(*operands(), on_stage=_slowly)
+    with ft.monitor() as log:
+        future = client.compute(C)
+        time.sleep(0.6)
+        os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        same(future.result(timeout=60), right)
+    assert len(log) == 6 * 4 * 5  # those that ran twice count once
+    client.wait_for_workers(2, timeout=30)
+
+
+def _device(number, dask_worker=None):
+    os.environ["ABFT_TSM2_DEVICE"] = f"socket {number if dask_worker.name else 'bad'}"
+
+
+def on_the_bad_device(stage, arrays):
+    if stage == "multiplied" and os.environ["ABFT_TSM2_DEVICE"] == "socket bad":
+        arrays["C"][1, 2] += 1.0
+
+
+def test_a_device_with_repeated_faults_is_retired(client, right):
+    client.wait_for_workers(2, timeout=30)
+    client.run(_device, 1)
+    install(client, quarantine_after=3)
+    try:
+        C, report = dask.compute(*ft.protected_gemm(*operands(), on_stage=on_the_bad_device, return_report=True))
+        np.testing.assert_allclose(C, right, rtol=0, atol=1e-12)
+        names = {found["device"] for found in report.by_worker().values()}
+        assert names == {"socket bad", "socket 1"}
+        deadline = time.monotonic() + 20
+        while len(client.scheduler_info()["workers"]) > 1 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        (left,) = client.scheduler_info()["workers"].values()
+        assert left["name"] != 0
+        retired = [message for _, message in client.get_events("abft-tsm2") if message.get("retired")]
+        assert "socket bad has had" in retired[-1]["why"]
+        # all of it on what is left
+        _, report = dask.compute(*ft.protected_gemm(*operands(), on_stage=on_the_bad_device, return_report=True))
+        assert report.status is Status.CLEAN
+    finally:
+        install(client)
