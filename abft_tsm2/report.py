@@ -431,7 +431,8 @@ class Report(Record):
         no report, if sizes or dtypes differ and it is not said which `problem` (m, k, n, dtype) they are parts of, or
         if only some are PENDING.
         """
-        problems = {(report.m, report.k, report.n, report.dtype) for report in reports} if problem is None else {problem}
+        sizes = {(report.m, report.k, report.n, report.dtype) for report in reports}
+        problems = sizes if problem is None else {problem}
         if len(problems) != 1 or not reports:
             raise ValueError(f"a batch has products, all of one (m, k, n, dtype); got {sorted(problems)}")
         status, also = by_precedence(held for report in reports for held in (report.status, *report.also))

@@ -62,7 +62,7 @@ class WordSums:
         rows, words = np.flatnonzero(now.rows != self.rows), np.flatnonzero(now.columns != self.columns)
         columns = (words[:, None] * across + np.arange(across)).ravel()
         found = tuple(rows.tolist()), tuple(columns.tolist())
-        return found[::-1] if self.transposed else found  # type: ignore[return-value]
+        return found[::-1] if self.transposed else found
 
     def restored(self, X: Array) -> tuple[Array, Any, Any] | None:
         """A copy of the matrix with the bits that it had, and the rows and columns of what was wrong; None where the
@@ -86,6 +86,11 @@ class WordSums:
         row, column = i[places // share], j[places // share] * share + places % share
         matrix = lines.T if self.transposed else lines
         return (matrix, column, row) if self.transposed else (matrix, row, column)
+
+
+def sums_of_rows(X: Array) -> _Sums:
+    """Of a matrix that is contiguous by rows, also where it is one column. Synchronises with the host."""
+    return _sums(_words(X), 1)
 
 
 def contiguous(X: Array) -> Array:

@@ -57,7 +57,7 @@ class Block:
         return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words.rows)
 
     def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + self.array.nbytes + self.words.rows.nbytes + self.words.columns.nbytes
+        return object.__sizeof__(self) + int(self.array.nbytes) + self.words.rows.nbytes + self.words.columns.nbytes
 
 
 if "distributed" in sys.modules:  # arrays in it travel as arrays do on their own: those of a GPU from card to card

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask.array as da
 import numpy as np
 
 from abft_tsm2 import policy
@@ -94,8 +95,6 @@ def protected_gemm(
     >>> C.shape, report.status.name, len(report.products)
     ((300, 300), 'CLEAN', 18)
     """
-    import dask.array as da
-
     policy.check_on_error(on_error)
     alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
     if out is not None:
@@ -110,10 +109,10 @@ def protected_gemm(
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"{shapes} cannot be multiplied: the inner dimensions {a.shape[1]} and {b.shape[0]} differ")
     _, (a, b) = da.core.unify_chunks(a, "ik", b, "kj")
-    like, right = (np.ones_like(x._meta, shape=(1, 1)) for x in (a, b))
+    like, other = (np.ones_like(x._meta, shape=(1, 1)) for x in (a, b))
     settings: dict[str, Any] = {"alpha": alpha, "check": check, "verify": verify, "precision": precision}
     given: Any = {**settings, "out_dtype": out_dtype}
-    sample = problem_of(like, right, None, beta=0.0, **given)
+    sample = problem_of(like, other, None, beta=0.0, **given)
     dtype = sample.c.dtype
     wide = FLOATS[dtype_name(dtype)].bits < 32
     if wide:
@@ -129,17 +128,18 @@ def protected_gemm(
     left, right = graphs.blocks(options, "a", a), graphs.blocks(options, "b", b, carries)
     added = None if base is None else graphs.blocks(options, "c", base)
     layer: dict[Any, Any] = {}
+    last: dict[tuple[int, ...], Any] = {}
     steps = a.numblocks[1]
     for i in range(a.numblocks[0]):
         for j in range(b.numblocks[1]):
-            before = None if added is None else added.key(i, j)
+            before: Any = None if added is None else added.key(i, j)
             for step in range(steps):
                 key = (f"{options.name}-product", i, j, step)
                 first = {**settings, "beta": beta if step == 0 else 1.0, "widen": wide}
                 layer[key] = (product, options, (i, j, step), left.key(i, step), right.key(step, j), before, first)
                 before = key
+            last[i, j] = before
     graph = graphs.Graph(options, layer, [x for x in (left, right, added) if x is not None])
-    last = {(i, j): (f"{options.name}-product", i, j, steps - 1) for i, j in np.ndindex(a.numblocks[0], b.numblocks[1])}
     meta = np.empty_like(like, shape=(0, 0), dtype=dtype)
     C = graph.array("c", last, chunks, meta, dtype if wide else None)
     for axis in sorted(squeeze, reverse=True):

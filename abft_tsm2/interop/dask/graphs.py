@@ -9,7 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import dask.array as da
 import numpy as np
+from dask.base import tokenize
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph
 
 from abft_tsm2.arrays import Array, as_operand, float_type, is_numpy, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
@@ -26,8 +30,6 @@ _ROUND = 256  # chunks to choose are multiples of that
 
 def as_collection(x: Any, name: str) -> Any:
     """A dask array of known chunks and of a type that can be protected; an array is taken in."""
-    import dask.array as da
-
     if not isinstance(x, da.Array):
         x = da.from_array(as_operand(x, name))
     if any(math.isnan(n) for n in x.shape):
@@ -38,8 +40,6 @@ def as_collection(x: Any, name: str) -> Any:
 
 def name(operation: str, *parts: Any) -> str:
     """Of a graph: the same for the same operation on the same arrays."""
-    from dask.base import tokenize
-
     return f"protected-{operation}-{tokenize(*parts, events.ORIGIN)}"
 
 
@@ -80,8 +80,6 @@ class Graph:
     operands: Sequence[Blocks]
 
     def _high_level(self, label: str, ends: Mapping[Any, Any]) -> Any:
-        from dask.highlevelgraph import HighLevelGraph
-
         layers: dict[str, Any] = {}
         depends: dict[str, set[str]] = {}
         for one in self.operands:
@@ -94,8 +92,6 @@ class Graph:
 
     def array(self, part: str, keys: Mapping[tuple[int, ...], Any], chunks: Any, meta: Any, dtype: Any = None) -> Any:
         """The dask array of blocks that are there at these keys."""
-        import dask.array as da
-
         label = f"{self.options.name}-{part}"
         ends = {(label, *at): (returned, self.options, (part, *at), key, dtype) for at, key in keys.items()}
         client = events.current_client()
@@ -107,10 +103,8 @@ class Graph:
 
     def report(self, keys: Sequence[Any], problem: tuple[int, int, int, str]) -> Any:
         """The report of everything, once it is computed."""
-        from dask.delayed import Delayed
-
         label = f"{self.options.name}-report"
-        ends = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(keys)}
+        ends: dict[Any, Any] = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(keys)}
         ends[label] = (gathered, self.options.operation, problem, list(ends))
         return Delayed(label, self._high_level(label, ends))
 
@@ -154,10 +148,8 @@ def gathered(operation: str, problem: tuple[int, int, int, str], reports: Sequen
 
 def warn_of_large(itemsize: int, held: int, *arrays: Any) -> None:
     """Warn of chunks of which a worker has no room for as many as its tasks hold."""
-    from dask.array import PerformanceWarning
-
     largest = max(math.prod(max(sizes, default=0) for sizes in x.chunks) * x.itemsize for x in arrays)
-    limit, threads = _smallest_worker()
+    limit, threads = smallest_worker()
     if not limit or held * threads * largest <= SHARE * limit:
         return
     side = math.isqrt(int(SHARE * limit / (held * threads * itemsize)))
@@ -166,12 +158,12 @@ def warn_of_large(itemsize: int, held: int, *arrays: Any) -> None:
         f"chunks of {largest / 2**20:.0f} MiB are too large: {threads} threads of a worker hold {held} of them each, and "
         f"it has {limit / 2**20:.0f} MiB. Use chunks of {side} x {side} elements, x.rechunk(({side}, {side})), or fewer "
         "threads a worker",
-        PerformanceWarning,
+        da.PerformanceWarning,
         stacklevel=4,
     )
 
 
-def _smallest_worker() -> tuple[int, int]:
+def smallest_worker() -> tuple[int, int]:
     """Memory and threads of the worker with the least memory for each; of this machine where there is no cluster."""
     client = events.current_client()
     if client is None:

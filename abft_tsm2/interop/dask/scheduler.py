@@ -1,4 +1,4 @@
-"""What the scheduler of a cluster does: release a block that is lost, and retire what is found faulty again and again."""
+"""What the scheduler of a cluster does: release a block that is lost, retire what is found faulty again and again."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def install_once(client: Any) -> None:
         client._abft_installing = asyncio.ensure_future(done)  # kept, or it would be collected
 
 
-class ClusterGuard(SchedulerPlugin):  # type: ignore[misc]
+class ClusterGuard(SchedulerPlugin):
     """The scheduler's part.
 
     Attributes

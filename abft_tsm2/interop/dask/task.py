@@ -87,7 +87,8 @@ def run(
     if error is not None and not any(status in _WRONG for status, _ in found):
         raise error
     report = _combined(options, step, reports, found)
-    _deliver(options, options.identity(step), report)
+    if reports or found:  # what only moves data has nothing to say
+        _deliver(options, options.identity(step), report)
     return result, report
 
 
@@ -109,7 +110,7 @@ def _combined(
     options: GraphOptions, step: tuple[Any, ...], reports: list[Report], found: list[tuple[Status, Fault]]
 ) -> Report:
     """One report of the operations of a task, and of what happened to its operands; here."""
-    where = dict(zip(("worker", "host", "device"), place(), strict=True))
+    where: dict[str, Any] = dict(zip(("worker", "host", "device"), place(), strict=True))
     statuses = [status for report in reports for status in (report.status, *report.also)]
     status, also = by_precedence([*statuses, *(status for status, _ in found)])
     faults = [*(fault for _, fault in found), *(fault for report in reports for fault in report.faults)]
@@ -118,8 +119,8 @@ def _combined(
     reasons = [f"{', '.join(lost)} changed between two tasks and nobody has it as it was"] if lost else []
     seconds: dict[str, float] = {}
     for report in reports:
-        for step, time in report.seconds.items():
-            seconds[step] = seconds.get(step, 0.0) + time
+        for name, time in report.seconds.items():
+            seconds[name] = seconds.get(name, 0.0) + time
     return replace(
         first,
         status=status,

@@ -1,17 +1,13 @@
 """A cluster of two processes for the tests that need one, and faults that are planted in its workers."""
 
+import dask
 import pytest
-
-pytest.importorskip("distributed")
-
 from distributed import Client, LocalCluster
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     """Two workers of one thread, each with a name for its device, as if it had one of its own."""
-    import dask
-
     where = tmp_path_factory.mktemp("cluster")
     settings = {"distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False}
     with (

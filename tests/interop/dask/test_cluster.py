@@ -94,7 +94,7 @@ def test_blocks_damaged_in_memory(client, right, pattern, repair):
 
 
 def test_a_damaged_file_of_a_spilled_block(client, right):
-    C, name, kept = persisted(client)
+    C, _, kept = persisted(client)
     client.run(_spill)
     planted = sum(client.run(_damage_files).values())
     assert planted > 0

@@ -1,0 +1,93 @@
+"""Sums of words: what changed is noticed, and restored bit for bit where the sums tell what it was."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abft_tsm2.checksum.words import WordSums, contiguous
+
+DTYPES = ["float64", "float32", "float16"]
+
+
+def matrix(m, n, dtype, order, seed=0):
+    bits = np.random.default_rng(seed).integers(0, 256, m * n * np.dtype(dtype).itemsize, dtype=np.uint8)
+    return np.asarray(bits.view(dtype).reshape(m, n), order=order)  # NaN and infinities among them
+
+
+def bits(x):
+    return np.ascontiguousarray(x).view(f"u{x.itemsize}")
+
+
+shapes = st.tuples(st.integers(1, 40), st.integers(1, 40))
+
+
+@given(shapes, st.sampled_from(DTYPES), st.sampled_from("CF"), st.data())
+@settings(max_examples=150, deadline=None)
+def test_one_flipped_bit_is_found_and_restored(shape, dtype, order, data):
+    X = matrix(*shape, dtype, order)
+    sums, was = WordSums.of(X), bits(X).copy()
+    assert not sums.differ(X)
+    assert not sums.damaged(X)
+    i, j = (data.draw(st.integers(0, size - 1)) for size in shape)
+    flipped = data.draw(st.integers(1, 2 ** (8 * X.itemsize) - 1))
+    X.view(f"u{X.itemsize}")[i, j] ^= flipped
+    assert sums.differ(X)
+    assert not sums.damaged(X)
+    restored, rows, columns = sums.restored(X)
+    np.testing.assert_array_equal(bits(restored), was)
+    assert (rows.tolist(), columns.tolist()) == ([i], [j])
+    found = sums.lines(X)
+    assert i in found[0]
+    assert j in found[1]
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("where", [([3] * 6, range(6)), (range(6), [5] * 6), (range(6), [8, 2, 4, 0, 6, 10])])
+def test_lines_and_scattered_elements_are_restored(where, order):
+    X = matrix(24, 32, "float64", order)
+    sums, was = WordSums.of(X), bits(X).copy()
+    X.view("u8")[tuple(map(list, where))] ^= np.array([1, 2, 4, 8, 1 << 40, 1 << 63], np.uint64)
+    restored, _rows, _columns = sums.restored(X)
+    np.testing.assert_array_equal(bits(restored), was)
+
+
+def test_what_the_sums_do_not_tell_is_refused():
+    X = matrix(24, 32, "float64", "C")
+    sums = WordSums.of(X)
+    X.view("u8")[np.ix_([1, 2], [3, 4])] ^= np.array([[1, 2], [4, 8]], np.uint64)  # two in each row and column
+    assert sums.differ(X)
+    assert sums.restored(X) is None
+    assert sums.lines(X) == ((1, 2), (3, 4))
+
+
+def test_equal_changes_are_not_paired_by_guessing():
+    X = np.zeros((8, 8))
+    sums = WordSums.of(X)
+    X.view("u8")[[1, 2], [3, 4]] ^= np.uint64(1 << 30)
+    assert sums.restored(X) is None
+
+
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_sums_that_were_hit_are_told_from_a_matrix_that_was(side):
+    X = matrix(24, 32, "float32", "C")
+    sums = WordSums.of(X)
+    getattr(sums, side)[3] += np.uint64(1)
+    assert sums.damaged(X)
+    assert sums.differ(X) == (side == "rows")
+
+
+def test_a_swap_of_two_rows_is_noticed():
+    X = matrix(24, 32, "float32", "C")
+    sums = WordSums.of(X)
+    X[[3, 9]] = X[[9, 3]]
+    assert sums.differ(X)
+
+
+def test_strided_matrices_are_copied():
+    X = np.arange(48.0).reshape(6, 8)
+    assert contiguous(X) is X
+    assert np.shares_memory(contiguous(X.T), X)
+    part = contiguous(X[::2, ::2])
+    assert part.flags.c_contiguous
+    np.testing.assert_array_equal(part, X[::2, ::2])
