@@ -196,12 +196,12 @@ def synchronous() -> bool:
 
 
 @contextmanager
-def reports_kept() -> Iterator[list[Report]]:
+def reports_kept(*, sync: bool = True) -> Iterator[list[Report]]:
     """Keep the reports of the block: no monitor sees them and nothing is done about them. For an operation that is made
-    of others, and delivers one report of them all."""
+    of others, and delivers one report of them all. `sync`: as in `errstate`."""
     outer = _scope.get()
     kept: list[Report] = []
-    _scope.set(_Scope(outer.actions, outer, True, kept))
+    _scope.set(_Scope(outer.actions, outer, sync, kept))
     try:
         yield kept
     finally:
@@ -373,7 +373,10 @@ def receive(report: Report, identity: str = "") -> None:
 
 
 def act(report: Report, on_error: str | None = None) -> None:
-    """`deliver` without the monitors, for the final report of a pending one, which they have."""
+    """`deliver` without the monitors, for the final report of a pending one, which they have; nothing where reports are
+    kept."""
+    if _scope.get().kept is not None:
+        return
     actions = actions_for(report, on_error)
     level = logging.WARNING if "log" in actions.values() else logging.DEBUG
     if logger.isEnabledFor(level):

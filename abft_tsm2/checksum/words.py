@@ -28,38 +28,37 @@ class WordSums:
     ----------
     transposed : bool
         Whether the lines are the columns of the matrix: it is stored by columns.
-    rows, columns : uint64 arrays on the host
+    rows, columns : uint64 arrays, where the matrix is
         Of the lines in memory, and across them.
     """
 
     transposed: bool
-    rows: _Sums
-    columns: _Sums
+    rows: Array
+    columns: Array
 
     @classmethod
     def of(cls, X: Array) -> WordSums:
-        """Those of a matrix that is contiguous by rows or by columns. Synchronises with the host."""
+        """Those of a matrix that is contiguous by rows or by columns. No host synchronisation."""
         transposed = is_column_major(X)
         words = _words(X.T if transposed else X)
         return cls(transposed, _sums(words, 1), _sums(words, 0))
 
-    def differ(self, X: Array) -> bool:
-        """Whether the matrix, in the same layout, has other words: one read. Synchronises with the host."""
-        return not np.array_equal(_sums(_words(X.T if self.transposed else X), 1), self.rows)
+    def differ(self, X: Array) -> Array:
+        """Whether the matrix, in the same layout, has other words: one read. A boolean where the matrix is, so that a
+        GPU's can be awaited later."""
+        return (_sums(_words(X.T if self.transposed else X), 1) != self.rows).any()
 
     def damaged(self, X: Array) -> bool:
         """Whether it is these sums that changed, and not the matrix: a change of it shows on both sides, with the same
         total. Two reads."""
-        now = WordSums.of(X)
-        off = now.rows - self.rows, now.columns - self.columns
+        off = self._off(X)
         totals = [int(np.sum(side, dtype=np.uint64)) for side in off]
         return totals[0] != totals[1] and not all(side.any() for side in off)
 
     def lines(self, X: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The rows and columns of the matrix of which the words differ. Two reads."""
-        now = WordSums.of(X)
+        rows, words = map(np.flatnonzero, self._off(X))
         across = X.shape[0 if self.transposed else 1] // max(1, self.columns.size)  # elements of a word
-        rows, words = np.flatnonzero(now.rows != self.rows), np.flatnonzero(now.columns != self.columns)
         columns = (words[:, None] * across + np.arange(across)).ravel()
         found = tuple(rows.tolist()), tuple(columns.tolist())
         return found[::-1] if self.transposed else found
@@ -70,7 +69,7 @@ class WordSums:
         xp = namespace(X)
         lines = xp.asarray(X.T if self.transposed else X, copy=True, order="C")
         words = _words(lines)
-        found = _located(_sums(words, 1) - self.rows, _sums(words, 0) - self.columns)
+        found = _located(*self._off(X))
         if found is None:
             return None
         i, j, change = found
@@ -87,9 +86,14 @@ class WordSums:
         matrix = lines.T if self.transposed else lines
         return (matrix, column, row) if self.transposed else (matrix, row, column)
 
+    def _off(self, X: Array) -> tuple[_Sums, _Sums]:
+        """By what the sums of both sides are off, on the host."""
+        now = WordSums.of(X)
+        return to_host(now.rows) - to_host(self.rows), to_host(now.columns) - to_host(self.columns)
 
-def sums_of_rows(X: Array) -> _Sums:
-    """Of a matrix that is contiguous by rows, also where it is one column. Synchronises with the host."""
+
+def sums_of_rows(X: Array) -> Array:
+    """Of a matrix that is contiguous by rows, also where it is one column. No host synchronisation."""
     return _sums(_words(X), 1)
 
 
@@ -108,8 +112,8 @@ def _words(lines: Array) -> Array:
     return bit_pattern(lines)
 
 
-def _sums(words: Array, axis: int) -> _Sums:
-    return np.asarray(to_host(words.sum(axis=axis, dtype=np.uint64)))
+def _sums(words: Array, axis: int) -> Array:
+    return words.sum(axis=axis, dtype=np.uint64)
 
 
 def _located(by_row: _Sums, by_column: _Sums) -> tuple[Any, Any, _Sums] | None:

@@ -48,8 +48,8 @@ class Block:
         array = contiguous(array)
         return cls(array, words or WordSums.of(array), task_key(), reports)
 
-    def changed(self) -> bool:
-        """Whether the array is not what the block was made of: one read."""
+    def changed(self) -> Array:
+        """Whether the array is not what the block was made of: one read. A boolean where the array is."""
         return self.words.differ(self.array)
 
     def as_right(self) -> Array | Carrying:
@@ -57,7 +57,8 @@ class Block:
         return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words.rows)
 
     def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + int(self.array.nbytes) + self.words.rows.nbytes + self.words.columns.nbytes
+        parts = self.array, self.words.rows, self.words.columns
+        return object.__sizeof__(self) + sum(int(part.nbytes) for part in parts)
 
 
 if "distributed" in sys.modules:  # arrays in it travel as arrays do on their own: those of a GPU from card to card

@@ -187,7 +187,7 @@ def product(
 
     on_error = None if options.repairs else "detect"
     settings["beta"] = settings["beta"] if c0 is not None else 0.0
-    C, report = run(options, step, {"A": a, "B": b, "C0": c0}, multiply)
+    C, report = run(options, step, {"A": a, "B": b, "C0": c0}, multiply, sync=False)
     before = () if c0 is None else c0.reports
     clean = report.status is Status.CLEAN and taken and C.flags.forc
     return Block.of(C, (*before, report), taken[0] if clean else None)

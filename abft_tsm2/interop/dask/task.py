@@ -54,12 +54,22 @@ class GraphOptions:
 
 
 def run(
-    options: GraphOptions, step: tuple[Any, ...], blocks: Mapping[str, Block | None], work: Callable[..., Any]
+    options: GraphOptions,
+    step: tuple[Any, ...],
+    blocks: Mapping[str, Block | None],
+    work: Callable[..., Any],
+    *,
+    sync: bool = True,
 ) -> tuple[Any, Report]:
     """``work(**arrays)`` on the arrays of the blocks, and one report of all that was protected in it.
 
     The blocks are compared with their sums when the work is done: what it read was right from beginning to end. Where
     one was not, it is recovered and the work done again.
+
+    Parameters
+    ----------
+    sync : bool
+        False: verdicts of a GPU are awaited once, behind all that the task queues; nothing in the work needs them.
 
     Raises
     ------
@@ -70,26 +80,39 @@ def run(
     """
     given = {name: block for name, block in blocks.items() if block is not None}
     found: list[tuple[Status, Fault]] = []
-    for attempt in range(ATTEMPTS):
-        error, result, reports = None, None, []
-        try:
-            with policy.reports_kept() as reports:
-                result = work(**{name: block.array for name, block in given.items()})
-        except (ArithmeticError, ValueError) as raised:  # LinAlgError is one: of a block that changed it says nothing
-            error = raised
-        changed = [name for name, block in given.items() if block.changed()]
+    for _ in range(ATTEMPTS):
+        result, reports, changed, error = _attempt(given, work, sync)
         if not changed:
             break
-        for name in changed:
-            found.append(_recovered(options, step, name, given[name]))
-        if attempt == ATTEMPTS - 1 or any(status in _WRONG for status, _ in found):
+        found += [_recovered(options, step, name, given[name]) for name in changed]
+        if any(status in _WRONG for status, _ in found):
             break
-    if error is not None and not any(status in _WRONG for status, _ in found):
+    else:  # recovered each time, and changed again while it was read
+        found += [(Status.INPUT_CHANGED, Fault(name, "block", (), (), 0, float("nan"))) for name in changed]
+    if error is not None and not changed:
         raise error
     report = _combined(options, step, reports, found)
+    if error is not None:
+        raise SilentDataCorruptionError(report) from error
     if reports or found:  # what only moves data has nothing to say
         _deliver(options, options.identity(step), report)
     return result, report
+
+
+def _attempt(
+    given: Mapping[str, Block], work: Callable[..., Any], sync: bool
+) -> tuple[Any, list[Report], list[str], Exception | None]:
+    """The result, the reports, the blocks that had changed in the end, and what was raised: of a block that changed it
+    says nothing."""
+    result, error = None, None
+    with policy.reports_kept(sync=sync) as reports:
+        try:
+            result = work(**{name: block.array for name, block in given.items()})
+        except (ArithmeticError, LookupError, ValueError) as raised:  # LinAlgError is one
+            error = raised
+        flags = {name: block.changed() for name, block in given.items()}
+        reports = [report.wait() for report in reports]
+    return result, reports, [name for name, flag in flags.items() if bool(flag)], error
 
 
 def _recovered(options: GraphOptions, step: tuple[Any, ...], name: str, block: Block) -> tuple[Status, Fault]:

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import dask
 import dask.array as da
@@ -14,7 +13,7 @@ from distributed import wait
 import abft_tsm2 as ft
 from abft_tsm2.interop.dask import install
 from abft_tsm2.report import Status
-from tests.interop.dask import planting
+from benchmarks import dask_planting as planting
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:Sending large graph")
 
@@ -95,31 +94,13 @@ def test_blocks_damaged_in_memory(client, right, pattern, repair):
 
 def test_a_damaged_file_of_a_spilled_block(client, right):
     C, _, kept = persisted(client)
-    client.run(_spill)
-    planted = sum(client.run(_damage_files).values())
+    client.run(planting.spill)
+    planted = sum(client.run(planting.in_files).values())
     assert planted > 0
     with ft.monitor() as log:
         same(C.compute(), right)
     assert log.counts[Status.CORRECTED] + log.counts[Status.CHECKSUM_FAULT] > 0
     del kept
-
-
-def _spill(dask_worker=None):
-    data = dask_worker.data
-    while data.fast:
-        data.fast.evict()
-
-
-def _damage_files(dask_worker=None):
-    """One bit in the midst of each file, where the array is."""
-    done = 0
-    for path in Path(dask_worker.local_directory).rglob("*"):
-        if path.is_file() and path.stat().st_size > 8192:
-            content = bytearray(path.read_bytes())
-            content[len(content) // 2] ^= 4
-            path.write_bytes(content)
-            done += 1
-    return done
 
 
 def corrupting(stage, arrays):

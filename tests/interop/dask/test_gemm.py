@@ -11,7 +11,7 @@ from scipy.linalg.blas import dgemm
 import abft_tsm2 as ft
 from abft_tsm2.interop.dask import gemm, graphs
 from abft_tsm2.report import Report, Status
-from tests.interop.dask.planting import SINGLE, SQUARE, damaged
+from benchmarks.dask_planting import SINGLE, SQUARE, damaged
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_bad_arguments_are_refused_before_anything_is_computed(call, error, mess
 
 
 def test_too_large_chunks_are_warned_of(monkeypatch):
-    monkeypatch.setattr(graphs, "_smallest_worker", lambda: (1 << 30, 2))
+    monkeypatch.setattr(graphs, "smallest_worker", lambda: (1 << 30, 2))
     a = da.ones((8192, 8192), chunks=4096)
     with pytest.warns(da.PerformanceWarning, match=r"128 MiB are too large.*2560 x 2560|rechunk\(\(2560, 2560\)\)"):
         ft.protected_gemm(a, a)
@@ -198,7 +198,7 @@ def test_a_block_that_changed_between_two_tasks(monkeypatch, operand, pattern):
     np.testing.assert_array_equal(C, right)
     assert report.status is Status.CORRECTED
     (fault,) = [fault for one in report.products for fault in one.faults]
-    assert (fault.operand, fault.rows, fault.columns) == (operand.upper(), (0,), (0,))
+    assert (fault.operand, fault.kind, len(fault.rows), len(fault.columns)) == (operand.upper(), "element", 1, 1)
     assert "restored bit for bit" in fault.repair
 
 
