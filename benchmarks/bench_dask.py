@@ -54,7 +54,7 @@ _number = itertools.count()
 
 
 @contextlib.contextmanager
-def cluster(workers: int, *, threads: int = 1, memory: str | int = 0) -> Iterator[Client]:
+def cluster(workers: int, *, threads: int = 1, memory: str | int = "auto") -> Iterator[Client]:
     """Processes of one BLAS thread each (`distributed` starts them so), and a client."""
     with (
         tempfile.TemporaryDirectory() as where,
@@ -62,7 +62,7 @@ def cluster(workers: int, *, threads: int = 1, memory: str | int = 0) -> Iterato
         LocalCluster(
             n_workers=workers,
             threads_per_worker=threads,
-            memory_limit=memory or "auto",
+            memory_limit=memory,
             dashboard_address="127.0.0.1:0",
             silence_logs=50,
         ) as processes,
@@ -286,8 +286,8 @@ def _file_error(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
 def device(n: int, block: int, rounds: int, threads: int) -> Iterator[dict[str, Any]]:
     """CuPy chunks: one worker, and two that share the GPU."""
     for workers in (1, 2):
-        with cluster(workers, threads=threads) as client:
-            client.run(_pool)
+        with cluster(workers, threads=threads, memory=0) as client:  # Dask would count the card's memory as the host's
+            client.run(_pool, 0.9 / workers)
             a, b = client.persist([_on_device(n, block, seed) for seed in (1, 2)])
             wait([a, b])
             times = timed(client, a, b, rounds, lambda: client.run(_synchronize))
@@ -318,11 +318,11 @@ def _synchronize() -> None:
     cupy.cuda.Device().synchronize()
 
 
-def _pool() -> None:
+def _pool(share: float) -> None:
     """Each worker of a card gets a part of it."""
     import cupy
 
-    cupy.get_default_memory_pool().set_limit(fraction=0.45)
+    cupy.get_default_memory_pool().set_limit(fraction=share)
 
 
 # ---- command line --------------------------------------------------------------------------------------------------

@@ -20,8 +20,13 @@ SINGLE, SQUARE = "single", "square"  # what can be restored, and what cannot
 Array = np.ndarray[Any, Any]
 
 
-def damaged(array: Array, pattern: str, rng: np.random.Generator | None = None) -> Array:
-    """A copy with one bit of one element flipped, or of four in two rows and two columns, each another one."""
+def damaged(array: Any, pattern: str, rng: np.random.Generator | None = None) -> Any:
+    """A copy with one bit of one element flipped, or of four in two rows and two columns, each another one; of a CuPy
+    array another one."""
+    if hasattr(array, "get"):
+        import cupy
+
+        return cupy.asarray(damaged(array.get(), pattern, rng))
     array = np.array(array, order="K")
     bits = array.view(f"u{array.itemsize}")
     rng = rng or np.random.default_rng(0)

@@ -49,14 +49,18 @@ _device = click.option(
 @click.option(
     "--jobs", type=click.IntRange(min=0), metavar="N", help="Processes; without it, one for each core, 8 for a GPU."
 )
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Use the workers of a Dask cluster: tcp://HOST:8786, or a scheduler file."
+)
 @_device
 @quiet_option
 @verbose_option
-def run(file: str, out: str, resume: bool, jobs: int | None, device: str, quiet: bool) -> int:
+def run(file: str, out: str, resume: bool, jobs: int | None, scheduler: str | None, device: str, quiet: bool) -> int:
     """Run the trials that FILE, a .toml, describes.
 
     Writes a line for each trial to DIR/trials.jsonl as soon as it is done. After Ctrl-C, or a crash, --resume continues
-    where it stopped. The documentation explains the entries of FILE, under "Campaigns".
+    where it stopped. The documentation explains the entries of FILE, under "Campaigns". --scheduler needs Dask (pip
+    install "abft_tsm2[dask]").
 
     \b
     Example:
@@ -66,15 +70,27 @@ def run(file: str, out: str, resume: bool, jobs: int | None, device: str, quiet:
     from abft_tsm2.faults.campaign.run import MPS, Count, side_by_side
     from abft_tsm2.faults.campaign.run import run as carry_out
 
+    if scheduler is not None and jobs is not None:
+        raise click.UsageError("--jobs counts processes of this machine, and does not go with --scheduler")
     asked = load(file)
     options = " --device gpu" * (device == "gpu") + (f" --jobs {jobs}" if jobs is not None else "")
+    options += f" --scheduler {shlex.quote(scheduler)}" if scheduler is not None else ""
     command = f"abft-tsm2 campaign run {shlex.quote(Path(file).name)} -o {shlex.quote(Path(out).name)}{options}"
-    if device == "gpu" and find_spec("cupy") and jobs not in (0, 1) and not quiet and not side_by_side():
+    here = device == "gpu" and scheduler is None and find_spec("cupy")
+    if here and jobs not in (0, 1) and not quiet and not side_by_side():
         say(f"processes take turns on the GPU; start {MPS} -d to let them share it, which is several times as fast")
     with _progress(asked.trials, quiet) as show:
         try:
             count: Count = carry_out(
-                asked, out, resume=resume, jobs=jobs, gpu=device == "gpu", command=command, progress=show
+                asked,
+                out,
+                resume=resume,
+                jobs=jobs,
+                scheduler=scheduler,
+                gpu=device == "gpu",
+                command=command,
+                progress=show,
+                tell=(lambda text: None) if quiet else say,
             )
         except BaseException as error:
             if not isinstance(error, Exception):

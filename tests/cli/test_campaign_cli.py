@@ -114,6 +114,10 @@ def test_help(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> Non
         (("campaign", "replay", "nowhere", "3"), "cannot read nowhere/campaign.toml"),
         (("campaign", "replay", "nowhere", "-3"), "nowhere"),
         (("campaign", "run", "x.toml", "-o", "out", "--jobs", "-1"), "Invalid value for '--jobs'"),
+        (
+            ("campaign", "run", "x.toml", "-o", "out", "--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"),
+            "--jobs counts processes of this machine, and does not go with --scheduler; see",
+        ),
     ],
 )
 def test_one_line_for_what_is_asked_for_wrongly(

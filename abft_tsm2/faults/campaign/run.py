@@ -6,12 +6,15 @@ import importlib
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from abft_tsm2.errors import NotSuitable
+from abft_tsm2.faults.campaign.cluster import Cluster, connected
 from abft_tsm2.faults.campaign.file import Campaign, load, require_device, require_files
 from abft_tsm2.faults.campaign.folder import CAMPAIGN, CampaignFileError, Folder, earlier, line_of, plain
 from abft_tsm2.faults.campaign.workers import Line, Pool, Unit, alone, array_module, carry_out, line
@@ -60,9 +63,11 @@ def run(
     *,
     resume: bool = False,
     jobs: int | None = None,
+    scheduler: str | None = None,
     gpu: bool = False,
     command: str = "",
     progress: Progress = lambda count: None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Count:
     """Carry out a campaign.
 
@@ -77,12 +82,17 @@ def run(
     jobs : int, optional
         Worker processes, of one BLAS thread each; by default one for each core, and `GPU_JOBS` of them for a GPU, which
         keep it busy between them. 0: this process, which a trial that hangs or dies takes with it.
+    scheduler : str, optional
+        Address of the scheduler of a Dask cluster, or the file that it has written it to: processes of its workers, one
+        for each of their threads, carry out the trials.
     gpu : bool
         Compute on the current GPU, and judge products there; factorisations are judged on the host.
     command : str
         How to carry it out again, for the report.
     progress : callable
         Called with the `Count` after each trial.
+    tell : callable
+        Called with a text where a cluster has to be waited for.
 
     Returns
     -------
@@ -94,16 +104,23 @@ def run(
         If the folder cannot be used, or a file of operands; or the campaign, on a GPU.
     NotSuitable
         If there is no GPU.
+    ClusterError
+        If the cluster cannot be used, or is lost.
+    ValueError
+        For both `jobs` and `scheduler`.
 
     Notes
     -----
     An exception, a signal, or the end of the machine leaves all trials that were done, but those of the last second.
     """
-    if jobs is None:
-        jobs = min(GPU_JOBS, versions.cores()) if gpu else versions.cores()
-    require_files(campaign)
     require_device(campaign, gpu)
-    device = _device(gpu)
+    with _pool(campaign, jobs, scheduler, gpu, tell) as pool:
+        pool.ask(require_files, campaign)
+        return _run(pool, folder, resume, command, progress)
+
+
+def _run(pool: Pool | Cluster, folder: str | Path, resume: bool, command: str, progress: Progress) -> Count:
+    campaign, (device, libraries) = pool.campaign, _together(pool.ask(_machine, pool.gpu))
     with Folder(Path(folder), campaign.text, resume=resume) as kept:
         before = earlier(kept.path) if resume else {}
         left = units(campaign, kept.done)
@@ -113,16 +130,16 @@ def run(
             "seed": campaign.seed,
             "trials": campaign.trials,
             "device": device,
-            "versions": versions.collected()["versions"] | {"blas kernel": _blas_kernel()},
+            "versions": libraries,
             "started": before.get("started") or _now(),
             "finished": None,
             "seconds": before.get("seconds", 0.0),
             "command": command,
-            "jobs": jobs,
+            "jobs": pool.jobs,
         }
         kept.manifest(manifest)
         try:
-            for one in Pool(campaign, jobs, gpu).run(left):
+            for one in pool.run(left):
                 kept.append(one)
                 count.add(one)
                 progress(count)
@@ -133,6 +150,18 @@ def run(
                 manifest | {"finished": finished, "seconds": manifest["seconds"] + time.monotonic() - count.begun}
             )
     return count
+
+
+def _pool(
+    campaign: Campaign, jobs: int | None, scheduler: str | None, gpu: bool, tell: Callable[[str], None]
+) -> AbstractContextManager[Pool | Cluster]:
+    if scheduler is not None:
+        if jobs is not None:
+            raise ValueError(f"jobs = {jobs} are processes of this machine: leave it out, or the scheduler")
+        return connected(campaign, scheduler, gpu, tell)
+    if jobs is None:
+        jobs = min(GPU_JOBS, versions.cores()) if gpu else versions.cores()
+    return nullcontext(Pool(campaign, jobs, gpu))
 
 
 def units(campaign: Campaign, done: set[int]) -> list[Unit]:
@@ -189,6 +218,24 @@ def replay(folder: str | Path, number: int, *, gpu: bool = False) -> Replayed:
     else:
         finding = alone(campaign, number, gpu)
     return Replayed(line(campaign, number, finding), line_of(path, number), finding)
+
+
+def _machine(gpu: bool) -> tuple[str, dict[str, Any]]:
+    """What a manifest says about a machine that carries out trials: its device and its libraries."""
+    return _device(gpu), versions.collected()["versions"] | {"blas kernel": _blas_kernel()}
+
+
+def _together(machines: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
+    """What a manifest says about several; where they differ, all that they have."""
+    devices = Counter(device for device, _ in machines)
+    libraries = {
+        name: different[0] if len(different) == 1 else ", ".join(map(str, different))
+        for name in machines[0][1]
+        if (different := list(dict.fromkeys(each[name] for _, each in machines)))
+    }
+    if len(machines) == 1:
+        return machines[0][0], libraries
+    return "; ".join(f"{number} workers: {device}" for device, number in devices.items()), libraries
 
 
 def _device(gpu: bool) -> str:

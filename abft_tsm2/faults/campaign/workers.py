@@ -23,7 +23,7 @@ from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload
 BATCH = 16  # trials that are carried out before they are judged together
 READY = "ready"  # the first word of a process
 START = 60.0  # seconds that it may take to say it
-_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # of BLAS
 
 
 class Unit(NamedTuple):
@@ -96,6 +96,8 @@ class Pool:
         Whether products are computed on a GPU.
     """
 
+    ADVICE = 'a script that starts them has to do it under if __name__ == "__main__", or pass jobs=0'
+
     def __init__(self, campaign: Campaign, jobs: int, gpu: bool) -> None:
         self.campaign, self.jobs, self.gpu = campaign, jobs, gpu
 
@@ -106,31 +108,52 @@ class Pool:
             for unit in units:
                 yield from (one for one, _ in carry_out(self.campaign, unit, xp))
             return
-        waiting, busy = list(reversed(units)), dict[Any, _Worker]()
+        waiting, busy = list(reversed(units)), dict[Any, Worker]()
         try:
             while waiting or busy:
+                self.heed()
                 while waiting and len(busy) < self.jobs:
-                    worker = _Worker(self.campaign, self.gpu)
+                    worker = self.hire()
                     worker.give(waiting.pop())
                     busy[worker.pipe] = worker
                 for pipe in wait(list(busy), timeout=0.2):
                     yield from self._received(busy, pipe, waiting)
                 for worker in [worker for worker in busy.values() if worker.silent > worker.patience]:
                     worker.process.kill()
-                    worker.require_ready("it said nothing")
+                    self._require_ready(worker, "it said nothing")
                     yield from self._lost(busy, worker, waiting, "hang", _silence(self.campaign))
         finally:
             for worker in busy.values():
                 worker.process.terminate()
 
-    def _received(self, busy: dict[Any, _Worker], pipe: Any, waiting: list[Unit]) -> Iterator[Line]:
+    def ask(self, question: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The answers of the machines that carry out trials: of this one."""
+        return [question(*arguments)]
+
+    def hire(self) -> Worker:
+        """A process that has nothing to do."""
+        return Worker(self.campaign, self.gpu, *started(serve, self.campaign.text, self.gpu))
+
+    def dismiss(self, worker: Worker) -> None:
+        """What becomes of a process that nothing is left for."""
+        worker.stop()
+
+    def heed(self) -> None:
+        """Called several times a second: what it raises ends the run."""
+
+    def _require_ready(self, worker: Worker, how: str) -> None:
+        """RuntimeError if a process has never begun: that is no trial's fault."""
+        if not worker.ready:
+            raise RuntimeError(_no_start(how, self.ADVICE))
+
+    def _received(self, busy: dict[Any, Worker], pipe: Any, waiting: list[Unit]) -> Iterator[Line]:
         """Receive what a worker has sent: a line, or that its unit is done; or notice that its process has ended."""
         worker = busy[pipe]
         try:
             message = worker.pipe.recv()
         except (EOFError, ConnectionResetError):
             how = end_of(worker.process)
-            worker.require_ready(how)
+            self._require_ready(worker, how)
             yield from self._lost(busy, worker, waiting, "crash", how)
             return
         worker.last = time.monotonic()
@@ -143,10 +166,10 @@ class Pool:
             worker.give(waiting.pop())
         else:
             busy.pop(pipe)
-            worker.stop()
+            self.dismiss(worker)
 
     def _lost(
-        self, busy: dict[Any, _Worker], worker: _Worker, waiting: list[Unit], outcome: str, note: str
+        self, busy: dict[Any, Worker], worker: Worker, waiting: list[Unit], outcome: str, note: str
     ) -> Iterator[Line]:
         busy.pop(worker.pipe)
         left = worker.left
@@ -158,14 +181,15 @@ class Pool:
 
 
 @dataclass
-class _Worker:
+class Worker:
     """A process, and the trials of its scene that it has not answered for yet."""
 
     campaign: Campaign
     gpu: bool
+    process: Any
+    pipe: Connection
 
     def __post_init__(self) -> None:
-        self.process, self.pipe = started(_work, self.campaign.text, self.gpu)
         self.left: list[int] = []
         self.last = time.monotonic()
         self.ready = False
@@ -178,11 +202,6 @@ class _Worker:
     def stop(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self.pipe.send(None)
-
-    def require_ready(self, how: str) -> None:
-        """RuntimeError if this process has never begun: that is no trial's fault."""
-        if not self.ready:
-            raise RuntimeError(_no_start(how))
 
     @property
     def silent(self) -> float:
@@ -207,7 +226,7 @@ def alone(campaign: Campaign, number: int, gpu: bool) -> Finding:
         return found
     except (EOFError, ConnectionResetError) as error:
         if not ready:
-            raise RuntimeError(_no_start(end_of(process))) from error
+            raise RuntimeError(_no_start(end_of(process), Pool.ADVICE)) from error
         return Finding("crash", note=end_of(process))
     finally:
         process.kill()
@@ -218,8 +237,8 @@ def started(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(*arguments, theirs), daemon=True)
-    kept = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))  # read by NumPy's first import, over there
+    kept = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)  # read by NumPy's first import, over there
     try:
         process.start()
     finally:
@@ -238,11 +257,8 @@ def end_of(process: Any) -> str:
     return f"its process ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}"
 
 
-def _no_start(how: str) -> str:
-    return (
-        f"a process of the campaign did not start: {how}; a script that starts them has to do it under "
-        'if __name__ == "__main__", or pass jobs=0'
-    )
+def _no_start(how: str, advice: str) -> str:
+    return f"a process of the campaign did not start: {how}; {advice}"
 
 
 def _silence(campaign: Campaign) -> str:
@@ -260,14 +276,15 @@ def array_module(gpu: bool) -> Any:
     return cupy
 
 
-def _work(text: str, gpu: bool, pipe: Connection) -> None:
+def serve(text: str, gpu: bool, pipe: Connection, idle: float | None = None) -> None:
+    """Carry out the units that come through a pipe, until None comes, or nothing for `idle` seconds."""
     _heed_the_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     campaign, xp = parse(text), array_module(gpu)
     with contextlib.suppress(EOFError, BrokenPipeError):
         pipe.send(READY)
-        while (given := pipe.recv()) is not None:
+        while pipe.poll(idle) and (given := pipe.recv()) is not None:
             unit = Unit(*given)
             for one, _ in carry_out(campaign, unit, xp):
                 pipe.send(one)

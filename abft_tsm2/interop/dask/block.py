@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from abft_tsm2.arrays import Array
+from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Carrying
 from abft_tsm2.checksum.words import WordSums, contiguous
@@ -47,6 +47,11 @@ class Block:
         """The block of a matrix, of any order and strides, here and now."""
         array = contiguous(array)
         return cls(array, words or WordSums.of(array), task_key(), reports)
+
+    def align(self) -> None:
+        """Copy an array that came off the wire at an odd address, which every pass over it would be slower for."""
+        if is_numpy(self.array) and not self.array.flags.aligned:
+            self.array = self.array.copy(order="K")
 
     def changed(self) -> Array:
         """Whether the array is not what the block was made of: one read. A boolean where the array is."""

@@ -1,11 +1,12 @@
 """The graph of a protected product: each block of C is summed along k by a chain of protected products.
 
 C(i, j) = beta C0(i, j) + alpha A(i, 1) B(1, j), and then C(i, j) += alpha A(i, l) B(l, j) for l = 2, 3, ...: a chain has
-one partial sum at a time, which its next product checks as its operand c, and no task reads more than three blocks.
+one partial sum at a time, which its next product checks as its operand c. A task is a few links of a chain.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import dask.array as da
@@ -21,7 +22,7 @@ from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.task import GraphOptions, Hook, run
 from abft_tsm2.report import Status
 
-BLOCKS_HELD = 6  # by a task: A, B, C0, C, and two on their way to the next one
+LINKS = {"numpy": 2, "cupy": 8}  # products of a task: what a GPU is waited for once
 
 
 def protected_gemm(
@@ -64,7 +65,8 @@ def protected_gemm(
     C : (m, n) dask array
         With the chunks of a's rows and b's columns.
     report : Delayed of Report
-        With ``return_report=True``; ``report.products`` has one for each task, with the index (i, j, l) of its blocks.
+        With ``return_report=True``; ``report.products`` has one for each task, with the index (i, j, l) of its first
+        product of blocks.
 
     Raises
     ------
@@ -93,7 +95,7 @@ def protected_gemm(
     >>> A = da.random.default_rng(0).standard_normal((300, 200), chunks=100)
     >>> C, report = dask.compute(*ft.protected_gemm(A, A.T, return_report=True))
     >>> C.shape, report.status.name, len(report.products)
-    ((300, 300), 'CLEAN', 18)
+    ((300, 300), 'CLEAN', 9)
     """
     policy.check_on_error(on_error)
     alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
@@ -122,23 +124,24 @@ def protected_gemm(
     shape, chunks = (a.shape[0], b.shape[1]), (a.chunks[0], b.chunks[1])
     base = _added(c, beta, shape, chunks, squeeze, dtype)
     options = GraphOptions(graphs.name("gemm", a, b, base, settings, on_stage), "gemm", on_error, on_stage)
-    graphs.warn_of_large(max(x.itemsize for x in (a, b)), BLOCKS_HELD, a, b)
+    links = min(a.numblocks[1], LINKS["numpy" if is_numpy(like) else "cupy"])
+    graphs.warn_of_large(max(x.itemsize for x in (a, b)), blocks_held(links), a, b)
 
     carries = sample.arithmetic if check in ("auto", "rows") else None
     left, right = graphs.blocks(options, "a", a), graphs.blocks(options, "b", b, carries)
     added = None if base is None else graphs.blocks(options, "c", base)
     layer: dict[Any, Any] = {}
     last: dict[tuple[int, ...], Any] = {}
-    steps = a.numblocks[1]
-    for i in range(a.numblocks[0]):
-        for j in range(b.numblocks[1]):
-            before: Any = None if added is None else added.key(i, j)
-            for step in range(steps):
-                key = (f"{options.name}-product", i, j, step)
-                first = {**settings, "beta": beta if step == 0 else 1.0, "widen": wide}
-                layer[key] = (product, options, (i, j, step), left.key(i, step), right.key(step, j), before, first)
-                before = key
-            last[i, j] = before
+    for i, j in np.ndindex(a.numblocks[0], b.numblocks[1]):
+        before: Any = None if added is None else added.key(i, j)
+        for at in range(0, a.numblocks[1], links):
+            steps = range(at, min(at + links, a.numblocks[1]))
+            pairs = [[left.key(i, step), right.key(step, j)] for step in steps]
+            key = (f"{options.name}-product", i, j, at)
+            first = {**settings, "beta": beta if at == 0 else 1.0, "widen": wide}
+            layer[key] = (chain, options, (i, j, at), pairs, before, first)
+            before = key
+        last[i, j] = before
     graph = graphs.Graph(options, layer, [x for x in (left, right, added) if x is not None])
     meta = np.empty_like(like, shape=(0, 0), dtype=dtype)
     C = graph.array("c", last, chunks, meta, dtype if wide else None)
@@ -164,13 +167,23 @@ def _added(c: Any, beta: float, shape: Any, chunks: Any, squeeze: Any, dtype: An
     return c.rechunk(chunks)
 
 
-def product(
-    options: GraphOptions, step: tuple[int, ...], a: Block, b: Block, c0: Block | None, settings: dict[str, Any]
+def blocks_held(links: int) -> int:
+    """Blocks that a task holds: its operands, C0 and C, and two on their way to the next one."""
+    return 2 * links + 4
+
+
+def chain(
+    options: GraphOptions,
+    step: tuple[int, ...],
+    pairs: Sequence[tuple[Block, Block]],
+    c0: Block | None,
+    settings: dict[str, Any],
 ) -> Block:
-    """One product of blocks: ``alpha A B + beta C0``."""
-    taken: list[WordSums] = []
+    """Some products of blocks, added: C = alpha A(i, l) B(l, j) + ... + beta C0, for l = at, at + 1, ..."""
     settings = dict(settings)
-    widen = settings.pop("widen")
+    widen, beta = settings.pop("widen"), settings.pop("beta")
+    taken: list[WordSums] = []
+    i, j, at = step
 
     def hook(stage: str, arrays: Any) -> None:
         if options.on_stage is not None:
@@ -178,16 +191,24 @@ def product(
         if stage == "multiplied":  # before the check reads C: what changes later is not what was checked
             taken[:] = [WordSums.of(arrays["C"])]
 
-    def multiply(A: Array, B: Array, C0: Array | None = None) -> Array:
+    def multiply(C0: Array | None = None, **_: Array) -> Array:
         taken.clear()
-        xp = namespace(A)
-        base = xp.astype(C0, xp.float32) if widen and C0 is not None else C0
-        watch = hook if is_numpy(A) else options.on_stage
-        return product_here(A, b.as_right(), base, on_stage=watch, on_error=on_error, **settings)
+        C = C0
+        if widen and C is not None:
+            C = namespace(C).astype(C, namespace(C).float32)
+        for number, (a, b) in enumerate(pairs):
+            final = number == len(pairs) - 1
+            watch = hook if final and is_numpy(a.array) else options.on_stage
+            factor = 0.0 if C is None else beta if number == 0 else 1.0
+            given = {**settings, "on_error": on_error, "on_stage": watch}
+            C = product_here(a.array, b.as_right(), C, beta=factor, **given)
+        return C
 
     on_error = None if options.repairs else "detect"
-    settings["beta"] = settings["beta"] if c0 is not None else 0.0
-    C, report = run(options, step, {"A": a, "B": b, "C0": c0}, multiply, sync=False)
+    blocks: dict[str, Block | None] = {"C0": c0}
+    for number, (a, b) in enumerate(pairs):
+        blocks |= {f"A({i}, {at + number})": a, f"B({at + number}, {j})": b}
+    C, report = run(options, step, blocks, multiply, sync=False)
     before = () if c0 is None else c0.reports
     clean = report.status is Status.CLEAN and taken and C.flags.forc
     return Block.of(C, (*before, report), taken[0] if clean else None)

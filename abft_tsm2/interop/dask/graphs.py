@@ -71,6 +71,13 @@ def blocks(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic |
     return Blocks(label, layer, x)
 
 
+class LazyReport(Delayed):
+    """A report to be computed, optimised together with the arrays that it is of: what one of two graphs fuses, and the
+    other does not, would be computed by both."""
+
+    __dask_optimize__ = da.Array.__dict__["__dask_optimize__"]
+
+
 @dataclass(frozen=True)
 class Graph:
     """The tasks of one operation, and of reading its operands."""
@@ -106,7 +113,7 @@ class Graph:
         label = f"{self.options.name}-report"
         ends: dict[Any, Any] = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(keys)}
         ends[label] = (gathered, self.options.operation, problem, list(ends))
-        return Delayed(label, self._high_level(label, ends))
+        return LazyReport(label, self._high_level(label, ends))
 
 
 def returned(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: Any = None) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -53,7 +54,12 @@ def _device() -> str:
     if "cupy" in sys.modules:
         import cupy
 
-        if cupy.cuda.runtime.getDeviceCount():
-            uuid = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["uuid"]
-            return f"GPU-{bytes(uuid).hex()}"
+        return _name_of_gpu(cupy.cuda.Device().id)
     return "cpu"
+
+
+@functools.cache
+def _name_of_gpu(number: int) -> str:
+    import cupy
+
+    return f"GPU-{bytes(cupy.cuda.runtime.getDeviceProperties(number)['uuid']).hex()}"

@@ -43,9 +43,10 @@ def recovered(name: str, block: Block) -> tuple[Status, Fault]:
         block.array = array
         return Status.CORRECTED, fault
     lost = (name, "block", *block.words.lines(block.array), 0, float("nan"))
-    if (source := _fetch_again(block)) is not None:
+    key = _known_as(block)
+    if (source := _fetch_again(block, key)) is not None:
         return Status.CORRECTED, Fault(*lost, f"fetched again from {source}")
-    if block.key is not None and _ask(RUN_AGAIN, key=block.key):
+    if key is not None and _ask(RUN_AGAIN, key=key):
         raise Rerun(Fault(*lost, "made again from its sources"))
     return Status.INPUT_CHANGED, Fault(*lost)
 
@@ -67,19 +68,34 @@ def _ask(handler: str, **what: Any) -> bool:
         return False
 
 
-def _fetch_again(block: Block) -> str | None:
+def _known_as(block: Block) -> Any:
+    """The key that the task under way reads the block by: where Dask has fused the one that made it with another, that
+    is an alias, and the task behind it has no data."""
+    here = worker()
+    task = None if here is None else here.state.tasks.get(here.get_current_task())
+    for needed in () if task is None else list(task.dependencies):
+        if _holds(here.data.get(needed.key), block):
+            return needed.key
+    return block.key
+
+
+def _holds(value: Any, block: Block) -> bool:
+    return value is block or (isinstance(value, tuple) and any(_holds(part, block) for part in value))
+
+
+def _fetch_again(block: Block, key: Any) -> str | None:
     """Take the block from another worker that has it, and say which; None where none has it as it was."""
     here = worker()
-    if here is None or block.key is None:
+    if here is None or key is None:
         return None
     from distributed.utils import sync
     from distributed.utils_comm import gather_from_workers
 
-    holders = sync(here.loop, here.scheduler.who_has, keys=[block.key]).get(block.key, ())
+    holders = sync(here.loop, here.scheduler.who_has, keys=[key]).get(key, ())
     for holder in holders:
         if holder != here.address:
-            data, *_ = sync(here.loop, gather_from_workers, {block.key: [holder]}, rpc=here.rpc)
-            other = data.get(block.key)
+            data, *_ = sync(here.loop, gather_from_workers, {key: [holder]}, rpc=here.rpc)
+            other = data.get(key)
             if isinstance(other, Block) and not other.changed() and not block.words.differ(other.array):
                 block.array = other.array
                 return str(holder)

@@ -61,7 +61,7 @@ def run(
     *,
     sync: bool = True,
 ) -> tuple[Any, Report]:
-    """``work(**arrays)`` on the arrays of the blocks, and one report of all that was protected in it.
+    """``work(**arrays)`` with the arrays of the blocks, and one report of all that was protected in it.
 
     The blocks are compared with their sums when the work is done: what it read was right from beginning to end. Where
     one was not, it is recovered and the work done again.
@@ -79,11 +79,16 @@ def run(
         A block has to be made again first, or the work to be done by another worker.
     """
     given = {name: block for name, block in blocks.items() if block is not None}
+    for block in given.values():
+        block.align()
     found: list[tuple[Status, Fault]] = []
     for _ in range(ATTEMPTS):
         result, reports, changed, error = _attempt(given, work, sync)
         if not changed:
-            break
+            if sync or not any(report.status in _WRONG for report in reports):
+                break
+            sync = True  # what a GPU's kernels leave to the host
+            continue
         found += [_recovered(options, step, name, given[name]) for name in changed]
         if any(status in _WRONG for status, _ in found):
             break
