@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, is_cupy, namespace
+from abft_tsm2.arrays import Array, dtype_name, is_cupy, namespace, served_elsewhere
 from abft_tsm2.core.blas import clear_above, copy_by_columns, factor_columns, factor_definite
 from abft_tsm2.linalg.blocked import BlockedFactorisation, FactorOptions, Hook, Part
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, SymmetricChecksums
@@ -43,7 +43,7 @@ def protected_cholesky(
     a : (..., n, n) array_like
         Symmetric positive definite; only one triangle of it is read. float64 or float32, NumPy or CuPy, any order;
         other real types are computed in float64, but for integers of CuPy, which are refused. Kept for repairs and
-        never written.
+        never written. A Dask array is factored by `abft_tsm2.interop.dask.protected_cholesky`.
     lower : bool
         Whether to read the lower triangle and return L, or the upper one and U.
     overwrite_a : bool
@@ -113,6 +113,9 @@ def protected_cholesky(
     >>> bool(np.allclose(L @ L.T, A))
     True
     """
+    if (door := served_elsewhere(a)) is not None:
+        given: Any = {"on_error": on_error, "return_report": return_report, "on_stage": on_stage, "block": block}
+        return door.protected_cholesky(a, lower, overwrite_a, check_finite, **given)
     options = CholeskyOptions(block=block, on_stage=on_stage, on_error=on_error, lower=bool(lower), clear=True)
     c, report = _factored(a, options, check_finite)
     return (c, report) if return_report else c
@@ -170,6 +173,8 @@ def protected_cho_factor(
     >>> bool(np.allclose(A @ x, 1))
     True
     """
+    if served_elsewhere(a) is not None:
+        raise TypeError("a is a Dask array: protected_cholesky factors it, with zeros in the other triangle")
     options = CholeskyOptions(block=block, on_stage=on_stage, on_error=on_error, lower=bool(lower), clear=False)
     c, report = _factored(a, options, check_finite)
     return ((c, lower), report) if return_report else (c, lower)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, served_elsewhere, to_host
 from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.linalg.blocked import BlockedFactorisation, Hook, Part
 from abft_tsm2.linalg.certify import (
@@ -63,7 +63,8 @@ def protected_lu_factor(
     ----------
     a : (..., m, n) array_like
         float64 or float32, NumPy or CuPy, any order; other real types are computed in float64, but for integers of
-        CuPy, which are refused. Kept for repairs and never written, but with ``preserve="host"``.
+        CuPy, which are refused. Kept for repairs and never written, but with ``preserve="host"``. A Dask array is
+        factored by `abft_tsm2.interop.dask.protected_lu_factor`.
     overwrite_a : bool
         Accepted for SciPy's sake, and asked for by ``preserve="host"``. It saves nothing else, because a is needed to
         the end.
@@ -167,6 +168,9 @@ def protected_lu_factor(
     >>> bool(np.allclose(L @ U, A))
     True
     """
+    if (door := served_elsewhere(a)) is not None:
+        given: Any = {"mode": mode, "on_error": on_error, "return_report": return_report, "on_stage": on_stage}
+        return door.protected_lu_factor(a, overwrite_a, check_finite, **given, block=block, preserve=preserve)
     options = LuOptions(
         block=block, on_stage=on_stage, on_error=on_error, mode=mode, check_finite=check_finite, preserve=preserve
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, from_host, is_cupy, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, dtype_name, from_host, is_cupy, is_numpy, namespace, served_elsewhere, to_host
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, pair_of, pivots_of, stacked
@@ -48,7 +48,8 @@ def protected_lu_solve(
     Parameters
     ----------
     lu_and_piv : tuple
-        From `protected_lu_factor` or `scipy.linalg.lu_factor`: lu (..., n, n) and piv (..., n).
+        From `protected_lu_factor` or `scipy.linalg.lu_factor`: lu (..., n, n) and piv (..., n). Where one of lu, piv
+        and b is a Dask array, `abft_tsm2.interop.dask.protected_lu_solve` serves.
     b : (n,) or (..., n, r) array_like
     trans : {0, 1, 2}
         0: ``a x = b``; 1 and 2: ``a' x = b``.
@@ -97,8 +98,11 @@ def protected_lu_solve(
     >>> [round(float(x), 12) for x in ft.protected_lu_solve(ft.protected_lu_factor(A), b)]
     [1.0, 1.0]
     """
-    policy.check_on_error(on_error)
     lu, piv = pair_of(lu_and_piv)
+    if (door := served_elsewhere(lu, piv, b)) is not None:
+        given: Any = {"on_error": on_error, "return_report": return_report, "on_stage": on_stage}
+        return door.protected_lu_solve((lu, piv), b, trans, overwrite_b, check_finite, **given)
+    policy.check_on_error(on_error)
     later = on_stage is None and _on_device(lu, piv, b)  # kernels find what is not finite, and pivots that are no rows
     finite = check_finite and not later
     lu, B = as_array(lu, "lu", check_finite=finite), as_array(b, "b", check_finite=finite)
@@ -153,6 +157,7 @@ def protected_solve(
     Parameters
     ----------
     a : (..., n, n) array_like
+        Dask arrays are served by `abft_tsm2.interop.dask.protected_solve`.
     b : (n,) or (..., n, r) array_like
     lower, assume_a
         SciPy's; every structure is solved by LU with pivoting, of all of a. With "sym", "her" or "pos" only the
@@ -210,6 +215,10 @@ def protected_solve(
     >>> report.status.name, bool(np.allclose(A @ x, b))
     ('CLEAN', True)
     """
+    if (door := served_elsewhere(a, b)) is not None:
+        given: Any = {"mode": mode, "refine": refine, "on_error": on_error, "on_stage": on_stage}
+        given |= {"assume_a": assume_a, "transposed": transposed, "return_report": return_report}
+        return door.protected_solve(a, b, lower, overwrite_a, overwrite_b, check_finite, **given)
     options = LuOptions(on_stage=on_stage, on_error=on_error, mode=mode, check_finite=check_finite)
     partly = assume_a not in GENERAL  # then what is not read has to be finite as well; else the checksums of a tell
     A, B = as_array(a, "a", check_finite=check_finite and partly), as_array(b, "b", check_finite=check_finite)

@@ -142,7 +142,7 @@ def protected_gemm(
             layer[key] = (chain, options, (i, j, at), pairs, before, first)
             before = key
         last[i, j] = before
-    graph = graphs.Graph(options, layer, [x for x in (left, right, added) if x is not None])
+    graph = graphs.TaskGraph(options, layer, [x for x in (left, right, added) if x is not None])
     meta = np.empty_like(like, shape=(0, 0), dtype=dtype)
     C = graph.array("c", last, chunks, meta, dtype if wide else None)
     for axis in sorted(squeeze, reverse=True):

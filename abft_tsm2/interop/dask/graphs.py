@@ -79,7 +79,7 @@ class LazyReport(Delayed):
 
 
 @dataclass(frozen=True)
-class Graph:
+class TaskGraph:
     """The tasks of one operation, and of reading its operands."""
 
     options: GraphOptions

@@ -1,6 +1,8 @@
 """Factorisations and solutions of Dask arrays: against SciPy, on hard matrices, with faults in each kind of task."""
 
+import time
 import warnings
+from collections import Counter
 
 import dask
 import dask.array as da
@@ -10,13 +12,14 @@ import scipy.linalg
 from dask.order import order
 
 import abft_tsm2 as ft
+from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.errors import SilentDataCorruptionError, UnverifiableWarning
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.interop import dask as on_dask
-from abft_tsm2.interop.dask import exchange, graphs, panel, solve, tiles
+from abft_tsm2.interop.dask import exchange, graphs, panel, tiles
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.report import Status
-from benchmarks.dask_planting import SINGLE, SQUARE, damaged
+from benchmarks.dask_planting import SINGLE, SQUARE, arrivals, damaged, on_arrival
 from tests.support.factor_cases import backward_error, cholesky_outside, lu_outside, positive, unit
 from tests.support.planting import bits, normal
 
@@ -139,9 +142,10 @@ def test_solutions_are_as_good_as_those_of_scipy(name):
     x, report = dask.compute(*ft.protected_solve(blocks_of(a, 18), b, return_report=True))
     assert report.status is Status.CLEAN, report
     assert backward_error(a, x, b) <= 3 * max(least, unit(dtype))
-    y, report = dask.compute(*on_dask.protected_solve(blocks_of(a, 18), b, return_report=True, panel="tournament"))
-    assert report.status is Status.CLEAN, report
-    assert backward_error(a, y, b) <= 3 * max(least, unit(dtype))
+    if number % 2:
+        y, report = dask.compute(*on_dask.protected_solve(blocks_of(a, 18), b, return_report=True, panel="tournament"))
+        assert report.status is Status.CLEAN, report
+        assert backward_error(a, y, b) <= 3 * max(least, unit(dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -336,11 +340,22 @@ def right():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_each_task_has_one_report(name, right):
+def test_each_task_runs_once_and_has_one_report(name, right, monkeypatch):
     result, report = right[name]
     assert report.status is Status.CLEAN
+    runs, add = Counter(), tiles.TileTasks.add
+
+    def counting(self, task, kind, at, *arguments):
+        def counted(*given):
+            runs[kind, at] += 1
+            return task(*given)
+
+        return add(self, counted, kind, at, *arguments)
+
+    monkeypatch.setattr(tiles.TileTasks, "add", counting)
     with ft.monitor() as log:
         again, report = dask.compute(*CALLS[name](return_report=True))
+    assert set(runs.values()) == {1}
     assert len({id(one) for one in report.products}) == len(report.products) == len(log)
     assert {one.index for one in report.products} == {one.index for one in log}
     assert len(report.products) == COUNTS.get(name, len(log))
@@ -453,7 +468,7 @@ def test_a_fault_in_a_task_is_repaired_there(call, stage, task, name, right):
         result, report = dask.compute(*CALLS[call](return_report=True, on_stage=hook))
     assert len(hook.done) == 1
     expected, clean = right[call]
-    if stage in ("factored", "panel"):  # repaired by steps, which round otherwise
+    if stage in ("factored", "panel", "multiplied"):  # repaired by steps or in more digits, which round otherwise
         for found, one in zip(*((x if isinstance(x, tuple) else (x,)) for x in (result, expected)), strict=True):
             np.testing.assert_allclose(found, one, rtol=0, atol=1e-11)
     else:
@@ -547,9 +562,10 @@ def test_what_changes_between_its_check_and_its_sums(name, call, right, monkeypa
         return x
 
     monkeypatch.setattr(tiles, name, once(getattr(tiles, name), change))
-    result, report = dask.compute(*CALLS[call](return_report=True))
+    with ft.monitor() as log:
+        result, _ = dask.compute(*CALLS[call](return_report=True))
     assert same(result, right[call][0])
-    assert report.status is Status.CORRECTED
+    assert log.counts[Status.CORRECTED] == 1
 
 
 # ---- faults between tasks -----------------------------------------------------------------------------------------
@@ -604,9 +620,28 @@ def test_a_block_that_changed_between_two_tasks_is_restored(call, kind, right, m
     assert len(done) == 1
     assert same(result, right[call][0])
     assert log.counts[Status.CORRECTED] >= 1
-    last = kind in ("accepted", "left-above") or (call, kind) in {("transposed", "x-above"), ("cholesky", "solved")}
-    assert report.status is Status.CORRECTED or last  # the client restores what no task reads
-    assert any("restored bit for bit" in fault.repair for one in log for fault in one.faults)
+    (found,) = (one for one in log if one.status is Status.CORRECTED)
+    assert "restored bit for bit" in found.faults[0].repair
+    by_client = found.m == 0 and found.faults[0].operand == "C"  # it has read the block first
+    assert report.status is (Status.CLEAN if by_client else Status.CORRECTED)
+
+
+@pytest.mark.parametrize("kind", ["panel", "right-up", "right-down", "solved", "product", "left-up", "left-below"])
+def test_sums_that_changed_between_two_tasks_are_taken_again(kind, right, monkeypatch):
+    def change(result):
+        block = result.blocks[-1] if isinstance(result, panel.Panel) else result
+        if block.array.size == 0:
+            return False
+        block.words = WordSums.of(block.array)  # its own
+        block.words.rows[-1] ^= np.uint64(1 << 40)
+        return True
+
+    done = corrupting(monkeypatch, kind, change)
+    with ft.monitor() as log:
+        result = dask.compute(*CALLS["one"]())
+    assert len(done) == 1
+    assert same(result, right["one"][0])
+    assert log.counts[Status.CHECKSUM_FAULT] == 1
 
 
 @pytest.mark.parametrize(("call", "kind"), [("one", "product"), ("one", "panel"), ("lu_solve", "forward-product")])
@@ -615,7 +650,8 @@ def test_a_block_that_is_lost_is_refused(call, kind, monkeypatch):
     with pytest.raises(SilentDataCorruptionError) as raised:
         dask.compute(CALLS[call]())
     assert len(done) == 1
-    assert raised.value.report.status is Status.INPUT_CHANGED
+    found = raised.value.report
+    assert Status.INPUT_CHANGED in (found.status, *found.also)
 
 
 def test_pivots_that_name_no_row_are_restored(right, monkeypatch):
@@ -625,13 +661,15 @@ def test_pivots_that_name_no_row_are_restored(right, monkeypatch):
         return True
 
     corrupting(monkeypatch, "pivots", change)
-    result, report = dask.compute(*CALLS["one"](return_report=True))
+    with ft.monitor() as log:
+        result = dask.compute(*CALLS["one"]())
     assert same(result, right["one"][0])
-    assert report.status is Status.CORRECTED
+    assert log.counts[Status.CORRECTED] == 1
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(40, None)])
 @pytest.mark.parametrize("kind", ["backward", "solved", "product"])
-def test_a_wrong_solution_fails_the_check_of_its_residual(kind, monkeypatch):
+def test_a_wrong_solution_fails_the_check_of_its_residual(kind, part, monkeypatch):
     def change(block):  # and sums of its own, which say that it is right
         array = block.array.copy()
         array[1, 1] += 1e-6 * abs(array).max()
@@ -640,16 +678,15 @@ def test_a_wrong_solution_fails_the_check_of_its_residual(kind, monkeypatch):
 
     corrupting(monkeypatch, kind, change)
     with pytest.raises(SilentDataCorruptionError, match="a x = b fails its check"):
-        CALLS["solve"]().compute()
-    with pytest.raises(SilentDataCorruptionError):  # any of its blocks
-        CALLS["solve"]()[40:].compute()
+        CALLS["solve"]()[part].compute()
 
 
 def test_a_solution_whose_residual_overflows_is_not_called_right():
-    a = np.diag(np.full(8, 1e308)) + np.triu(np.full((8, 8), 1e308), 1)
+    a, x, b = np.triu(np.full((2, 2), 1e308)), np.array([1.0, -1.0]), np.array([0.0, -1e308])
     with pytest.warns(UnverifiableWarning):
-        x, report = dask.compute(*ft.protected_solve(blocks_of(a, 4), a.sum(axis=1) / 1e10, return_report=True))
-    assert report.status is Status.UNVERIFIABLE or np.isfinite(x).all()
+        found, report = dask.compute(*ft.protected_solve(blocks_of(a, 1), b, return_report=True))
+    assert report.status is Status.UNVERIFIABLE
+    np.testing.assert_allclose(found, x, rtol=1e-15)
 
 
 # ---- exchanges ----------------------------------------------------------------------------------------------------
@@ -692,5 +729,40 @@ def test_exchanges_that_bring_rows_to_their_places():
         np.testing.assert_array_equal(found[4:9], rows)
 
 
-def test_solve_is_what_its_module_says():
-    assert solve.protected_solve is on_dask.protected_solve
+# ---- on a cluster -------------------------------------------------------------------------------------------------
+
+on_cluster = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:Sending large graph")
+
+
+@on_cluster
+@pytest.mark.parametrize(("name", "pattern"), [("tournament", SQUARE), ("solve", SQUARE), ("cholesky", SINGLE)])
+def test_blocks_damaged_on_the_wire(name, pattern, right, client):
+    client.run(on_arrival, pattern, 3, 3)
+    try:
+        with dask.config.set(scheduler=client), ft.monitor() as log:
+            result, report = dask.compute(*CALLS[name](return_report=True))
+    finally:
+        planted = sum(client.run(arrivals).values())
+    assert planted > 0
+    assert same(result, right[name][0])
+    assert log.counts[Status.CORRECTED] >= 1
+    assert all(fault.repair for report in log for fault in report.faults)  # by the worker that found it, at once
+    assert len(report.products) >= len(right[name][1].products)
+    assert set(report.by_worker()) <= set(client.scheduler_info()["workers"])
+
+
+@on_cluster
+def test_the_client_is_warned_of_a_zero_pivot(client):
+    a = normal(48, 48)
+    a[:, 20] = a[:, 40] = 0
+
+    def computed():
+        lu, piv, _ = factored(a, 16)
+        for _ in range(30):  # the warning takes a way of its own
+            client.run(int)
+            time.sleep(0.01)
+        return lu, piv
+
+    with dask.config.set(scheduler=client), pytest.warns(scipy.linalg.LinAlgWarning, match="Diagonal number 21"):
+        lu, piv = computed()
+    assert not lu_outside(lu, piv, a).any()
