@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from abft_tsm2.arrays import Array, bit_pattern, is_column_major, is_cupy, is_numpy, namespace, to_host
+from abft_tsm2.checksum.device.words import words_differ
 
 _Sums = npt.NDArray[np.uint64]
 
@@ -46,7 +47,10 @@ class WordSums:
     def differ(self, X: Array) -> Array:
         """Whether the matrix, in the same layout, has other words: one read. A boolean where the matrix is, so that a
         GPU's can be awaited later."""
-        return (_sums(_words(X.T if self.transposed else X), 1) != self.rows).any()
+        words = _words(X.T if self.transposed else X)
+        if is_cupy(words) and words.dtype.itemsize == 8 and words.size:
+            return words_differ(words, self.rows)
+        return (_sums(words, 1) != self.rows).any()
 
     def damaged(self, X: Array) -> bool:
         """Whether it is these sums that changed, and not the matrix: a change of it shows on both sides, with the same

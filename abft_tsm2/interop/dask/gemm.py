@@ -22,7 +22,7 @@ from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.task import GraphOptions, Hook, run
 from abft_tsm2.report import Status
 
-LINKS = {"numpy": 2, "cupy": 8}  # products of a task: what a GPU is waited for once
+LINKS = {"numpy": 4, "cupy": 8}  # products of a task: what a GPU is waited for once
 
 
 def protected_gemm(
