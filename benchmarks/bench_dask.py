@@ -1,4 +1,5 @@
-"""Products of Dask arrays on a cluster of processes, protected and not, interleaved, on operands with fresh names.
+"""Products of Dask arrays on a cluster of processes, protected and not, interleaved, on operands with fresh names that
+are in the memory of the workers.
 
     python -m benchmarks.bench_dask                    all of it that runs without a GPU
     python -m benchmarks.bench_dask products           times of two workers of one thread; a worker is killed
@@ -92,7 +93,10 @@ def timed(client: Client, a: Any, b: Any, rounds: int, settle: Callable[[], Any]
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in METHODS}
     for number in range(-1, rounds):
         for name in sorted(METHODS, reverse=number % 2 == 0):
-            C = METHODS[name](fresh(a), fresh(b))
+            operands = client.persist([fresh(a), fresh(b)])
+            wait(operands)
+            settle()
+            C = METHODS[name](*operands)
             before = sum(client.run(time.process_time).values())
             start = time.perf_counter()
             C = C.persist()
@@ -101,7 +105,7 @@ def timed(client: Client, a: Any, b: Any, rounds: int, settle: Callable[[], Any]
             took = time.perf_counter() - start
             if number >= 0:
                 found[name].append((took, sum(client.run(time.process_time).values()) - before))
-            del C
+            del C, operands
     return found
 
 
@@ -360,7 +364,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--block", type=int, help="those of a block")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--faults", type=int, default=2000)
-    parser.add_argument("--threads", type=int, default=1, help="threads of a worker that has a GPU")
+    parser.add_argument("--threads", type=int, default=2, help="threads of a worker that has a GPU: one feeds it")
     parser.add_argument("--where", type=Path, default=Path(tempfile.gettempdir()), help="folder for operands on disk")
     parser.add_argument("--output", type=Path, default=sheet.RESULTS, help="folder of the CSV files")
     options = parser.parse_args(arguments)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from abft_tsm2 import policy
+from abft_tsm2.arrays import is_cupy, namespace, to_host
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
@@ -115,9 +116,11 @@ def _attempt(
             result = work(**{name: block.array for name, block in given.items()})
         except (ArithmeticError, LookupError, ValueError) as raised:  # LinAlgError is one
             error = raised
-        flags = {name: block.changed() for name, block in given.items()}
+        flags = [block.changed() for block in given.values()]
         reports = [report.wait() for report in reports]
-    return result, reports, [name for name, flag in flags.items() if bool(flag)], error
+    if flags and is_cupy(flags[0]):  # read at once
+        flags = to_host(namespace(flags[0]).stack(flags))
+    return result, reports, [name for name, flag in zip(given, flags, strict=True) if flag], error
 
 
 def _recovered(options: GraphOptions, step: tuple[Any, ...], name: str, block: Block) -> tuple[Status, Fault]:

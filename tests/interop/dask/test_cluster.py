@@ -1,5 +1,6 @@
 """Products on a cluster of processes: what changes between two tasks is found, recovered, and named."""
 
+import math
 import os
 import signal
 import time
@@ -12,12 +13,13 @@ from distributed import wait
 
 import abft_tsm2 as ft
 from abft_tsm2.interop.dask import install
+from abft_tsm2.interop.dask.gemm import LINKS
 from abft_tsm2.report import Status
 from benchmarks import dask_planting as planting
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:Sending large graph")
 
-TASKS = 6 * 4 * 3  # a chain of five products is three tasks
+TASKS = 6 * 4 * math.ceil(5 / LINKS["numpy"])  # of chains of five products
 X = np.random.default_rng(0).standard_normal((192, 160))
 Y = np.random.default_rng(1).standard_normal((160, 128))
 
@@ -116,7 +118,7 @@ def test_a_worker_that_corrupts_every_fifth_block(client, right):
         C, report = dask.compute(*ft.protected_gemm(*operands(), on_stage=corrupting, return_report=True))
     np.testing.assert_allclose(C, right, rtol=0, atol=1e-12)  # a repaired element may be rounded otherwise
     assert report.status is Status.CORRECTED
-    assert log.counts[Status.CORRECTED] >= 15
+    assert log.counts[Status.CORRECTED] >= 10
     assert {fault.operand for one in report.products for fault in one.faults} == {"C"}
 
 
