@@ -21,6 +21,7 @@ from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.gemm.host import carried_by
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.streams import stream_for
 from abft_tsm2.interop.dask.task import GraphOptions, run
 from abft_tsm2.report import Report, Status
 
@@ -46,7 +47,8 @@ def name(operation: str, *parts: Any) -> str:
 def read(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None) -> Block:
     """A chunk of an operand, as the first task that reads it has it; with the sums that it carries into products of
     that arithmetic where it is their right operand."""
-    block = Block.of(as_operand(x, operand))
+    with stream_for(x):
+        block = Block.of(as_operand(x, operand))
     if arithmetic is not None and is_numpy(block.array):
         block.carried = carried_by(block.array, arithmetic)
     return block
@@ -132,8 +134,9 @@ def returned(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: 
             raise SilentDataCorruptionError(_unrounded(options, block))
         return rounded
 
-    if not block.changed():
-        return taken(block.array)
+    with stream_for(block.array):
+        if not block.changed():
+            return taken(block.array)
     array, _ = run(options, step, {"C": block}, taken)
     return array
 

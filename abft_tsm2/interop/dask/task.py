@@ -13,6 +13,7 @@ from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.place import place, task_key
 from abft_tsm2.interop.dask.recovery import Rerun, elsewhere, recovered
+from abft_tsm2.interop.dask.streams import stream_for
 from abft_tsm2.report import Fault, Report, Status, by_precedence
 
 ATTEMPTS = 3
@@ -111,15 +112,15 @@ def _attempt(
     """The result, the reports, the blocks that had changed in the end, and what was raised: of a block that changed it
     says nothing."""
     result, error = None, None
-    with policy.reports_kept(sync=sync) as reports:
+    with stream_for(*(block.array for block in given.values())), policy.reports_kept(sync=sync) as reports:
         try:
             result = work(**{name: block.array for name, block in given.items()})
         except (ArithmeticError, LookupError, ValueError) as raised:  # LinAlgError is one
             error = raised
         flags = [block.changed() for block in given.values()]
         reports = [report.wait() for report in reports]
-    if flags and is_cupy(flags[0]):  # read at once
-        flags = to_host(namespace(flags[0]).stack(flags))
+        if flags and is_cupy(flags[0]):  # read at once
+            flags = to_host(namespace(flags[0]).stack(flags))
     return result, reports, [name for name, flag in zip(given, flags, strict=True) if flag], error
 
 
