@@ -117,7 +117,7 @@ def _attempt(
             result = work(**{name: block.array for name, block in given.items()})
         except (ArithmeticError, LookupError, ValueError) as raised:  # LinAlgError is one
             error = raised
-        flags = [block.changed() for block in given.values()]
+        flags: Any = [block.changed() for block in given.values()]
         reports = [report.wait() for report in reports]
         if flags and is_cupy(flags[0]):  # read at once
             flags = to_host(namespace(flags[0]).stack(flags))
