@@ -90,9 +90,10 @@ class ClusterModel:
         transfers   R (latency + s b^2 / bandwidth)
         tasks       (c K + c + ceil(M K / W) + ceil(K N / W)) per_task
 
-    A product counts as a task of its own, although a task makes two of them and so has fewer words to read. It reads A
-    for its sums and to compare its words, B to compare, C for its sums and twice for those of its words, and from the
-    second on C0 for its sums, their norms, and to compare; C is compared once more at the end. What reads an operand's block sums its words by rows and by columns, and what it carries where it is the right one.
+    A product counts as a task of its own, although a task makes a few of them and so has fewer words to read. It reads
+    A for its sums and to compare its words, B to compare, C for its sums and twice for those of its words, and from the
+    second on C0 for its sums, their norms, and to compare; C is compared once more at the end. What reads an operand's
+    block sums its words by rows and by columns, and what it carries where it is the right one.
 
     *Transfers.* The products of one block of C stay with the worker that has its sum, and blocks of A, B and C are
     placed independently of one another, each worker being as likely as any. A worker has none of the N blocks of C in
@@ -113,7 +114,7 @@ class ClusterModel:
     >>> found.total < model.seconds(65536, 65536, 65536, block=4096, workers=16).total
     True
     >>> model.memory(4096, threads=2) / 2**30  # GiB
-    2.0
+    3.0
     """
 
     flop_rate: float
@@ -200,8 +201,8 @@ class ClusterModel:
 
     @staticmethod
     def memory(block: int, dtype: Any = "float64", threads: int = 1) -> int:
-        """Bytes that the tasks of a worker hold at a time, for each thread: the blocks of A and B of one link of a chain
-        or two, C0, C, and two on their way.
+        """Bytes that the tasks of a worker hold at a time, for each thread: the operands of a task, C0, C, and two blocks
+        on their way.
 
         Beside them a worker has its share of what is kept: operands in memory, finished blocks of C.
         """

@@ -1,7 +1,7 @@
 """The graph of a protected product: each block of C is summed along k by a chain of protected products.
 
-C(i, j) = beta C0(i, j) + alpha A(i, 1) B(1, j), and then C(i, j) += alpha A(i, l) B(l, j) for l = 2, 3, ...: a chain has
-one partial sum at a time, which its next product checks as its operand c. A task is a few links of a chain.
+C(i, j) = beta C0(i, j) + alpha A(i, 1) B(1, j), and then C(i, j) += alpha A(i, l) B(l, j) for l = 2, 3, ...: a chain
+has one partial sum at a time, which its next product checks as its operand c. A task is a few links of a chain.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def protected_gemm(
     Each block product is checked and repaired on its worker. Blocks travel with the sums of their words
     (`abft_tsm2.checksum.words`), from the first task that reads them to the one that returns them: a block that changed
     in memory, on the wire or on disk is restored bit for bit, or fetched from another worker, or made again by the
-    tasks behind it. `errstate` is that of the call, and not of where it is computed. K.-H. Huang and J. A. Abraham,
+    tasks behind it. Operands of which each chunk is read from a file by a task of its own (`dask.array.map_blocks`, or
+    `dask.array.from_array` with ``inline_array=True``) are read by each task that needs them, and not kept: ``persist``
+    them to keep them. `errstate` is that of the call, and not of where it is computed. K.-H. Huang and J. A. Abraham,
     IEEE Trans. Computers C-33 (1984) 518. Cost, and how to choose chunks: see the guide, "Many machines".
 
     Examples
@@ -128,7 +130,8 @@ def protected_gemm(
     graphs.warn_of_large(max(x.itemsize for x in (a, b)), blocks_held(links), a, b)
 
     carries = sample.arithmetic if check in ("auto", "rows") else None
-    left, right = graphs.blocks(options, "a", a), graphs.blocks(options, "b", b, carries)
+    left = graphs.blocks(options, "a", a, stream=True)
+    right = graphs.blocks(options, "b", b, carries, stream=True)
     added = None if base is None else graphs.blocks(options, "c", base)
     layer: dict[Any, Any] = {}
     last: dict[tuple[int, ...], Any] = {}
@@ -175,7 +178,7 @@ def blocks_held(links: int) -> int:
 def chain(
     options: GraphOptions,
     step: tuple[int, ...],
-    pairs: Sequence[tuple[Block, Block]],
+    pairs: Sequence[tuple[Block | graphs.Streamed, Block | graphs.Streamed]],
     c0: Block | None,
     settings: dict[str, Any],
 ) -> Block:
@@ -184,6 +187,7 @@ def chain(
     widen, beta = settings.pop("widen"), settings.pop("beta")
     taken: list[WordSums] = []
     i, j, at = step
+    links = [tuple(one.read() if isinstance(one, graphs.Streamed) else one for one in pair) for pair in pairs]
 
     def hook(stage: str, arrays: Any) -> None:
         if options.on_stage is not None:
@@ -196,8 +200,8 @@ def chain(
         C = C0
         if widen and C is not None:
             C = namespace(C).astype(C, namespace(C).float32)
-        for number, (a, b) in enumerate(pairs):
-            final = number == len(pairs) - 1
+        for number, (a, b) in enumerate(links):
+            final = number == len(links) - 1
             watch = hook if final and is_numpy(a.array) else options.on_stage
             factor = 0.0 if C is None else beta if number == 0 else 1.0
             given = {**settings, "on_error": on_error, "on_stage": watch}
@@ -208,7 +212,7 @@ def chain(
 
     on_error = None if options.repairs else "detect"
     blocks: dict[str, Block | None] = {"C0": c0}
-    for number, (a, b) in enumerate(pairs):
+    for number, (a, b) in enumerate(links):
         blocks |= {f"A({i}, {at + number})": a, f"B({at + number}, {j})": b}
     C, report = run(options, step, blocks, multiply, sync=False)
     before = () if c0 is None else c0.reports

@@ -12,6 +12,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
+from dask.blockwise import Blockwise
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
@@ -55,22 +56,56 @@ def read(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | N
 
 
 @dataclass(frozen=True)
+class Streamed:
+    """A chunk that each task computes for itself: it comes from a file, and is not kept."""
+
+    options: GraphOptions
+    operand: str
+    node: Any
+    arithmetic: Arithmetic | None
+
+    def read(self) -> Block:
+        return read(self.options, self.operand, self.node(), self.arithmetic)
+
+
+@dataclass(frozen=True)
 class Blocks:
-    """The blocks of an operand: a layer of tasks."""
+    """The blocks of an operand: a layer of tasks that read them; or none, where each task reads them for itself."""
 
     name: str
     layer: Mapping[Any, Any]
     array: Any
+    streamed: Mapping[Any, Streamed] | None = None
 
-    def key(self, i: int, j: int) -> tuple[str, int, int]:
-        return self.name, i, j
+    def key(self, i: int, j: int) -> Any:
+        """What a task is given for a block."""
+        return (self.name, i, j) if self.streamed is None else self.streamed[i, j]
 
 
-def blocks(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None = None) -> Blocks:
-    """The tasks that read the chunks of a matrix, and sum their words; `arithmetic` as in `read`."""
+def blocks(
+    options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None = None, *, stream: bool = False
+) -> Blocks:
+    """The tasks that read the chunks of a matrix, and sum their words; `arithmetic` as in `read`.
+
+    `stream`: chunks that follow from nothing in memory, as those of files do, are read by each task that needs them, as
+    Dask's own product does. To keep them all would take the memory that they were to save.
+    """
     label = f"{options.name}-read-{operand}"
-    layer = {(label, i, j): (read, options, operand, (x.name, i, j), arithmetic) for i, j in np.ndindex(*x.numblocks)}
+    places = list(np.ndindex(*x.numblocks))
+    if stream and (nodes := _sources(x)) is not None:
+        each = {at: Streamed(options, operand, nodes[(x.name, *at)], arithmetic) for at in places}
+        return Blocks(label, {}, x, each)
+    layer = {(label, *at): (read, options, operand, (x.name, *at), arithmetic) for at in places}
     return Blocks(label, layer, x)
+
+
+def _sources(x: Any) -> Mapping[Any, Any] | None:
+    """The tasks that make the chunks out of nothing, or None: element by element, without data of their own."""
+    if not all(isinstance(layer, Blockwise) for layer in x.dask.layers.values()):
+        return None
+    keys = [(x.name, *at) for at in np.ndindex(*x.numblocks)]
+    nodes = dict(da.Array.__dask_optimize__(x.dask, keys))
+    return nodes if all(key in nodes and not nodes[key].dependencies for key in keys) else None
 
 
 class LazyReport(Delayed):
@@ -92,11 +127,12 @@ class TaskGraph:
         layers: dict[str, Any] = {}
         depends: dict[str, set[str]] = {}
         for one in self.operands:
-            layers |= {**one.array.dask.layers, one.name: dict(one.layer)}
-            depends |= {**one.array.dask.dependencies, one.name: set(one.array.__dask_layers__())}
+            if one.streamed is None:
+                layers |= {**one.array.dask.layers, one.name: dict(one.layer)}
+                depends |= {**one.array.dask.dependencies, one.name: set(one.array.__dask_layers__())}
         steps = f"{self.options.name}-steps"
         layers |= {steps: dict(self.layer), label: dict(ends)}
-        depends |= {steps: {one.name for one in self.operands}, label: {steps}}
+        depends |= {steps: {one.name for one in self.operands if one.streamed is None}, label: {steps}}
         return HighLevelGraph(layers, depends)
 
     def array(self, part: str, keys: Mapping[tuple[int, ...], Any], chunks: Any, meta: Any, dtype: Any = None) -> Any:
@@ -165,9 +201,9 @@ def warn_of_large(itemsize: int, held: int, *arrays: Any) -> None:
     side = math.isqrt(int(SHARE * limit / (held * threads * itemsize)))
     side = max(1, side // _ROUND * _ROUND or side)
     warnings.warn(
-        f"chunks of {largest / 2**20:.0f} MiB are too large: {threads} threads of a worker hold {held} of them each, and "
-        f"it has {limit / 2**20:.0f} MiB. Use chunks of {side} x {side} elements, x.rechunk(({side}, {side})), or fewer "
-        "threads a worker",
+        f"chunks of {largest / 2**20:.0f} MiB are too large: {threads} threads of a worker hold {held} of them each, "
+        f"and it has {limit / 2**20:.0f} MiB. Use chunks of {side} x {side} elements, x.rechunk(({side}, {side})), or "
+        "fewer threads a worker",
         da.PerformanceWarning,
         stacklevel=4,
     )

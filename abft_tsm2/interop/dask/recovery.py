@@ -58,7 +58,7 @@ def elsewhere(key: Any) -> bool:
 
 
 def _ask(handler: str, **what: Any) -> bool:
-    """Whether the scheduler did what `abft_tsm2.interop.dask.scheduler` has it do; False where that is not installed."""
+    """Whether the scheduler did what `scheduler` has it do; False where that is not installed."""
     from distributed.utils import sync
 
     here = worker()

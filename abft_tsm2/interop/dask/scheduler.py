@@ -48,8 +48,9 @@ def install(client: Any = None, *, quarantine_after: int | None = None) -> Any:
     --------
     >>> from distributed import Client, LocalCluster
     >>> from abft_tsm2.interop.dask import install
-    >>> with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
-    ...     _ = install(client, quarantine_after=3)
+    >>> cluster = LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0")
+    >>> with cluster, Client(cluster) as client:
+    ...     install(client, quarantine_after=3)
     """
     if quarantine_after is not None and quarantine_after < 1:
         raise ValueError(f"quarantine_after is {quarantine_after}: at least 1 fault, or None for no quarantine")

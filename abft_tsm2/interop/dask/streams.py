@@ -2,8 +2,9 @@
 
 On a stream that they share, the verdict on one thread's task would arrive behind all that the others have queued; on
 streams of one priority, tasks of two threads would share the GPU and end together, and it would be idle until both have
-begun another one. So each thread has another priority, as far as the GPU has them. Work of the user's tasks, on the default stream, and of these streams waits for one another, as CUDA has it for streams that
-are not "non-blocking"; a task leaves nothing on its stream when it ends.
+begun another one. So each thread has another priority, as far as the GPU has them. Work of the user's tasks, on the
+default stream, and of these streams waits for one another, as CUDA has it for streams that are not "non-blocking"; a
+task leaves nothing on its stream when it ends.
 """
 
 from __future__ import annotations

@@ -140,6 +140,17 @@ def test_too_large_chunks_are_warned_of(monkeypatch):
     ft.protected_gemm(a.rechunk(2048), a.rechunk(2048))
 
 
+def test_chunks_of_files_are_read_by_each_task_and_not_kept(tmp_path):
+    x = np.random.default_rng(0).standard_normal((24, 24))
+    np.save(tmp_path / "x.npy", x)
+    file = da.from_array(np.load(tmp_path / "x.npy", mmap_mode="r"), chunks=8, inline_array=True)
+    C = ft.protected_gemm(file, file)
+    assert not [key for key in C.dask.to_dict() if "-read-" in str(key)]
+    np.testing.assert_allclose(C.compute(), x @ x, atol=1e-13)
+    kept = da.from_array(x, chunks=8)
+    assert len([key for key in ft.protected_gemm(kept, kept).dask.to_dict() if "-read-" in str(key)]) == 18
+
+
 def test_it_is_lazy_and_named_by_its_arguments():
     assert ft.protected_gemm(A, B).name == ft.protected_gemm(A, B).name
     assert ft.protected_gemm(A, B).name != ft.protected_gemm(A, B, alpha=2.0).name
@@ -151,14 +162,15 @@ def test_a_report_beside_the_result_computes_nothing_twice():
     def count(stage, arrays):
         products.append(stage)
 
-    x = da.ones((24, 24), chunks=8)
+    x = da.from_array(np.ones((24, 24)), chunks=8)
     _, report = dask.compute(*ft.protected_gemm(x, x, on_stage=count, return_report=True))
     assert products.count("multiplied") == 27
     assert len(report.products) == 18
 
 
 def test_a_chain_reads_few_blocks():
-    C = ft.protected_gemm(da.ones((64, 64), chunks=8), da.ones((64, 64), chunks=8))
+    x = da.from_array(np.ones((64, 64)), chunks=8)
+    C = ft.protected_gemm(x, x)
     steps = [task for key, task in C.dask.to_dict().items() if "product" in str(key)]
     assert len(steps) == 8 * 8 * 8 // gemm.LINKS["numpy"]
     assert all(len(getattr(task, "dependencies", ())) <= 2 * gemm.LINKS["numpy"] + 1 for task in steps)
