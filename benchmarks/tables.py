@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks import (
     campaign_tables,
     cpu_tables,
+    dask_tables,
     gemm_tables,
     lu_gpu_tables,
     lu_tables,
@@ -37,7 +38,7 @@ _TABLE = re.compile(
 
 MODULES = (
     *(cpu_tables, tsm2_tables, stream_tables, gemm_tables, lu_tables, lu_gpu_tables, campaign_tables),
-    readme_tables,
+    *(dask_tables, readme_tables),
 )
 
 

@@ -43,7 +43,8 @@ def protected_gemm(
     ----------
     a : (..., m, k) array or Encoded
         float64, float32, float16 or bfloat16, NumPy or CuPy, any order and strides; 1-D and batches as in
-        `numpy.matmul`. Dask arrays are multiplied by `abft_tsm2.interop.dask.protected_gemm`. Never written, except an `Encoded` with ``repair=True`` that was found corrupted.
+        `numpy.matmul`. Never written, except an `Encoded` with ``repair=True`` that was found corrupted. Dask arrays
+        are multiplied by `abft_tsm2.interop.dask.protected_gemm`.
     b : (..., k, n) array or Encoded
     c : (..., m, n) array, optional
         Read only where ``beta != 0``; same dtype as the result.

@@ -201,8 +201,8 @@ class ClusterModel:
 
     @staticmethod
     def memory(block: int, dtype: Any = "float64", threads: int = 1) -> int:
-        """Bytes that the tasks of a worker hold at a time, for each thread: the operands of a task, C0, C, and two blocks
-        on their way.
+        """Bytes that the tasks of a worker hold at a time, for each thread: the operands of a task, C0, C, and two
+        blocks on their way.
 
         Beside them a worker has its share of what is kept: operands in memory, finished blocks of C.
         """
