@@ -223,12 +223,11 @@ class Monitor:
 
     def _receive(self, report: Report, identity: str) -> None:
         """Take a report in, unless this identity has one that is no better."""
-        if not identity:
-            self._reports.append(report)
-            return
         with self._lock:
-            at = self._places.setdefault(identity, len(self._reports))
-            if at == len(self._reports):
+            at = self._places.get(identity) if identity else None
+            if at is None:
+                if identity:
+                    self._places[identity] = len(self._reports)
                 self._reports.append(report)
             elif PRECEDENCE.index(report.status) < PRECEDENCE.index(self._reports[at].status):
                 self._reports[at] = report

@@ -44,13 +44,14 @@ class WordSums:
         words = _words(X.T if transposed else X)
         return cls(transposed, _sums(words, 1), _sums(words, 0))
 
-    def differ(self, X: Array) -> Array:
-        """Whether the matrix, in the same layout, has other words: one read. A boolean where the matrix is, so that a
-        GPU's can be awaited later."""
+    def differ(self, X: Array, *, again: bool = False) -> Array:
+        """Whether the matrix, in the same layout, has other words. A boolean where the matrix is, so that a GPU's can
+        be awaited later. Two reads; one on a GPU where all was compared before, and it is looked at `again`: by rows.
+        """
         words = _words(X.T if self.transposed else X)
-        if is_cupy(words) and words.dtype.itemsize == 8 and words.size:
+        if again and is_cupy(words) and words.dtype.itemsize == 8 and words.size:
             return words_differ(words, self.rows)
-        return (_sums(words, 1) != self.rows).any()
+        return (_sums(words, 1) != self.rows).any() | (_sums(words, 0) != self.columns).any()
 
     def damaged(self, X: Array) -> bool:
         """Whether it is these sums that changed, and not the matrix: a change of it shows on both sides, with the same

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import uuid
 import warnings
 from typing import Any
@@ -78,6 +79,7 @@ class ClusterReports:
     """What a monitor asks when it begins and when it ends."""
 
     def begin(self) -> None:
+        self._since = time.time()
         if (client := current_client()) is not None:
             subscribe(client)
 
@@ -86,7 +88,8 @@ class ClusterReports:
         client = current_client()
         if client is not None and REPORTS not in client._event_handlers and not client.asynchronous:
             for event in client.get_events(REPORTS):
-                receive(event)
+                if event[0] >= self._since:  # by the scheduler's clock
+                    receive(event)
             subscribe(client)
 
 

@@ -125,7 +125,12 @@ def protected_gemm(
         settings["out_dtype"] = type_name(out_dtype)
     shape, chunks = (a.shape[0], b.shape[1]), (a.chunks[0], b.chunks[1])
     base = _added(c, beta, shape, chunks, squeeze, dtype)
-    options = GraphOptions(graphs.name("gemm", a, b, base, settings, on_stage), "gemm", on_error, on_stage)
+    options = GraphOptions(
+        graphs.name("gemm", a, b, base, beta, str(dtype), wide, settings, on_error, on_stage),
+        "gemm",
+        on_error,
+        on_stage,
+    )
     links = min(a.numblocks[1], LINKS["numpy" if is_numpy(like) else "cupy"])
     graphs.warn_of_large(max(x.itemsize for x in (a, b)), blocks_held(links), a, b)
 

@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dask.array as da
@@ -16,6 +16,7 @@ from dask.blockwise import Blockwise
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
+from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, as_operand, float_type, is_numpy, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.errors import SilentDataCorruptionError
@@ -41,8 +42,8 @@ def as_collection(x: Any, name: str) -> Any:
 
 
 def name(operation: str, *parts: Any) -> str:
-    """Of a graph: the same for the same operation on the same arrays."""
-    return f"protected-{operation}-{tokenize(*parts, events.ORIGIN)}"
+    """Of a graph: the same for the same operation on the same arrays under the same policy."""
+    return f"protected-{operation}-{tokenize(*parts, policy.geterr(), events.ORIGIN)}"
 
 
 def read(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None) -> Block:
@@ -120,8 +121,9 @@ class TaskGraph:
     """The tasks of one operation, and of reading its operands."""
 
     options: GraphOptions
-    layer: Mapping[Any, Any]
+    layer: dict[Any, Any]
     operands: Sequence[Blocks]
+    final: dict[Any, Any] = field(default_factory=dict)  # of a block of the result: the task that settles it
 
     def _high_level(self, label: str, ends: Mapping[Any, Any]) -> Any:
         layers: dict[str, Any] = {}
@@ -138,7 +140,10 @@ class TaskGraph:
     def array(self, part: str, keys: Mapping[tuple[int, ...], Any], chunks: Any, meta: Any, dtype: Any = None) -> Any:
         """The dask array of blocks that are there at these keys."""
         label = f"{self.options.name}-{part}"
-        ends = {(label, *at): (returned, self.options, (part, *at), key, dtype) for at, key in keys.items()}
+        final = {key: (f"{label}-settled", *at) for at, key in keys.items()}
+        self.final.update(final)
+        self.layer.update({end: (settled, self.options, (part, *end[1:]), key, dtype) for key, end in final.items()})
+        ends = {(label, *at): (returned, final[key]) for at, key in keys.items()}
         client = events.current_client()
         if client is not None:
             from abft_tsm2.interop.dask.scheduler import install_once
@@ -149,13 +154,14 @@ class TaskGraph:
     def report(self, keys: Sequence[Any], problem: tuple[int, int, int, str]) -> Any:
         """The report of everything, once it is computed."""
         label = f"{self.options.name}-report"
-        ends: dict[Any, Any] = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(keys)}
+        last = [self.final.get(key, key) for key in keys]
+        ends: dict[Any, Any] = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(last)}
         ends[label] = (gathered, self.options.operation, problem, list(ends))
         return LazyReport(label, self._high_level(label, ends))
 
 
-def returned(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: Any = None) -> Array:
-    """The array of a block, compared with its sums once more; rounded to 16 bits where it was summed in 32."""
+def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: Any = None) -> Block:
+    """A block of the result, compared with its sums once more; rounded to 16 bits where it was summed in 32."""
 
     def taken(C: Array) -> Array:
         if dtype is None:
@@ -165,16 +171,24 @@ def returned(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: 
             rounded = xp.astype(C, dtype)
             off, kind = xp.abs(xp.astype(rounded, C.dtype) - C), float_type(rounded)
             fits = off <= kind.unit_roundoff * xp.abs(C) + kind.smallest_subnormal
-            fine = fits | ~xp.isfinite(C) | (xp.abs(C) > kind.largest)
+            # what is not finite stays as it is, and what is beyond the type has its sign
+            beyond = (xp.abs(C) > kind.largest) & xp.isinf(rounded) & (xp.signbit(rounded) == xp.signbit(C))
+            fine = fits | beyond | (xp.isnan(C) & xp.isnan(rounded))
         if not bool(xp.all(fine)):
             raise SilentDataCorruptionError(_unrounded(options, block))
         return rounded
 
     with stream_for(block.array):
-        if not block.changed():
-            return taken(block.array)
-    array, _ = run(options, step, {"C": block}, taken)
-    return array
+        array = taken(block.array)
+        if not bool(block.changed()):
+            return block if dtype is None else Block.of(array, block.reports)
+    array, report = run(options, step, {"C": block}, taken)
+    return Block.of(array, (*block.reports, report))
+
+
+def returned(block: Block) -> Array:
+    """What a chunk of the result is."""
+    return block.array
 
 
 def _unrounded(options: GraphOptions, block: Block) -> Report:

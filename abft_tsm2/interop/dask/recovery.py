@@ -5,6 +5,7 @@ Dask itself does not: ``retries=`` runs the task that complains once more, on th
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,11 @@ class Rerun(Exception):
     """The sources of a block run again: this task has to wait for them. The fault that was found is its argument."""
 
 
-def recovered(name: str, block: Block) -> tuple[Status, Fault]:
-    """Recover a block that changed, in its place, and say how.
+_one_at_a_time = threading.Lock()  # tasks of two threads may find the same block changed
+
+
+def recovered(name: str, block: Block) -> list[tuple[Status, Fault]]:
+    """Recover a block that changed, in its place, and say how; nothing where another task has recovered it already.
 
     Raises
     ------
@@ -34,6 +38,11 @@ def recovered(name: str, block: Block) -> tuple[Status, Fault]:
     -----
     A block that could not be recovered is left as it is: its fault names no repair.
     """
+    with _one_at_a_time:
+        return [_recovered(name, block)] if bool(block.words.differ(block.array)) else []
+
+
+def _recovered(name: str, block: Block) -> tuple[Status, Fault]:
     if block.words.damaged(block.array):
         block.words = WordSums.of(block.array)
         return Status.CHECKSUM_FAULT, Fault(name, "checksum", (), (), 0, float("nan"), "its sums taken again")

@@ -97,7 +97,7 @@ class ClusterGuard(SchedulerPlugin):
         self.quarantine_after: int | None = None
         self.faults: Counter[tuple[str, str]] = Counter()
         self.retired: set[tuple[str, str]] = set()
-        self.attempts: Counter[Any] = Counter()
+        self.attempts: Counter[tuple[str, Any]] = Counter()
         self.scheduler: Any = None
         self.under_way: set[asyncio.Task[None]] = set()
 
@@ -115,21 +115,28 @@ class ClusterGuard(SchedulerPlugin):
 
     async def run_again(self, key: Any) -> bool:
         """Release what a task has made, so that it runs again, and with it what it needs; False where it cannot."""
-        task = self.scheduler.tasks.get(key)
-        self.attempts[key] += 1
-        if task is None or not task.run_spec or self.attempts[key] > ATTEMPTS:
+        task, attempt = self.scheduler.tasks.get(key), (RUN_AGAIN, key)
+        if task is None or not task.run_spec:
             return False
         if task.state == "memory":  # else another reader has asked
-            self.scheduler.transitions({key: "released"}, stimulus_id=f"abft-tsm2-{self.attempts[key]}")
+            self.attempts[attempt] += 1
+            if self.attempts[attempt] > ATTEMPTS:
+                return False
+            self.scheduler.transitions({key: "released"}, stimulus_id=f"abft-tsm2-{self.attempts[attempt]}")
         return True
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if finish == "forgotten":
+            for handler in (RUN_AGAIN, ELSEWHERE):
+                self.attempts.pop((handler, key), None)
 
     async def elsewhere(self, key: Any, worker: str) -> bool:
         """Keep a task from running on that worker; False where there is no other."""
         scheduler, task = self.scheduler, self.scheduler.tasks.get(key)
-        self.attempts[key] += 1
+        self.attempts[ELSEWHERE, key] += 1
         before = getattr(task, "worker_restrictions", None) or {ws.address for ws in scheduler.running}
         others = {address for address in before if address in scheduler.workers} - {worker}
-        if task is None or not others or self.attempts[key] > ATTEMPTS:
+        if task is None or not others or self.attempts[ELSEWHERE, key] > ATTEMPTS:
             return False
         scheduler.set_restrictions(worker={key: list(others)})
         return True

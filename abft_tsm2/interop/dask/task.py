@@ -91,7 +91,7 @@ def run(
                 break
             sync = True  # what a GPU's kernels leave to the host
             continue
-        found += [_recovered(options, step, name, given[name]) for name in changed]
+        found += [one for name in changed for one in _recovered(options, step, name, given[name])]
         if any(status in _WRONG for status, _ in found):
             break
     else:  # recovered each time, and changed again while it was read
@@ -112,22 +112,31 @@ def _attempt(
     """The result, the reports, the blocks that had changed in the end, and what was raised: of a block that changed it
     says nothing."""
     result, error = None, None
+    held = [(block.array, block.words) for block in given.values()]  # another thread may recover a block meanwhile
     with stream_for(*(block.array for block in given.values())), policy.reports_kept(sync=sync) as reports:
         try:
             result = work(**{name: block.array for name, block in given.items()})
         except (ArithmeticError, LookupError, ValueError) as raised:  # LinAlgError is one
             error = raised
-        flags: Any = [block.changed() for block in given.values()]
+        flags: Any = [
+            words.differ(array, again=block.seen) for block, (array, words) in zip(given.values(), held, strict=True)
+        ]
         reports = [report.wait() for report in reports]
         if flags and is_cupy(flags[0]):  # read at once
             flags = to_host(namespace(flags[0]).stack(flags))
-    return result, reports, [name for name, flag in zip(given, flags, strict=True) if flag], error
+    changed = []
+    for (name, block), (array, _), flag in zip(given.items(), held, flags, strict=True):
+        if flag or block.array is not array:
+            changed.append(name)
+        else:
+            block.seen = True
+    return result, reports, changed, error
 
 
-def _recovered(options: GraphOptions, step: tuple[Any, ...], name: str, block: Block) -> tuple[Status, Fault]:
+def _recovered(options: GraphOptions, step: tuple[Any, ...], name: str, block: Block) -> list[tuple[Status, Fault]]:
+    """How a block was recovered; nothing where another task has done it."""
     if not options.repairs:
-        lost = Fault(name, "block", (), (), 0, float("nan"))
-        return Status.INPUT_CHANGED, lost
+        return [(Status.INPUT_CHANGED, Fault(name, "block", (), (), 0, float("nan")))]
     try:
         return recovered(name, block)
     except Rerun as again:
