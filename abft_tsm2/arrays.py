@@ -125,8 +125,9 @@ def is_cupy(x: Array) -> bool:
 
 def served_elsewhere(*arrays: Any) -> Any:
     """The module that has the operations for these, where they are collections of an engine; None for arrays."""
-    if any(_library(type(x)) == "dask" for x in arrays):
-        return importlib.import_module("abft_tsm2.interop.dask")
+    for x in arrays:
+        if _library(type(x)) == "dask":
+            return importlib.import_module("abft_tsm2.interop.dask")
     return None
 
 

@@ -376,7 +376,7 @@ def act(report: Report, on_error: str | None = None) -> None:
     kept."""
     if _scope.get().kept is not None:
         return
-    actions = actions_for(report, on_error)
+    actions = {} if report.status is Status.CLEAN and not report.also else actions_for(report, on_error)
     level = logging.WARNING if "log" in actions.values() else logging.DEBUG
     if logger.isEnabledFor(level):
         logger.log(level, "%s", report, stacklevel=caller_level(), extra={"report": report})
