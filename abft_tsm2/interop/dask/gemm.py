@@ -19,6 +19,7 @@ from abft_tsm2.gemm import protected_gemm as product_here
 from abft_tsm2.gemm.operands import factor, problem_of
 from abft_tsm2.interop.dask import graphs
 from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.stages import watched
 from abft_tsm2.interop.dask.task import GraphOptions, Hook, run
 from abft_tsm2.report import Status
 
@@ -191,14 +192,9 @@ def chain(
     settings = dict(settings)
     widen, beta = settings.pop("widen"), settings.pop("beta")
     taken: list[WordSums] = []
+    hook = watched(options.on_stage, {"multiplied": "C"}, taken)
     i, j, at = step
     links = [tuple(one.read() if isinstance(one, graphs.Streamed) else one for one in pair) for pair in pairs]
-
-    def hook(stage: str, arrays: Any) -> None:
-        if options.on_stage is not None:
-            options.on_stage(stage, arrays)
-        if stage == "multiplied":  # before the check reads C: what changes later is not what was checked
-            taken[:] = [WordSums.of(arrays["C"])]
 
     def multiply(C0: Array | None = None, **_: Array) -> Array:
         taken.clear()
