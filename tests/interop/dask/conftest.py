@@ -13,7 +13,7 @@ def client(tmp_path_factory):
     with (
         dask.config.set({**settings, "temporary-directory": str(where)}),
         LocalCluster(
-            2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", silence_logs=50
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50
         ) as cluster,
         Client(cluster, set_as_default=True) as client,
     ):
