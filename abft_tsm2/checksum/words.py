@@ -1,4 +1,4 @@
-"""Sums of the words of a matrix by rows and by columns: two reads to make, and nothing but additions.
+"""Sums of the words of a matrix by rows and by columns: two reads to make, one on a GPU, and nothing but additions.
 
 The lines of the matrix as it lies in memory are cut into words of eight bytes, or of one element where their length is
 no multiple of that, and the words are added as unsigned integers modulo 2^64. Any change of one word shows in its row
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from abft_tsm2.arrays import Array, bit_pattern, is_column_major, is_cupy, is_numpy, namespace, to_host
-from abft_tsm2.checksum.device.words import words_differ
+from abft_tsm2.checksum.device.words import word_sums, words_differ
 
 _Sums = npt.NDArray[np.uint64]
 
@@ -42,15 +42,16 @@ class WordSums:
         """Those of a matrix that is contiguous by rows or by columns. No host synchronisation."""
         transposed = is_column_major(X)
         words = _words(X.T if transposed else X)
+        if _by_kernel(words):
+            return cls(transposed, *word_sums(words))
         return cls(transposed, _sums(words, 1), _sums(words, 0))
 
-    def differ(self, X: Array, *, again: bool = False) -> Array:
+    def differ(self, X: Array) -> Array:
         """Whether the matrix, in the same layout, has other words. A boolean where the matrix is, so that a GPU's can
-        be awaited later. Two reads; one on a GPU where all was compared before, and it is looked at `again`: by rows.
-        """
+        be awaited later."""
         words = _words(X.T if self.transposed else X)
-        if again and is_cupy(words) and words.dtype.itemsize == 8 and words.size:
-            return words_differ(words, self.rows)
+        if _by_kernel(words):
+            return words_differ(words, self.rows, self.columns)
         return (_sums(words, 1) != self.rows).any() | (_sums(words, 0) != self.columns).any()
 
     def damaged(self, X: Array) -> bool:
@@ -115,6 +116,10 @@ def _words(lines: Array) -> Array:
     if 0 not in lines.shape and lines.shape[1] * lines.dtype.itemsize % 8 == 0 and (is_numpy(lines) or is_cupy(lines)):
         return lines.view(np.uint64)
     return bit_pattern(lines)
+
+
+def _by_kernel(words: Array) -> bool:
+    return is_cupy(words) and words.dtype.itemsize == 8 and words.size > 0
 
 
 def _sums(words: Array, axis: int) -> Array:

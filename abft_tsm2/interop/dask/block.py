@@ -34,8 +34,6 @@ class Block:
         Of the tasks that this block is the result of, as far back as another block does not have them.
     carried : OperandChecksum, optional
         What it carries into products whose right operand it is.
-    seen : bool
-        Whether all of its sums were compared since it was made, or came off the wire or a disk.
     """
 
     array: Array
@@ -43,10 +41,6 @@ class Block:
     key: Any = None
     reports: tuple[Report, ...] = ()
     carried: OperandChecksum | None = None
-    seen: bool = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "seen": False}
 
     @classmethod
     def of(cls, array: Array, reports: tuple[Report, ...] = (), words: WordSums | None = None) -> Block:
@@ -61,7 +55,7 @@ class Block:
 
     def changed(self) -> Array:
         """Whether the array is not what the block was made of: one read. A boolean where the array is."""
-        return self.words.differ(self.array, again=self.seen)
+        return self.words.differ(self.array)
 
     def as_right(self) -> Array | Carrying:
         """The array, with the sums that it carries where it has them."""

@@ -49,7 +49,7 @@ def name(operation: str, *parts: Any) -> str:
 def read(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None) -> Block:
     """A chunk of an operand, as the first task that reads it has it; with the sums that it carries into products of
     that arithmetic where it is their right operand."""
-    with stream_for(x):
+    with stream_for(x, ahead=True):
         block = Block.of(as_operand(x, operand))
     if arithmetic is not None and is_numpy(block.array):
         block.carried = carried_by(block.array, arithmetic)
@@ -178,7 +178,7 @@ def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: A
             raise SilentDataCorruptionError(_unrounded(options, block))
         return rounded
 
-    with stream_for(block.array):
+    with stream_for(block.array, ahead=True):
         array = taken(block.array)
         if not bool(block.changed()):
             return block if dtype is None else Block.of(array, block.reports)

@@ -118,18 +118,12 @@ def _attempt(
             result = work(**{name: block.array for name, block in given.items()})
         except (ArithmeticError, LookupError, ValueError) as raised:  # LinAlgError is one
             error = raised
-        flags: Any = [
-            words.differ(array, again=block.seen) for block, (array, words) in zip(given.values(), held, strict=True)
-        ]
+        flags: Any = [words.differ(array) for array, words in held]
         reports = [report.wait() for report in reports]
         if flags and is_cupy(flags[0]):  # read at once
             flags = to_host(namespace(flags[0]).stack(flags))
-    changed = []
-    for (name, block), (array, _), flag in zip(given.items(), held, flags, strict=True):
-        if flag or block.array is not array:
-            changed.append(name)
-        else:
-            block.seen = True
+    read = zip(given.items(), held, flags, strict=True)
+    changed = [name for (name, block), (array, _), flag in read if flag or block.array is not array]
     return result, reports, changed, error
 
 
