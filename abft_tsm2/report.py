@@ -382,17 +382,27 @@ class Report(Record):
         Returns
         -------
         dict
-            For each worker's address its "host" and "device", the number of "tasks" that reported, of those that found
-            something wrong ("faulty"), and the "faults". Empty for an operation that ran in this process alone.
+            For each worker's address its "host" and "device", the number of "tasks" that ended there and reported, of
+            those in which something was wrong there ("faulty"), also where another worker then did them, and the
+            "faults". Empty for an operation that ran in this process alone.
         """
         found: dict[str, dict[str, Any]] = {}
+
+        def entry(of: Report | Fault) -> dict[str, Any]:
+            where = {"host": of.host, "device": of.device, "tasks": 0, "faulty": 0, "faults": ()}
+            return found.setdefault(of.worker, where)
+
         for report in self.products or (self,):
-            if report.worker:
-                where = {"host": report.host, "device": report.device, "tasks": 0, "faulty": 0, "faults": ()}
-                entry = found.setdefault(report.worker, where)
-                entry["tasks"] += 1
-                entry["faulty"] += report.status is not Status.CLEAN
-                entry["faults"] += report.faults
+            if not report.worker:
+                continue
+            entry(report)["tasks"] += 1
+            there = [fault if fault.worker else report for fault in report.faults]
+            if report.status is not Status.CLEAN and not there:
+                there = [report]
+            for of in {one.worker: one for one in there}.values():
+                entry(of)["faulty"] += 1
+            for of, fault in zip(there, report.faults, strict=False):
+                entry(of)["faults"] += (fault,)
         return found
 
     def to_dict(self) -> dict[str, Any]:

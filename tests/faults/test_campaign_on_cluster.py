@@ -69,7 +69,7 @@ model = "nan"
 """
 
 
-ON_CLUSTER = sys.argv[0] == "-c"  # and not under pytest
+STANDS = 3600.0  # seconds, in processes that import this module anew
 
 
 def takes_along(A: Matrix, B: Matrix, multiply: Multiply) -> Matrix:
@@ -82,10 +82,10 @@ def takes_along(A: Matrix, B: Matrix, multiply: Multiply) -> Matrix:
 
 
 def stands_still(A: Matrix, B: Matrix, multiply: Multiply) -> Matrix:
-    """A scheme that has not ended when anybody stops to wait, where there is a NaN."""
+    """A scheme that does not end, where there is a NaN."""
     C = multiply(A, B)
-    if ON_CLUSTER and np.isnan(C).any():
-        time.sleep(3600)
+    if np.isnan(C).any():
+        time.sleep(STANDS)
     return C
 
 
@@ -119,9 +119,12 @@ def empty() -> Iterator[Any]:
 
 @pytest.fixture
 def workers(empty: Any) -> Any:
-    """The same with two of them, which are processes."""
+    """The same with two of them, which are processes: both answer, also where the last test has ended one."""
+    import distributed
+
     empty.scale(2)
-    wait_for(lambda: len(empty.scheduler.workers) == 2)
+    with distributed.Client(empty, set_as_default=False) as client:
+        wait_for(lambda: [*client.run(int, on_error="return").values()] == [0, 0])
     return empty
 
 
@@ -200,7 +203,11 @@ def test_a_trial_that_ends_its_workers_is_known(workers: Any, tmp_path: Path) ->
     assert count.outcomes["crash"] == 1
 
 
-def test_interrupted_it_ends_its_processes_and_goes_on_elsewhere(workers: Any, tmp_path: Path) -> None:
+def test_interrupted_it_ends_its_processes_and_goes_on_elsewhere(
+    workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "STANDS", 0.0)  # of trials in this process
+
     def interrupt(count: Count) -> None:
         if count.done == 5:
             wait_for(lambda: len(processes(workers) - before) == 2)

@@ -53,7 +53,7 @@ def connected(campaign: Campaign, scheduler: str, gpu: bool, tell: Callable[[str
     Raises
     ------
     ClusterError
-        If Dask is not installed, if nobody answers, or if a worker has another version of this package.
+        If Dask is not installed, if no scheduler answers, or if a worker has another version of this package.
     """
     try:
         distributed = importlib.import_module("distributed")
@@ -166,7 +166,7 @@ class Cluster:
             ) from error
         finally:
             for future in running:
-                future.release()  # cancels what nobody else asks for; the tasks see it and end their processes
+                future.release()  # cancels what no other client asks for; the tasks see it and end their processes
 
     def _ended(self, futures: list[Any]) -> list[Any]:
         """Futures that have ended, none if none of them does soon."""

@@ -345,7 +345,8 @@ def _product_times(block: int, dtype: str) -> tuple[float, float, float]:
         settings: dict[str, Any] = {"alpha": 1.0, "check": "auto", "verify": None, "precision": None}
         X = np.random.default_rng(0).standard_normal((side, side)).astype(np.dtype(dtype))
         arithmetic = problem_of(X, X, None, beta=0.0, out_dtype=None, **settings).arithmetic
-        a, b, c0 = graphs.read(options, "a", X, None), graphs.read(options, "b", X, arithmetic), Block.of(X.copy())
+        chunk = graphs.Chunk("b", X.shape, str(X.dtype), arithmetic)
+        a, b, c0 = Block.of(X), graphs.read(chunk, X), Block.of(X.copy())
         steps = []
         for _ in range(_REPEATS + 1):
             begun = time.perf_counter()

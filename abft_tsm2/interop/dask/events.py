@@ -32,7 +32,12 @@ def send(report: Report, identity: str, origin: str, *, warn: bool = False) -> N
     text = json.dumps(report.to_dict(), allow_nan=False)
     message = {"origin": origin, "identity": identity, "report": text, "warn": warn}
     here.log_event(REPORTS, message)
-    if report.status is not Status.CLEAN:
+
+
+def send_faults(report: Report, identity: str) -> None:
+    """Log what one run of a task found wrong, if anything, for the scheduler's plugin to count."""
+    here = worker()
+    if here is not None and report.status is not Status.CLEAN:
         place = {"worker": report.worker, "host": report.host, "device": report.device}
         faults = [str(fault) for fault in report.faults] or list(report.reasons)
         here.log_event(FAULTS, {**place, "status": report.status.name, "task": identity, "faults": faults})
@@ -84,7 +89,7 @@ class ClusterReports:
             subscribe(client)
 
     def end(self) -> None:
-        """Ask for the events of a client that was made meanwhile, and nobody has subscribed to."""
+        """Ask for the events of a client that was made meanwhile, and has no subscription."""
         client = current_client()
         if client is not None and REPORTS not in client._event_handlers and not client.asynchronous:
             for event in client.get_events(REPORTS):

@@ -169,7 +169,7 @@ def _added(c: Any, beta: float, shape: Any, chunks: Any, squeeze: Any, dtype: An
         raise ValueError(f"beta = {beta:g} needs c, the array it multiplies")
     c = graphs.as_collection(c, "c")
     shown = tuple(n for axis, n in enumerate(shape) if axis not in squeeze)
-    if tuple(c.shape) != shown or c.dtype != dtype:
+    if tuple(c.shape) != shown or dtype_name(c.dtype) != dtype_name(dtype):
         raise ValueError(f"c has shape {c.shape} and dtype {c.dtype}: the product has {shown} and {dtype}")
     for axis in squeeze:
         c = c[None, ...] if axis == 0 else c[..., None]

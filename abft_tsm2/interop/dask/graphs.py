@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
@@ -17,12 +18,13 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, as_operand, float_type, is_numpy, namespace
+from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, is_numpy, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.gemm.host import carried_by
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.recovery import found_before
 from abft_tsm2.interop.dask.streams import stream_for
 from abft_tsm2.interop.dask.task import GraphOptions, run
 from abft_tsm2.report import Report, Status
@@ -46,11 +48,40 @@ def name(operation: str, *parts: Any) -> str:
     return f"protected-{operation}-{tokenize(*parts, policy.geterr(), events.ORIGIN)}"
 
 
-def read(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None) -> Block:
-    """A chunk of an operand, as the first task that reads it has it; with the sums that it carries into products of
-    that arithmetic where it is their right operand."""
-    with stream_for(x, ahead=True):
-        block = Block.of(as_operand(x, operand))
+@dataclass(frozen=True)
+class Chunk:
+    """What a Dask array says of one of its chunks.
+
+    Attributes
+    ----------
+    arithmetic : Arithmetic, optional
+        Of the products whose right operand it is: it carries sums into them.
+    """
+
+    operand: str
+    shape: tuple[int, ...]
+    dtype: str
+    arithmetic: Arithmetic | None = None
+
+
+def read(chunk: Chunk, x: Any) -> Block:
+    """A chunk of an operand, as the first task that reads it has it, and with the sums that it carries.
+
+    Raises
+    ------
+    ValueError
+        It is not what the Dask array says.
+    """
+    array = as_operand(x, chunk.operand)
+    if array.shape != chunk.shape or dtype_name(array.dtype) != chunk.dtype:
+        raise ValueError(
+            f"{chunk.operand} has a chunk of shape {array.shape} and dtype {dtype_name(array.dtype)} where the Dask "
+            f"array says {chunk.shape} and {chunk.dtype}: give what made it (map_blocks, from_delayed) the right "
+            "chunks= or shape=, and dtype="
+        )
+    with stream_for(array, ahead=True):
+        block = Block.of(array)
+    arithmetic = chunk.arithmetic
     if arithmetic is not None and is_numpy(block.array):
         block.carried = carried_by(block.array, arithmetic)
     return block
@@ -60,13 +91,11 @@ def read(options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | N
 class Streamed:
     """A chunk that each task computes for itself: it comes from a file, and is not kept."""
 
-    options: GraphOptions
-    operand: str
+    chunk: Chunk
     node: Any
-    arithmetic: Arithmetic | None
 
     def read(self) -> Block:
-        return read(self.options, self.operand, self.node(), self.arithmetic)
+        return read(self.chunk, self.node())
 
 
 @dataclass(frozen=True)
@@ -86,17 +115,19 @@ class Blocks:
 def blocks(
     options: GraphOptions, operand: str, x: Any, arithmetic: Arithmetic | None = None, *, stream: bool = False
 ) -> Blocks:
-    """The tasks that read the chunks of a matrix, and sum their words; `arithmetic` as in `read`.
+    """The tasks that read the chunks of a matrix, and sum their words; `arithmetic` as in `Chunk`.
 
     `stream`: chunks that follow from nothing in memory, as those of files do, are read by each task that needs them, as
     Dask's own product does. To keep them all would take the memory that they were to save.
     """
     label = f"{options.name}-read-{operand}"
-    places = list(np.ndindex(*x.numblocks))
+    chunks = {
+        at: Chunk(operand, tuple(x.chunks[axis][part] for axis, part in enumerate(at)), dtype_name(x.dtype), arithmetic)
+        for at in np.ndindex(*x.numblocks)
+    }
     if stream and (nodes := _sources(x)) is not None:
-        each = {at: Streamed(options, operand, nodes[(x.name, *at)], arithmetic) for at in places}
-        return Blocks(label, {}, x, each)
-    layer = {(label, *at): (read, options, operand, (x.name, *at), arithmetic) for at in places}
+        return Blocks(label, {}, x, {at: Streamed(chunk, nodes[(x.name, *at)]) for at, chunk in chunks.items()})
+    layer = {(label, *at): (read, chunk, (x.name, *at)) for at, chunk in chunks.items()}
     return Blocks(label, layer, x)
 
 
@@ -149,6 +180,7 @@ class TaskGraph:
             from abft_tsm2.interop.dask.scheduler import install_once
 
             install_once(client)
+            _require_picklable(self.options.on_stage)
         return da.Array(self._high_level(label, ends), label, chunks, meta=meta)
 
     def report(self, keys: Sequence[Any], problem: tuple[int, int, int, str]) -> Any:
@@ -158,6 +190,13 @@ class TaskGraph:
         ends: dict[Any, Any] = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(last)}
         ends[label] = (gathered, self.options.operation, problem, list(ends))
         return LazyReport(label, self._high_level(label, ends))
+
+
+def _require_picklable(on_stage: Any) -> None:
+    try:
+        cloudpickle.dumps(on_stage)
+    except Exception as error:  # whatever the objects that it refers to raise
+        raise TypeError(f"on_stage cannot be sent to the workers: {error}") from error
 
 
 def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: Any = None) -> Block:
@@ -180,7 +219,7 @@ def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: A
 
     with stream_for(block.array, ahead=True):
         array = taken(block.array)
-        if not bool(block.changed()):
+        if not bool(block.changed()) and not found_before(options.identity(step)):
             return block if dtype is None else Block.of(array, block.reports)
     array, report = run(options, step, {"C": block}, taken)
     return Block.of(array, (*block.reports, report))

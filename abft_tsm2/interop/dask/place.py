@@ -6,7 +6,10 @@ import functools
 import os
 import socket
 import sys
+from dataclasses import replace
 from typing import Any, NamedTuple
+
+from abft_tsm2.report import Fault
 
 DEVICE_VARIABLE = "ABFT_TSM2_DEVICE"
 
@@ -46,6 +49,11 @@ def place() -> Place:
     here = worker()
     address = "" if here is None else here.address
     return Place(address, socket.gethostname(), _device())
+
+
+def located(fault: Fault) -> Fault:
+    """The fault, with the place where this thread's task runs, unless it was found at another one."""
+    return fault if fault.worker else replace(fault, **place()._asdict())
 
 
 def _device() -> str:

@@ -6,6 +6,8 @@ Dask itself does not: ``retries=`` runs the task that complains once more, on th
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ import numpy as np
 from abft_tsm2.arrays import to_host
 from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.interop.dask.block import Block
-from abft_tsm2.interop.dask.place import worker
+from abft_tsm2.interop.dask.place import located, worker
 from abft_tsm2.report import Fault, Status
 
 RUN_AGAIN, ELSEWHERE = "abft_tsm2_run_again", "abft_tsm2_elsewhere"  # what the scheduler is asked for
+FOUND = "abft_tsm2_found"  # annotation of a task: what steps of it found in earlier runs
 
 
 class Rerun(Exception):
@@ -26,8 +29,9 @@ class Rerun(Exception):
 _one_at_a_time = threading.Lock()  # tasks of two threads may find the same block changed
 
 
-def recovered(name: str, block: Block) -> list[tuple[Status, Fault]]:
+def recovered(name: str, block: Block, identity: str) -> list[tuple[Status, Fault]]:
     """Recover a block that changed, in its place, and say how; nothing where another task has recovered it already.
+    `identity`: of the step that reads it.
 
     Raises
     ------
@@ -39,10 +43,10 @@ def recovered(name: str, block: Block) -> list[tuple[Status, Fault]]:
     A block that could not be recovered is left as it is: its fault names no repair.
     """
     with _one_at_a_time:
-        return [_recovered(name, block)] if bool(block.words.differ(block.array)) else []
+        return [_recovered(name, block, identity)] if bool(block.words.differ(block.array)) else []
 
 
-def _recovered(name: str, block: Block) -> tuple[Status, Fault]:
+def _recovered(name: str, block: Block, identity: str) -> tuple[Status, Fault]:
     if block.words.damaged(block.array):
         block.words = WordSums.of(block.array)
         return Status.CHECKSUM_FAULT, Fault(name, "checksum", (), (), 0, float("nan"), "its sums taken again")
@@ -55,24 +59,40 @@ def _recovered(name: str, block: Block) -> tuple[Status, Fault]:
     key = _known_as(block)
     if (source := _fetch_again(block, key)) is not None:
         return Status.CORRECTED, Fault(*lost, f"fetched again from {source}")
-    if key is not None and _ask(RUN_AGAIN, key=key):
-        raise Rerun(Fault(*lost, "made again from its sources"))
+    again = Fault(*lost, "made again from its sources")
+    if key is not None and _ask(RUN_AGAIN, identity, [again], key=key):
+        raise Rerun(again)
     return Status.INPUT_CHANGED, Fault(*lost)
 
 
-def elsewhere(key: Any) -> bool:
-    """Ask for another worker to run a task; False where there is none, or nobody to ask."""
+def elsewhere(identity: str, faults: Iterable[Fault]) -> bool:
+    """Ask for another worker to run this thread's task, a step of which has found these faults and cannot repair them;
+    False where there is no other, or no scheduler to ask."""
     here = worker()
-    return here is not None and _ask(ELSEWHERE, key=key, worker=here.address)
+    found = [replace(fault, repair=fault.repair or "computed again by another worker") for fault in faults]
+    return here is not None and _ask(ELSEWHERE, identity, found, worker=here.address)
 
 
-def _ask(handler: str, **what: Any) -> bool:
-    """Whether the scheduler did what `scheduler` has it do; False where that is not installed."""
+def found_before(identity: str) -> list[Fault]:
+    """What a step found in earlier runs of this thread's task, which then had to wait, or was given to this worker."""
+    here = worker()
+    task = None if here is None else here.state.tasks.get(here.get_current_task())
+    kept = () if task is None else (task.annotations or {}).get(FOUND, ())
+    return [Fault.from_dict(fault) for step, fault in kept if step == identity]
+
+
+def _ask(handler: str, identity: str, faults: Iterable[Fault], **what: Any) -> bool:
+    """Whether the scheduler did what `scheduler` has it do, and keeps the faults for the next run of this step; False
+    where that is not installed."""
     from distributed.utils import sync
 
     here = worker()
+    if here is None:
+        return False
+    found = [[identity, located(fault).to_dict()] for fault in faults]
+    given = {"task": here.get_current_task(), "found": found, **what}
     try:
-        return here is not None and bool(sync(here.loop, getattr(here.scheduler, handler), **what))
+        return bool(sync(here.loop, getattr(here.scheduler, handler), **given))
     except (AttributeError, KeyError, OSError):
         return False
 

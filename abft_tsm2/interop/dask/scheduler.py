@@ -10,7 +10,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.place import place
-from abft_tsm2.interop.dask.recovery import ELSEWHERE, RUN_AGAIN
+from abft_tsm2.interop.dask.recovery import ELSEWHERE, FOUND, RUN_AGAIN
 
 ATTEMPTS = 3  # to make a block again, or to run a task elsewhere
 
@@ -113,32 +113,44 @@ class ClusterGuard(SchedulerPlugin):
         for where in list(self.faults):
             self._retire_if_faulty(where)
 
-    async def run_again(self, key: Any) -> bool:
-        """Release what a task has made, so that it runs again, and with it what it needs; False where it cannot."""
-        task, attempt = self.scheduler.tasks.get(key), (RUN_AGAIN, key)
-        if task is None or not task.run_spec:
+    async def run_again(self, key: Any, task: Any, found: list[Any]) -> bool:
+        """Release what a task has made, so that it runs again, and with it what it needs; False where it cannot.
+
+        `task` is the one that reads it, and will have to know what it found in this run.
+        """
+        source, attempt = self.scheduler.tasks.get(key), (RUN_AGAIN, key)
+        if source is None or not source.run_spec:
             return False
-        if task.state == "memory":  # else another reader has asked
+        if source.state == "memory":  # else another reader has asked
             self.attempts[attempt] += 1
             if self.attempts[attempt] > ATTEMPTS:
                 return False
             self.scheduler.transitions({key: "released"}, stimulus_id=f"abft-tsm2-{self.attempts[attempt]}")
+        self._remember(task, found)
         return True
+
+    def _remember(self, key: Any, found: list[Any]) -> None:
+        """Have the next run of a task know what this one found: its worker is sent the annotations."""
+        task = self.scheduler.tasks.get(key)
+        if task is not None:
+            before = task.annotations or {}
+            task.annotations = {**before, FOUND: [*before.get(FOUND, ()), *found]}
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if finish == "forgotten":
             for handler in (RUN_AGAIN, ELSEWHERE):
                 self.attempts.pop((handler, key), None)
 
-    async def elsewhere(self, key: Any, worker: str) -> bool:
+    async def elsewhere(self, task: Any, worker: str, found: list[Any]) -> bool:
         """Keep a task from running on that worker; False where there is no other."""
-        scheduler, task = self.scheduler, self.scheduler.tasks.get(key)
-        self.attempts[ELSEWHERE, key] += 1
-        before = getattr(task, "worker_restrictions", None) or {ws.address for ws in scheduler.running}
+        scheduler, known = self.scheduler, self.scheduler.tasks.get(task)
+        self.attempts[ELSEWHERE, task] += 1
+        before = getattr(known, "worker_restrictions", None) or {ws.address for ws in scheduler.running}
         others = {address for address in before if address in scheduler.workers} - {worker}
-        if task is None or not others or self.attempts[ELSEWHERE, key] > ATTEMPTS:
+        if known is None or not others or self.attempts[ELSEWHERE, task] > ATTEMPTS:
             return False
-        scheduler.set_restrictions(worker={key: list(others)})
+        scheduler.set_restrictions(worker={task: list(others)})
+        self._remember(task, found)
         return True
 
     def log_event(self, topic: str, msg: Any) -> None:

@@ -273,6 +273,8 @@ def _pivots(piv: Any, lu: Any) -> Any:
 
 def read_pivots(options: GraphOptions, piv: Array, first: int, n: int) -> Block:
     """The pivots of one block of rows, which begins at row `first` of n."""
+    if isinstance(piv, np.ma.MaskedArray):
+        raise TypeError("piv has masked chunks, whose masks would be ignored: pass dask.array.ma.filled(piv, value)")
     found = to_host(piv)
     if found.dtype.kind not in "iuf":
         raise TypeError(f"piv holds {found.dtype}: the numbers of rows are expected, as lu_factor returns them")

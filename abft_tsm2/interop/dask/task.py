@@ -11,8 +11,8 @@ from abft_tsm2.arrays import is_cupy, namespace, to_host
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
-from abft_tsm2.interop.dask.place import place, task_key
-from abft_tsm2.interop.dask.recovery import Rerun, elsewhere, recovered
+from abft_tsm2.interop.dask.place import located, place
+from abft_tsm2.interop.dask.recovery import Rerun, elsewhere, found_before, recovered
 from abft_tsm2.interop.dask.streams import stream_for
 from abft_tsm2.report import Fault, Report, Status, by_precedence
 
@@ -98,11 +98,12 @@ def run(
         found += [(Status.INPUT_CHANGED, Fault(name, "block", (), (), 0, float("nan"))) for name in changed]
     if error is not None and not changed:
         raise error
-    report = _combined(options, step, reports, found)
+    this = _combined(options, step, reports, found)
+    report = _with_earlier(options.identity(step), this)
     if error is not None:
         raise SilentDataCorruptionError(report) from error
-    if reports or found:  # what only moves data has nothing to say
-        _deliver(options, options.identity(step), report)
+    if reports or report.faults:  # what only moves data has nothing to say
+        _deliver(options, options.identity(step), this, report)
     return result, report
 
 
@@ -132,12 +133,12 @@ def _recovered(options: GraphOptions, step: tuple[Any, ...], name: str, block: B
     if not options.repairs:
         return [(Status.INPUT_CHANGED, Fault(name, "block", (), (), 0, float("nan")))]
     try:
-        return recovered(name, block)
+        return recovered(name, block, options.identity(step))
     except Rerun as again:
         from distributed import Reschedule
 
         report = _combined(options, step, [], [(Status.CORRECTED, again.args[0])])
-        _tell(options, f"{options.identity(step)}-again", report)
+        events.send_faults(report, options.identity(step))
         raise Reschedule(str(again.args[0])) from None
 
 
@@ -145,13 +146,12 @@ def _combined(
     options: GraphOptions, step: tuple[Any, ...], reports: list[Report], found: list[tuple[Status, Fault]]
 ) -> Report:
     """One report of the operations of a task, and of what happened to its operands; here."""
-    where: dict[str, Any] = dict(zip(("worker", "host", "device"), place(), strict=True))
     statuses = [status for report in reports for status in (report.status, *report.also)]
     status, also = by_precedence([*statuses, *(status for status, _ in found)])
     faults = [*(fault for _, fault in found), *(fault for report in reports for fault in report.faults)]
     first = reports[0] if reports else Report(status, options.operation, 0, 0, 0, "")
     lost = [fault.operand for one, fault in found if one in _WRONG]
-    reasons = [f"{', '.join(lost)} changed between two tasks and nobody has it as it was"] if lost else []
+    reasons = [f"{', '.join(lost)} changed between two tasks, and no copy of it is as it was"] if lost else []
     seconds: dict[str, float] = {}
     for report in reports:
         for name, time in report.seconds.items():
@@ -161,27 +161,38 @@ def _combined(
         status=status,
         operation=options.operation,
         also=also,
-        faults=tuple(replace(fault, **where) for fault in faults),
+        faults=tuple(map(located, faults)),
         checks=tuple(check for report in reports for check in report.checks),
         suspicions=sum(report.suspicions for report in reports),
         reasons=tuple(dict.fromkeys([*reasons, *(reason for report in reports for reason in report.reasons)])),
         seconds=seconds,
         index=tuple(part for part in step if isinstance(part, int)),
         products=(),
-        **where,
+        **place()._asdict(),
     )
 
 
-def _deliver(options: GraphOptions, identity: str, report: Report) -> None:
-    """Tell monitors and scheduler of a report, and do what the policy says, here and at the client."""
-    statuses = {report.status, *report.also}
-    if statuses & _WRONG and options.repairs and (key := task_key()) is not None and elsewhere(key):
-        from distributed import Reschedule
+def _with_earlier(identity: str, report: Report) -> Report:
+    """The report of a step, with the faults of its runs before this one."""
+    before = found_before(identity)
+    if not before:
+        return report
+    status, also = by_precedence([report.status, *report.also, Status.CORRECTED])
+    return replace(report, status=status, also=also, faults=(*before, *report.faults))
 
-        _tell(options, f"{identity}-{report.worker}", report)
-        raise Reschedule(report.headline)
+
+def _deliver(options: GraphOptions, identity: str, this: Report, report: Report) -> None:
+    """Tell monitors and scheduler of a task, and do what the policy says, here and at the client: of all its runs, or
+    of this one where another worker is to do it again."""
+    if {this.status, *this.also} & _WRONG and options.repairs:
+        faults = this.faults or [Fault("the result", "block", (), (), 0, float("nan"))]
+        if elsewhere(identity, faults):
+            from distributed import Reschedule
+
+            events.send_faults(this, identity)
+            raise Reschedule(this.headline)
     actions = dict(options.actions)
-    if report.worker:  # its warnings are seen by nobody: the client warns
+    if report.worker:  # its warnings are printed where no user looks: the client warns
         actions = {key: "log" if action == "warn" else action for key, action in actions.items()}
     with policy.errstate(**actions):
         raised: SilentDataCorruptionError | None = None
@@ -189,12 +200,9 @@ def _deliver(options: GraphOptions, identity: str, report: Report) -> None:
             policy.deliver(report, options.on_error, identity=identity)
         except SilentDataCorruptionError as error:
             raised = error
-    _tell(options, identity, report)
-    if raised is not None:
-        raise raised
-
-
-def _tell(options: GraphOptions, identity: str, report: Report) -> None:
     with policy.errstate(**options.actions):
         warn = "warn" in policy.actions_for(report, options.on_error).values()
     events.send(report, identity, options.origin, warn=warn)
+    events.send_faults(this, identity)
+    if raised is not None:
+        raise raised

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 import time
 
 import dask
@@ -75,28 +76,31 @@ def test_blocks_damaged_on_the_wire(client, right, pattern, repair):
 def persisted(client):
     """Operands whose blocks are read, and stay in the memory of the workers."""
     x, y = operands()
-    C = ft.protected_gemm(x, y)
+    C, report = ft.protected_gemm(x, y, return_report=True)
     name = next(layer for layer in C.dask.layers if layer.endswith("read-a"))
     keys = list(C.dask.layers[name])
     futures = client.get(C.dask, keys, sync=False)
     wait(futures)
-    return C, name, futures
+    return C, report, name, futures
 
 
 @pytest.mark.parametrize(
     ("pattern", "repair"), [(planting.SINGLE, "restored bit for bit"), (planting.SQUARE, "made again")]
 )
 def test_blocks_damaged_in_memory(client, right, pattern, repair):
-    C, name, kept = persisted(client)
+    C, told, name, kept = persisted(client)
     planted = sum(client.run(planting.in_memory, name, pattern).values())
     assert planted == len(kept) == 30
     with ft.monitor() as log:
-        same(C.compute(), right)
-    assert repair in repairs(log)
+        C, report = dask.compute(C, told)
+    same(C, right)
+    assert repair in repairs(log) & repairs(report.products)
+    assert len(log) == len(report.products) == TASKS  # those that ran twice count once
+    assert sum(found["faulty"] for found in report.by_worker().values()) > 0
 
 
 def test_a_damaged_file_of_a_spilled_block(client, right):
-    C, _, kept = persisted(client)
+    C, _, _, kept = persisted(client)
     client.run(planting.spill)
     planted = sum(client.run(planting.in_files).values())
     assert planted > 0
@@ -136,10 +140,14 @@ def test_what_a_worker_cannot_do_is_done_by_another(client, right):
         C, report = dask.compute(*ft.protected_gemm(*operands(64), on_stage=hopeless, return_report=True))
     np.testing.assert_allclose(C, right, rtol=0, atol=1e-12)
     assert report.ok
-    assert log.counts[Status.UNCORRECTABLE] > 0
+    assert "computed again by another worker" in repairs(report.products) & repairs(log)
+    assert len(log) == len(report.products) == log.counts[Status.CORRECTED] + log.counts[Status.CLEAN]
     workers = {address: one["name"] for address, one in client.scheduler_info()["workers"].items()}
-    assert {workers[address] for address in report.by_worker()} == {1}
-    assert {workers[one.worker] for one in log if one.status is Status.UNCORRECTABLE} == {0}
+    bad, good = sorted(report.by_worker().items(), key=lambda one: workers[one[0]])
+    assert (bad[1]["tasks"], bad[1]["faulty"] > 0) == (0, True)
+    assert (good[1]["tasks"], good[1]["faults"]) == (len(log), ())
+    told = [message for _, message in client.get_events("abft-tsm2") if message.get("status") == "UNCORRECTABLE"]
+    assert {message["worker"] for message in told} == {bad[0]}  # the one that did them is not to blame
 
 
 def _once(stage, arrays):
@@ -155,6 +163,12 @@ def test_a_task_that_raises_runs_again(client, right):
     with ft.monitor() as log:
         same(client.compute(C, retries=2).result(), right)
     assert log.counts[Status.CLEAN] == len(log) == TASKS
+
+
+def test_a_hook_that_cannot_be_sent_is_refused(client):
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"on_stage cannot be sent to the workers: .*lock"):
+        ft.protected_gemm(*operands(), on_stage=lambda stage, arrays: lock.locked())
 
 
 def test_errstate_goes_with_the_graph(client):

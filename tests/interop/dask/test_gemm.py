@@ -260,7 +260,7 @@ def test_a_block_that_changed_between_two_tasks(monkeypatch, operand, pattern):
     monkeypatch.setattr(gemm, "chain", chain)
     C, report = ft.protected_gemm(da.from_array(x, chunks=32), da.from_array(x, chunks=32), return_report=True)
     if pattern == SQUARE:
-        with pytest.raises(ft.SilentDataCorruptionError, match="nobody has it as it was"):
+        with pytest.raises(ft.SilentDataCorruptionError, match="no copy of it is as it was"):
             C.compute()
         return
     C, report = dask.compute(C, report)
@@ -320,3 +320,21 @@ def test_what_is_not_finite_is_said_once_for_a_task():
         C, report = dask.compute(C, report)
     assert np.isnan(C[2]).all()
     assert report.status is Status.UNVERIFIABLE
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"), [(lambda x: x[:3], r"shape \(3, 4\) and dtype float64"), (np.float32, "dtype float32")]
+)
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_chunk_that_is_not_what_the_array_says_is_refused(changed, found, keep):
+    x = da.from_array(np.ones((8, 8)), chunks=4) if keep else da.ones((8, 8), chunks=4)
+    wrong = da.map_blocks(changed, x, chunks=x.chunks, dtype=x.dtype, meta=x._meta)
+    with pytest.raises(ValueError, match=f"a has a chunk of .*{found} where the Dask array says .*4, 4.* and float64"):
+        ft.protected_gemm(wrong, np.ones((8, 8))).compute()
+
+
+def test_other_byte_orders():
+    x = np.random.default_rng(0).standard_normal((8, 8))
+    other = x.astype(x.dtype.newbyteorder())
+    C = ft.protected_gemm(da.from_array(other, chunks=4), other, other, beta=2.0).compute()
+    np.testing.assert_allclose(C, x @ x + 2 * x, rtol=0, atol=1e-13)

@@ -92,7 +92,7 @@ def test_a_block_that_changed_between_two_tasks(monkeypatch, operand, pattern):
     with dask.config.set(scheduler="synchronous"):
         C, report = ft.protected_gemm(a, b, return_report=True)
         if pattern == SQUARE:
-            with pytest.raises(ft.SilentDataCorruptionError, match="nobody has it as it was"):
+            with pytest.raises(ft.SilentDataCorruptionError, match="no copy of it is as it was"):
                 C.compute()
             return
         C, report = dask.compute(C, report)
