@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -287,9 +287,9 @@ def _file_error(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
 # ---- a GPU ---------------------------------------------------------------------------------------------------------
 
 
-def device(n: int, block: int, rounds: int, threads: int) -> Iterator[dict[str, Any]]:
-    """CuPy chunks: one worker, and two that share the GPU."""
-    for workers in (1, 2):
+def device(n: int, block: int, rounds: int, threads: int, workers_each: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """CuPy chunks: so many workers that share a GPU."""
+    for workers in workers_each:
         with cluster(workers, threads=threads, memory=0) as client:  # Dask would count the card's memory as the host's
             client.run(_pool, 0.9 / workers)
             a, b = client.persist([_on_device(n, block, seed) for seed in (1, 2)])
@@ -365,6 +365,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--faults", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2, help="threads of a worker that has a GPU: one feeds it")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="those that share a GPU")
     parser.add_argument("--where", type=Path, default=Path(tempfile.gettempdir()), help="folder for operands on disk")
     parser.add_argument("--output", type=Path, default=sheet.RESULTS, help="folder of the CSV files")
     options = parser.parse_args(arguments)
@@ -379,7 +380,7 @@ def main(arguments: list[str] | None = None) -> int:
             "products": lambda n=n, block=block: products(n, block, options.rounds),
             "faults": lambda block=block: faults(options.faults, block),
             "memory": lambda n=n, block=block: memory(n, block, 1 << 30, options.where),
-            "device": lambda n=n, block=block: device(n, block, options.rounds, options.threads),
+            "device": lambda n=n, block=block: device(n, block, options.rounds, options.threads, options.workers),
         }[name]
         file, columns = ("dask_faults", FAULT_COLUMNS) if name == "faults" else ("dask", COLUMNS)
         more = environment(name)
