@@ -19,9 +19,8 @@ from abft_tsm2.gemm import protected_gemm as product_here
 from abft_tsm2.gemm.operands import factor, problem_of
 from abft_tsm2.interop.dask import graphs
 from abft_tsm2.interop.dask.block import Block
-from abft_tsm2.interop.dask.stages import watched
+from abft_tsm2.interop.dask.stages import checked, watched
 from abft_tsm2.interop.dask.task import GraphOptions, Hook, run
-from abft_tsm2.report import Status
 
 LINKS = {"numpy": 4, "cupy": 8}  # products of a task: what a GPU is waited for once
 
@@ -216,6 +215,4 @@ def chain(
     for number, (a, b) in enumerate(links):
         blocks |= {f"A({i}, {at + number})": a, f"B({at + number}, {j})": b}
     C, report = run(options, step, blocks, multiply, sync=False)
-    before = () if c0 is None else c0.reports
-    clean = report.status is Status.CLEAN and taken and C.flags.forc
-    return Block.of(C, (*before, report), taken[0] if clean else None)
+    return checked(C, () if c0 is None else c0.reports, report, taken)

@@ -79,7 +79,7 @@ def read(chunk: Chunk, x: Any) -> Block:
             f"array says {chunk.shape} and {chunk.dtype}: give what made it (map_blocks, from_delayed) the right "
             "chunks= or shape=, and dtype="
         )
-    with stream_for(array, ahead=True):
+    with stream_for(array):
         block = Block.of(array)
     arithmetic = chunk.arithmetic
     if arithmetic is not None and is_numpy(block.array):
@@ -217,7 +217,7 @@ def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: A
             raise SilentDataCorruptionError(_unrounded(options, block))
         return rounded
 
-    with stream_for(block.array, ahead=True):
+    with stream_for(block.array):
         array = taken(block.array)
         if not bool(block.changed()) and not found_before(options.identity(step)):
             return block if dtype is None else Block.of(array, block.reports)

@@ -23,7 +23,7 @@ from abft_tsm2.core.blas import Integers, permutation
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.exchange import Exchange, gathered, replaced, reports_of, told
 from abft_tsm2.interop.dask.place import worker
-from abft_tsm2.interop.dask.stages import hook_of, watched
+from abft_tsm2.interop.dask.stages import checked, hook_of, watched
 from abft_tsm2.interop.dask.task import ATTEMPTS, GraphOptions, run
 from abft_tsm2.interop.dask.tiles import TileSolve, solution
 from abft_tsm2.linalg.lu import factored
@@ -302,5 +302,4 @@ def below_diagonal(
 
     block, piece = A, rows
     X, report = run(options, step, {"A": A, "rows": rows, "piv": piv, "LU": packed}, work)
-    words = taken[0] if report.status is Status.CLEAN and taken else None
-    return Block.of(X, (*A.reports, report), words)
+    return checked(X, A.reports, report, taken)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.words import WordSums
+from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.task import GraphOptions, Hook
+from abft_tsm2.report import Report, Status
 
 
 def hook_of(options: GraphOptions, step: tuple[Any, ...]) -> Hook | None:
@@ -32,3 +35,10 @@ def watched(hook: Hook | None, stages: Mapping[str, str], taken: list[WordSums])
             taken[:] = [WordSums.of(arrays[stages[stage]])]
 
     return watch
+
+
+def checked(X: Array, before: Iterable[Report], report: Report, taken: list[WordSums]) -> Block:
+    """The block of a result, and its report behind those `before`. Its sums are those that were taken as it was
+    checked, unless the check had anything to repair."""
+    words = taken[0] if report.status is Status.CLEAN and taken and X.flags.forc else None
+    return Block.of(X, (*before, report), words)

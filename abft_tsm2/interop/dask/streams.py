@@ -2,10 +2,9 @@
 
 On a stream that they share, the verdict on one thread's task would arrive behind all that the others have queued; on
 streams of one priority, tasks of two threads would share the GPU and end together, and it would be idle until both have
-begun another one. So each thread has another priority, as far as the GPU has them; and what takes microseconds, and
-other tasks wait for, goes ahead of all of them, on a second stream. Work of the user's tasks, on the default stream,
-and of these streams waits for one another, as CUDA has it for streams that are not "non-blocking"; a task leaves
-nothing on its stream when it ends.
+begun another one. So each thread has another priority, as far as the GPU has them. Work of the user's tasks, on the
+default stream, and of these streams waits for one another, as CUDA has it for streams that are not "non-blocking"; a
+task leaves nothing on its stream when it ends.
 """
 
 from __future__ import annotations
@@ -20,25 +19,24 @@ from abft_tsm2.arrays import Array, is_cupy
 
 _own = threading.local()
 _threads = itertools.count()
-_AHEAD = -5  # those of threads are 0 to -4; a GPU that has fewer takes the nearest
+_PRIORITIES = 6  # 0 to -5; a GPU that has fewer takes the nearest
 
 
 @contextmanager
-def stream_for(*arrays: Array, ahead: bool = False) -> Iterator[None]:
+def stream_for(*arrays: Array) -> Iterator[None]:
     """Queue what follows on this thread's stream of the device of the arrays, and wait for it at the end; nothing where
-    they are not on a GPU. `ahead`: of what all threads have queued, for short work."""
+    they are not on a GPU."""
     first = next((x for x in arrays if is_cupy(x)), None)
     if first is None:
         yield
         return
     import cupy
 
-    streams: dict[tuple[int, bool], Any] = _own.__dict__.setdefault("streams", {})
-    which = first.device.id, ahead
+    streams: dict[int, Any] = _own.__dict__.setdefault("streams", {})
     with first.device:
-        if which not in streams:
-            streams[which] = cupy.cuda.Stream(priority=_AHEAD if ahead else -(next(_threads) % -_AHEAD))
-        stream = streams[which]
+        if first.device.id not in streams:
+            streams[first.device.id] = cupy.cuda.Stream(priority=-(next(_threads) % _PRIORITIES))
+        stream = streams[first.device.id]
         with stream:
             yield
             stream.synchronize()

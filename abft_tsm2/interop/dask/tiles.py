@@ -28,7 +28,7 @@ from abft_tsm2.interop.dask.exchange import (
     rows_down,
     rows_up,
 )
-from abft_tsm2.interop.dask.stages import hook_of, watched
+from abft_tsm2.interop.dask.stages import checked, hook_of, watched
 from abft_tsm2.interop.dask.task import GraphOptions, run
 from abft_tsm2.linalg.inputs import as_array, for_blas
 from abft_tsm2.linalg.outcome import Findings
@@ -199,8 +199,7 @@ def updated(
     piece = rows
     on_error = None if options.repairs else "detect"
     C, report = run(options, step, {"C": c, "A": a, "B": b, "rows": rows, "piv": piv}, work)
-    settled = report.status is Status.CLEAN and taken and C.flags.forc
-    return Block.of(C, (*c.reports, report), taken[0] if settled else None)
+    return checked(C, c.reports, report, taken)
 
 
 # ---- T^-1 B -------------------------------------------------------------------------------------------------------
@@ -254,8 +253,7 @@ def solved(
         return X
 
     X, report = run(options, step, {"T": t, "piv": piv, **named("B", b, pieces)}, work)
-    words = taken[0] if report.status is Status.CLEAN and taken else None
-    return Block.of(X, (*reports_of(b, *pieces), report), words)
+    return checked(X, reports_of(b, *pieces), report, taken)
 
 
 def solution(
