@@ -361,7 +361,8 @@ def deliver(report: Report, on_error: str | None = None, *, identity: str = "") 
     if (kept := _scope.get().kept) is not None:
         kept.append(report)
         return
-    receive(report, identity)
+    if _monitors:
+        receive(report, identity)
     act(report, on_error)
 
 

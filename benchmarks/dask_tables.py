@@ -1,4 +1,4 @@
-"""Tables of products of Dask arrays, from results/dask.csv and results/dask_faults.csv, for `benchmarks.tables`."""
+"""Tables of products of Dask arrays, from results/dask*.csv, for `benchmarks.tables`."""
 
 from __future__ import annotations
 
@@ -63,12 +63,32 @@ def faults() -> str:
     return csv_table(("place", "products", "planted", "raised", "silent"), body) + _footer(rows[-1:])
 
 
+def model() -> str:
+    """The model's seconds beside those that were measured."""
+    rows = read("dask_model")
+    body = [
+        (
+            f"{row['dtype']} {row['n']} in blocks of {row['block']}",
+            row["workers"],
+            row["way"],
+            *(f"{float(row[key]):.3g}" for key in ("predicted_s", "measured_s")),
+            ratio(row["ratio"]),
+            *(f"{float(row[key]):.0f}" for key in ("predicted_received", "measured_received")),
+        )
+        for row in rows
+        if row["predicted_s"]
+    ]
+    head = ("product", "workers", "graph", "model, s", "measured, s", "measured / model", "blocks received", "measured")
+    return csv_table(head, body) + _footer(rows[-1:])
+
+
 def _footer(rows: list[Row]) -> str:
     kinds = dict.fromkeys(
-        f"{row['device']}, Dask {row['dask']}, NumPy {row['numpy']}" + (f", CuPy {row['cupy']}" if row["cupy"] else "")
+        f"{row['device']}, Dask {row['dask']}, NumPy {row['numpy']}" + (f", CuPy {cupy}" if cupy else "")
         for row in rows
+        for cupy in [row.get("cupy")]
     )
     return f"\n{'; '.join(kinds)}.\n"
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"dask-times": times, "dask-faults": faults}
+TABLES: Mapping[str, Callable[[], str]] = {"dask-times": times, "dask-faults": faults, "dask-model": model}

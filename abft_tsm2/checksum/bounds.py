@@ -109,6 +109,11 @@ class Arithmetic:
         """Unit roundoff of alpha A B before beta C0 is added: cuBLAS may round it as it stores C."""
         return self.u_out if self.truncating else 0.0
 
+    @functools.cached_property
+    def parts_from(self) -> float:
+        """From which k on checksums may be summed from float32 parts."""
+        return PARTIAL if self.accumulator.bits == 32 else math.inf
+
     @functools.lru_cache(1024)  # noqa: B019  # of a few frozen instances
     def underflow(self, k: int, alpha: float = 1.0) -> float:
         """The most that underflow takes from one element: in k products, in scaling and adding, in storing."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, is_writable, namespace
-from abft_tsm2.checksum.bounds import PARTIAL, Arithmetic
+from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.checksum.diagnose import Decision, diagnose
 from abft_tsm2.checksum.encode import OperandChecksum, carry
 from abft_tsm2.checksum.encoded import Encoded, storage_faults
@@ -31,12 +31,7 @@ _balanced = lru_cache(64)(partial(weights, "balanced"))  # made once for a lengt
 
 def carried_by(R: Array, arithmetic: Arithmetic) -> OperandChecksum:
     """What a right operand carries into a product of that arithmetic."""
-    return carry(R, _balanced(R.shape[1]), partial=sums_in_parts(arithmetic, R.shape[0]))
-
-
-def sums_in_parts(arithmetic: Arithmetic, k: int) -> bool:
-    """Whether checksums may be summed from float32 parts."""
-    return arithmetic.accumulator.bits == 32 and k >= PARTIAL
+    return carry(R, _balanced(R.shape[1]), partial=R.shape[0] >= arithmetic.parts_from)
 
 
 @dataclass
@@ -201,7 +196,7 @@ class Product:
         arithmetic: Arithmetic = p.arithmetic
         k = A.shape[1]
         terms = k + (0 if p.alpha == 1.0 and C0 is None else 2)
-        partial_sums = sums_in_parts(arithmetic, k)
+        partial_sums = k >= arithmetic.parts_from
         if side == "columns":
             A, B, C, C0 = B.T, A.T, C.T, None if C0 is None else C0.T
         return Side(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again, terms, partial_sums)
