@@ -174,6 +174,7 @@ PRECEDENCE = tuple(
     Status[name] for name in ("UNCORRECTABLE", "INPUT_CHANGED", "CORRECTED", "UNVERIFIABLE", "CHECKSUM_FAULT", "CLEAN")
 )
 USABLE = frozenset({Status.CLEAN, Status.CORRECTED, Status.CHECKSUM_FAULT})
+NO_FAULT = frozenset({Status.CLEAN, Status.UNVERIFIABLE, Status.PENDING})
 
 
 def by_precedence(statuses: Iterable[Status]) -> tuple[Status, tuple[Status, ...]]:
@@ -376,6 +377,12 @@ class Report(Record):
         """Return the final report of a PENDING one, waiting for it; any other one as it is."""
         return self
 
+    @property
+    def faulty(self) -> bool:
+        """Whether something was found wrong, repaired or not. What could only not be checked, because the data are not
+        finite, is no fault of the machine."""
+        return not {self.status, *self.also} <= NO_FAULT
+
     def by_worker(self) -> dict[str, dict[str, Any]]:
         """What each worker of a cluster did and found, of an operation whose tasks ran on one.
 
@@ -397,7 +404,7 @@ class Report(Record):
                 continue
             entry(report)["tasks"] += 1
             there = [fault if fault.worker else report for fault in report.faults]
-            if report.status is not Status.CLEAN and not there:
+            if report.faulty and not there:
                 there = [report]
             for of in {one.worker: one for one in there}.values():
                 entry(of)["faulty"] += 1

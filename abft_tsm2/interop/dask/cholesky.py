@@ -138,19 +138,20 @@ def protected_cholesky(
 def triangle(options: GraphOptions, a: Any, dtype: Any, check_finite: bool) -> graphs.Blocks:
     """The tasks that read the blocks of the lower triangle."""
     label, layer = f"{options.name}-read-a", {}
-    for i, k in np.ndindex(*a.numblocks):
+    for (i, k), chunk in graphs.chunks_of("a", a).items():
         if i >= k:
             how = read_symmetric if i == k else read
-            layer[label, i, k] = how, options, "a", (a.name, i, k), dtype, check_finite
+            layer[label, i, k] = how, chunk, (a.name, i, k), dtype, check_finite
     return graphs.Blocks(label, layer, a)
 
 
-def read_symmetric(options: GraphOptions, operand: str, x: Any, dtype: Any, check_finite: bool) -> Block:
+def read_symmetric(chunk: graphs.Chunk, x: Any, dtype: Any, check_finite: bool) -> Block:
     """A chunk on the diagonal, made of its lower triangle."""
-    X = as_array(x, operand, check_finite=False)
+    chunk.require(x)
+    X = as_array(x, chunk.operand, check_finite=False)
     xp = namespace(X)
     X = xp.tril(X)
-    X = as_array(X + xp.matrix_transpose(xp.tril(X, k=-1)), operand, check_finite=check_finite)
+    X = as_array(X + xp.matrix_transpose(xp.tril(X, k=-1)), chunk.operand, check_finite=check_finite)
     return Block.of(by_rows(X, dtype))
 
 

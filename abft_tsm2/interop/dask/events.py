@@ -16,10 +16,10 @@ from typing import Any
 
 from abft_tsm2 import policy
 from abft_tsm2.errors import CorruptionWarning
+from abft_tsm2.interop.dask.messages import FAULTS, REPORTS
 from abft_tsm2.interop.dask.place import worker
-from abft_tsm2.report import Report, Status
+from abft_tsm2.report import Report
 
-REPORTS, FAULTS = "abft-tsm2-reports", "abft-tsm2"  # topics: of all reports, and of what was found wrong
 METRIC = "abft faults"  # a column of the dashboard's table of workers
 ORIGIN = uuid.uuid4().hex  # of this process: events of others' graphs are not for its monitors
 
@@ -37,11 +37,33 @@ def send(report: Report, identity: str, origin: str, *, warn: bool = False) -> N
 def send_faults(report: Report, identity: str) -> None:
     """Log what one run of a task found wrong, if anything, for the scheduler's plugin to count."""
     here = worker()
-    if here is not None and report.status is not Status.CLEAN:
+    if here is not None and report.faulty:
+        guarded(here)
         place = {"worker": report.worker, "host": report.host, "device": report.device}
         faults = [str(fault) for fault in report.faults] or list(report.reasons)
         here.log_event(FAULTS, {**place, "status": report.status.name, "task": identity, "faults": faults})
         _counted(here)
+
+
+def guarded(here: Any) -> bool:
+    """Whether the scheduler has its plugin, `guard`, which is sent there from here; it cannot take it where this
+    package is not installed."""
+    if "_abft_guarded" not in here.__dict__:
+        from distributed.protocol.pickle import dumps
+        from distributed.utils import sync
+
+        from abft_tsm2.interop.dask.guard import ClusterGuard
+
+        given = {"plugin": dumps(ClusterGuard()), "name": ClusterGuard.name, "idempotent": True}
+        try:
+            sync(here.loop, here.scheduler.register_scheduler_plugin, **given)
+        except OSError:  # it may be there again the next time
+            return False
+        except Exception:  # whatever the scheduler raises
+            here._abft_guarded = False
+        else:
+            here._abft_guarded = True
+    return bool(here._abft_guarded)
 
 
 def _counted(here: Any) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
@@ -54,6 +53,9 @@ class Chunk:
 
     Attributes
     ----------
+    operand : str
+    shape : tuple of int
+    dtype : str
     arithmetic : Arithmetic, optional
         Of the products whose right operand it is: it carries sums into them.
     """
@@ -63,27 +65,34 @@ class Chunk:
     dtype: str
     arithmetic: Arithmetic | None = None
 
+    def require(self, x: Any) -> None:
+        """ValueError where the chunk is another one."""
+        found = tuple(x.shape), dtype_name(x.dtype)
+        if found != (self.shape, self.dtype):
+            raise ValueError(
+                f"{self.operand} has a chunk of shape {found[0]} and dtype {found[1]} where the Dask array says "
+                f"{self.shape} and {self.dtype}: give what made it (map_blocks, from_delayed) the right chunks= or "
+                "shape=, and dtype="
+            )
+
+
+def chunks_of(operand: str, x: Any, arithmetic: Arithmetic | None = None) -> dict[tuple[int, ...], Chunk]:
+    """Those of a Dask array, by their places in it."""
+    dtype = dtype_name(x.dtype)
+    return {
+        at: Chunk(operand, tuple(sizes[part] for sizes, part in zip(x.chunks, at, strict=True)), dtype, arithmetic)
+        for at in np.ndindex(*x.numblocks)
+    }
+
 
 def read(chunk: Chunk, x: Any) -> Block:
-    """A chunk of an operand, as the first task that reads it has it, and with the sums that it carries.
-
-    Raises
-    ------
-    ValueError
-        It is not what the Dask array says.
-    """
+    """A chunk of an operand, as the first task that reads it has it, and with the sums that it carries."""
     array = as_operand(x, chunk.operand)
-    if array.shape != chunk.shape or dtype_name(array.dtype) != chunk.dtype:
-        raise ValueError(
-            f"{chunk.operand} has a chunk of shape {array.shape} and dtype {dtype_name(array.dtype)} where the Dask "
-            f"array says {chunk.shape} and {chunk.dtype}: give what made it (map_blocks, from_delayed) the right "
-            "chunks= or shape=, and dtype="
-        )
+    chunk.require(array)
     with stream_for(array):
         block = Block.of(array)
-    arithmetic = chunk.arithmetic
-    if arithmetic is not None and is_numpy(block.array):
-        block.carried = carried_by(block.array, arithmetic)
+    if chunk.arithmetic is not None and is_numpy(block.array):
+        block.carried = carried_by(block.array, chunk.arithmetic)
     return block
 
 
@@ -121,10 +130,7 @@ def blocks(
     Dask's own product does. To keep them all would take the memory that they were to save.
     """
     label = f"{options.name}-read-{operand}"
-    chunks = {
-        at: Chunk(operand, tuple(x.chunks[axis][part] for axis, part in enumerate(at)), dtype_name(x.dtype), arithmetic)
-        for at in np.ndindex(*x.numblocks)
-    }
+    chunks = chunks_of(operand, x, arithmetic)
     if stream and (nodes := _sources(x)) is not None:
         return Blocks(label, {}, x, {at: Streamed(chunk, nodes[(x.name, *at)]) for at, chunk in chunks.items()})
     layer = {(label, *at): (read, chunk, (x.name, *at)) for at, chunk in chunks.items()}
@@ -175,12 +181,8 @@ class TaskGraph:
         self.final.update(final)
         self.layer.update({end: (settled, self.options, (part, *end[1:]), key, dtype) for key, end in final.items()})
         ends = {(label, *at): (returned, final[key]) for at, key in keys.items()}
-        client = events.current_client()
-        if client is not None:
-            from abft_tsm2.interop.dask.scheduler import install_once
-
-            install_once(client)
-            _require_picklable(self.options.on_stage)
+        if (client := events.current_client()) is not None:
+            events.subscribe(client)
         return da.Array(self._high_level(label, ends), label, chunks, meta=meta)
 
     def report(self, keys: Sequence[Any], problem: tuple[int, int, int, str]) -> Any:
@@ -190,13 +192,6 @@ class TaskGraph:
         ends: dict[Any, Any] = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(last)}
         ends[label] = (gathered, self.options.operation, problem, list(ends))
         return LazyReport(label, self._high_level(label, ends))
-
-
-def _require_picklable(on_stage: Any) -> None:
-    try:
-        cloudpickle.dumps(on_stage)
-    except Exception as error:  # whatever the objects that it refers to raise
-        raise TypeError(f"on_stage cannot be sent to the workers: {error}") from error
 
 
 def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: Any = None) -> Block:

@@ -14,12 +14,11 @@ import numpy as np
 
 from abft_tsm2.arrays import to_host
 from abft_tsm2.checksum.words import WordSums
+from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.messages import ELSEWHERE, FOUND, RAISED, RUN_AGAIN
 from abft_tsm2.interop.dask.place import located, worker
 from abft_tsm2.report import Fault, Status
-
-RUN_AGAIN, ELSEWHERE = "abft_tsm2_run_again", "abft_tsm2_elsewhere"  # what the scheduler is asked for
-FOUND = "abft_tsm2_found"  # annotation of a task: what steps of it found in earlier runs
 
 
 class Rerun(Exception):
@@ -29,9 +28,17 @@ class Rerun(Exception):
 _one_at_a_time = threading.Lock()  # tasks of two threads may find the same block changed
 
 
-def recovered(name: str, block: Block, identity: str) -> list[tuple[Status, Fault]]:
+def recovered(name: str, block: Block, identity: str, before: Iterable[Fault] = ()) -> list[tuple[Status, Fault]]:
     """Recover a block that changed, in its place, and say how; nothing where another task has recovered it already.
-    `identity`: of the step that reads it.
+
+    Parameters
+    ----------
+    name : str
+    block : Block
+    identity : str
+        Of the step that reads it.
+    before : iterable of Fault
+        What this step has found already.
 
     Raises
     ------
@@ -43,10 +50,10 @@ def recovered(name: str, block: Block, identity: str) -> list[tuple[Status, Faul
     A block that could not be recovered is left as it is: its fault names no repair.
     """
     with _one_at_a_time:
-        return [_recovered(name, block, identity)] if bool(block.words.differ(block.array)) else []
+        return [_recovered(name, block, identity, before)] if bool(block.words.differ(block.array)) else []
 
 
-def _recovered(name: str, block: Block, identity: str) -> tuple[Status, Fault]:
+def _recovered(name: str, block: Block, identity: str, before: Iterable[Fault]) -> tuple[Status, Fault]:
     if block.words.damaged(block.array):
         block.words = WordSums.of(block.array)
         return Status.CHECKSUM_FAULT, Fault(name, "checksum", (), (), 0, float("nan"), "its sums taken again")
@@ -60,7 +67,7 @@ def _recovered(name: str, block: Block, identity: str) -> tuple[Status, Fault]:
     if (source := _fetch_again(block, key)) is not None:
         return Status.CORRECTED, Fault(*lost, f"fetched again from {source}")
     again = Fault(*lost, "made again from its sources")
-    if key is not None and _ask(RUN_AGAIN, identity, [again], key=key):
+    if key is not None and _ask(RUN_AGAIN, identity, [*before, again], key=key):
         raise Rerun(again)
     return Status.INPUT_CHANGED, Fault(*lost)
 
@@ -75,33 +82,59 @@ def elsewhere(identity: str, faults: Iterable[Fault]) -> bool:
 
 def found_before(identity: str) -> list[Fault]:
     """What a step found in earlier runs of this thread's task, which then had to wait, or was given to this worker."""
-    here = worker()
-    task = None if here is None else here.state.tasks.get(here.get_current_task())
-    kept = () if task is None else (task.annotations or {}).get(FOUND, ())
-    return [Fault.from_dict(fault) for step, fault in kept if step == identity]
+    return [Fault.from_dict(fault) for step, fault in _found(_task()) if step == identity]
+
+
+def remember(identity: str, faults: Iterable[Fault]) -> None:
+    """Keep what a step has found until its task ends: a later step may have the task run again."""
+    task = _task()
+    if task is not None and (found := _entries(identity, faults)):
+        task.annotations = {**(task.annotations or {}), FOUND: [*_found(task), *found]}
+
+
+def raised() -> None:
+    """Tell the scheduler that a step of this thread's task has raised for what was found: if the task is tried again,
+    as by ``retries=``, it begins anew."""
+    if _found(_task()):
+        _call(RAISED)
 
 
 def _ask(handler: str, identity: str, faults: Iterable[Fault], **what: Any) -> bool:
-    """Whether the scheduler did what `scheduler` has it do, and keeps the faults for the next run of this step; False
-    where that is not installed."""
+    """Whether the scheduler did what `guard` has it do, and keeps what was found for the next run of the task."""
+    return _call(handler, found=[*_found(_task()), *_entries(identity, faults)], **what)
+
+
+def _call(handler: str, **what: Any) -> bool:
+    """What the scheduler says; False where there is none, or it has no such handler."""
     from distributed.utils import sync
 
     here = worker()
-    if here is None:
+    if here is None or not events.guarded(here):
         return False
-    found = [[identity, located(fault).to_dict()] for fault in faults]
-    given = {"task": here.get_current_task(), "found": found, **what}
     try:
-        return bool(sync(here.loop, getattr(here.scheduler, handler), **given))
-    except (AttributeError, KeyError, OSError):
+        return bool(sync(here.loop, getattr(here.scheduler, handler), task=here.get_current_task(), **what))
+    except OSError:
         return False
+
+
+def _task() -> Any:
+    """This thread's task, as its worker knows it; None outside of a cluster."""
+    here = worker()
+    return None if here is None else here.state.tasks.get(here.get_current_task())
+
+
+def _found(task: Any) -> list[Any]:
+    return [] if task is None else (task.annotations or {}).get(FOUND, [])
+
+
+def _entries(identity: str, faults: Iterable[Fault]) -> list[Any]:
+    return [[identity, located(fault).to_dict()] for fault in faults]
 
 
 def _known_as(block: Block) -> Any:
     """The key that the task under way reads the block by: where Dask has fused the one that made it with another, that
     is an alias, and the task behind it has no data."""
-    here = worker()
-    task = None if here is None else here.state.tasks.get(here.get_current_task())
+    here, task = worker(), _task()
     for needed in () if task is None else list(task.dependencies):
         if _holds(here.data.get(needed.key), block):
             return needed.key
@@ -113,22 +146,31 @@ def _holds(value: Any, block: Block) -> bool:
 
 
 def _fetch_again(block: Block, key: Any) -> str | None:
-    """Take the block from another worker that has it, and say which; None where none has it as it was."""
+    """Take the block from a worker that has another copy, and say which; None where none has it as it was. This worker
+    has one where the block was made again while the task held on to the old one."""
     here = worker()
     if here is None or key is None:
         return None
     from distributed.utils import sync
     from distributed.utils_comm import gather_from_workers
 
+    if _taken(here.data.get(key), block):
+        return str(here.address)
     holders = sync(here.loop, here.scheduler.who_has, keys=[key]).get(key, ())
     for holder in holders:
         if holder != here.address:
             data, *_ = sync(here.loop, gather_from_workers, {key: [holder]}, rpc=here.rpc)
-            other = data.get(key)
-            if isinstance(other, Block) and not other.changed() and not block.words.differ(other.array):
-                block.array = other.array
+            if _taken(data.get(key), block):
                 return str(holder)
     return None
+
+
+def _taken(other: Any, block: Block) -> bool:
+    """Whether the block has got the array of another one, which is as it was."""
+    if not isinstance(other, Block) or other is block or other.changed() or block.words.differ(other.array):
+        return False
+    block.array = other.array
+    return True
 
 
 def _fault(name: str, held: Any, restored: Any, rows: Any, columns: Any) -> Fault:

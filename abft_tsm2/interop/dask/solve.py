@@ -129,7 +129,8 @@ def protected_lu_solve(
     factors, rights = (blocks(options, name, x, dtype, check_finite) for name, x in (("lu", lu), ("b", right)))
     tasks, numbers = TileTasks(options, starts(lu.chunks[0])), range(lu.numblocks[0])
     name, first, n = f"{label}-read-piv", tasks.starts, lu.shape[0]
-    layer = {(name, 0, j): (read_pivots, options, (piv.name, j), first[j], n) for j in numbers}
+    chunks = graphs.chunks_of("piv", piv)
+    layer = {(name, 0, j): (read_pivots, chunks[(j,)], (piv.name, j), first[j], n) for j in numbers}
     pivots = graphs.Blocks(name, layer, piv)
     keys: dict[tuple[int, ...], Key] = {(i, j): factors.key(i, j) for i in numbers for j in numbers}
     solution = Solution(tasks, Factors(tasks, keys, {j: pivots.key(0, j) for j in numbers}), lu.chunks[0])
@@ -271,8 +272,9 @@ def _pivots(piv: Any, lu: Any) -> Any:
     return piv.rechunk((lu.chunks[0],))
 
 
-def read_pivots(options: GraphOptions, piv: Array, first: int, n: int) -> Block:
+def read_pivots(chunk: graphs.Chunk, piv: Array, first: int, n: int) -> Block:
     """The pivots of one block of rows, which begins at row `first` of n."""
+    chunk.require(piv)
     if isinstance(piv, np.ma.MaskedArray):
         raise TypeError("piv has masked chunks, whose masks would be ignored: pass dask.array.ma.filled(piv, value)")
     found = to_host(piv)

@@ -12,7 +12,7 @@ from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.place import located, place
-from abft_tsm2.interop.dask.recovery import Rerun, elsewhere, found_before, recovered
+from abft_tsm2.interop.dask.recovery import Rerun, elsewhere, found_before, raised, recovered, remember
 from abft_tsm2.interop.dask.streams import stream_for
 from abft_tsm2.report import Fault, Report, Status, by_precedence
 
@@ -91,7 +91,8 @@ def run(
                 break
             sync = True  # what a GPU's kernels leave to the host
             continue
-        found += [one for name in changed for one in _recovered(options, step, name, given[name])]
+        for name in changed:
+            found += _recovered(options, step, name, given[name], found)
         if any(status in _WRONG for status, _ in found):
             break
     else:  # recovered each time, and changed again while it was read
@@ -104,6 +105,7 @@ def run(
         raise SilentDataCorruptionError(report) from error
     if reports or report.faults:  # what only moves data has nothing to say
         _deliver(options, options.identity(step), this, report)
+    remember(options.identity(step), this.faults)
     return result, report
 
 
@@ -117,8 +119,8 @@ def _attempt(
     with stream_for(*(block.array for block in given.values())), policy.reports_kept(sync=sync) as reports:
         try:
             result = work(**{name: block.array for name, block in given.items()})
-        except (ArithmeticError, LookupError, ValueError) as raised:  # LinAlgError is one
-            error = raised
+        except (ArithmeticError, LookupError, ValueError) as caught:  # LinAlgError is one
+            error = caught
         flags: Any = [words.differ(array) for array, words in held]
         reports = [report.wait() for report in reports]
         if flags and is_cupy(flags[0]):  # read at once
@@ -128,16 +130,18 @@ def _attempt(
     return result, reports, changed, error
 
 
-def _recovered(options: GraphOptions, step: tuple[Any, ...], name: str, block: Block) -> list[tuple[Status, Fault]]:
-    """How a block was recovered; nothing where another task has done it."""
+def _recovered(
+    options: GraphOptions, step: tuple[Any, ...], name: str, block: Block, found: list[tuple[Status, Fault]]
+) -> list[tuple[Status, Fault]]:
+    """How a block was recovered, after those that were `found` before; nothing where another task has done it."""
     if not options.repairs:
         return [(Status.INPUT_CHANGED, Fault(name, "block", (), (), 0, float("nan")))]
     try:
-        return recovered(name, block, options.identity(step))
+        return recovered(name, block, options.identity(step), [fault for _, fault in found])
     except Rerun as again:
         from distributed import Reschedule
 
-        report = _combined(options, step, [], [(Status.CORRECTED, again.args[0])])
+        report = _combined(options, step, [], [*found, (Status.CORRECTED, again.args[0])])
         events.send_faults(report, options.identity(step))
         raise Reschedule(str(again.args[0])) from None
 
@@ -195,14 +199,15 @@ def _deliver(options: GraphOptions, identity: str, this: Report, report: Report)
     if report.worker:  # its warnings are printed where no user looks: the client warns
         actions = {key: "log" if action == "warn" else action for key, action in actions.items()}
     with policy.errstate(**actions):
-        raised: SilentDataCorruptionError | None = None
+        wrong: SilentDataCorruptionError | None = None
         try:
             policy.deliver(report, options.on_error, identity=identity)
         except SilentDataCorruptionError as error:
-            raised = error
+            wrong = error
     with policy.errstate(**options.actions):
         warn = "warn" in policy.actions_for(report, options.on_error).values()
     events.send(report, identity, options.origin, warn=warn)
     events.send_faults(this, identity)
-    if raised is not None:
-        raise raised
+    if wrong is not None:
+        raised()
+        raise wrong

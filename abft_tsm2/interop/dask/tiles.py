@@ -83,9 +83,10 @@ def starts(sizes: Sequence[int]) -> list[int]:
     return [0, *np.cumsum(sizes).tolist()][: len(sizes)]
 
 
-def read(options: GraphOptions, operand: str, x: Any, dtype: Any, check_finite: bool) -> Block:
+def read(chunk: graphs.Chunk, x: Any, dtype: Any, check_finite: bool) -> Block:
     """A chunk of an operand, by rows, as the first task that reads it has it."""
-    return Block.of(by_rows(as_array(x, operand, check_finite=check_finite), dtype))
+    chunk.require(x)
+    return Block.of(by_rows(as_array(x, chunk.operand, check_finite=check_finite), dtype))
 
 
 def by_rows(x: Array, dtype: Any) -> Array:
@@ -97,10 +98,8 @@ def by_rows(x: Array, dtype: Any) -> Array:
 def blocks(options: GraphOptions, operand: str, x: Any, dtype: Any, check_finite: bool) -> graphs.Blocks:
     """The tasks that read the chunks of a matrix, and sum their words."""
     label = f"{options.name}-read-{operand}"
-    layer = {
-        (label, i, j): (read, options, operand, (x.name, i, j), dtype, check_finite)
-        for i, j in np.ndindex(*x.numblocks)
-    }
+    chunks = graphs.chunks_of(operand, x)
+    layer = {(label, *at): (read, chunk, (x.name, *at), dtype, check_finite) for at, chunk in chunks.items()}
     return graphs.Blocks(label, layer, x)
 
 

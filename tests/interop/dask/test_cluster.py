@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import threading
 import time
 
 import dask
@@ -163,12 +162,6 @@ def test_a_task_that_raises_runs_again(client, right):
     with ft.monitor() as log:
         same(client.compute(C, retries=2).result(), right)
     assert log.counts[Status.CLEAN] == len(log) == TASKS
-
-
-def test_a_hook_that_cannot_be_sent_is_refused(client):
-    lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"on_stage cannot be sent to the workers: .*lock"):
-        ft.protected_gemm(*operands(), on_stage=lambda stage, arrays: lock.locked())
 
 
 def test_errstate_goes_with_the_graph(client):
