@@ -76,7 +76,8 @@ def elsewhere(identity: str, faults: Iterable[Fault]) -> bool:
     """Ask for another worker to run this thread's task, a step of which has found these faults and cannot repair them;
     False where there is no other, or no scheduler to ask."""
     here = worker()
-    found = [replace(fault, repair=fault.repair or "computed again by another worker") for fault in faults]
+    then = "computed again by another worker"
+    found = [replace(fault, repair=f"{fault.repair}, then {then}" if fault.repair else then) for fault in faults]
     return here is not None and _ask(ELSEWHERE, identity, found, worker=here.address)
 
 

@@ -279,6 +279,25 @@ def test_what_is_refused_at_once(call, error, match):
 
 
 @pytest.mark.parametrize(
+    ("call", "operand"),
+    [
+        (ft.protected_lu_factor, "a"),
+        (ft.protected_cholesky, "a"),
+        (lambda wrong: ft.protected_solve(wrong, da.ones(4, chunks=2)), "a"),
+        (lambda wrong: ft.protected_solve(da.eye(4, chunks=2), wrong), "b"),
+        (lambda wrong: ft.protected_lu_solve((wrong, da.arange(4, chunks=2)), da.ones(4, chunks=2)), "lu"),
+        (lambda wrong: ft.protected_lu_solve((da.eye(4, chunks=2), wrong[:, 0]), da.ones(4, chunks=2)), "piv"),
+    ],
+)
+@pytest.mark.parametrize("changed", [lambda x: x[:1], lambda x: x.astype(np.float16)])
+def test_a_chunk_that_is_not_what_the_array_says_is_refused(call, operand, changed):
+    wrong = da.map_blocks(changed, da.eye(4, chunks=2), chunks=((2, 2), (2, 2)), dtype=float, meta=np.empty((0, 0)))
+    result = call(wrong)
+    with pytest.raises(ValueError, match=f"{operand} has a chunk of shape .* where the Dask array says "):
+        dask.compute(result)
+
+
+@pytest.mark.parametrize(
     ("piv", "error"), [([0, 0, 2, 3], ValueError), ([0, 1, 2, 4], ValueError), ([0.5, 1, 2, 3], ValueError)]
 )
 def test_pivots_that_are_none_are_refused(piv, error):
