@@ -255,6 +255,32 @@ def test_ok_needs_every_status_that_holds_to_be_fine() -> None:
             assert example(status, also=(also,)).ok is (status in fine and also in fine)
 
 
+def test_what_could_not_be_checked_is_no_fault() -> None:
+    def report(status: Status, *also: Status) -> Report:
+        return Report(status, "gemm", 1, 1, 1, "float64", also=also)
+
+    assert not any(report(status).faulty for status in (Status.CLEAN, Status.UNVERIFIABLE, Status.PENDING))
+    repaired = (Status.CORRECTED, Status.CHECKSUM_FAULT, Status.INPUT_CHANGED, Status.UNCORRECTABLE)
+    assert all(report(status).faulty for status in repaired)
+    assert report(Status.UNVERIFIABLE, Status.CHECKSUM_FAULT).faulty
+
+
+def test_workers_are_charged_with_the_faults_that_were_found_there() -> None:
+    def report(worker: str, *found: Fault, status: Status = Status.CORRECTED) -> Report:
+        return Report(status, "gemm", 1, 1, 1, "float64", faults=found, worker=worker, host="here", device="cpu")
+
+    fault = Fault("C", "element", (0,), (0,), 1, 1.0, "recomputed")
+    there = replace(fault, worker="other", host="there", device="GPU")
+    tasks = (report("one", fault, fault), report("one", there, fault), report("one", status=Status.UNCORRECTABLE))
+    tasks += (report("one", status=Status.UNVERIFIABLE), report("", fault))
+    whole = replace(report("", status=Status.UNCORRECTABLE), products=tasks)
+    assert whole.by_worker() == {
+        "one": {"host": "here", "device": "cpu", "tasks": 4, "faulty": 3, "faults": (fault, fault, fault)},
+        "other": {"host": "there", "device": "GPU", "tasks": 0, "faulty": 1, "faults": (there,)},
+    }
+    assert report("", fault).by_worker() == {}
+
+
 def test_closest_and_total_seconds() -> None:
     check = example().checks[0]
     assert example(checks=()).closest == 0.0
