@@ -128,6 +128,10 @@ class ClusterGuard(SchedulerPlugin):
         if finish == "forgotten":
             self.attempts.pop((RUN_AGAIN, key), None)
 
+    def restart(self, scheduler: Any) -> None:
+        self.attempts.clear()
+        self.avoided.clear()
+
     def add_worker(self, scheduler: Any, worker: str) -> None:
         self._workers_changed()
         self.kept.clear()

@@ -135,6 +135,20 @@ def test_a_task_is_given_away_so_often_and_no_more():
     guarded(scheduler, what)
 
 
+def test_a_restart_leaves_nothing():
+    scheduler = Scheduler({"a": "", "b": ""}, one=task())
+
+    async def what(guard):
+        assert await guard.elsewhere("one", "a", [])
+        scheduler.tasks.clear()
+        guard.restart(scheduler)
+        guard.add_worker(scheduler, "b")
+        assert not guard.avoided
+        assert not guard.attempts
+
+    guarded(scheduler, what)
+
+
 def test_a_block_is_made_again_so_often_and_no_more():
     source, reader = task(run_spec=1, state="memory"), task(run_spec=1)
     scheduler = Scheduler({"a": ""}, source=source, reader=reader)
