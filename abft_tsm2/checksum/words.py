@@ -2,9 +2,9 @@
 
 The lines of the matrix as it lies in memory are cut into words of eight bytes, or of one element where their length is
 no multiple of that, and the words are added as unsigned integers modulo 2^64. Any change of one word shows in its row
-and in its column. One wrong word, off by d, moves both sums by d: so do as many as lie in one line, or as have
-different rows, columns and changes, and these are restored bit for bit. `abft_tsm2.checksum.storage` restores more,
-with weighted sums that take ten times as long to make.
+and in its column. One wrong word, off by d, moves both sums by d, and the sums of as many as lie in one line tell which
+they are: these are restored bit for bit. `abft_tsm2.checksum.storage` restores more, with weighted sums that take ten
+times as long to make.
 """
 
 from __future__ import annotations
@@ -133,8 +133,4 @@ def _located(by_row: _Sums, by_column: _Sums) -> tuple[Any, Any, _Sums] | None:
         return np.repeat(i, j.size), j, by_column[j]
     if j.size == 1 and np.sum(by_row[i], dtype=np.uint64) == by_column[j[0]]:
         return i, np.repeat(j, i.size), by_row[i]
-    rows, columns = np.argsort(by_row[i]), np.argsort(by_column[j])
-    change = by_row[i][rows]
-    if i.size == j.size > 1 and np.array_equal(change, by_column[j][columns]) and np.all(change[1:] != change[:-1]):
-        return i[rows], j[columns], change
     return None

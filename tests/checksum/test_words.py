@@ -43,8 +43,8 @@ def test_one_flipped_bit_is_found_and_restored(shape, dtype, order, data):
 
 
 @pytest.mark.parametrize("order", "CF")
-@pytest.mark.parametrize("where", [([3] * 6, range(6)), (range(6), [5] * 6), (range(6), [8, 2, 4, 0, 6, 10])])
-def test_lines_and_scattered_elements_are_restored(where, order):
+@pytest.mark.parametrize("where", [([3] * 6, range(6)), (range(6), [5] * 6)])
+def test_lines_are_restored(where, order):
     X = matrix(24, 32, "float64", order)
     sums, was = WordSums.of(X), bits(X).copy()
     X.view("u8")[tuple(map(list, where))] ^= np.array([1, 2, 4, 8, 1 << 40, 1 << 63], np.uint64)
@@ -61,10 +61,13 @@ def test_what_the_sums_do_not_tell_is_refused():
     assert sums.lines(X) == ((1, 2), (3, 4))
 
 
-def test_equal_changes_are_not_paired_by_guessing():
+@pytest.mark.parametrize("changes", [[[7, 0], [0, 9]], [[7, 5], [5, 9]], [[1 << 30, 0], [0, 1 << 30]]])
+def test_changes_are_not_paired_by_guessing(changes):
+    """A square that is its own mirror image leaves the sums that two words on its diagonal do."""
     X = np.zeros((8, 8))
     sums = WordSums.of(X)
-    X.view("u8")[[1, 2], [3, 4]] ^= np.uint64(1 << 30)
+    X.view("u8")[1:3, 3:5] += np.array(changes, np.uint64)
+    assert sums.differ(X)
     assert sums.restored(X) is None
 
 

@@ -180,7 +180,9 @@ class TaskGraph:
         final = {key: (f"{label}-settled", *at) for at, key in keys.items()}
         self.final.update(final)
         self.layer.update({end: (settled, self.options, (part, *end[1:]), key, dtype) for key, end in final.items()})
-        ends = {(label, *at): (returned, final[key]) for at, key in keys.items()}
+        ends = {
+            (label, *at): (returned, self.options, (f"{part}-returned", *at), final[key]) for at, key in keys.items()
+        }
         if (client := events.current_client()) is not None:
             events.subscribe(client)
         return da.Array(self._high_level(label, ends), label, chunks, meta=meta)
@@ -214,15 +216,26 @@ def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: A
 
     with stream_for(block.array):
         array = taken(block.array)
-        if not bool(block.changed()) and not found_before(options.identity(step)):
-            return block if dtype is None else Block.of(array, block.reports)
+    if _is_unchanged(options, step, block):
+        return block if dtype is None else Block.of(array, block.reports)
     array, report = run(options, step, {"C": block}, taken)
     return Block.of(array, (*block.reports, report))
 
 
-def returned(block: Block) -> Array:
-    """What a chunk of the result is."""
-    return block.array
+def returned(options: GraphOptions, step: tuple[Any, ...], block: Block) -> Array:
+    """What a chunk of the result is, compared once more: where the report is computed too, Dask fuses this task with
+    none, and the block was in memory, or has travelled. The report is another task's, and does not have what is found
+    here; monitors have."""
+    if _is_unchanged(options, step, block):
+        return block.array
+    array: Array = run(options, step, {"C": block}, lambda C: C)[0]
+    return array
+
+
+def _is_unchanged(options: GraphOptions, step: tuple[Any, ...], block: Block) -> bool:
+    """Whether there is nothing to recover, now or in an earlier run."""
+    with stream_for(block.array):
+        return not bool(block.changed()) and not found_before(options.identity(step))
 
 
 def _unrounded(options: GraphOptions, block: Block) -> Report:

@@ -44,6 +44,7 @@ class ClusterGuard(SchedulerPlugin):
         self.retired: set[tuple[str, str]] = set()
         self.kept: set[tuple[str, str]] = set()
         self.attempts: Counter[tuple[str, Any]] = Counter()
+        self.asked: dict[Any, set[Any]] = {}  # by readers that have not ended: the blocks that they have found lost
         self.avoided: dict[Any, Avoided] = {}
         self.scheduler: Any = None
         self.under_way: set[asyncio.Task[None]] = set()
@@ -68,12 +69,13 @@ class ClusterGuard(SchedulerPlugin):
         `task` is the one that reads it, maybe itself the one that made it, and will have to know what it found.
         """
         source, attempt = self.scheduler.tasks.get(key), (RUN_AGAIN, key)
-        if source is None or not source.run_spec:
+        if source is None or not _can_run(source):
             return False
         if source.state == "memory" or key == task:  # else another reader has asked
             self.attempts[attempt] += 1
             if self.attempts[attempt] > ATTEMPTS:
                 return False
+        self.asked.setdefault(task, set()).add(key)
         if source.state == "memory":
             self.scheduler.transitions({key: "released"}, stimulus_id=f"abft-tsm2-{self.attempts[attempt]}")
         self._remember(task, found)
@@ -97,11 +99,19 @@ class ClusterGuard(SchedulerPlugin):
         none, and it may run on all."""
         task, avoided = self.scheduler.tasks[key], self.avoided[key]
         self._unrestrict(task, avoided)
-        valid = self.scheduler.valid_workers(task)
-        others = {one.address for one in (self.scheduler.running if valid is None else valid)} - avoided.workers
+        others = self._able(task) - avoided.workers
+        if not others and task.loose_restrictions:  # what the user said was a preference
+            task.worker_restrictions = task.host_restrictions = None
+            others = self._able(task) - avoided.workers
+            self._unrestrict(task, avoided)
         if others:
             task.worker_restrictions, task.host_restrictions = others, None
         return bool(others)
+
+    def _able(self, task: Any) -> set[str]:
+        """The workers that a task may run on."""
+        valid = self.scheduler.valid_workers(task)
+        return {one.address for one in (self.scheduler.running if valid is None else valid)}
 
     @staticmethod
     def _unrestrict(task: Any, avoided: Avoided) -> None:
@@ -125,12 +135,17 @@ class ClusterGuard(SchedulerPlugin):
             avoided, task = self.avoided.pop(key, None), self.scheduler.tasks.get(key)
             if avoided is not None and task is not None:
                 self._unrestrict(task, avoided)
+            asked = self.asked.pop(key, set())
+            for block in (
+                asked if finish == "memory" else ()
+            ):  # it was read as it was: what is lost next is another loss
+                self.attempts.pop((RUN_AGAIN, block), None)
         if finish == "forgotten":
             self.attempts.pop((RUN_AGAIN, key), None)
 
     def restart(self, scheduler: Any) -> None:
-        self.attempts.clear()
-        self.avoided.clear()
+        for kept in (self.attempts, self.avoided, self.asked):
+            kept.clear()
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         self._workers_changed()
@@ -214,3 +229,17 @@ class ClusterGuard(SchedulerPlugin):
                 _, host, device = deserialize(said.header, said.frames) if isinstance(said, Serialized) else said
                 places[address] = host, device
         return places
+
+
+def _can_run(task: Any) -> bool:
+    """Whether a task can run again, and what it needs: scattered data that were freed cannot be made again, and Dask
+    would forget all that depends on them."""
+    waiting, seen = [task], {task}
+    while waiting:
+        one = waiting.pop()
+        if not one.run_spec or one.has_lost_dependencies:
+            return False
+        needed = {other for other in one.dependencies if other.state != "memory"} - seen
+        seen |= needed
+        waiting += needed
+    return True

@@ -101,10 +101,10 @@ def run(
         raise error
     this = _combined(options, step, reports, found)
     report = _with_earlier(options.identity(step), this)
-    if error is not None:
-        raise SilentDataCorruptionError(report) from error
     if reports or report.faults:  # what only moves data has nothing to say
         _deliver(options, options.identity(step), this, report)
+    if error is not None:  # there is no result, whatever the policy says
+        raise SilentDataCorruptionError(report) from error
     remember(options.identity(step), this.faults)
     return result, report
 

@@ -122,6 +122,21 @@ def test_all_that_a_task_finds_is_said_once(client, right):
     assert client.run_on_scheduler(left_on_tasks) == []  # computed again, they begin anew
 
 
+@pytest.mark.parametrize("pattern", [planting.SINGLE, planting.SQUARE])
+def test_the_result_is_compared_by_the_task_that_returns_it(client, right, pattern):
+    """Beside a report, that is another task than the one that has settled it."""
+    C, told = ft.protected_gemm(*operands(), return_report=True)
+    name = next(layer for layer in C.dask.layers if layer.endswith("-steps"))
+    kept = client.get(C.dask, [key for key in C.dask.layers[name] if "-settled" in str(key)], sync=False)
+    wait(kept)
+    assert sum(client.run(planting.in_memory, "-settled", pattern).values()) == 24
+    with ft.monitor() as log:
+        C, told = client.persist([C, told])
+        wait([C, told])
+    same(C.compute(), right)
+    assert {fault.operand for report in log for fault in report.faults} == {"C"}
+
+
 def left_on_tasks(dask_scheduler):
     """Tasks that have restrictions, or know of faults."""
     return [

@@ -276,6 +276,19 @@ def test_a_block_that_is_lost_is_refused(call, kind, monkeypatch):
     assert Status.INPUT_CHANGED in (found.status, *found.also)
 
 
+def test_a_lost_block_that_cannot_be_factored_is_told_as_any_other(monkeypatch):
+    def change(block):
+        block.array = block.array.copy()
+        block.array[:2, :2] = [[-1e6, 2e6], [2e6, -3e6]]
+        return True
+
+    done = corrupting(monkeypatch, "product", change)
+    with ft.monitor() as log, pytest.raises(SilentDataCorruptionError, match="INPUT_CHANGED"):
+        dask.compute(CALLS["cholesky"]())
+    assert len(done) == 1
+    assert log.counts[Status.INPUT_CHANGED] == 1
+
+
 def test_pivots_that_name_no_row_are_restored(right, monkeypatch):
     def change(piv):
         piv.array = piv.array.copy()

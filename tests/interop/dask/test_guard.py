@@ -1,8 +1,9 @@
 """The scheduler's plugin, on a scheduler of which it sees what is given here."""
 
 import asyncio
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -55,10 +56,16 @@ class Guard(ClusterGuard):
         return {one: self.scheduler.places[one] for one in workers if one in self.scheduler.places}
 
 
-def task(**given):
-    return SimpleNamespace(
-        **{"worker_restrictions": None, "host_restrictions": None, "annotations": None, "state": "processing", **given}
-    )
+@dataclass(eq=False)
+class Task:
+    state: str = "processing"
+    run_spec: Any = "what to run"
+    worker_restrictions: Any = None
+    host_restrictions: Any = None
+    loose_restrictions: bool = False
+    annotations: Any = None
+    has_lost_dependencies: bool = False
+    dependencies: set[Any] = field(default_factory=set)
 
 
 def guarded(scheduler, what):
@@ -83,7 +90,7 @@ def fault(guard, where):
 
 
 def test_a_task_is_kept_from_one_worker_and_runs_on_all_others_whoever_comes_and_goes():
-    one = task(annotations={"mine": 1}, host_restrictions={"here"})
+    one = Task(annotations={"mine": 1}, host_restrictions={"here"})
     scheduler = Scheduler({"a": "", "b": "", "c": ""}, one=one)
 
     async def what(guard):
@@ -111,7 +118,7 @@ def test_a_task_is_kept_from_one_worker_and_runs_on_all_others_whoever_comes_and
 
 
 def test_only_workers_that_can_run_a_task_count():
-    one, two = task(), task(worker_restrictions={"a", "b"})
+    one, two = Task(), Task(worker_restrictions={"a", "b"})
     scheduler = Scheduler({"a": "", "b": "", "c": ""}, one=one, two=two)
     scheduler.able = {"a", "c"}  # they have a resource that the tasks need
 
@@ -121,12 +128,15 @@ def test_only_workers_that_can_run_a_task_count():
         assert not await guard.elsewhere("two", "a", ["found"])  # the user said a or b
         assert (two.worker_restrictions, two.annotations) == ({"a", "b"}, None)
         assert not await guard.elsewhere("three", "a", [])
+        two.loose_restrictions = True  # and then that they are a preference
+        assert await guard.elsewhere("two", "a", ["found"])
+        assert two.worker_restrictions == {"c"}
 
     guarded(scheduler, what)
 
 
 def test_a_task_is_given_away_so_often_and_no_more():
-    scheduler = Scheduler(dict.fromkeys("abcdefg", ""), one=task())
+    scheduler = Scheduler(dict.fromkeys("abcdefg", ""), one=Task())
 
     async def what(guard):
         asked = [await guard.elsewhere("one", worker, []) for worker in "abcde"]
@@ -136,7 +146,7 @@ def test_a_task_is_given_away_so_often_and_no_more():
 
 
 def test_a_restart_leaves_nothing():
-    scheduler = Scheduler({"a": "", "b": ""}, one=task())
+    scheduler = Scheduler({"a": "", "b": ""}, one=Task())
 
     async def what(guard):
         assert await guard.elsewhere("one", "a", [])
@@ -150,7 +160,7 @@ def test_a_restart_leaves_nothing():
 
 
 def test_a_block_is_made_again_so_often_and_no_more():
-    source, reader = task(run_spec=1, state="memory"), task(run_spec=1)
+    source, reader = Task("memory"), Task()
     scheduler = Scheduler({"a": ""}, source=source, reader=reader)
 
     async def what(guard):
@@ -165,6 +175,46 @@ def test_a_block_is_made_again_so_often_and_no_more():
         assert reader.annotations is None
 
     guarded(scheduler, what)
+
+
+def test_a_loss_after_a_reader_has_ended_is_another_one():
+    source, reader = Task("memory"), Task()
+    scheduler = Scheduler({"a": ""}, source=source, reader=reader)
+
+    async def what(guard):
+        for _ in range(3):
+            asked = [await guard.run_again("source", "reader", []) for _ in range(ATTEMPTS + 1)]
+            assert asked == [True] * ATTEMPTS + [False]
+            guard.transition("reader", "processing", "memory")
+        assert not guard.attempts
+        assert not guard.asked
+
+    guarded(scheduler, what)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Task("released", run_spec=None),
+        Task("released", has_lost_dependencies=True),
+        Task("released", dependencies={Task("waiting", dependencies={Task("released", run_spec=None)})}),
+    ],
+)
+def test_a_block_of_data_that_are_gone_is_not_released(data):
+    """Dask would forget it, and all that depends on it."""
+    source = Task("memory", dependencies={Task("memory", run_spec=None), data})
+    scheduler = Scheduler({"a": ""}, source=source, reader=Task())
+
+    async def what(guard):
+        assert not await guard.run_again("source", "reader", [])
+        data.state = "memory"
+        data.has_lost_dependencies = False
+        assert await guard.run_again("source", "reader", [])
+        source.has_lost_dependencies = True
+        assert not await guard.run_again("source", "reader", [])
+
+    guarded(scheduler, what)
+    assert scheduler.moved == [{"source": "released"}]
 
 
 # ---- quarantine ----------------------------------------------------------------------------------------------------
