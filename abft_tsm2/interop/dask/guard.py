@@ -129,6 +129,10 @@ class ClusterGuard(SchedulerPlugin):
         self._remember(task, [])
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if start == "processing" and (key in self.asked or key in self.avoided):
+            # The worker has room for another task: Dask looks for one where a task ends, but not where it is to run
+            # again, and those that it waits for may be in the scheduler's queue.
+            self.scheduler.loop.add_callback(self._fill_workers)
         if finish in ("memory", "erred", "forgotten"):  # the task has told, and may be computed anywhere another time
             self._remember(key, [])
             self.attempts.pop((ELSEWHERE, key), None)
@@ -142,6 +146,9 @@ class ClusterGuard(SchedulerPlugin):
                 self.attempts.pop((RUN_AGAIN, block), None)
         if finish == "forgotten":
             self.attempts.pop((RUN_AGAIN, key), None)
+
+    def _fill_workers(self) -> None:
+        self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="abft-tsm2-room")
 
     def restart(self, scheduler: Any) -> None:
         for kept in (self.attempts, self.avoided, self.asked):

@@ -19,7 +19,8 @@ class Scheduler(SimpleNamespace):
     """Workers by address, on the hosts that these say; and the tasks that there are."""
 
     def __init__(self, places, **tasks):
-        super().__init__(places=places, tasks=tasks, handlers={}, moved=[], said=[], busy=set(), able=None)
+        super().__init__(places=places, tasks=tasks, handlers={}, moved=[], said=[], busy=set(), able=None, filled=0)
+        self.loop = SimpleNamespace(add_callback=lambda what: what())
 
     @property
     def workers(self):
@@ -39,6 +40,9 @@ class Scheduler(SimpleNamespace):
 
     def transitions(self, what, stimulus_id):
         self.moved.append(what)
+
+    def stimulus_queue_slots_maybe_opened(self, stimulus_id):
+        self.filled += 1
 
     def log_event(self, topic, message):
         assert topic == FAULTS
@@ -173,6 +177,20 @@ def test_a_block_is_made_again_so_often_and_no_more():
         assert reader.annotations == {FOUND: ["more"]}
         await guard.raised("reader")
         assert reader.annotations is None
+
+    guarded(scheduler, what)
+
+
+def test_workers_that_have_room_again_are_given_what_is_queued():
+    scheduler = Scheduler({"a": "", "b": ""}, source=Task("memory"), reader=Task(), one=Task(), other=Task())
+
+    async def what(guard):
+        assert await guard.run_again("source", "reader", [])
+        assert await guard.elsewhere("one", "a", [])
+        for key, filled in (("other", 0), ("reader", 1), ("one", 2)):
+            guard.transition(key, "processing", "released")
+            guard.transition(key, "released", "waiting")
+            assert scheduler.filled == filled
 
     guarded(scheduler, what)
 
