@@ -216,8 +216,8 @@ def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: A
 
     with stream_for(block.array):
         array = taken(block.array)
-    if _is_unchanged(options, step, block):
-        return block if dtype is None else Block.of(array, block.reports)
+        if _is_unchanged(options, step, block):
+            return block if dtype is None else Block.of(array, block.reports)
     array, report = run(options, step, {"C": block}, taken)
     return Block.of(array, (*block.reports, report))
 
@@ -226,16 +226,16 @@ def returned(options: GraphOptions, step: tuple[Any, ...], block: Block) -> Arra
     """What a chunk of the result is, compared once more: where the report is computed too, Dask fuses this task with
     none, and the block was in memory, or has travelled. The report is another task's, and does not have what is found
     here; monitors have."""
-    if _is_unchanged(options, step, block):
-        return block.array
+    with stream_for(block.array):
+        if _is_unchanged(options, step, block):
+            return block.array
     array: Array = run(options, step, {"C": block}, lambda C: C)[0]
     return array
 
 
 def _is_unchanged(options: GraphOptions, step: tuple[Any, ...], block: Block) -> bool:
     """Whether there is nothing to recover, now or in an earlier run."""
-    with stream_for(block.array):
-        return not bool(block.changed()) and not found_before(options.identity(step))
+    return not bool(block.changed()) and not found_before(options.identity(step))
 
 
 def _unrounded(options: GraphOptions, block: Block) -> Report:

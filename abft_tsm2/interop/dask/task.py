@@ -99,13 +99,14 @@ def run(
         found += [(Status.INPUT_CHANGED, Fault(name, "block", (), (), 0, float("nan"))) for name in changed]
     if error is not None and not changed:
         raise error
+    identity = options.identity(step)
     this = _combined(options, step, reports, found)
-    report = _with_earlier(options.identity(step), this)
+    report = _with_earlier(identity, this)
     if reports or report.faults:  # what only moves data has nothing to say
-        _deliver(options, options.identity(step), this, report)
+        _deliver(options, identity, this, report)
     if error is not None:  # there is no result, whatever the policy says
         raise SilentDataCorruptionError(report) from error
-    remember(options.identity(step), this.faults)
+    remember(identity, this.faults)
     return result, report
 
 

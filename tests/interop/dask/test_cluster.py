@@ -74,23 +74,21 @@ def test_blocks_damaged_on_the_wire(client, right, pattern, repair):
     assert {fault.worker for fault in faulty} <= {message["worker"] for message in told if "worker" in message}
 
 
-def persisted(client):
-    """Operands whose blocks are read, and stay in the memory of the workers."""
-    x, y = operands()
-    C, report = ft.protected_gemm(x, y, return_report=True)
-    name = next(layer for layer in C.dask.layers if layer.endswith("read-a"))
-    keys = list(C.dask.layers[name])
+def held(client, C, part):
+    """Have tasks of a graph computed of which the keys name this part, and their blocks kept in the workers' memory."""
+    keys = [key for layer in C.dask.layers.values() for key in layer if part in str(key)]
     futures = client.get(C.dask, keys, sync=False)
     wait(futures)
-    return C, report, name, futures
+    return futures
 
 
 @pytest.mark.parametrize(
     ("pattern", "repair"), [(planting.SINGLE, "restored bit for bit"), (planting.SQUARE, "made again")]
 )
 def test_blocks_damaged_in_memory(client, right, pattern, repair):
-    C, told, name, kept = persisted(client)
-    planted = sum(client.run(planting.in_memory, name, pattern).values())
+    C, told = ft.protected_gemm(*operands(), return_report=True)
+    kept = held(client, C, "-read-a")
+    planted = sum(client.run(planting.in_memory, "-read-a", pattern).values())
     assert planted == len(kept) == 30
     with ft.monitor() as log:
         C, report = dask.compute(C, told)
@@ -102,11 +100,9 @@ def test_blocks_damaged_in_memory(client, right, pattern, repair):
 
 def test_all_that_a_task_finds_is_said_once(client, right):
     """Its blocks of A are restored, and then it has to wait for one of B."""
-    x, y = operands()
-    C, told = ft.protected_gemm(x, y, return_report=True)
-    names = [layer for layer in C.dask.layers if "-read-" in layer]
-    kept = client.get(C.dask, [key for name in names for key in C.dask.layers[name]], sync=False)
-    wait(kept)
+    C, told = ft.protected_gemm(*operands(), return_report=True)
+    kept = held(client, C, "-read-")
+    assert len(kept) == 50
     client.run(planting.in_memory, "-read-a", planting.SINGLE)
     client.run(planting.in_memory, "-read-b", planting.SQUARE)
     with ft.monitor() as log:
@@ -126,9 +122,8 @@ def test_all_that_a_task_finds_is_said_once(client, right):
 def test_the_result_is_compared_by_the_task_that_returns_it(client, right, pattern):
     """Beside a report, that is another task than the one that has settled it."""
     C, told = ft.protected_gemm(*operands(), return_report=True)
-    name = next(layer for layer in C.dask.layers if layer.endswith("-steps"))
-    kept = client.get(C.dask, [key for key in C.dask.layers[name] if "-settled" in str(key)], sync=False)
-    wait(kept)
+    kept = held(client, C, "-settled")
+    assert len(kept) == 24
     assert sum(client.run(planting.in_memory, "-settled", pattern).values()) == 24
     with ft.monitor() as log:
         C, told = client.persist([C, told])
@@ -178,14 +173,13 @@ def test_many_tasks_that_lose_one_block_wait_for_it_once():
     """Also where the graph is made before the cluster."""
     x, y = da.from_array(X[:96, :16], chunks=16), da.from_array(Y[:16], chunks=(16, 128))
     C, told = ft.protected_gemm(x, y, on_stage=_longer_and_longer, return_report=True)
-    names = [layer for layer in C.dask.layers if "-read-" in layer]
     with (
         LocalCluster(n_workers=1, threads_per_worker=6, processes=False, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
         ft.monitor() as log,
     ):
-        kept = client.get(C.dask, [key for name in names for key in C.dask.layers[name]], sync=False)
-        wait(kept)
+        kept = held(client, C, "-read-")
+        assert len(kept) == 7
         assert sum(client.run(planting.in_memory, "-read-b", planting.SQUARE).values()) == 1
         C, report = dask.compute(C, told)
     np.testing.assert_allclose(C, X[:96, :16] @ Y[:16], rtol=0, atol=1e-12)
@@ -202,7 +196,8 @@ _turn = itertools.count()
 
 
 def test_a_damaged_file_of_a_spilled_block(client, right):
-    C, _, _, kept = persisted(client)
+    C = ft.protected_gemm(*operands())
+    kept = held(client, C, "-read-a")
     client.run(planting.spill)
     planted = sum(client.run(planting.in_files).values())
     assert planted > 0
