@@ -1,15 +1,15 @@
-"""A stream of its own for each thread of a worker that has a GPU.
+"""Streams of a worker that has a GPU: one for each of its threads, and one on which long tasks take turns.
 
-On a stream that they share, the verdict on one thread's task would arrive behind all that the others have queued; on
-streams of one priority, tasks of two threads would share the GPU and end together, and it would be idle until both have
-begun another one. So each thread has another priority, as far as the GPU has them. Work of the user's tasks, on the
-default stream, and of these streams waits for one another, as CUDA has it for streams that are not "non-blocking"; a
-task leaves nothing on its stream when it ends.
+On a single stream, the verdict on a short task would arrive behind all that other threads have queued. On streams of
+their threads, long tasks would share the GPU and end together, and it would be idle until the host has begun others. So
+long tasks run one after the other on a stream that threads share, and while one runs, the host ends the one before and
+queues the one behind it; short tasks run on the streams of threads, which have the highest priority. Work of the user's
+tasks, on the default stream, and of these streams waits for one another, as CUDA has it for streams that are not
+"non-blocking"; a task leaves nothing on a stream when it ends.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +17,9 @@ from typing import Any
 
 from abft_tsm2.arrays import Array, is_cupy
 
+_HIGHEST = -5  # a GPU that has fewer priorities takes the nearest
 _own = threading.local()
-_threads = itertools.count()
-_PRIORITIES = 6  # 0 to -5; a GPU that has fewer takes the nearest
+_shared: dict[int, tuple[Any, Any]] = {}  # by device: a lock, held while a task is queued, and the stream
 
 
 @contextmanager
@@ -35,8 +35,31 @@ def stream_for(*arrays: Array) -> Iterator[None]:
     streams: dict[int, Any] = _own.__dict__.setdefault("streams", {})
     with first.device:
         if first.device.id not in streams:
-            streams[first.device.id] = cupy.cuda.Stream(priority=-(next(_threads) % _PRIORITIES))
+            streams[first.device.id] = cupy.cuda.Stream(priority=_HIGHEST)
         stream = streams[first.device.id]
         with stream:
             yield
             stream.synchronize()
+
+
+@contextmanager
+def in_turn(*arrays: Array) -> Iterator[None]:
+    """Within `stream_for`: queue what follows behind the tasks of all threads that were queued so, and this thread's
+    stream behind it. The host waits for another thread that queues, and for nothing on the device."""
+    first = next((x for x in arrays if is_cupy(x)), None)
+    if first is None:
+        yield
+        return
+    import cupy
+
+    own = cupy.cuda.get_current_stream()
+    if first.device.id not in _shared:
+        _shared.setdefault(first.device.id, (threading.Lock(), cupy.cuda.Stream()))
+    lock, shared = _shared[first.device.id]
+    with lock:
+        shared.wait_event(own.record(cupy.cuda.Event(disable_timing=True)))
+        try:
+            with shared:
+                yield
+        finally:
+            own.wait_event(shared.record(cupy.cuda.Event(disable_timing=True)))

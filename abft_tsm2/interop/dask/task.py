@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.place import located, place
 from abft_tsm2.interop.dask.recovery import Rerun, elsewhere, found_before, raised, recovered, remember
-from abft_tsm2.interop.dask.streams import stream_for
+from abft_tsm2.interop.dask.streams import in_turn, stream_for
 from abft_tsm2.report import Fault, Report, Status, by_precedence
 
 ATTEMPTS = 3
@@ -117,12 +118,14 @@ def _attempt(
     says nothing."""
     result, error = None, None
     held = [(block.array, block.words) for block in given.values()]  # another thread may recover a block meanwhile
-    with stream_for(*(block.array for block in given.values())), policy.reports_kept(sync=sync) as reports:
-        try:
-            result = work(**{name: block.array for name, block in given.items()})
-        except (ArithmeticError, LookupError, ValueError) as caught:  # LinAlgError is one
-            error = caught
-        flags: Any = [words.differ(array) for array, words in held]
+    arrays = [array for array, _ in held]
+    with stream_for(*arrays), policy.reports_kept(sync=sync) as reports:
+        with contextlib.nullcontext() if sync else in_turn(*arrays):
+            try:
+                result = work(**{name: block.array for name, block in given.items()})
+            except (ArithmeticError, LookupError, ValueError) as caught:  # LinAlgError is one
+                error = caught
+            flags: Any = [words.differ(array) for array, words in held]
         reports = [report.wait() for report in reports]
         if flags and is_cupy(flags[0]):  # read at once
             flags = to_host(namespace(flags[0]).stack(flags))
