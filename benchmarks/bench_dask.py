@@ -6,6 +6,7 @@ are in the memory of the workers.
     python -m benchmarks.bench_dask faults             faults planted in blocks, on the wire, in sums and in files
     python -m benchmarks.bench_dask memory             operands and result on disk, two workers of 1 GiB
     python -m benchmarks.bench_dask device             CuPy chunks on one GPU, one worker and two that share it
+    python -m benchmarks.bench_dask device --cards 2 --workers 2     a GPU each
 
 The other side is ``a @ b`` of the same arrays on the same cluster. Outputs are compared in the same run. Writes
 results/dask.csv and results/dask_faults.csv; the exit code is 1 where a bar is missed or a result is wrong.
@@ -45,8 +46,22 @@ BLOCKS_MORE = 6
 """Blocks by which the peak of a worker's memory may be above that without protection."""
 
 COLUMNS = (
-    *("suite", "dtype", "n", "block", "workers", "threads", "rounds", "plain_s", "protected_s", "ratio", "bar"),
-    *("plain_cpu_s", "protected_cpu_s", "plain_peak_mib", "protected_peak_mib", "worst_error", "killed", "error"),
+    *(
+        "suite",
+        "dtype",
+        "n",
+        "block",
+        "workers",
+        "threads",
+        "cards",
+        "rounds",
+        "plain_s",
+        "protected_s",
+        "ratio",
+        "bar",
+    ),
+    *("plain_cpu_s", "protected_cpu_s", "plain_peak_mib", "protected_peak_mib"),
+    *("worst_error", "killed", "error"),
 )
 FAULT_COLUMNS = ("place", "dtype", "products", "planted", "reported", "repaired", "raised", "silent")
 ENVIRONMENT = ("device", "cores", "python", "numpy", "blas", "dask", "distributed", "cupy")
@@ -55,8 +70,8 @@ _number = itertools.count()
 
 
 @contextlib.contextmanager
-def cluster(workers: int, *, threads: int = 1, memory: str | int = "auto") -> Iterator[Client]:
-    """Processes of one BLAS thread each (`distributed` starts them so), and a client."""
+def cluster(workers: int, *, threads: int = 1, memory: str | int = "auto", cards: int = 0) -> Iterator[Client]:
+    """Processes of one BLAS thread each (`distributed` starts them so), in turn on these `cards`, and a client."""
     with (
         tempfile.TemporaryDirectory() as where,
         dask.config.set({"temporary-directory": where}),
@@ -69,7 +84,14 @@ def cluster(workers: int, *, threads: int = 1, memory: str | int = "auto") -> It
         ) as processes,
         Client(processes) as client,
     ):
+        if cards:
+            client.run(_take_card, cards)
         yield client
+
+
+def _take_card(cards: int, dask_worker: Any) -> None:
+    """Before this process has seen any."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(dask_worker.name % cards)
 
 
 def fresh(x: Any) -> Any:
@@ -154,7 +176,7 @@ def products(n: int, block: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Two workers of one thread; and one that is killed in the midst of a product."""
     for dtype in ("float64", "float32"):
         with cluster(2) as client:
-            a, b = client.persist([_normal(n, block, dtype, seed) for seed in (1, 2)])
+            a, b = client.persist([on_host(n, block, dtype, seed) for seed in (1, 2)])
             wait([a, b])
             times = timed(client, a, b, rounds, lambda: None)
             C = abft_tsm2.protected_gemm(fresh(a), fresh(b)).persist()
@@ -163,14 +185,14 @@ def products(n: int, block: int, rounds: int) -> Iterator[dict[str, Any]]:
             yield row("products", a, block, client, times, error, killed=killed)
 
 
-def _normal(n: int, block: int, dtype: str, seed: int) -> Any:
+def on_host(n: int, block: int, dtype: str, seed: int) -> Any:
     return da.random.default_rng(seed).standard_normal((n, n), chunks=block).astype(dtype)
 
 
 def _killed(client: Client, C: Any, n: int, block: int, dtype: str, after: float) -> str:
     """Whether the bits are those of C when a worker is killed on the way; the operands are computed again as well."""
     right = C.compute()
-    a, b = (_normal(n, block, dtype, seed) for seed in (1, 2))
+    a, b = (on_host(n, block, dtype, seed) for seed in (1, 2))
     future = client.compute(abft_tsm2.protected_gemm(fresh(a), fresh(b)))
     time.sleep(after / 2)
     os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
@@ -287,21 +309,24 @@ def _file_error(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
 # ---- a GPU ---------------------------------------------------------------------------------------------------------
 
 
-def device(n: int, block: int, rounds: int, threads: int, workers_each: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """CuPy chunks: so many workers that share a GPU."""
+def device(
+    n: int, block: int, rounds: int, threads: int, workers_each: Sequence[int], cards: int
+) -> Iterator[dict[str, Any]]:
+    """CuPy chunks: so many workers that share the GPUs."""
     for workers in workers_each:
-        with cluster(workers, threads=threads, memory=0) as client:  # Dask would count the card's memory as the host's
-            client.run(_pool, 0.9 / workers)
-            a, b = client.persist([_on_device(n, block, seed) for seed in (1, 2)])
+        # memory: Dask would count the card's as the host's
+        with cluster(workers, threads=threads, memory=0, cards=cards) as client:
+            client.run(_pool, 0.9 / -(-workers // cards))
+            a, b = client.persist([on_device(n, block, seed) for seed in (1, 2)])
             wait([a, b])
-            times = timed(client, a, b, rounds, lambda: client.run(_synchronize))
+            times = timed(client, a, b, rounds, lambda: client.run(synchronize))
             C = abft_tsm2.protected_gemm(fresh(a), fresh(b)).persist()
             wait(C)
-            yield row("device", a, block, client, times, worst(C, a, b))
+            yield row("device", a, block, client, times, worst(C, a, b), cards=cards)
             del C, a, b
 
 
-def _on_device(n: int, block: int, seed: int) -> Any:
+def on_device(n: int, block: int, seed: int) -> Any:
     import cupy
 
     like = da.empty((n, n), chunks=block, dtype="float32")
@@ -316,7 +341,7 @@ def _random(x: Any, seed: int, block_info: Any = None) -> Any:
     return rng.standard_normal(x.shape, dtype=cupy.float32)
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
     import cupy
 
     cupy.cuda.Device().synchronize()
@@ -366,6 +391,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2, help="threads of a worker that has a GPU: one feeds it")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="those that share a GPU")
+    parser.add_argument("--cards", type=int, default=1, help="GPUs, which workers get in turn")
     parser.add_argument("--where", type=Path, default=Path(tempfile.gettempdir()), help="folder for operands on disk")
     parser.add_argument("--output", type=Path, default=sheet.RESULTS, help="folder of the CSV files")
     options = parser.parse_args(arguments)
@@ -380,7 +406,9 @@ def main(arguments: list[str] | None = None) -> int:
             "products": lambda n=n, block=block: products(n, block, options.rounds),
             "faults": lambda block=block: faults(options.faults, block),
             "memory": lambda n=n, block=block: memory(n, block, 1 << 30, options.where),
-            "device": lambda n=n, block=block: device(n, block, options.rounds, options.threads, options.workers),
+            "device": lambda n=n, block=block: device(
+                n, block, options.rounds, options.threads, options.workers, options.cards
+            ),
         }[name]
         file, columns = ("dask_faults", FAULT_COLUMNS) if name == "faults" else ("dask", COLUMNS)
         more = environment(name)

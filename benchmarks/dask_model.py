@@ -2,12 +2,13 @@
 
     python -m benchmarks.dask_model                      all of it, two minutes on two cores
     python -m benchmarks.dask_model --only model         the model beside one and two processes of this machine
+    python -m benchmarks.dask_model --only gpus          the same beside one and two GPUs, with a worker each
     python -m benchmarks.dask_model --only simulation    1 to 10,000 workers, simulated
     python -m benchmarks.dask_model --only figure        docs/figures/dask_scaling.svg, from dask_simulation.csv
 
 Measured: medians of `persist` of the protected product, of the same graph without checks, and of Dask's own ``A @ B``,
 in turn, on operands in the workers' memory; one BLAS thread a worker. The model's parameters are measured on the same
-two processes beforehand. Writes results/dask_model.csv.
+two processes beforehand. Writes results/dask_model.csv and results/dask_model_gpus.csv.
 
 Simulated: a cluster as `CLUSTER` says, with products that grow with it: a worker has four blocks of C in the mean, each
 a sum of eight products. Writes results/dask_simulation.csv.
@@ -19,21 +20,22 @@ import argparse
 import heapq
 import itertools
 import math
+import os
 import statistics
 import sys
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2.interop.dask import ClusterModel, protected_gemm
-from benchmarks import figures, sheet
+from benchmarks import bench_dask, figures, sheet
 from benchmarks.rows import short
 from benchmarks.timing import machine
 
@@ -46,6 +48,7 @@ ROWS, STEPS = 2, 8  # of C there are ROWS sqrt(W) blocks by as many, each a sum 
 AHEAD = 2  # blocks of C that a worker has begun: one receives while the other computes
 PROTECTED, PLAIN, DASK = "protected", "the same graph without checks", "A @ B of Dask"
 FAULTY = "protected, with faults"
+PARTS = ("model", "gpus", "simulation", "figure")
 
 
 # ---- simulated -----------------------------------------------------------------------------------------------------
@@ -285,20 +288,6 @@ def simulation(
 # ---- measured ------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def cluster(processes: int) -> Iterator[Any]:
-    """A client of workers of one thread and one BLAS thread."""
-    from distributed import Client, LocalCluster
-
-    with (
-        LocalCluster(
-            n_workers=processes, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as made,
-        Client(made) as client,
-    ):
-        yield client
-
-
 def unprotected(x: Any, y: Any) -> Any:
     """The product of Dask arrays by the graph of the protected one, without checks."""
     import dask.array as da
@@ -323,22 +312,23 @@ def _received(dask_worker: Any) -> int:
     return sum(len(one["keys"]) for one in dask_worker.transfer_incoming_log)
 
 
-def measured(client: Any, n: int, block: int, dtype: str, repeats: int) -> dict[str, tuple[float, float]]:
+def measured(client: Any, x: Any, y: Any, repeats: int, settle: Callable[[], Any]) -> dict[str, tuple[float, float]]:
     """Median seconds of each way to multiply, and the blocks that a worker received; the first round warms up."""
     import dask.array as da
     from distributed import wait
 
-    rng = da.random.default_rng(0)
-    x, y = (rng.standard_normal((n, n), chunks=block).astype(dtype).persist() for _ in range(2))
+    x, y = client.persist([x, y])
     wait([x, y])
     ways: dict[str, Callable[[Any, Any], Any]] = {PROTECTED: protected_gemm, PLAIN: unprotected, DASK: da.matmul}
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for _ in range(repeats + 1):
         for way, multiply in ways.items():
             before = sum(client.run(_received).values())
+            settle()
             begun = time.perf_counter()
             C = multiply(x, y).persist()
             wait(C)
+            settle()
             taken = time.perf_counter() - begun
             counts = client.run(_received)
             times[way].append((taken, (sum(counts.values()) - before) / len(counts)))
@@ -346,19 +336,22 @@ def measured(client: Any, n: int, block: int, dtype: str, repeats: int) -> dict[
     return {way: tuple(map(statistics.median, zip(*found[1:], strict=True))) for way, found in times.items()}
 
 
-def comparison(n: int, block: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Rows: the model beside measured runs; its parameters are measured on the two processes."""
-    import dask
-    import distributed
-
+def comparison(n: int, block: int, repeats: int, *, gpus: bool = False) -> Iterator[dict[str, Any]]:
+    """Rows: the model beside measured runs; its parameters are measured on the two processes. `gpus`: these have a GPU
+    and two threads each."""
     models: dict[str, ClusterModel] = {}
+    threads = 2 if gpus else 1
     for workers in (2, 1):
-        with cluster(workers) as client:
-            for dtype in ("float64", "float32"):
+        with bench_dask.cluster(workers, threads=threads, memory=0, cards=workers if gpus else 0) as client:
+            for dtype in ("float32",) if gpus else ("float64", "float32"):
+                if gpus:
+                    x, y = (bench_dask.on_device(n, block, seed) for seed in (1, 2))
+                else:
+                    x, y = (bench_dask.on_host(n, block, dtype, seed) for seed in (1, 2))
                 if dtype not in models:
-                    models[dtype] = ClusterModel.measured(client, block, dtype)
-                model = models[dtype]
-                for way, (seconds, received) in measured(client, n, block, dtype, repeats).items():
+                    models[dtype] = ClusterModel.measured(client, block, dtype, like=x._meta)
+                model, settle = models[dtype], partial(client.run, bench_dask.synchronize if gpus else os.getpid)
+                for way, (seconds, received) in measured(client, x, y, repeats, settle).items():
                     found = model.seconds(n, n, n, block, dtype, workers, protected=way == PROTECTED)
                     known = way != DASK
                     yield {
@@ -370,8 +363,7 @@ def comparison(n: int, block: int, repeats: int) -> Iterator[dict[str, Any]]:
                         "measured_received": short(received),
                         **({f"{step}_s": short(part) if known else "" for step, part in found._asdict().items()}),
                         **{name: short(value) for name, value in asdict(model).items()},
-                        **machine(),
-                        **{"threads": 1, "dask": dask.__version__, "distributed": distributed.__version__},
+                        **{"threads": threads, **bench_dask.environment("device" if gpus else "model")},
                     }
 
 
@@ -418,18 +410,21 @@ def written(name: str, rows: Iterator[dict[str, Any]], shown: Sequence[str]) -> 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("model", "simulation", "figure"), help="one part; all of them without it")
-    parser.add_argument("--size", type=int, default=2048, help="of the products that are measured")
-    parser.add_argument("--block", type=int, default=512)
+    parser.add_argument("--only", choices=PARTS, help="one part; without it all that need no GPU")
+    parser.add_argument("--size", type=int, help="of the products that are measured: 2048, on GPUs 32768")
+    parser.add_argument("--block", type=int, help="of those: 512, on GPUs 4096")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--most", type=int, default=max(WORKERS), help="workers to simulate")
     parser.add_argument("--suffix", default="", help="of the names of the CSV files and of the figure")
     options = parser.parse_args(arguments)
     simulated = f"dask_simulation{options.suffix}"
+    shown = ("dtype", "workers", "way", "predicted_s", "measured_s", "ratio", "measured_received")
     if options.only in (None, "model"):
-        rows = comparison(options.size, options.block, options.repeats)
-        shown = ("dtype", "workers", "way", "predicted_s", "measured_s", "ratio", "measured_received")
+        rows = comparison(options.size or 2048, options.block or 512, options.repeats)
         written(f"dask_model{options.suffix}", rows, shown)
+    if options.only == "gpus":
+        rows = comparison(options.size or 32768, options.block or 4096, options.repeats, gpus=True)
+        written(f"dask_model_gpus{options.suffix}", rows, shown)
     if options.only in (None, "simulation"):
         rows = simulation([count for count in WORKERS if count <= options.most], BLOCKS)
         written(simulated, rows, ("block", "workers", "run", "seconds", "efficiency", "overhead", "again", "retired"))

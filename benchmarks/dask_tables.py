@@ -23,7 +23,7 @@ def latest(suite: str) -> list[Row]:
     found: dict[tuple[str, ...], Row] = {}
     for row in read("dask"):
         if row["suite"] == suite:
-            found[tuple(row[key] for key in ("device", "dtype", "n", "workers", "threads"))] = row
+            found[tuple(row[key] for key in ("device", "dtype", "n", "workers", "threads", "cards"))] = row
     return list(found.values())
 
 
@@ -46,7 +46,8 @@ def times() -> str:
 
 
 def _on(row: Row) -> str:
-    return {"products": "CPU, ", "memory": "CPU, 1 GiB a worker, files, ", "device": "GPU, "}[row["suite"]]
+    gpus = "GPU, " if row["cards"] in ("", "1") else f"{row['cards']} GPUs, "
+    return {"products": "CPU, ", "memory": "CPU, 1 GiB a worker, files, ", "device": gpus}[row["suite"]]
 
 
 def faults() -> str:

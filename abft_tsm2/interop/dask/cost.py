@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import FLOATS, type_name
+from abft_tsm2.arrays import FLOATS, Array, from_host, namespace, to_host, type_name
 from abft_tsm2.gemm.operands import problem_of
 from abft_tsm2.interop.dask import events, graphs
 from abft_tsm2.interop.dask.block import Block
@@ -246,7 +246,7 @@ class ClusterModel:
         return min(sizes, key=lambda block: (self.seconds(m, k, n, block, dtype, workers).total, -block))
 
     @classmethod
-    def measured(cls, client: Any = None, block: int = 512, dtype: Any = "float64") -> Self:
+    def measured(cls, client: Any = None, block: int = 512, dtype: Any = "float64", like: Array | None = None) -> Self:
         """The model of a cluster, by a few seconds of short measurements on two of its workers.
 
         Parameters
@@ -256,6 +256,8 @@ class ClusterModel:
         block : int
             Of the products and transfers that are timed, from 256: rates rise with it.
         dtype : str or dtype
+        like : array, optional
+            Of the kind of the blocks, such as ``cupy.empty(0)``; NumPy arrays unless given.
 
         Raises
         ------
@@ -264,16 +266,18 @@ class ClusterModel:
 
         Notes
         -----
-        Of NumPy arrays, by one thread of a worker while the others rest: a worker of several threads that share its
-        memory and cores is slower in each. Where client and scheduler are one process, its time is that of both. A
-        script that starts processes needs ``if __name__ == "__main__":``.
+        By one thread of a worker while the others rest: a worker of several threads that share its memory and cores is
+        slower in each. On a GPU a product by itself is timed, where several in a row hide what the host does for each:
+        `per_product` is above what it is in a task of several. Where client and scheduler are one process, its time is
+        that of both. A script that starts processes needs ``if __name__ == "__main__":``.
         """
+        like = np.empty(0) if like is None else like[:0]
         if block < _STEP:
             raise ValueError(f"block is {block}: at least {_STEP}, or its product is nothing but calls")
         client = events.current_client() if client is None else client
         if client is not None:
             with client.as_current():
-                return cls(**_measurements(client, block, type_name(dtype)))
+                return cls(**_measurements(client, block, type_name(dtype), like))
         from distributed import Client, LocalCluster
 
         with (
@@ -281,7 +285,7 @@ class ClusterModel:
             Client(cluster, set_as_default=False) as own,
             own.as_current(),
         ):
-            return cls(**_measurements(own, block, type_name(dtype)))
+            return cls(**_measurements(own, block, type_name(dtype), like))
 
 
 def _counts(m: int, k: int, n: int, block: int, workers: int) -> tuple[int, int, int]:
@@ -314,17 +318,17 @@ def _received(M: int, K: int, N: int, workers: int) -> tuple[float, float]:
 # ---- measurements --------------------------------------------------------------------------------------------------
 
 
-def _measurements(client: Any, block: int, dtype: str) -> dict[str, float]:
+def _measurements(client: Any, block: int, dtype: str, like: Array) -> dict[str, float]:
     """The parameters of a model of that cluster."""
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     if len(workers) < 2:
         raise ValueError(f"the cluster has {len(workers)} worker: transfers are measured between two")
     here, there = workers[:2]
-    multiply, check, calls = client.submit(_product_times, block, dtype, workers=[here], pure=False).result()
+    multiply, check, calls = client.submit(_product_times, block, dtype, like, workers=[here], pure=False).result()
     more = _reads(block, block, block, dtype, False) - _reads(*(_SMALL,) * 3, dtype, False)
     read_rate = more / max(check - calls, 1e-7)
 
-    latency, whole = (_delivery(client, here, there, side, dtype) for side in (1, block))
+    latency, whole = (_delivery(client, here, there, side, dtype, like) for side in (1, block))
     per_task, scheduler = _task_times(client, here)
     return {
         "flop_rate": 2 * block**3 / multiply * _sizes(dtype)[1] / 8,
@@ -337,13 +341,13 @@ def _measurements(client: Any, block: int, dtype: str) -> dict[str, float]:
     }
 
 
-def _product_times(block: int, dtype: str) -> tuple[float, float, float]:
+def _product_times(block: int, dtype: str, like: Array) -> tuple[float, float, float]:
     """Of a product of blocks, on a worker: multiplying, and all else; and all else of a small one."""
     options = GraphOptions("measured", "gemm", origin="")  # monitors are not told, here or at the client
     found = []
     for side in (_SMALL, block):
         settings: dict[str, Any] = {"alpha": 1.0, "check": "auto", "verify": None, "precision": None}
-        X = np.random.default_rng(0).standard_normal((side, side)).astype(np.dtype(dtype))
+        X = from_host(np.random.default_rng(0).standard_normal((side, side)).astype(np.dtype(dtype)), like)
         arithmetic = problem_of(X, X, None, beta=0.0, out_dtype=None, **settings).arithmetic
         chunk = graphs.Chunk("b", X.shape, str(X.dtype), arithmetic)
         a, b, c0 = Block.of(X), graphs.read(chunk, X), Block.of(X.copy())
@@ -353,17 +357,25 @@ def _product_times(block: int, dtype: str) -> tuple[float, float, float]:
             with policy.reports_kept():
                 C = chain(options, (0, 0, 0), [(a, b)], c0, {**settings, "beta": 1.0, "widen": False})
             taken = time.perf_counter() - begun
-            multiply = C.reports[-1].seconds["multiply"]
+            multiply = C.reports[-1].seconds.get("multiply") or _multiply_seconds(X)
             steps.append((multiply, taken - multiply))
         found.append([median(times) for times in zip(*steps[1:], strict=True)])  # the first one warms up
     (_, calls), (multiply, check) = found
     return multiply, check, calls
 
 
-def _delivery(client: Any, source: str, target: str, side: int, dtype: str) -> float:
+def _multiply_seconds(X: Array) -> float:
+    """Of a product on a GPU, whose reports have no times, until the host has an element of it."""
+    to_host(X[:1, :1])
+    begun = time.perf_counter()
+    to_host((X @ X)[:1, :1])
+    return time.perf_counter() - begun
+
+
+def _delivery(client: Any, source: str, target: str, side: int, dtype: str, like: Array) -> float:
     """Seconds that a block is on its way to another worker, by that one's own clock."""
     for number in range(_REPEATS + 1):
-        block = client.submit(_block, side, dtype, number, workers=[source], pure=False)
+        block = client.submit(_block, side, dtype, number, like, workers=[source], pure=False)
         client.submit(_nothing, number, block, workers=[target], pure=False).result()
     return float(median(client.run(_last_deliveries, _REPEATS, workers=[target])[target]))
 
@@ -372,7 +384,7 @@ def _task_times(client: Any, worker: str) -> tuple[float, float]:
     """Seconds for each task of a worker, and of the scheduler."""
     from distributed import wait
 
-    block = client.submit(_block, 1, "float64", 0, workers=[worker], pure=False)
+    block = client.submit(_block, 1, "float64", 0, np.empty(0), workers=[worker], pure=False)
     steps = []
     for _ in range(_REPEATS + 1):
         cpu, begun = client.run_on_scheduler(time.thread_time), time.perf_counter()
@@ -387,8 +399,8 @@ def _last_deliveries(count: int, dask_worker: Any) -> list[float]:
     return [one["stop"] - one["start"] for one in list(dask_worker.transfer_incoming_log)[-count:]]
 
 
-def _block(side: int, dtype: str, number: int) -> Block:
-    return Block.of(np.full((side, side), number, np.dtype(dtype)))
+def _block(side: int, dtype: str, number: int, like: Array) -> Block:
+    return Block.of(namespace(like).full((side, side), number, dtype=np.dtype(dtype)))
 
 
 def _nothing(number: int, block: Block) -> int:
