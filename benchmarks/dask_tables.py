@@ -66,7 +66,7 @@ def faults() -> str:
 
 def model() -> str:
     """The model's seconds beside those that were measured."""
-    rows = read("dask_model")
+    rows = [*read("dask_model"), *read("dask_model_gpus")]
     body = [
         (
             f"{row['dtype']} {row['n']} in blocks of {row['block']}",

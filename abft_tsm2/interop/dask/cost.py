@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import FLOATS, Array, from_host, namespace, to_host, type_name
+from abft_tsm2.arrays import FLOATS, Array, from_host, is_numpy, namespace, to_host, type_name
 from abft_tsm2.gemm.operands import problem_of
 from abft_tsm2.interop.dask import events, graphs
 from abft_tsm2.interop.dask.block import Block
@@ -35,7 +35,7 @@ class ClusterSeconds(NamedTuple):
     transfers : float
         Receiving blocks of A and B.
     tasks : float
-        Beginning and ending its tasks.
+        Beginning and ending its tasks; with `ClusterModel.overlap` what a GPU does not hide of that, and of calls.
     scheduling : float
         Of the scheduler, which does the tasks of all workers one after the other.
     """
@@ -73,6 +73,8 @@ class ClusterModel:
         Seconds of a worker for each task, whatever it does.
     scheduler : float
         Seconds of the scheduler for each task. Dask's documentation says 0.2 to 1 ms for both together.
+    overlap : bool
+        Whether workers go on to the next products and tasks while a device multiplies and checks, as on GPUs.
 
     Raises
     ------
@@ -103,6 +105,9 @@ class ClusterModel:
     K (M + N) / sqrt(W) (R. A. van de Geijn and J. Watts, SUMMA, Concurrency: Practice and Experience 9 (1997) 255),
     less by up to sqrt(c); but Dask's scheduler knows no grid.
 
+    *GPUs.* With `overlap`, c K per_product and the time of tasks count as far as they are above that of the rest of
+    compute and checks.
+
     *Sum and bound.* Receiving is added to computing, although Dask does both at once where it can. The scheduler is
     serial, and takes (M K N + M N + M K + K N) scheduler for all tasks: it keeps no more workers busy than a product
     takes longer than its own time for a task.
@@ -124,6 +129,7 @@ class ClusterModel:
     per_product: float = 1e-3
     per_task: float = 5e-4
     scheduler: float = 2e-4
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -171,7 +177,12 @@ class ClusterModel:
             everywhere += M * N + M * K + K * N
         a, b = _received(M, K, N, workers)
         transfers = (a + b) * self.latency + (a * bm * bk + b * bk * bn) * size / self.bandwidth
-        return ClusterSeconds(compute, checks, transfers, tasks * self.per_task, everywhere * self.scheduler)
+        host = tasks * self.per_task
+        if self.overlap:
+            calls = chains * K * self.per_product if protected else 0.0
+            checks -= calls
+            host = max(0.0, host + calls - compute - checks)
+        return ClusterSeconds(compute, checks, transfers, host, everywhere * self.scheduler)
 
     def product_seconds(self, m: int, k: int, n: int, dtype: Any = "float64") -> float:
         """The time of one product of blocks on one worker, without its checks."""
@@ -267,9 +278,8 @@ class ClusterModel:
         Notes
         -----
         By one thread of a worker while the others rest: a worker of several threads that share its memory and cores is
-        slower in each. On a GPU a product by itself is timed, where several in a row hide what the host does for each:
-        `per_product` is above what it is in a task of several. Where client and scheduler are one process, its time is
-        that of both. A script that starts processes needs ``if __name__ == "__main__":``.
+        slower in each. Where client and scheduler are one process, its time is that of both. A script that starts
+        processes needs ``if __name__ == "__main__":``.
         """
         like = np.empty(0) if like is None else like[:0]
         if block < _STEP:
@@ -318,15 +328,16 @@ def _received(M: int, K: int, N: int, workers: int) -> tuple[float, float]:
 # ---- measurements --------------------------------------------------------------------------------------------------
 
 
-def _measurements(client: Any, block: int, dtype: str, like: Array) -> dict[str, float]:
+def _measurements(client: Any, block: int, dtype: str, like: Array) -> dict[str, Any]:
     """The parameters of a model of that cluster."""
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     if len(workers) < 2:
         raise ValueError(f"the cluster has {len(workers)} worker: transfers are measured between two")
     here, there = workers[:2]
+    overlap = not is_numpy(like)
     multiply, check, calls = client.submit(_product_times, block, dtype, like, workers=[here], pure=False).result()
-    more = _reads(block, block, block, dtype, False) - _reads(*(_SMALL,) * 3, dtype, False)
-    read_rate = more / max(check - calls, 1e-7)
+    least, reads = (_reads(*(side,) * 3, dtype, False) for side in (_SMALL, block))
+    read_rate = reads / max(check, 1e-7) if overlap else (reads - least) / max(check - calls, 1e-7)
 
     latency, whole = (_delivery(client, here, there, side, dtype, like) for side in (1, block))
     per_task, scheduler = _task_times(client, here)
@@ -335,14 +346,17 @@ def _measurements(client: Any, block: int, dtype: str, like: Array) -> dict[str,
         "read_rate": read_rate,
         "bandwidth": block * block * _sizes(dtype)[0] / max(whole - latency, 1e-7),
         "latency": latency,
-        "per_product": max(0.0, calls - _reads(*(_SMALL,) * 3, dtype, False) / read_rate),
+        "per_product": calls if overlap else max(0.0, calls - least / read_rate),
         "per_task": per_task,
         "scheduler": scheduler,
+        "overlap": overlap,
     }
 
 
 def _product_times(block: int, dtype: str, like: Array) -> tuple[float, float, float]:
-    """Of a product of blocks, on a worker: multiplying, and all else; and all else of a small one."""
+    """Of a product of blocks, on a worker: multiplying, and all else; and all else of a small one. On a GPU of one of
+    a task of several, which hide what the host does or, where they are small, are hidden by it."""
+    links = 1 if is_numpy(like) else LINKS["cupy"]
     options = GraphOptions("measured", "gemm", origin="")  # monitors are not told, here or at the client
     found = []
     for side in (_SMALL, block):
@@ -355,21 +369,23 @@ def _product_times(block: int, dtype: str, like: Array) -> tuple[float, float, f
         for _ in range(_REPEATS + 1):
             begun = time.perf_counter()
             with policy.reports_kept():
-                C = chain(options, (0, 0, 0), [(a, b)], c0, {**settings, "beta": 1.0, "widen": False})
-            taken = time.perf_counter() - begun
-            multiply = C.reports[-1].seconds.get("multiply") or _multiply_seconds(X)
+                C = chain(options, (0, 0, 0), [(a, b)] * links, c0, {**settings, "beta": 1.0, "widen": False})
+            taken = (time.perf_counter() - begun) / links
+            multiply = C.reports[-1].seconds["multiply"] if is_numpy(X) else _multiply_seconds(X, links)
             steps.append((multiply, taken - multiply))
         found.append([median(times) for times in zip(*steps[1:], strict=True)])  # the first one warms up
     (_, calls), (multiply, check) = found
     return multiply, check, calls
 
 
-def _multiply_seconds(X: Array) -> float:
-    """Of a product on a GPU, whose reports have no times, until the host has an element of it."""
+def _multiply_seconds(X: Array, times: int) -> float:
+    """Of one of so many products on a GPU, whose reports have no times."""
     to_host(X[:1, :1])
     begun = time.perf_counter()
-    to_host((X @ X)[:1, :1])
-    return time.perf_counter() - begun
+    for _ in range(times):
+        C = X @ X
+    to_host(C[:1, :1])
+    return (time.perf_counter() - begun) / times
 
 
 def _delivery(client: Any, source: str, target: str, side: int, dtype: str, like: Array) -> float:

@@ -35,7 +35,7 @@ def test_more_workers_have_less_to_do_and_more_to_receive_in_all(protected):
 @pytest.mark.parametrize("name", [field.name for field in fields(ClusterModel)])
 def test_what_is_faster_takes_no_longer(name):
     rate = name in ("flop_rate", "read_rate", "bandwidth")
-    better = replace(MODEL, **{name: getattr(MODEL, name) * (2 if rate else 0.5)})
+    better = replace(MODEL, **{name: True if name == "overlap" else getattr(MODEL, name) * (2 if rate else 0.5)})
     for workers in (1, 4, 1000):
         for protected in (True, False):
             given = (N, N // 2, N, 2048, "float32", workers, protected)
@@ -43,6 +43,16 @@ def test_what_is_faster_takes_no_longer(name):
     assert any(
         better.seconds(N, N, N, 2048, "float64", w) != MODEL.seconds(N, N, N, 2048, "float64", w) for w in (1, 4)
     )
+
+
+def test_a_device_hides_what_the_host_does_meanwhile_and_no_more():
+    for block in (256, 4096):
+        one, other = (replace(MODEL, overlap=overlap).seconds(N, N, N, block, workers=4) for overlap in (True, False))
+        calls = (N // block) ** 3 / 4 * MODEL.per_product
+        device, host = one.compute + one.checks, other.tasks + calls
+        assert other.checks - one.checks == pytest.approx(calls)
+        assert one.tasks == pytest.approx(max(0.0, host - device))
+        assert (host > device) is (block == 256)
 
 
 def test_protection_costs_what_it_reads_and_is_the_less_the_larger_the_blocks():

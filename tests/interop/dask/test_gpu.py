@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import abft_tsm2 as ft
-from abft_tsm2.interop.dask import gemm
+from abft_tsm2.interop.dask import ClusterModel, gemm
 from abft_tsm2.report import Status
 from benchmarks.dask_planting import SINGLE, SQUARE
 
@@ -123,6 +123,9 @@ def test_workers_that_share_it(workers, tmp_path):
         assert report.status is Status.CLEAN
         assert log.counts == {Status.CLEAN: 16}
         if workers == 2:
+            model = ClusterModel.measured(client, 256, "float32", like=a._meta)
+            assert model.overlap
+            assert model.seconds(512, 512, 512, 128, "float32", 2).total > 0
             client.run(planting.on_arrival, SINGLE, 3, 5)
             C, report = dask.compute(*ft.protected_gemm(a, b, return_report=True, check="rows"))
             assert sum(client.run(planting.arrivals).values()) > 0
