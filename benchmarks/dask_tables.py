@@ -69,7 +69,7 @@ def model() -> str:
     rows = [*read("dask_model"), *read("dask_model_gpus")]
     body = [
         (
-            f"{row['dtype']} {row['n']} in blocks of {row['block']}",
+            f"{'GPU' if row['cupy'] else 'CPU'}, {row['dtype']} {row['n']} in blocks of {row['block']}",
             row["workers"],
             row["way"],
             *(f"{float(row[key]):.3g}" for key in ("predicted_s", "measured_s")),
@@ -80,7 +80,7 @@ def model() -> str:
         if row["predicted_s"]
     ]
     head = ("product", "workers", "graph", "model, s", "measured, s", "measured / model", "blocks received", "measured")
-    return csv_table(head, body) + _footer(rows[-1:])
+    return csv_table(head, body) + _footer(rows)
 
 
 def _footer(rows: list[Row]) -> str:

@@ -137,7 +137,7 @@ def protected_cholesky(
 
 def triangle(options: GraphOptions, a: Any, dtype: Any, check_finite: bool) -> graphs.Blocks:
     """The tasks that read the blocks of the lower triangle."""
-    label, layer = f"{options.name}-read-a", {}
+    label, layer = options.label("read-a"), {}
     for (i, k), chunk in graphs.chunks_of("a", a).items():
         if i >= k:
             how = read_symmetric if i == k else read

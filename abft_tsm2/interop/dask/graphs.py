@@ -129,7 +129,7 @@ def blocks(
     `stream`: chunks that follow from nothing in memory, as those of files do, are read by each task that needs them, as
     Dask's own product does. To keep them all would take the memory that they were to save.
     """
-    label = f"{options.name}-read-{operand}"
+    label = options.label(f"read-{operand}")
     chunks = chunks_of(operand, x, arithmetic)
     if stream and (nodes := _sources(x)) is not None:
         return Blocks(label, {}, x, {at: Streamed(chunk, nodes[(x.name, *at)]) for at, chunk in chunks.items()})

@@ -51,6 +51,12 @@ class GraphOptions:
         """What names a task, however often it runs."""
         return f"{self.name}-{'-'.join(map(str, step))}"
 
+    def label(self, kind: str) -> str:
+        """The name of tasks of one kind. The scheduler expects of a task the time of those before it that have the same
+        name up to the token at the end, and shows them in one colour."""
+        operation, token = self.name.rsplit("-", 1)
+        return f"{operation}-{kind}-{token}"
+
     @property
     def repairs(self) -> bool:
         return self.on_error is None or self.on_error == "correct"

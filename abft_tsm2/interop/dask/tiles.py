@@ -97,7 +97,7 @@ def by_rows(x: Array, dtype: Any) -> Array:
 
 def blocks(options: GraphOptions, operand: str, x: Any, dtype: Any, check_finite: bool) -> graphs.Blocks:
     """The tasks that read the chunks of a matrix, and sum their words."""
-    label = f"{options.name}-read-{operand}"
+    label = options.label(f"read-{operand}")
     chunks = graphs.chunks_of(operand, x)
     layer = {(label, *at): (read, chunk, (x.name, *at), dtype, check_finite) for at, chunk in chunks.items()}
     return graphs.Blocks(label, layer, x)
@@ -127,7 +127,7 @@ class TileTasks:
 
     def add(self, task: Callable[..., Any], kind: str, at: tuple[int, ...], *arguments: Any) -> Key:
         """Add a task, and return its key."""
-        key = (f"{self.options.name}-{kind}", *at)
+        key = (self.options.label(kind), *at)
         self.layer[key] = (task, self.options, (kind, *at), *arguments)
         return key
 

@@ -6,6 +6,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.utils import key_split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg.blas import dgemm
@@ -167,6 +168,18 @@ def test_it_is_lazy_and_named_by_its_arguments():
     ]
     assert len({C.name for C in products}) == len(products)
     assert ft.protected_gemm(A, B).name == products[0].name
+
+
+def test_what_reads_has_names_of_its_own():
+    """Dask takes the time of tasks for that of others of their name: a product for as short as reading a block."""
+    a = da.ones((4, 4), chunks=2).persist()
+    keys = ft.protected_gemm(a, a).dask
+    names = {part: {key_split(key) for key in keys if part in key[0]} for part in ("read-a", "read-b", "product")}
+    assert names == {
+        "read-a": {"protected-gemm-read-a"},
+        "read-b": {"protected-gemm-read-b"},
+        "product": {"protected-gemm"},
+    }
 
 
 def test_two_tasks_that_read_a_block_which_changes():
