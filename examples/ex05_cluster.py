@@ -5,7 +5,7 @@ python examples/ex05_cluster.py tasks.png          without a name: into the fold
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,5 +88,8 @@ def draw(tasks: Sequence[Mapping[str, Any]], report: ft.Report, picture: Path) -
 
 
 if __name__ == "__main__":
-    default = Path(tempfile.gettempdir()) / "abft_tsm2_tasks.png"
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "picture", nargs="?", type=Path, default=Path(tempfile.gettempdir()) / "abft_tsm2_tasks.png", help="to write"
+    )
+    main(parser.parse_args().picture)
