@@ -398,6 +398,8 @@ def main(arguments: list[str] | None = None) -> int:
     names = options.suites or ["products", "faults", "memory"]
     if unknown := set(names) - {"products", "faults", "memory", "device"}:
         parser.error(f"unknown suite {', '.join(sorted(unknown))}: choose products, faults, memory, device")
+    if not 1 <= options.cards <= min(options.workers):
+        parser.error(f"--cards {options.cards}: from 1 to the number of workers, so that each has one")
     failed = False
     for name in names:
         n = options.n or {"memory": 16384, "device": 32768}.get(name, 4096)

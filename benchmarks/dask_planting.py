@@ -191,7 +191,7 @@ def _product(client: Client, x: Array, y: Array, block: int, hook: Any) -> tuple
     """A product whose first tasks have run: the blocks of the operands are in the memory of the workers."""
     a, b = (da.from_array(z, chunks=block, name=f"operand-{next(_seeds)}") for z in (x, y))
     C, report = abft_tsm2.protected_gemm(a, b, on_stage=hook, return_report=True)
-    read = [layer for layer in C.dask.layers if "-read-" in layer]
+    read = [layer for layer in C.dask.layers if layer.startswith("read-")]
     kept = client.get(C.dask, [key for layer in read for key in C.dask.layers[layer]], sync=False)
     wait(kept)
     return (read, kept), C, report
@@ -201,7 +201,7 @@ def _planter(
     client: Client, place: str, seed: int, kept: tuple[list[str], Any]
 ) -> tuple[Callable[[], int], Callable[[], int]]:
     """What plants before the product and says how many, and what says how many were planted during it."""
-    part = kept[0][seed % 2].rpartition("-")[0]  # of both operands
+    part = kept[0][0].partition("-protected-")[2]  # of both operands of this product
     pattern = SQUARE if "four" in place else SINGLE
 
     def total(function: Any, *arguments: Any) -> int:

@@ -70,7 +70,7 @@ def draw(tasks: Sequence[Mapping[str, Any]], report: ft.Report, picture: Path) -
     figure, axis = pyplot.subplots(figsize=(9, 2.5))
     for task in tasks:
         name, *index = task["key"] if isinstance(task["key"], tuple) else (task["key"],)
-        kind = next((kind for kind in COLOURS if f"-{kind}" in name.removeprefix("protected-gemm")), "c")
+        kind = next((kind for kind in COLOURS if name.startswith(kind)), "c")
         line = workers.index(task["worker"])
         for part in task["startstops"]:
             colour = COLOURS.get(part["action"], COLOURS[kind])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import FLOATS, Array, from_host, is_numpy, namespace, to_host, type_name
+from abft_tsm2.arrays import FLOATS, Array, from_host, is_cupy, is_numpy, namespace, to_host, type_name
 from abft_tsm2.gemm.operands import problem_of
 from abft_tsm2.interop.dask import events, graphs
 from abft_tsm2.interop.dask.block import Block
@@ -35,7 +35,7 @@ class ClusterSeconds(NamedTuple):
     transfers : float
         Receiving blocks of A and B.
     tasks : float
-        Beginning and ending its tasks; with `ClusterModel.overlap` what a GPU does not hide of that, and of calls.
+        Beginning and ending its tasks; with `ClusterModel.gpu` what a GPU does not hide of that, and of calls.
     scheduling : float
         Of the scheduler, which does the tasks of all workers one after the other.
     """
@@ -73,13 +73,16 @@ class ClusterModel:
         Seconds of a worker for each task, whatever it does.
     scheduler : float
         Seconds of the scheduler for each task. Dask's documentation says 0.2 to 1 ms for both together.
-    overlap : bool
-        Whether workers go on to the next products and tasks while a device multiplies and checks, as on GPUs.
+    gpu : bool
+        Whether workers multiply on GPUs, with two threads or more each: a task has eight products instead of four, and
+        the host works ahead while the device multiplies and checks.
 
     Raises
     ------
     ValueError
         A rate is not positive, or a time negative.
+    TypeError
+        `gpu` is neither True nor False.
 
     Notes
     -----
@@ -105,7 +108,7 @@ class ClusterModel:
     K (M + N) / sqrt(W) (R. A. van de Geijn and J. Watts, SUMMA, Concurrency: Practice and Experience 9 (1997) 255),
     less by up to sqrt(c); but Dask's scheduler knows no grid.
 
-    *GPUs.* With `overlap`, c K per_product and the time of tasks count as far as they are above that of the rest of
+    *GPUs.* With `gpu`, c K per_product and the time of tasks count as far as they are above that of the rest of
     compute and checks.
 
     *Sum and bound.* Receiving is added to computing, although Dask does both at once where it can. The scheduler is
@@ -129,9 +132,11 @@ class ClusterModel:
     per_product: float = 1e-3
     per_task: float = 5e-4
     scheduler: float = 2e-4
-    overlap: bool = False
+    gpu: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.gpu, bool):
+            raise TypeError(f"gpu is {self.gpu!r}: True or False")
         for one in fields(self):
             value = getattr(self, one.name)
             rate = one.name in ("flop_rate", "read_rate", "bandwidth")
@@ -178,7 +183,7 @@ class ClusterModel:
         a, b = _received(M, K, N, workers)
         transfers = (a + b) * self.latency + (a * bm * bk + b * bk * bn) * size / self.bandwidth
         host = tasks * self.per_task
-        if self.overlap:
+        if self.gpu:
             calls = chains * K * self.per_product if protected else 0.0
             checks -= calls
             host = max(0.0, host + calls - compute - checks)
@@ -210,14 +215,13 @@ class ClusterModel:
         )
         return with_checks / without
 
-    @staticmethod
-    def memory(block: int, dtype: Any = "float64", threads: int = 1) -> int:
+    def memory(self, block: int, dtype: Any = "float64", threads: int = 1) -> int:
         """Bytes that the tasks of a worker hold at a time, for each thread: the operands of a task, C0, C, and two
         blocks on their way.
 
         Beside them a worker has its share of what is kept: operands in memory, finished blocks of C.
         """
-        return blocks_held(LINKS["numpy"]) * threads * _sizes(dtype)[1] * block * block
+        return blocks_held(LINKS["cupy" if self.gpu else "numpy"]) * threads * _sizes(dtype)[1] * block * block
 
     def choose_block(
         self, m: int, k: int, n: int, memory: float, dtype: Any = "float64", workers: int = 1, threads: int = 1
@@ -268,20 +272,25 @@ class ClusterModel:
             Of the products and transfers that are timed, from 256: rates rise with it.
         dtype : str or dtype
         like : array, optional
-            Of the kind of the blocks, such as ``cupy.empty(0)``; NumPy arrays unless given.
+            Of the kind of the blocks, NumPy or CuPy, such as ``cupy.empty(0)``; NumPy arrays unless given.
 
         Raises
         ------
         ValueError
             If `block` is too small, or the cluster has one worker only.
+        TypeError
+            If `like` is no such array.
 
         Notes
         -----
         By one thread of a worker while the others rest: a worker of several threads that share its memory and cores is
-        slower in each. Where client and scheduler are one process, its time is that of both. A script that starts
+        slower in each. On GPUs rates hold for this dtype alone: float64 may take more or less than twice the time of
+        float32. Where client and scheduler are one process, its time is that of both. A script that starts
         processes needs ``if __name__ == "__main__":``.
         """
-        like = np.empty(0) if like is None else like[:0]
+        like = np.empty(0) if like is None else like
+        if not (is_numpy(like) or is_cupy(like)):
+            raise TypeError(f"like is a {type(like).__name__}: a NumPy or CuPy array is needed, such as cupy.empty(0)")
         if block < _STEP:
             raise ValueError(f"block is {block}: at least {_STEP}, or its product is nothing but calls")
         client = events.current_client() if client is None else client
@@ -291,7 +300,9 @@ class ClusterModel:
         from distributed import Client, LocalCluster
 
         with (
-            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+            LocalCluster(
+                n_workers=2, threads_per_worker=1 if is_numpy(like) else 2, dashboard_address="127.0.0.1:0"
+            ) as cluster,
             Client(cluster, set_as_default=False) as own,
             own.as_current(),
         ):
@@ -334,10 +345,10 @@ def _measurements(client: Any, block: int, dtype: str, like: Array) -> dict[str,
     if len(workers) < 2:
         raise ValueError(f"the cluster has {len(workers)} worker: transfers are measured between two")
     here, there = workers[:2]
-    overlap = not is_numpy(like)
+    gpu, like = is_cupy(like), namespace(like).empty(0)
     multiply, check, calls = client.submit(_product_times, block, dtype, like, workers=[here], pure=False).result()
     least, reads = (_reads(*(side,) * 3, dtype, False) for side in (_SMALL, block))
-    read_rate = reads / max(check, 1e-7) if overlap else (reads - least) / max(check - calls, 1e-7)
+    read_rate = reads / max(check, 1e-7) if gpu else (reads - least) / max(check - calls, 1e-7)
 
     latency, whole = (_delivery(client, here, there, side, dtype, like) for side in (1, block))
     per_task, scheduler = _task_times(client, here)
@@ -346,10 +357,10 @@ def _measurements(client: Any, block: int, dtype: str, like: Array) -> dict[str,
         "read_rate": read_rate,
         "bandwidth": block * block * _sizes(dtype)[0] / max(whole - latency, 1e-7),
         "latency": latency,
-        "per_product": calls if overlap else max(0.0, calls - least / read_rate),
+        "per_product": calls if gpu else max(0.0, calls - least / read_rate),
         "per_task": per_task,
         "scheduler": scheduler,
-        "overlap": overlap,
+        "gpu": gpu,
     }
 
 

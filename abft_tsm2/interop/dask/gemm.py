@@ -138,6 +138,8 @@ def protected_gemm(
     left = graphs.blocks(options, "a", a, stream=True)
     right = graphs.blocks(options, "b", b, carries, stream=True)
     added = None if base is None else graphs.blocks(options, "c", base)
+    # Without a report Dask makes one task of a chain and of what returns its block, under one name.
+    products = options.label("product") if return_report else f"{options.name}-product"
     layer: dict[Any, Any] = {}
     last: dict[tuple[int, ...], Any] = {}
     for i, j in np.ndindex(a.numblocks[0], b.numblocks[1]):
@@ -145,7 +147,7 @@ def protected_gemm(
         for at in range(0, a.numblocks[1], links):
             steps = range(at, min(at + links, a.numblocks[1]))
             pairs = [[left.key(i, step), right.key(step, j)] for step in steps]
-            key = (f"{options.name}-product", i, j, at)
+            key = (products, i, j, at)
             first = {**settings, "beta": beta if at == 0 else 1.0, "widen": wide}
             layer[key] = (chain, options, (i, j, at), pairs, before, first)
             before = key
@@ -214,5 +216,6 @@ def chain(
     blocks: dict[str, Block | None] = {"C0": c0}
     for number, (a, b) in enumerate(links):
         blocks |= {f"A({i}, {at + number})": a, f"B({at + number}, {j})": b}
-    C, report = run(options, step, blocks, multiply, sync=False)
+    # a hook sees every stage when it is done: such products are not queued, and do not take turns
+    C, report = run(options, step, blocks, multiply, sync=options.on_stage is not None)
     return checked(C, () if c0 is None else c0.reports, report, taken)

@@ -189,7 +189,7 @@ class TaskGraph:
 
     def report(self, keys: Sequence[Any], problem: tuple[int, int, int, str]) -> Any:
         """The report of everything, once it is computed."""
-        label = f"{self.options.name}-report"
+        label = self.options.label("report")
         last = [self.final.get(key, key) for key in keys]
         ends: dict[Any, Any] = {f"{label}-{number}": (_reports_of, key) for number, key in enumerate(last)}
         ends[label] = (gathered, self.options.operation, problem, list(ends))

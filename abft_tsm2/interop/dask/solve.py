@@ -128,7 +128,7 @@ def protected_lu_solve(
 
     factors, rights = (blocks(options, name, x, dtype, check_finite) for name, x in (("lu", lu), ("b", right)))
     tasks, numbers = TileTasks(options, starts(lu.chunks[0])), range(lu.numblocks[0])
-    name, first, n = f"{label}-read-piv", tasks.starts, lu.shape[0]
+    name, first, n = options.label("read-piv"), tasks.starts, lu.shape[0]
     chunks = graphs.chunks_of("piv", piv)
     layer = {(name, 0, j): (read_pivots, chunks[(j,)], (piv.name, j), first[j], n) for j in numbers}
     pivots = graphs.Blocks(name, layer, piv)

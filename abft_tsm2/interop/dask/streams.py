@@ -1,9 +1,9 @@
-"""Streams of a worker that has a GPU: one for each of its threads, and one on which long tasks take turns.
+"""Streams of a worker that has a GPU: one for each of its threads, and one on which chains of products take turns.
 
 On a single stream, the verdict on a short task would arrive behind all that other threads have queued. On streams of
-their threads, long tasks would share the GPU and end together, and it would be idle until the host has begun others. So
-long tasks run one after the other on a stream that threads share, and while one runs, the host ends the one before and
-queues the one behind it; short tasks run on the streams of threads, which have the highest priority. Work of the user's
+their threads, chains would share the GPU and end together, and it would be idle until the host has begun others. So
+chains run one after the other on a stream that threads share, and while one runs, the host ends the one before and
+queues the one behind it; all else runs on the streams of threads, which have the highest priority. Work of the user's
 tasks, on the default stream, and of these streams waits for one another, as CUDA has it for streams that are not
 "non-blocking"; a task leaves nothing on a stream when it ends.
 """
@@ -45,7 +45,8 @@ def stream_for(*arrays: Array) -> Iterator[None]:
 @contextmanager
 def in_turn(*arrays: Array) -> Iterator[None]:
     """Within `stream_for`: queue what follows behind the tasks of all threads that were queued so, and this thread's
-    stream behind it. The host waits for another thread that queues, and for nothing on the device."""
+    stream behind it. One thread at a time: the others wait while it queues, and while it waits for the device itself,
+    as for what kernels do not take. What calls a user's function, which may wait for another task, takes no turn."""
     first = next((x for x in arrays if is_cupy(x)), None)
     if first is None:
         yield

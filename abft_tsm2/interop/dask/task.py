@@ -52,10 +52,9 @@ class GraphOptions:
         return f"{self.name}-{'-'.join(map(str, step))}"
 
     def label(self, kind: str) -> str:
-        """The name of tasks of one kind. The scheduler expects of a task the time of those before it that have the same
-        name up to the token at the end, and shows them in one colour."""
-        operation, token = self.name.rsplit("-", 1)
-        return f"{operation}-{kind}-{token}"
+        """The name of tasks of one kind: it comes first, for the scheduler expects of a task the time of others whose
+        names begin alike (`dask.utils.key_split`), and shows them in one colour."""
+        return f"{kind}-{self.name}"
 
     @property
     def repairs(self) -> bool:

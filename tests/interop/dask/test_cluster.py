@@ -87,8 +87,8 @@ def held(client, C, part):
 )
 def test_blocks_damaged_in_memory(client, right, pattern, repair):
     C, told = ft.protected_gemm(*operands(), return_report=True)
-    kept = held(client, C, "-read-a")
-    planted = sum(client.run(planting.in_memory, "-read-a", pattern).values())
+    kept = held(client, C, "read-a-")
+    planted = sum(client.run(planting.in_memory, "read-a-", pattern).values())
     assert planted == len(kept) == 30
     with ft.monitor() as log:
         C, report = dask.compute(C, told)
@@ -101,10 +101,10 @@ def test_blocks_damaged_in_memory(client, right, pattern, repair):
 def test_all_that_a_task_finds_is_said_once(client, right):
     """Its blocks of A are restored, and then it has to wait for one of B."""
     C, told = ft.protected_gemm(*operands(), return_report=True)
-    kept = held(client, C, "-read-")
+    kept = held(client, C, "read-")
     assert len(kept) == 50
-    client.run(planting.in_memory, "-read-a", planting.SINGLE)
-    client.run(planting.in_memory, "-read-b", planting.SQUARE)
+    client.run(planting.in_memory, "read-a-", planting.SINGLE)
+    client.run(planting.in_memory, "read-b-", planting.SQUARE)
     with ft.monitor() as log:
         C, told = client.persist([C, told])
         wait([C, told])
@@ -178,9 +178,9 @@ def test_many_tasks_that_lose_one_block_wait_for_it_once():
         Client(cluster) as client,
         ft.monitor() as log,
     ):
-        kept = held(client, C, "-read-")
+        kept = held(client, C, "read-")
         assert len(kept) == 7
-        assert sum(client.run(planting.in_memory, "-read-b", planting.SQUARE).values()) == 1
+        assert sum(client.run(planting.in_memory, "read-b-", planting.SQUARE).values()) == 1
         C, report = dask.compute(C, told)
     np.testing.assert_allclose(C, X[:96, :16] @ Y[:16], rtol=0, atol=1e-12)
     assert report.status is Status.CORRECTED
@@ -197,7 +197,7 @@ _turn = itertools.count()
 
 def test_a_damaged_file_of_a_spilled_block(client, right):
     C = ft.protected_gemm(*operands())
-    kept = held(client, C, "-read-a")
+    kept = held(client, C, "read-a-")
     client.run(planting.spill)
     planted = sum(client.run(planting.in_files).values())
     assert planted > 0

@@ -2,10 +2,12 @@
 
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("distributed")
 
+import dask.array
 from distributed import Client, LocalCluster
 
 import abft_tsm2 as ft
@@ -35,7 +37,7 @@ def test_more_workers_have_less_to_do_and_more_to_receive_in_all(protected):
 @pytest.mark.parametrize("name", [field.name for field in fields(ClusterModel)])
 def test_what_is_faster_takes_no_longer(name):
     rate = name in ("flop_rate", "read_rate", "bandwidth")
-    better = replace(MODEL, **{name: True if name == "overlap" else getattr(MODEL, name) * (2 if rate else 0.5)})
+    better = replace(MODEL, **{name: True if name == "gpu" else getattr(MODEL, name) * (2 if rate else 0.5)})
     for workers in (1, 4, 1000):
         for protected in (True, False):
             given = (N, N // 2, N, 2048, "float32", workers, protected)
@@ -47,7 +49,7 @@ def test_what_is_faster_takes_no_longer(name):
 
 def test_a_device_hides_what_the_host_does_meanwhile_and_no_more():
     for block in (256, 4096):
-        one, other = (replace(MODEL, overlap=overlap).seconds(N, N, N, block, workers=4) for overlap in (True, False))
+        one, other = (replace(MODEL, gpu=gpu).seconds(N, N, N, block, workers=4) for gpu in (True, False))
         calls = (N // block) ** 3 / 4 * MODEL.per_product
         device, host = one.compute + one.checks, other.tasks + calls
         assert other.checks - one.checks == pytest.approx(calls)
@@ -82,7 +84,8 @@ def test_narrow_types_are_multiplied_and_summed_in_float32():
 
 @pytest.mark.parametrize(("dtype", "size"), [("float64", 8), ("float32", 4)])
 def test_memory_is_that_of_the_blocks_that_tasks_hold(dtype, size):
-    assert MODEL.memory(1000, dtype, 3) == blocks_held(LINKS["numpy"]) * 3 * size * 1000**2
+    for gpu, kind in ((False, "numpy"), (True, "cupy")):
+        assert replace(MODEL, gpu=gpu).memory(1000, dtype, 3) == blocks_held(LINKS[kind]) * 3 * size * 1000**2
 
 
 @pytest.mark.parametrize("memory", [1e5, 1e7, 1e9, 64e9])
@@ -109,6 +112,11 @@ def test_what_cannot_be_is_refused():
         MODEL.memory(512, "int32")
     with pytest.raises(ValueError, match="at least 256"):
         ClusterModel.measured(object(), 64)
+    for wrong in ([1.0], "cupy", dask.array.ones(4), np):
+        with pytest.raises(TypeError, match="like is a"):
+            ClusterModel.measured(object(), like=wrong)
+    with pytest.raises(TypeError, match="True or False"):
+        replace(MODEL, gpu=1)
 
 
 def test_it_is_measured_on_a_cluster(monkeypatch):

@@ -358,7 +358,7 @@ def test_the_same_names_for_the_same_arrays():
 
 
 def kind_of(key):
-    return key[0].split("-")[-2]
+    return key[0].partition("-protected")[0]
 
 
 def test_the_next_panel_comes_before_the_rest_of_the_step():

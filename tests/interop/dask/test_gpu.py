@@ -124,7 +124,7 @@ def test_workers_that_share_it(workers, tmp_path):
         assert log.counts == {Status.CLEAN: 16}
         if workers == 2:
             model = ClusterModel.measured(client, 256, "float32", like=a._meta)
-            assert model.overlap
+            assert model.gpu
             assert model.seconds(512, 512, 512, 128, "float32", 2).total > 0
             client.run(planting.on_arrival, SINGLE, 3, 5)
             C, report = dask.compute(*ft.protected_gemm(a, b, return_report=True, check="rows"))
@@ -151,3 +151,18 @@ def test_long_tasks_take_turns():
         for task in [threads.submit(add) for _ in range(64)]:
             task.result()
     assert float(x.min()) == float(x.max()) == 64
+
+
+def test_a_hook_may_compute_another_product():
+    x, y, a, b = operands()
+    inner = []
+
+    def hook(stage, arrays):
+        if stage == "multiplied" and not inner:
+            inner.append(None)
+            inner.append(ft.protected_gemm(b, a).compute(scheduler="synchronous"))
+
+    with dask.config.set(scheduler="synchronous"):
+        C = ft.protected_gemm(a, b, on_stage=hook).compute()
+    near(C, x, y)
+    near(inner[1], y, x)
