@@ -20,7 +20,6 @@ import argparse
 import heapq
 import itertools
 import math
-import os
 import statistics
 import sys
 import time
@@ -350,7 +349,8 @@ def comparison(n: int, block: int, repeats: int, *, gpus: bool = False) -> Itera
                     x, y = (bench_dask.on_host(n, block, dtype, seed) for seed in (1, 2))
                 if dtype not in models:
                     models[dtype] = ClusterModel.measured(client, block, dtype, like=x._meta)
-                model, settle = models[dtype], partial(client.run, bench_dask.synchronize if gpus else os.getpid)
+                model = models[dtype]
+                settle = partial(client.run, bench_dask.synchronize) if gpus else lambda: None
                 for way, (seconds, received) in measured(client, x, y, repeats, settle).items():
                     found = model.seconds(n, n, n, block, dtype, workers, protected=way == PROTECTED)
                     known = way != DASK
