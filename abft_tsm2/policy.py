@@ -428,10 +428,18 @@ class PendingReport(Protocol):
 
     @property
     def arrived(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Whether `wait` would return at once, and say the last word."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there may be more to say later: of a product in a graph. Else `wait` is called once."""
+
+    @property
+    def last(self) -> Report | None:
+        """What was said last, where it `repeats`."""
 
     def wait(self) -> Report:
-        """Wait for it, and return its report. Called once."""
+        """Wait for it, and return its report."""
 
     @staticmethod
     def dismiss(pending: Any, /) -> Any:
@@ -465,7 +473,7 @@ class Deferred(Report):
         Returns
         -------
         report : Report
-            The final one, the same at each call.
+            The final one, the same at each call. Of a product in a CUDA graph: on all replays so far.
 
         Raises
         ------
@@ -473,8 +481,11 @@ class Deferred(Report):
             The result is wrong and was not repaired.
         """
         with self._lock:
-            if self._open.verdict is not None:
-                self._final, self._open.verdict = self._open.verdict.wait(), None
+            if (verdict := self._open.verdict) is not None:
+                final = verdict.repeats and verdict.arrived
+                self._final = verdict.wait()
+                if final or not verdict.repeats:
+                    self._open.verdict = None
         assert self._final is not None
         act(self._final, self._on_error)
         return self._final
@@ -527,8 +538,9 @@ _interval = [1]
 
 def _act_on_dropped(verdict: PendingReport) -> None:
     """Wait for a verdict whose report was dropped, and warn if it is not ok."""
+    told = verdict.last
     report = verdict.wait()
-    if not report.ok:
+    if not report.ok and report.status is not Status.PENDING and report != told:
         logger.warning("never waited for: %s", report, extra={"report": report})
         warnings.warn(f"a report was never waited for: {report.headline}", CorruptionWarning, stacklevel=2)
 

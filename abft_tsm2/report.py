@@ -316,6 +316,8 @@ class Report(Record):
         Whether a factorisation that stayed wrong was done again from its matrix; not in the JSON.
     worker, host, device : str
         Of a task on a cluster: where it ran; empty elsewhere.
+    replays : int
+        Of a product in a CUDA graph: how many replays the report is on; 0 elsewhere.
 
     Examples
     --------
@@ -346,6 +348,7 @@ class Report(Record):
     worker: str = field(default="", metadata={"optional": True})
     host: str = field(default="", metadata={"optional": True})
     device: str = field(default="", metadata={"optional": True})
+    replays: int = field(default=0, metadata={"optional": True})
 
     SCHEMA: ClassVar[str] = "abft_tsm2/report/1"
 
@@ -487,6 +490,8 @@ class Report(Record):
 
     def __str__(self) -> str:
         lines = [self.headline, *([f"mode: {self.mode}"] if self.mode else [])]
+        if self.replays:
+            lines.append(f"replays: {self.replays}")
         if self.products:
             lines += self._batch_lines()
         else:

@@ -13,13 +13,13 @@ import numpy as np
 
 import abft_tsm2
 from abft_tsm2.arrays import Array, dtype_name, namespace
+from abft_tsm2.core.capture import current
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device.certificate_config import CertificateKernel
 from abft_tsm2.linalg.device.check_config import Advance, ColumnSums, JudgeStep, RowSums, StartSums, SumModuli
 from abft_tsm2.linalg.device.evidence_config import EvidenceKernel
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
-from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.device.move_config import MoveKernel
 from abft_tsm2.linalg.device.panel_config import PanelConfig
 from abft_tsm2.linalg.device.queued import QueuedRun

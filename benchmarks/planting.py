@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ import numpy as np
 from abft_tsm2.arrays import bit_pattern
 from abft_tsm2.core import cublas
 from abft_tsm2.faults.judge.oracle import Array, narrowed, widened
+from abft_tsm2.gemm import replays
 from benchmarks.gemm_grid import CLEAN, FAULTS
 
 TILE = 128
@@ -23,16 +25,19 @@ Plant = Callable[[Array], None]
 """Plants faults into a product C."""
 
 
-def planted(plant: Plant) -> Any:
+@contextmanager
+def planted(plant: Plant, *, graphs: bool = False) -> Iterator[None]:
     """In its block, let `plant` follow each product of cuBLAS that is queued, in front of its check: a hook
-    for ``on_stage`` would let the host wait at every stage."""
+    for ``on_stage`` would let the host wait at every stage. No call becomes a graph, in which nothing could be planted,
+    unless `graphs`."""
     multiply = cublas.Gemm.__call__
 
     def and_plant(gemm: cublas.Gemm, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
         multiply(gemm, A, B, C, alpha, beta)
         plant(C)
 
-    return patch.object(cublas.Gemm, "__call__", and_plant)
+    with patch.object(cublas.Gemm, "__call__", and_plant), nullcontext() if graphs else replays.step_by_step():
+        yield
 
 
 class Faults:

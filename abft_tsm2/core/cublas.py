@@ -1,11 +1,14 @@
 """Products by cuBLAS, called directly: CuPy's own `matmul` chooses the layout by itself, and has no float32 result of
-16-bit operands.
+16-bit operands. While a stream is captured CuPy's bindings refuse; the library itself does not (`Handle`).
 
 float32 is float32 (never TF32), 16-bit operands are multiplied by the tensor cores and added in float32.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +21,22 @@ from abft_tsm2.core.problem import Problem
 CUDA_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType_t
 _COMPUTE_32F, _COMPUTE_TF32, _DEFAULT = 68, 77, -1  # cublasComputeType_t, cublasGemmAlgo_t
 _SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+WORKSPACE = 32 << 20  # bytes that cuBLAS may use on a stream: what NVIDIA recommends for Hopper
 SERVED = {
     ("float32", "float32", "float32"),
     ("float64", "float64", "float64"),
     *((half, half, out) for half in ("float16", "bfloat16") for out in (half, "float32")),
 }
 """Types of A, B and C."""
+_FUNCTIONS = {
+    "gemmEx": "cublasGemmEx",
+    "sgemm": "cublasSgemm_v2",
+    "dgemm": "cublasDgemm_v2",
+    "gemmStridedBatchedEx": "cublasGemmStridedBatchedEx",
+    "sgemmStridedBatched": "cublasSgemmStridedBatched",
+    "dgemmStridedBatched": "cublasDgemmStridedBatched",
+}
+"""What the functions of CuPy are called in the library."""
 
 
 def serves(problem: Problem) -> bool:
@@ -32,6 +45,63 @@ def serves(problem: Problem) -> bool:
     return (
         types in SERVED and "A" not in (problem.order, problem.out_order) and min(problem.m, problem.k, problem.n) > 0
     )
+
+
+@functools.cache
+def library() -> Any:
+    """cuBLAS as CuPy has loaded it: its own bindings take no prepared arguments, check every one, and refuse to be
+    captured."""
+    from cupy_backends.cuda.libs import cublas
+
+    handle = cublas.create()
+    version = cublas.getVersion(handle) // 10000
+    cublas.destroy(handle)
+    return ctypes.CDLL(f"libcublas.so.{version}")
+
+
+def check_status(status: int) -> None:
+    """Raise what a status of cuBLAS says, unless it is success."""
+    if status:
+        from cupy_backends.cuda.libs import cublas
+
+        raise cublas.CUBLASError(status)
+
+
+class Handle:
+    """A handle of the library, never destroyed: that would wait for the device.
+
+    Attributes
+    ----------
+    value : ctypes.c_void_p
+    """
+
+    def __init__(self) -> None:
+        self.value = ctypes.c_void_p()
+        check_status(library().cublasCreate_v2(ctypes.byref(self.value)))
+
+    def place(self, stream: int, workspace: Array) -> None:
+        """Queue on this stream from now on, with this memory as workspace: whatever shares neither runs side by side.
+
+        The memory has to live as long as what was queued, or captured, with it.
+        """
+        address, size = ctypes.c_void_p(workspace.data.ptr), ctypes.c_size_t(workspace.nbytes)
+        check_status(library().cublasSetStream_v2(self.value, ctypes.c_void_p(stream)))
+        check_status(library().cublasSetWorkspace_v2(self.value, address, size))
+
+
+_own = threading.local()
+
+
+def own_handle(stream: int, workspace: Array) -> Handle:
+    """The handle of this thread on the current device, placed there."""
+    import cupy
+
+    device = str(cupy.cuda.runtime.getDevice())
+    handle: Handle | None = _own.__dict__.get(device)
+    if handle is None:
+        handle = _own.__dict__[device] = Handle()
+    handle.place(stream, workspace)
+    return handle
 
 
 @dataclass(frozen=True)
@@ -113,13 +183,37 @@ class Gemm:
             (cublas.getMathMode, cublas.setMathMode) if C.itemsize == 2 else None,
         )
 
+    def on(self, handle: Handle, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
+        """Queue ``C = alpha A B + beta C`` on the stream of a handle, which may be captured."""
+        of, number, address = library(), ctypes.c_int, ctypes.c_void_p
+        x, y = (B, A) if self.swapped else (A, B)
+        factors, at = self._factors(alpha, beta)
+        stacked = len(self.tail) % 2 == 1  # the number of products, in front of two for types
+
+        def placed(x: Array, rest: tuple[int, ...]) -> list[Any]:
+            sizes = [*map(number, rest[: len(rest) - stacked]), *map(ctypes.c_longlong, rest[len(rest) - stacked :])]
+            return [address(x.data.ptr), *sizes]
+
+        if self.modes is not None:
+            check_status(of.cublasSetMathMode(handle.value, number(_SUMS_IN_FLOAT32)))
+        operands = *placed(x, self.first), *placed(y, self.second)
+        result = address(at + factors.itemsize), *placed(C, self.result)
+        call = getattr(of, _FUNCTIONS[self.function.__name__])
+        check_status(
+            call(handle.value, *map(number, self.head), address(at), *operands, *result, *map(number, self.tail))
+        )
+
+    def _factors(self, alpha: float, beta: float) -> tuple[Any, int]:
+        """Both factors as an array, and its address."""
+        if alpha == 1 and beta == 0:
+            return self.unit, self.unit_at
+        factors = np.array((alpha, beta), self.real)
+        return factors, factors.ctypes.data
+
     def __call__(self, A: Array, B: Array, C: Array, alpha: float, beta: float) -> None:
         """Queue ``C = alpha A B + beta C`` on the current device and stream."""
         x, y = (B, A) if self.swapped else (A, B)
-        factors, at = self.unit, self.unit_at
-        if alpha != 1 or beta != 0:
-            factors = np.array((alpha, beta), self.real)
-            at = factors.ctypes.data
+        factors, at = self._factors(alpha, beta)
         handle = self.handle()
         if self.modes is not None:
             read, write = self.modes

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
 
-from abft_tsm2.core.launch import driver_library
+from abft_tsm2.core.launch import driver_call, driver_library
 
 EXTERNAL = 1
 """Flag of a wait for an event that is recorded outside of the graph, before each launch."""
-_RELAXED, _PRIORITIES = 2, 8  # CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+RELAXED, _PRIORITIES = 2, 8  # CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
 
 
 class Graph:
@@ -28,29 +27,21 @@ class Graph:
     def __init__(self, stream: int, queue: Callable[[], None]) -> None:
         self._exec = ctypes.c_void_p()
         graph, handle = ctypes.c_void_p(), ctypes.c_void_p(stream)
-        _call("cuStreamBeginCapture_v2", handle, ctypes.c_int(_RELAXED))
+        driver_call("cuStreamBeginCapture_v2", handle, ctypes.c_int(RELAXED))
         try:
             queue()
         finally:
-            _call("cuStreamEndCapture", handle, ctypes.byref(graph))
+            driver_call("cuStreamEndCapture", handle, ctypes.byref(graph))
         try:
             flags = ctypes.c_ulonglong(_PRIORITIES)
-            _call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, flags)
+            driver_call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, flags)
         finally:
-            _call("cuGraphDestroy", graph)
+            driver_call("cuGraphDestroy", graph)
 
     def launch(self, stream: int) -> None:
         """Queue all of it on a stream, given by its handle."""
-        _call("cuGraphLaunch", self._exec, ctypes.c_void_p(stream))
+        driver_call("cuGraphLaunch", self._exec, ctypes.c_void_p(stream))
 
     def __del__(self) -> None:
         if self._exec:
             driver_library().cuGraphExecDestroy(self._exec)
-
-
-def _call(name: str, *arguments: Any) -> None:
-    status = getattr(driver_library(), name)(*arguments)
-    if status:
-        from cupy_backends.cuda.api import driver
-
-        raise driver.CUDADriverError(status)

@@ -71,6 +71,15 @@ def driver_library() -> Any:
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
+def driver_call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver with ctypes' own types; raise what it returns, unless that is success."""
+    status = getattr(driver_library(), name)(*arguments)
+    if status:
+        from cupy_backends.cuda.api import driver
+
+        raise driver.CUDADriverError(status)
+
+
 class PreparedLaunch:
     """A launch of a compiled kernel on the current device.
 

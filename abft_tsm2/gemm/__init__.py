@@ -13,7 +13,8 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, served_elsewhere
-from abft_tsm2.gemm import fallback, pending
+from abft_tsm2.core.capture import capturing, relaxed
+from abft_tsm2.gemm import captured, fallback, pending
 from abft_tsm2.gemm.device import DeviceProduct
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
@@ -133,24 +134,43 @@ def protected_gemm(
         given: Any = {"out": out, "out_dtype": out_dtype, "check": check, "verify": verify, "precision": precision}
         return problem_of(a, b, c, alpha=alpha, beta=beta, **given)
 
-    key = None
-    if c is None and on_stage is None and is_cupy(a):
+    report: Report
+    key = known = None
+    on_card = is_cupy(a)
+    if captures := on_card and capturing():
+        with relaxed():
+            result, report = _captured(problem(out), on_stage, on_error)
+    elif on_card and c is None and on_stage is None:
         key = key_of(a, b, out, (alpha, beta, out_dtype, check, on_error, verify, precision))
-    if key is not None and (known := recall(key, a, b, out)) is not None:
+        known = None if key is None else recall(key, a, b, out)
+    if known is not None:
         product = DeviceProduct(*known)
         result = product.operands.C
-        report: Report
         if policy.synchronous():
             report = product.report() or fallback.verify_on_host(product, problem(result))
         else:
             report = pending.queue(product, on_error)
-    else:
+    elif not captures:
         asked = problem(out)
-        write = on_error is None or on_error == "correct"
-        report = _run(asked, "gemm", on_stage, on_error, write=write, key=key)
+        report = _run(asked, "gemm", on_stage, on_error, write=_repairs(on_error), key=key)
         result = asked.result()
     policy.deliver(report, on_error)
     return (result, report) if return_report else result
+
+
+def _repairs(on_error: str | None) -> bool:
+    """Whether what is wrong is to be repaired."""
+    return on_error is None or on_error == "correct"
+
+
+def _captured(asked: GemmProblem, on_stage: Hook | None, on_error: str | None) -> tuple[Any, Report]:
+    """The result and the report of a product on a stream that is captured."""
+    if policy.synchronous() or on_stage is not None:
+        raise RuntimeError(
+            "the stream is captured into a graph, and nothing can be waited for: use errstate(sync=False), no on_stage"
+        )
+    report = captured.run(asked, "gemm", on_error, write=_repairs(on_error))
+    return asked.result(), report
 
 
 def verify_gemm(

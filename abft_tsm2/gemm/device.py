@@ -32,6 +32,7 @@ from abft_tsm2.gemm.plan import (
     sides_of,
     wide_product,
 )
+from abft_tsm2.gemm.replays import GraphCall, forget, graph_call
 from abft_tsm2.report import Fault, Report
 
 ROUNDS = 3  # repairs that were undone before giving up
@@ -47,6 +48,8 @@ class DeviceProduct:
         What it consists of.
     unsettled : (DeviceVerdict, LaunchSequence) or None
         A verdict that is left to the host, and the workspaces that it is from.
+    graph : GraphCall or None
+        Which it was launched as.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class DeviceProduct:
     ) -> None:
         self.plan, self.options, self.info, self.operands, self.on_stage = plan, options, info, operands, on_stage
         self.unsettled: tuple[DeviceVerdict, LaunchSequence] | None = None
+        self.graph: GraphCall | None = None
         self._number = next(_numbers)
 
     def stage(self, name: str, **arrays: Array) -> None:
@@ -70,8 +74,10 @@ class DeviceProduct:
         import cupy
 
         stream = cupy.cuda.get_current_stream()
-        sequence = self.plan.take(stream.ptr, self.options)
-        verdict = self._verdict(self._queue(sequence, stream), stream)
+        found, sequence, _ = self._launched(stream)
+        verdict = self._verdict(found, stream)
+        if self.graph is not None and verdict.outcome is DeviceOutcome.NO_VERDICT:
+            forget(self.graph)
         if self.on_stage is not None:
             verdict = self._verify_repairs(verdict, sequence, stream)
         if not verdict.settled:
@@ -80,15 +86,27 @@ class DeviceProduct:
         self.plan.give(sequence)
         return verdict.report()
 
-    def queue(self) -> list[DeviceRecord]:
-        """Multiply, and wait for nothing; the records are there when the stream has come so far."""
+    def queue(self) -> tuple[list[DeviceRecord], Any]:
+        """Multiply, and wait for nothing; the records are there when the event has come."""
         import cupy
 
         stream = cupy.cuda.get_current_stream()
-        sequence = self.plan.take(stream.ptr, self.options)
-        found = self._queue(sequence, stream)
+        found, sequence, event = self._launched(stream)
         self.plan.give(sequence)
-        return found
+        if event is None:
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+        return found, event
+
+    def _launched(self, stream: Any) -> tuple[list[DeviceRecord], LaunchSequence, Any]:
+        """Multiply: the records, the workspaces, and the event behind it where it ran as a graph."""
+        if self.on_stage is None:
+            call = graph_call(self.plan, self.options, self.operands, stream.ptr)
+            if call is not None and (launched := call.launch(stream)) is not None:
+                self.graph = call
+                return launched[0], call.sequence, launched[1]
+        sequence = self.plan.take(stream.ptr, self.options)
+        return self._queue(sequence, stream), sequence, None
 
     # ---- the steps ----
 
@@ -144,7 +162,7 @@ class DeviceProduct:
                     o.C[...] = o.wide
                 run_steps(sequence.judge[i], here, where[i])
             record = memory.take(number, check.spec.m * check.spec.batch)
-            where[i]["record"] = record.address
+            where[i]["record"], where[i]["tally"] = record.address, 0
             run_steps(sequence.repair[i], here, where[i])
             found.append(record)
         return found

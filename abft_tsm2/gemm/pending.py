@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from abft_tsm2.core import memory
 from abft_tsm2.gemm import fallback
 from abft_tsm2.gemm.device import DeviceProduct, products_of
 from abft_tsm2.gemm.operands import GemmProblem, problem_of
+from abft_tsm2.gemm.replays import forget
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import Report, Status
 
@@ -35,13 +37,15 @@ def queue(product: DeviceProduct, on_error: str | None) -> Deferred:
 class Pending:
     """The verdict on a product that is queued here; it keeps none of the user's arrays alive."""
 
+    repeats, last = False, None
+
     def __init__(self, product: DeviceProduct) -> None:
         import cupy
 
-        self._records, self._device = product.queue(), cupy.cuda.Device()
-        self._done = cupy.cuda.Event(disable_timing=True)
-        self._done.record()
-        o = product.operands
+        (self._records, self._done), self._device, o = product.queue(), cupy.cuda.Device(), product.operands
+        self._lock, self._graph = threading.Lock(), product.graph
+        for record in self._records:
+            record.owner = self
         self._spec, self._options, self._info = product.plan.checks[0].spec, product.options, product.info
         self._arrays = _weak(o.A), _weak(o.B), _weak(o.C), _weak(o.C0)
 
@@ -61,12 +65,21 @@ class Pending:
                     record.free()
         return left
 
+    def detach(self) -> None:
+        """Keep what the records said when they were brought, which is after `arrived`: their memory is wanted again."""
+        with self._lock:
+            self._records = [record.detached() for record in self._records]
+
     def wait(self) -> Report:
         self._done.synchronize()
+        with self._lock:
+            records, self._records = self._records, []
         with self._device:
-            memory.bring(self._records)
-        verdict = DeviceVerdict(self._records, self._info)
-        for record in self._records:
+            memory.bring(records)
+        verdict = DeviceVerdict(records, self._info)
+        if self._graph is not None and verdict.outcome is DeviceOutcome.NO_VERDICT:
+            forget(self._graph)
+        for record in records:
             record.free()
         return verdict.report() if verdict.settled else self._verify_late(verdict)
 

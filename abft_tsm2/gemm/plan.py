@@ -157,8 +157,11 @@ class ProductPlan:
             return LaunchSequence(self, options, key, side)
 
     def give(self, sequence: LaunchSequence) -> None:
-        """Take a sequence back: all that it queued precedes what the next call queues on the same stream."""
+        """Take a sequence back: all that it queued precedes what the next call queues on the same stream. One without a
+        key is kept elsewhere."""
         idle, key = self._idle, sequence.key
+        if key is None:
+            return
         with self._lock:
             if key not in idle:
                 if len(idle) >= _MOST_SEQUENCES:
@@ -302,11 +305,15 @@ def gemm_of(o: Operands, batch: int, *, tf32: bool) -> cublas.Gemm:
     return cublas.Gemm.of(shape, o.A, o.B, o.multiplied, tf32=tf32)
 
 
-def multiply(gemm: cublas.Gemm, o: Operands, alpha: float, beta: float) -> None:
-    """Queue the product, by a plan for such operands, on the current stream."""
+def multiply(gemm: cublas.Gemm, o: Operands, alpha: float, beta: float, handle: cublas.Handle | None = None) -> None:
+    """Queue the product, by a plan for such operands, on the current stream; `handle`: of cuBLAS, on that stream, where
+    it is captured."""
     if o.C0 is not None:
         o.multiplied[...] = o.C0
-    gemm(o.A, o.B, o.multiplied, alpha, beta)
+    if handle is None:
+        gemm(o.A, o.B, o.multiplied, alpha, beta)
+    else:
+        gemm.on(handle, o.A, o.B, o.multiplied, alpha, beta)
 
 
 def run_steps(steps: list[Step], stream: int, where: Where) -> None:

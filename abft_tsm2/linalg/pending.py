@@ -27,6 +27,8 @@ class PendingFactors:
         lu and piv. What is wrong with them is repaired by `wait`.
     """
 
+    repeats, last = False, None
+
     def __init__(self, run: LuFactorisation) -> None:
         import cupy
 

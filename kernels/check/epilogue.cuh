@@ -3,7 +3,7 @@
 //
 // Macros   VERDICT 0 or 1; OUT the type of y and z; D_TYPE that of the copy of X; WORDS 0 or 1
 // Storage  y, z, words of line i of product b at b out_step + i; guards, where given, at b p + i (state.cuh, `encoded`
-//          the number of the call)
+//          the number of the call, as number_of takes it)
 // State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i. `fresh` is
 //          1 where this is a product's first kernel, which wipes its state and raises no flags; 2 where the kernel
 //          in front may have written X
@@ -33,7 +33,10 @@
   do {                                                                                                                \
     y_out[product * out_step + line] = OUT(y);                                                                        \
     z_out[product * out_step + line] = OUT(z);                                                                        \
-    if (guards) guards[product * p + line] = guard_of(double(OUT(y)), double(OUT(z)), product * p + line, encoded);   \
+    if (guards) {                                                                                                     \
+      const Index own = product * p + line;                                                                           \
+      guards[own] = guard_of(double(OUT(y)), double(OUT(z)), own, number_of(encoded));                                \
+    }                                                                                                                 \
     if (WORDS) words_out[product * out_step + line] = words;                                                          \
     /* A line this far above the others may have escaped the sample that columns were scaled by. */                   \
     if (double(z) > outstanding) atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u);                                \

@@ -11,6 +11,13 @@ enum State {
   CLEARED, CHANGED_AFTER, RIGHT_AFTER, CALL, JUDGED
 };
 
+// Where replays of a product in a graph are counted (repair/tally.cuh): a call has this address for a number, with the
+// topmost bit set. Null for a call that has a number.
+INLINE Bits* tally_of(Bits given) { return given >> 63 ? reinterpret_cast<Bits*>(given << 1 >> 1) : nullptr; }
+
+// The number of a call, or of the replay that runs.
+INLINE Bits number_of(Bits given) { return given >> 63 ? *tally_of(given) : given; }
+
 // A copy of two sums of a line that shows when they were lost together with C: they are kept apart from it, and mixed with
 // the line and the number of the call, so that neither zeros nor what an earlier call left fit.
 INLINE Bits guard_of(double sum, double squares, Index line, Bits encoded) {

@@ -15,7 +15,7 @@
 //   tau, lines      where bounds, and the numbers of lines that fail go
 //   state           FLAGGED, CLOSEST, CALL and JUDGED of state.cuh
 //   guards, guards0, encoded   of t and p2, of t0 and added2, by the call of this number; a line that they do not fit fails
-//   call            number of the call that this verdict is for
+//   call            number of the call that this verdict is for; both as number_of takes them
 #define VERDICT_ARGUMENTS                                                                                         \
   double alpha, double beta, const double *t, const double *p2, const double *t0, const double *added2,           \
       const double *sizes, Index sizes_step, double factor, double input_factor, double out_factor, double root, double underflow,     \
@@ -47,6 +47,7 @@ struct Expected {
 INLINE Expected expected_of(Index line, Index product, double alpha, double beta, const double* t, const double* p2,
                             const double* t0, const double* added2, const double* sizes, Index sizes_step,
                             double underflow, const Bits* guards, const Bits* guards0, Bits encoded) {
+  encoded = number_of(encoded);
   const double of_products = guarded(t[line], p2[line], line, encoded, guards[line]);
   Expected e = {alpha * of_products, fabs(alpha) * root_of(p2[line]), 0, underflow * sizes[product * sizes_step]};
   if (t0) {
@@ -70,7 +71,10 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
       factor * (stored > size ? stored : size) + input_factor * e.products + out_factor * (stored + e.added) + e.least;
   const double residual = fabs(u - e.sum);
   tau[line] = bound;
-  if (line == 0) state[CALL] = call;
+  if (line == 0) {
+    state[CALL] = number_of(call);
+    if (Bits* tally = tally_of(call)) tally[1]++;  // VERDICTS: what has no record shows
+  }
   // NaN compares false, and so does a bound that overflowed.
   if (residual <= bound && bound <= 0x1.fffffffffffffp1023 && found <= largest)
     return Bits(to_bits(ratio_of(residual, bound))) << 32 | Bits(line);

@@ -40,6 +40,8 @@
 //          state: 32 words, all from the third on 0 but CALL and JUDGED. scratch: from a multiple of 16 on, at least
 //          FIXED + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / STRIPE), ceil(k / 128))),
 //          divided without remainder
+// call     as number_of takes it, and so is `encoded`
+// tally    of the replays of a graph (tally.cuh), `record` being the first of its ring; null for a product that runs once
 // record   0: `call`, the number of the call that this kernel was launched for; 1: flagged lines, and lines that were judged
 //          in the upper half; 2: 0 clean, 1 all repaired, 2 not resolved, 3 not resolved but right
 //          in every element; 3: state[1]; 4: 0;
@@ -57,6 +59,7 @@
 #include "repair/repair_rest.cuh"
 #include "repair/repair_mass.cuh"
 #include "repair/repair_known.cuh"
+#include "repair/tally.cuh"
 #include "check/chain.cuh"
 
 constexpr int TOLD = 40, BOUNDS = 128;
@@ -98,21 +101,25 @@ struct Said {
   Bits flags, closest, call, judged;
 };
 
-// By one thread.
-INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& said, Bits call, double least, Bits* record) {
-  const Bits flags = said.flags, closest = said.closest;
+// By one thread; of the verdict on so many lines.
+INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& said, Bits call, Index lines, double least,
+                         Bits* record, Bits* tally) {
+  const Bits flags = said.flags, closest = said.closest, raised = flags >> 32 | (changed ? 2 : 0);
   record[1] = (flags & 0xffffffffu) | said.judged << 32;
   record[2] = outcome;
   record[3] = closest;
   record[4] = 0;
   record[5] = same_bits<Bits>(least);
   record[6] = wrong;
-  record[7] = flags >> 32 | (changed ? 2 : 0) | said.call << 8;
+  record[7] = raised | said.call << 8;
   record[0] = call;
+  if (tally == nullptr) return;
+  const bool judged = said.call == call && said.judged == Bits(lines);
+  add_replay(tally, call, judged, outcome, wrong, flags & 0xffffffffu, closest, raised);
 }
 
 // With the faults that were logged, by line and position.
-INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* record, unsigned* keys) {
+INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* record, Bits* tally, unsigned* keys) {
   const Problem& p = problem[0];
   const Bits wrong = __ldcg(p.state + WRONG);
   const int count = wrong < LOG ? int(wrong) : LOG;
@@ -150,7 +157,8 @@ INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* r
   const Bits outcome = changed || open || !p.checked ? 2 : cleared ? 3 : 1;
   const Said said = {p.state[FLAGGED], p.state[CLOSEST], p.state[CALL], p.state[JUDGED]};
   const double least = least_weight(p.sizes, p.v_step ? p.batch : 1);
-  if (threadIdx.x == 0) write_record(outcome, changed, wrong, said, call, least, record);
+  if (tally != nullptr) log_faults(tally, call, record + 8, count < TOLD ? count : TOLD);
+  if (threadIdx.x == 0) write_record(outcome, changed, wrong, said, call, p.m * p.batch, least, record, tally);
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
@@ -239,27 +247,31 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           double out_factor, double k_root, const Bits* guards, const Bits* guards0, Bits encoded,
           const Bits* left_words, const Bits* right_words, const Bits* added_words, Index w_step,
           double unit_roundoff, double rigorous, double out_roundoff, double underflow, const double* sizes,
-          Index repaired, const unsigned* lines, Bits* state, char* scratch, Index scratch_bytes, Bits call, Bits* record) {
+          Index repaired, const unsigned* lines, Bits* state, char* scratch, Index scratch_bytes, Bits call, Bits* record,
+          Bits* tally) {
   after_previous();
   next_may_begin();
   // Nearly always nothing is flagged: as little as possible stands in front of that, and what the record needs is read
   // at the same time.
   const Said said = {state[FLAGGED], state[CLOSEST], state[CALL], state[JUDGED]};
   const unsigned flagged = unsigned(said.flags);
+  call = number_of(call);
+  record = record_of(tally, call, record);
   const bool records = blockIdx.x == 0 && threadIdx.x < 32;
   const double least = records ? least_weight(sizes, v_step ? batch : 1) : 0;
   if (records) write_bounds(tau, m * batch, record);
   if (flagged == 0) {
-    if (records && threadIdx.x == 0) write_record(0, 0, 0, said, call, least, record);
+    if (records && threadIdx.x == 0) write_record(0, 0, 0, said, call, m * batch, least, record, tally);
     return;
   }
   const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = deep > 1 ? deep : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
   if (scratch_bytes < needed) {
-    if (records && threadIdx.x == 0) write_record(2, 0, 0, said, call, least, record);
+    if (records && threadIdx.x == 0) write_record(2, 0, 0, said, call, m * batch, least, record, tally);
     return;
   }
+  encoded = number_of(encoded);
   __shared__ __align__(16) double pool[POOL];
   __shared__ A_TYPE tile[TILE];
   __shared__ Bits factors[DEEP];
@@ -309,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       if (stage == SAMPLE || stage == WHOLE_COLUMNS) look_at_column(problem, number, stage == WHOLE_COLUMNS, pool);
       if (stage == LIST_REMAINING || stage == VERIFY) verify(problem, number, stage == VERIFY, pool);
       if (stage == KNOWN) compare_known(problem, number, word_sums);
-      if (stage == RECORD) finish(problem, tau, call, record, keys);
+      if (stage == RECORD) finish(problem, tau, call, record, tally, keys);
     }
     base += items;
   }

@@ -35,7 +35,6 @@ class Driver:
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_kept", {})
-    monkeypatch.setattr(memory, "_captured", [])
 
 
 @pytest.fixture
@@ -85,7 +84,10 @@ def test_threads_share_a_stream_but_for_those_default_streams_that_are_their_own
         assert (thread.submit(scratch, 1, 1).result()[0] is scratch(1, 1)[0]) is shared
 
 
-def test_a_captured_launch_has_memory_of_its_own_that_stays(driver: Driver) -> None:
+def test_a_captured_launch_has_memory_of_its_own_that_stays(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    belongs: list[Any] = []
+    monkeypatch.setattr(memory.capture, "capture_of", lambda stream: SimpleNamespace(graph=stream + 1))
+    monkeypatch.setattr(memory.capture, "Kept", lambda graph, made: belongs.append((graph, made)))
     driver.stream = 7
     kept = scratch(1, 1)
     driver.capturing = True
@@ -93,7 +95,8 @@ def test_a_captured_launch_has_memory_of_its_own_that_stays(driver: Driver) -> N
     assert len({id(partial) for partial, _ in (kept, *made)}) == 4
     assert [(partial.size, tickets.size) for partial, tickets in made] == [(10, 3)] * 3
     assert not any(tickets.any() for _, tickets in made)
-    assert all(any(x is made_x for x in memory._captured) for made_x in made)  # a replay writes into it
+    assert [graph for graph, *_ in belongs] == [8] * 3
+    assert all(both is pair for (_, both), pair in zip(belongs, made, strict=True))  # a replay writes into it
     driver.capturing = False
     assert scratch(1, 1)[0] is kept[0]
 

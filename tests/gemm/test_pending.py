@@ -21,6 +21,7 @@ class Verdict:
 
     def __init__(self, status: Status = Status.CLEAN, arrived: bool = True) -> None:
         self.status, self.arrived, self.waits = status, arrived, 0
+        self.repeats, self.last = False, None
 
     def wait(self) -> Report:
         self.waits += 1

@@ -5,6 +5,7 @@ The kernels that judge and repair run on the CPU, one behind the other as on a c
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,8 @@ INFO = CallInfo("gemm", (M, K, N), "float32", None, (), ("rows",), (M,))
 
 def record_of(words: np.ndarray) -> DeviceRecord:
     """A record of the call, as it was brought."""
-    page: Any = SimpleNamespace(on_device=SimpleNamespace(data=SimpleNamespace(ptr=0)), on_host=_Pinned(8 * WORDS))
+    on_device = SimpleNamespace(data=SimpleNamespace(ptr=0))
+    page: Any = SimpleNamespace(on_device=on_device, on_host=_Pinned(8 * WORDS), at=0)
     record = DeviceRecord(0, page, 0)
     record.call, record.lines = CALL, M
     record.words[...] = words
@@ -65,7 +67,7 @@ def left_of(library: Library, work: Work, *, judge: bool = True, repair: bool = 
         guards = (c["guards"], NULL, ENCODED, CALL)
         library.run(JUDGE.name, (1, 1), JUDGE.t1, (M, u, squares, *verdict, work.state, *guards))
     work.state[JUDGED_WORD] = int(work.state[JUDGED_WORD]) - short if judge else 0
-    arguments[-6] = lines
+    arguments[-7] = lines
     if repair:
         library.run(REPAIR.name, 2, REPAIR.t1, tuple(arguments))
     return work.record
@@ -152,7 +154,7 @@ class _Pending(Pending):
     """Without a device."""
 
     def __init__(self, found: list[DeviceRecord], *, gone: bool) -> None:
-        self._records = found
+        self._records, self._lock, self._graph = found, threading.Lock(), None
         self._device, self._done = _Context(), SimpleNamespace(synchronize=lambda: None, done=True)
         self._spec: Any = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
         self._options, self._info = CallOptions((None,), 1.0, 0.0, True), INFO

@@ -7,6 +7,7 @@ bare addresses, and nothing is watched.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -22,12 +23,13 @@ import array_api_compat.numpy as compatible
 import numpy as np
 import pytest
 
-from abft_tsm2 import arrays, policy
+from abft_tsm2 import arrays, gemm, policy
 from abft_tsm2.checksum.device import check
-from abft_tsm2.core import encode_both, launch, memory
+from abft_tsm2.core import cublas, encode_both, launch, memory
+from abft_tsm2.core.capture import Capture
 from abft_tsm2.core.compiler import Kernel, source
 from abft_tsm2.core.device import KNOWN
-from abft_tsm2.gemm import plan
+from abft_tsm2.gemm import captured, plan, replays
 from tests.support.cuda_on_cpu import build
 from tests.support.cuda_on_cpu.library import ORDERS, _Launch, borrowed_stacks, load
 from tests.support.fake_card import Card
@@ -121,8 +123,66 @@ class Stream:
 
     def wait_event(self, event: Event) -> None: ...
     def synchronize(self) -> None: ...
+    def use(self) -> None: ...
     def is_capturing(self) -> bool:
-        return False
+        return recording[-1] is not None
+
+    def begin_capture(self) -> None:
+        recording.append([])
+
+    def end_capture(self) -> CapturedGraph:
+        return CapturedGraph(recording.pop() or [])
+
+
+recording: list[list[Callable[[], Any]] | None] = [None]
+"""Of captures that have begun, what was queued."""
+
+
+def run(work: Callable[[], Any]) -> None:
+    """Run what is queued, or record it."""
+    if recording[-1] is None:
+        work()
+    else:
+        recording[-1].append(work)
+
+
+class CapturedGraph:
+    """A CUDA graph: what was recorded.
+
+    Attributes
+    ----------
+    dropped : bool
+        Whether it, and all that was made of it, are gone.
+    """
+
+    captured: ClassVar[list[list[Any]]] = []
+
+    def __init__(self, work: list[Callable[[], Any]]) -> None:
+        self.work = work
+
+    def launch(self, stream: Any = None) -> None:
+        for one in self.work:
+            one()
+
+    @classmethod
+    def of(cls, stream: int, queue: Callable[[], None]) -> CapturedGraph:
+        """`abft_tsm2.core.graphs.Graph`."""
+        recording.append([])
+        try:
+            queue()
+        finally:
+            work = recording.pop()
+        return cls(work or [])
+
+
+class Kept:
+    """`abft_tsm2.core.capture.Kept`."""
+
+    made: ClassVar[list[Kept]] = []
+
+    def __init__(self, graph: int, *things: Any) -> None:
+        self.things, self.needed = things, True
+        Kept.made.append(self)
 
 
 class _Pinned(np.ndarray):
@@ -133,6 +193,12 @@ class _Pinned(np.ndarray):
     @property
     def ptr(self) -> int:
         return int(self.ctypes.data)
+
+
+def _external(handle: int) -> Stream:
+    stream = Stream()
+    stream.ptr = handle
+    return stream
 
 
 def _copy_lines(to: int, pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int, stream: int) -> None:
@@ -196,11 +262,15 @@ class Kernels:
 
     def launch(self, config: int, function: int, pointers: int, extra: None) -> int:
         """cuLaunchKernelEx."""
+        run(lambda: self._run(config, function, pointers))
+        return 0
+
+    def _run(self, config: int, function: int, pointers: int) -> None:
         shape, kernel = launch._LaunchConfig.from_address(config), self._configs[function - 1]
         if not self.runs:
             if kernel.file == "repair/repair.cu":
                 _write_clean(pointers)
-            return 0
+            return
         loaded, text, offset = self._loaded(kernel), ctypes.c_char_p(), ctypes.c_size_t()
         entry = ctypes.cast(getattr(loaded, f"call_{kernel.name}"), ctypes.c_void_p)
         size, order = (shape.grid, shape.block, shape.shared_bytes), ORDERS.index("forward")
@@ -208,20 +278,18 @@ class Kernels:
             how = _Launch(kernel.name.encode(), *size, order, 0, stacks)
             where = ctypes.addressof(how), entry, pointers, ctypes.addressof(text), ctypes.addressof(offset)
             assert loaded.cuda_on_cpu_launch(*where) == 0, text.value
-        return 0
 
 
 def _write_clean(pointers: int) -> None:
     """The record of a product in which nothing was found, by the arguments of its repair."""
-    values = [ctypes.c_longlong.from_address(at).value for at in (ctypes.c_void_p * 56).from_address(pointers)]
-    record = (ctypes.c_uint64 * memory.WORDS).from_address(values[-1])
-    record[0], record[1], record[2], record[6], record[7] = (
-        values[-2],
-        values[0] * values[3] << 32,
-        0,
-        0,
-        values[-2] << 8,
-    )
+    values = [ctypes.c_longlong.from_address(at).value for at in (ctypes.c_void_p * 57).from_address(pointers)]
+    call, at, tally = values[-3:]
+    if tally:
+        words = (ctypes.c_uint64 * 16).from_address(tally)
+        call, words[0] = words[0], words[0] + 1
+        at += 8 * memory.WORDS * (call & words[2])
+    record = (ctypes.c_uint64 * memory.WORDS).from_address(at)
+    record[0], record[1], record[2], record[6], record[7] = call, values[0] * values[3] << 32, 0, 0, call << 8
 
 
 def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels]:
@@ -240,6 +308,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
         Device=Device,
         Event=Event,
         Stream=Stream,
+        ExternalStream=_external,
         get_current_stream=lambda: Stream.current[-1] if Stream.current else Stream(),
         MemoryPointer=MemoryPointer,
         UnownedMemory=lambda address, nbytes, owner, device=0: SimpleNamespace(ptr=address, owner=owner),
@@ -248,6 +317,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
     )
     vars(cupy.cuda.runtime).update(
         getDevice=lambda: 0,
+        memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
         memcpyDefault=4,
         memcpy2DAsync=_copy_lines,
@@ -279,5 +349,21 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
         for name in names:
             patch.setattr(module, name, {})
     patch.setattr(policy, "_open", deque())  # no report outlives the kernels
+    patch.setattr(replays, "Graph", CapturedGraph.of)
+    patch.setattr(replays, "relaxed", contextlib.nullcontext)
+    patch.setattr(gemm, "relaxed", contextlib.nullcontext)
+    for name in ("_graphs", "_seen", "_workspaces"):
+        patch.setattr(replays, name, {})
+    patch.setattr(cublas, "own_handle", lambda stream, workspace: stream)
+    patch.setattr(
+        cublas.Gemm, "on", lambda gemm, handle, *arguments: run(lambda: cublas.Gemm.__call__(gemm, *arguments))
+    )
+    for name, stands_for in {
+        "relaxed": contextlib.nullcontext,
+        "capture_of": lambda handle: Capture(len(recording), 0) if recording[-1] is not None else None,
+        "Kept": Kept,
+        "release": lambda: None,
+    }.items():
+        patch.setattr(captured, name, stands_for)
     patch.setattr(check, "_base_on", functools.lru_cache(check._base_on.__wrapped__))
     return cupy, kernels

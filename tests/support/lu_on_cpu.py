@@ -61,7 +61,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> ModuleType:
         setattr(solver, f"{letter}getrf_bufferSize", lambda handle, m, n, at, ld: 1)
     blas = ScipyBlas()
     card = replace(KNOWN["H200"], multiprocessors=cupy_on_cpu.MULTIPROCESSORS)
-    patch.setattr(lanes, "cublas_library", lambda: blas)
+    patch.setattr(lanes, "library", lambda: blas)
     patch.setattr(launch, "_allow", lambda *_: None)
     patch.setattr(plan, "lanes", LanesOnCpu)
     patch.setattr(plan, "_kept", PlansOfThread(plan.PLANS))

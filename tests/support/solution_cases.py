@@ -104,7 +104,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> ScipyBlas:
     card = replace(KNOWN["H200"], multiprocessors=2)
     patch.setattr(solution, "device_of", lambda index: card)
     patch.setattr(solution, "_kept", PlansOfThread(solution.KEPT))
-    patch.setattr(substitution_calls, "cublas_library", lambda: blas)
+    patch.setattr(substitution_calls, "library", lambda: blas)
     cupy.array = cupy_on_cpu._on_card(np.array)
     cupy.ascontiguousarray = cupy_on_cpu._on_card(np.ascontiguousarray)
     return blas

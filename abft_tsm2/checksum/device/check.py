@@ -43,12 +43,13 @@ from abft_tsm2.checksum.device.layout import (
 )
 from abft_tsm2.checksum.encode import OFF_BY, equilibrated, exponents, log2_column_norms
 from abft_tsm2.checksum.weights import MEAN_SQUARE, weights
+from abft_tsm2.core import memory as memories
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
-from abft_tsm2.core.memory import scratch
 
 # Steps are given addresses under the names "L", "R", "C", "C0" and "D"; "record" is where the repair writes what it
-# found. "encoded" and "call" are the numbers of the call that has encoded the operands, and of the verdict on C.
+# found, "tally" where it adds that up for the replays of a graph, or 0. "encoded" and "call" are the numbers of the
+# call that has encoded the operands, and of the verdict on C; for replays both are `Tally.number`.
 _OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by about 2^4
 
 
@@ -215,7 +216,7 @@ class DeviceCheck:
             return PreparedLaunch(config, (-(-p // config.lines), products), config.t1, values)
         across = across_sums(dtype, p, q, self._multiprocessors, width=layout.width, products=products, **wanted)
         plan = AcrossPlan.of(across, p, q, self._multiprocessors, products)
-        partial, tickets = scratch(plan.nbytes, plan.tickets)
+        partial, tickets = memories.scratch(plan.nbytes, plan.tickets)
         values = (p, q, name, layout.cs, layout.step, *right, *results, plan.slice, partial.data.ptr, tickets.data.ptr)
         return PreparedLaunch(across, plan.grid, across.t1, values, (partial, tickets))
 
@@ -270,7 +271,7 @@ class DeviceCheck:
         right = self._right(memory, carried)
         config = RepairKernel(spec.dtype, spec.out, spec.cast, turned=not spec.R.contiguous)
         nbytes = repair_bytes(config, spec.k, spec.n) if write else 0  # without memory it leaves all to the host
-        space, _ = scratch(nbytes, 0)
+        space, _ = memories.scratch(nbytes, 0)
         a, f = spec.arithmetic, bound_factors(spec.arithmetic, spec.terms, spec.n, alpha)
         layouts = (("L", spec.L), ("R", spec.R), ("C", spec.C), ("D", spec.D), ("C0", spec.C0))
         values: tuple[Value, ...] = (
@@ -282,7 +283,7 @@ class DeviceCheck:
             *(at("left_bit_sums"), right.bit_sums, at("added_bit_sums"), self._s_step),
             *(a.u, rigorous_factor(a, spec.terms), float(a.u_out), f.underflow, right.sizes),
             *(max(_FEW, spec.m * spec.batch // 4), at("lines"), at("state")),
-            *(space.data.ptr, nbytes, "call", "record"),
+            *(space.data.ptr, nbytes, "call", "record", "tally"),
         )
         return [PreparedLaunch(config, (config.blocks * self._multiprocessors, 1), config.t1, values, space)]
 
@@ -393,9 +394,8 @@ def carried_on_device(X: Array, side: str) -> DeviceOperandChecksum:
 def _base_on(n: int, device: int) -> Array:
     import cupy
 
-    made = cupy.asarray(weights("balanced", n)[:, 0].astype("float32"))
-    cupy.cuda.get_current_stream().synchronize()  # once: whatever stream uses it next, it is there
-    return made
+    with memories.uncaptured():  # once: whatever stream uses it next, it is there
+        return cupy.asarray(weights("balanced", n)[:, 0].astype("float32"))
 
 
 def _base(n: int) -> Array:

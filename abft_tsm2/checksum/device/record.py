@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -13,10 +14,10 @@ from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.report import Check, Fault, Report, Status
 
 _FAULTS = 40  # that a record has space for
-_REPAIR = "recomputed in float64 on the device"
+REPAIR = "recomputed in float64 on the device"
 _HALF = 0xFFFFFFFF
 _WORDS, _CLOSEST = struct.Struct("=QQ"), struct.Struct("=Ifd")
-_ELEMENT = {"operand": "C", "kind": "element", "elements": 1, "repair": _REPAIR}
+_ELEMENT = {"operand": "C", "kind": "element", "elements": 1}
 
 
 class DeviceOutcome(IntEnum):
@@ -72,6 +73,48 @@ def _outcome(record: DeviceRecord, head: list[int]) -> DeviceOutcome:
     return DeviceOutcome.UNSETTLED if head[7] & CHANGED else _OUTCOMES.get(head[2], DeviceOutcome.UNSETTLED)
 
 
+def check_of(record: DeviceRecord, closest: int, least: int, side: str, m: int) -> Check:
+    """What is told of a check of m lines: by a record's bounds, and its words for the closest residual and the least
+    weight."""
+    line, ratio, weight = _CLOSEST.unpack(_WORDS.pack(closest, least))
+    bound = record.usual_bound
+    limit = (1 + ratio) * bound / weight if weight else float("inf")
+    return Check.made_of(
+        side=side,
+        vectors=1,
+        lines=m,
+        verified=m,
+        bound=bound,
+        closest=ratio,
+        closest_line=line % m,
+        detection_limit=limit,
+    )
+
+
+def faults_of(
+    told: np.ndarray, count: int, side: str, m: int, repairs: Sequence[str] | None = None
+) -> list[tuple[int, Fault]]:
+    """Product and fault of each of `count` wrong elements, by the three words of each; those that are not told in one.
+
+    `repairs`: of each, how it was repaired.
+    """
+    values = told[:, 1:].copy().view(np.float64)
+    with np.errstate(all="ignore"):
+        off = abs(values[:, 0] - values[:, 1]).tolist()
+    where = told[:, 0].astype(np.int64)
+    product, line = divmod(where & 0xFFFFFFFF, m)
+    rows, columns = (line, where >> 32) if side == "rows" else (where >> 32, line)
+    each = zip(product.tolist(), rows.tolist(), columns.tolist(), off, repairs or [REPAIR] * len(off), strict=True)
+    made = Fault.made_of
+    faults = [
+        (b, made(rows=(i,), columns=(j,), magnitude=size, repair=repair, **_ELEMENT)) for b, i, j, size, repair in each
+    ]
+    if count > len(faults):
+        left = Fault("C", "block", (), (), count - len(faults), float("nan"), REPAIR)
+        faults.append((faults[-1][0] if faults else 0, left))
+    return faults
+
+
 class DeviceVerdict:
     """What the records of a call say, one for each side.
 
@@ -110,9 +153,10 @@ class DeviceVerdict:
             self.missed |= bool(head[7] & MISSED)
             self.replaced |= head[6] > 0
             self.flagged += head[1] & _HALF
-            checks.append(self._check(record, head, side, lines))
+            checks.append(check_of(record, head[3], head[5], side, lines))
             if head[6]:
-                self.faults += self._faults(record, head[6], side, lines)
+                told = record.words[8 : 8 + 3 * min(head[6], _FAULTS)].reshape(-1, 3)
+                self.faults += faults_of(told, head[6], side, lines)
         self.checks = tuple(checks)
 
     @property
@@ -130,55 +174,28 @@ class DeviceVerdict:
         self.outcome = DeviceOutcome.NOT_HELD
         self.faults = [(product, replace(fault, repair="")) for product, fault in self.faults]
 
-    def _check(self, record: DeviceRecord, head: list[int], side: str, m: int) -> Check:
-        line, ratio, least = _CLOSEST.unpack(_WORDS.pack(head[3], head[5]))
-        bound = record.usual_bound
-        limit = (1 + ratio) * bound / least if least else float("inf")
-        return Check.made_of(
-            side=side,
-            vectors=1,
-            lines=m,
-            verified=m,
-            bound=bound,
-            closest=ratio,
-            closest_line=line % m,
-            detection_limit=limit,
-        )
-
-    def _faults(self, record: DeviceRecord, count: int, side: str, m: int) -> list[tuple[int, Fault]]:
-        """Product and fault of each wrong element; those that the record has no space for in one."""
-        told = record.words[8 : 8 + 3 * min(count, _FAULTS)].reshape(-1, 3)
-        values = told[:, 1:].copy().view(np.float64)
-        with np.errstate(all="ignore"):
-            off = abs(values[:, 0] - values[:, 1]).tolist()
-        where = told[:, 0].astype(np.int64)
-        product, line = divmod(where & 0xFFFFFFFF, m)
-        rows, columns = (line, where >> 32) if side == "rows" else (where >> 32, line)
-        each = zip(product.tolist(), rows.tolist(), columns.tolist(), off, strict=True)
-        made = Fault.made_of
-        faults = [(b, made(rows=(i,), columns=(j,), magnitude=size, **_ELEMENT)) for b, i, j, size in each]
-        if count > _FAULTS:
-            left = Fault("C", "block", (), (), count - _FAULTS, float("nan"), _REPAIR)
-            faults.append((faults[-1][0], left))
-        return faults
-
     def report(self) -> Report:
         """The report of a verdict that is settled."""
-        info, (m, k, n) = self.info, self.info.sizes
-        reports = []
-        for number in range(info.products or 1):
-            faults = tuple(fault for product, fault in self.faults if product == number)
-            reports.append(
-                Report.made_of(
-                    status=Status.CORRECTED if faults else Status.CLEAN,
-                    operation=info.operation,
-                    m=m,
-                    k=k,
-                    n=n,
-                    dtype=info.dtype,
-                    checks=self.checks,
-                    faults=faults,
-                    index=info.index if info.products is None else (number,),
-                )
+        return report_of(self.info, self.checks, self.faults)
+
+
+def report_of(info: CallInfo, checks: tuple[Check, ...], found: list[tuple[int, Fault]]) -> Report:
+    """The report of a call by its checks, and products and faults of what was repaired."""
+    m, k, n = info.sizes
+    reports = []
+    for number in range(info.products or 1):
+        faults = tuple(fault for product, fault in found if product == number)
+        reports.append(
+            Report.made_of(
+                status=Status.CORRECTED if faults else Status.CLEAN,
+                operation=info.operation,
+                m=m,
+                k=k,
+                n=n,
+                dtype=info.dtype,
+                checks=checks,
+                faults=faults,
+                index=info.index if info.products is None else (number,),
             )
-        return reports[0] if info.products is None else Report.merge(reports, operation=info.operation)
+        )
+    return reports[0] if info.products is None else Report.merge(reports, operation=info.operation)

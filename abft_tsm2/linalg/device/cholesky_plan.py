@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, Array, dtype_name
+from abft_tsm2.core.capture import current
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
@@ -36,7 +37,6 @@ from abft_tsm2.linalg.device.cholesky_config import (
     tolerances,
 )
 from abft_tsm2.linalg.device.kept import PlansOfThread
-from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.inputs import for_kernels
 from abft_tsm2.report import Check
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
 from typing import Any
 
+from abft_tsm2.core.capture import current
+from abft_tsm2.core.cublas import WORKSPACE, Handle, check_status, library
 from abft_tsm2.core.launch import Where
 from abft_tsm2.linalg.device.schedule import CHECKS, LANES, LEFT, MAIN, PANELS, PRODUCTS, ROWS
 
@@ -16,19 +16,7 @@ EARLY_CHECKS = "early checks"
 PRIORITIES = {PANELS: -5, LEFT: -5, ROWS: -2, PRODUCTS: -1, CHECKS: 0, EARLY_CHECKS: -2}
 """Of streams; of two for checks, the second one where all streams are joined behind every step, which checks behind its
 product would make 2 to 3 % longer. It gains nothing where most steps are longer, and not joined."""
-WORKSPACE = 32 << 20  # bytes that cuBLAS may use on a stream: what NVIDIA recommends for Hopper
 _OPERATION_NONE, _TRANSPOSED = 0, 1
-
-
-@functools.cache
-def cublas_library() -> Any:
-    """cuBLAS as CuPy has loaded it: its own bindings take no prepared arguments, and check every one."""
-    from cupy_backends.cuda.libs import cublas
-
-    handle = cublas.create()
-    version = cublas.getVersion(handle) // 10000
-    cublas.destroy(handle)
-    return ctypes.CDLL(f"libcublas.so.{version}")
 
 
 class Lanes:
@@ -53,13 +41,10 @@ class Lanes:
         self.streams = {lane: cupy.cuda.Stream(non_blocking=True, priority=p) for lane, p in PRIORITIES.items()}
         self.blas, self._keeps = {}, []
         for lane in (PANELS, ROWS, PRODUCTS):
-            handle, space = ctypes.c_void_p(), cupy.empty(WORKSPACE, cupy.uint8)
+            handle, space = Handle(), cupy.empty(WORKSPACE, cupy.uint8)
             self._keeps.append(space)
-            check_status(cublas_library().cublasCreate_v2(ctypes.byref(handle)))
-            check_status(cublas_library().cublasSetStream_v2(handle, ctypes.c_void_p(self.streams[lane].ptr)))
-            address, size = ctypes.c_void_p(space.data.ptr), ctypes.c_size_t(WORKSPACE)
-            check_status(cublas_library().cublasSetWorkspace_v2(handle, address, size))
-            self.blas[lane] = handle
+            handle.place(self.streams[lane].ptr, space)
+            self.blas[lane] = handle.value
         self.products = {dtype: products(dtype) for dtype in ("float64", "float32")}
         self.solver = cusolver.create()
 
@@ -84,20 +69,6 @@ def lanes() -> Lanes:
     return found
 
 
-@contextlib.contextmanager
-def current(stream: Any) -> Iterator[None]:
-    """Make a CuPy stream the current one; then again the one before, also where that was set by its `use`: CuPy's own
-    ``with stream``, which `get` of an array enters as well, would go back to the default stream."""
-    import cupy
-
-    before = cupy.cuda.get_current_stream()
-    try:
-        with stream:
-            yield
-    finally:
-        before.use()
-
-
 class PreparedProduct:
     """``C = alpha A B + beta C`` of column-major float64 or float32 matrices by cuBLAS, on a lane.
 
@@ -116,7 +87,7 @@ class PreparedProduct:
     def __init__(
         self, lanes: Lanes, lane: str, dtype: str, sizes: Any, alpha: float, A: Any, B: Any, beta: float, C: Any
     ):
-        self._call = cublas_library().cublasDgemm_v2 if dtype == "float64" else cublas_library().cublasSgemm_v2
+        self._call = library().cublasDgemm_v2 if dtype == "float64" else library().cublasSgemm_v2
         factors = _factor(dtype, alpha), _factor(dtype, beta)
         self._operands = tuple((ctypes.c_void_p(), *place) for place, _ in (A, B, C))
         (a, *_), (b, *_), (c, *_) = self._operands
@@ -169,7 +140,7 @@ def add_product(lanes: Lanes, lane: str, dtype: str, alpha: float, A: Any, B: An
 def products(dtype: str) -> tuple[Any, Any]:
     """gemv and gemm of cuBLAS, to be called with Python's numbers."""
     letter, address, number = "D" if dtype == "float64" else "S", ctypes.c_void_p, ctypes.c_int
-    line, whole = (cublas_library()[f"cublas{letter}{name}_v2"] for name in ("gemv", "gemm"))
+    line, whole = (library()[f"cublas{letter}{name}_v2"] for name in ("gemv", "gemm"))
     operands = (address, number) * 2, (address, address, number)  # A, B; beta, C
     line.argtypes = address, *(number,) * 3, address, *operands[0], *operands[1]
     whole.argtypes = address, *(number,) * 5, address, *operands[0], *operands[1]
@@ -211,10 +182,3 @@ class LibraryPanel:
         place = where[self._name] + self._offset
         with current(self._stream):  # which CuPy hands to cuSOLVER, whatever the handle's was
             self._call(self._handle, *self._sizes, place, self._ld, *self._results)
-
-
-def check_status(status: int) -> None:
-    if status:
-        from cupy_backends.cuda.libs import cublas
-
-        raise cublas.CUBLASError(status)

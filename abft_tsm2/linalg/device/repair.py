@@ -41,10 +41,10 @@ from abft_tsm2.checksum.bounds import (
     factored_element,
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
+from abft_tsm2.core.capture import current
 from abft_tsm2.linalg.device import evidence_config
 from abft_tsm2.linalg.device.buffers import KEPT, STATE, WORD
 from abft_tsm2.linalg.device.evidence_config import COUNTS, FARTHEST, LARGE_MULTIPLIERS, UNBOUNDED, WRONG
-from abft_tsm2.linalg.device.lanes import current
 from abft_tsm2.linalg.device.repair_operations import RepairOperations
 from abft_tsm2.linalg.device.schedule import Step
 from abft_tsm2.linalg.evidence import Evidence, compare_sum

@@ -6,8 +6,8 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from abft_tsm2.core.cublas import check_status, library
 from abft_tsm2.core.problem import SIZES
-from abft_tsm2.linalg.device.lanes import check_status, cublas_library
 
 _LEFT = 0
 
@@ -33,7 +33,7 @@ def handle_on(stream: int) -> int:
     import cupy
 
     handle: int = cupy.cuda.device.get_cublas_handle()
-    check_status(cublas_library().cublasSetStream_v2(ctypes.c_void_p(handle), ctypes.c_void_p(stream)))
+    check_status(library().cublasSetStream_v2(ctypes.c_void_p(handle), ctypes.c_void_p(stream)))
     return handle
 
 
@@ -122,7 +122,7 @@ class TriangularSolve:
                 given.append(address)
             else:
                 given.append(x)
-        call = getattr(cublas_library(), f"cublas{self._letter.upper()}{routine}_v2")
+        call = getattr(library(), f"cublas{self._letter.upper()}{routine}_v2")
         self._calls.append((call, (self._handle, *given), places))
 
     def __call__(self, handle: int, T: int, X: int) -> None:

@@ -1,0 +1,145 @@
+"""Products that are captured into the user's CUDA graph: queued with memory of their own; what all replays found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+from abft_tsm2.checksum.device.record import CallInfo, check_of, faults_of, report_of
+from abft_tsm2.checksum.device.tally import Replays, Tally
+from abft_tsm2.core import cublas, memory
+from abft_tsm2.core.capture import Kept, capture_of, relaxed, release
+from abft_tsm2.gemm.device import products_of
+from abft_tsm2.gemm.operands import GemmProblem
+from abft_tsm2.gemm.plan import LaunchSequence, serves
+from abft_tsm2.gemm.replays import ReplayedProduct
+from abft_tsm2.policy import Deferred
+from abft_tsm2.report import Check, Report, Status, by_precedence
+
+_workspaces: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
+
+
+def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bool) -> Deferred:
+    """Capture the product, its check and its repair on the current stream.
+
+    Raises
+    ------
+    ValueError
+        For operands that kernels and cuBLAS do not take as they are.
+    """
+    import cupy
+
+    if not serves(problem):
+        raise ValueError(
+            "such operands cannot be multiplied while the stream is captured: use matrices of one type, not empty, "
+            "with contiguous rows or columns, and no c where verify='float32'"
+        )
+    release()
+    stream = cupy.cuda.get_current_stream()
+    here = capture_of(stream.ptr)
+    assert here is not None
+    with problem.c.device:
+        product = next(products_of(problem, operation, None, write=write))
+        plan, options, operands = product.plan, product.options, product.operands
+        with memory.uncaptured(), memory.own_scratch() as scratch:
+            sequence = LaunchSequence(plan, options)
+            replayed = ReplayedProduct(plan, options, operands, sequence, 1)
+        workspace = _workspaces.get((here.number, stream.ptr))
+        if workspace is None:  # not shared with other graphs: both may be replayed at a time
+            workspace = _workspaces[here.number, stream.ptr] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
+        encoded = [one.device for one in (problem.encoded_a, problem.encoded_b) if one is not None]
+        kept = Kept(here.graph, sequence, scratch, workspace, operands.C0, operands.wide, encoded, replayed.tallies)
+        replayed.queue(stream.ptr, workspace)
+    verdict = CapturedVerdict(replayed.tallies, product.info, kept, stream, here.number)
+    info = product.info
+    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
+
+
+class CapturedVerdict:
+    """What the replays of a captured product have found so far.
+
+    Attributes
+    ----------
+    last : Report or None
+        As it was told last.
+    """
+
+    repeats = True
+
+    def __init__(self, tallies: list[Tally], info: CallInfo, kept: Kept, stream: Any, capture: int) -> None:
+        import cupy
+
+        self._tallies, self._info, self._kept = tallies, info, kept
+        self._stream, self._capture, self._device = stream, capture, cupy.cuda.Device()
+        self.last: Report | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether there will be no other replay."""
+        return not self._kept.needed
+
+    @staticmethod
+    def dismiss(pending: Iterable[CapturedVerdict]) -> list[CapturedVerdict]:
+        """Of verdicts that are final, those to be read."""
+        return list(pending)
+
+    def wait(self) -> Report:
+        """Wait for the device, and sum up all replays so far; PENDING where there was none."""
+        with self._device, relaxed():
+            here = capture_of(self._stream.ptr)
+            if here is None or here.number != self._capture:
+                self._device.synchronize()
+            found = [tally.read() for tally in self._tallies]
+        release()
+        self.last = _report(found, self._info)
+        return self.last
+
+
+def _report(found: list[Replays], info: CallInfo) -> Report:
+    """The report of all sides."""
+    replays = max(max(one.ended, one.verdicts) for one in found)
+    if not replays:
+        m, k, n = info.sizes
+        return Report.made_of(
+            status=Status.PENDING, operation=info.operation, m=m, k=k, n=n, dtype=info.dtype, seconds={}
+        )
+    checks, faults, reasons = [], [], list[str]()
+    for one, side, lines in zip(found, info.sides, info.lines, strict=True):
+        checks.append(_check(one, side, lines))
+        if one.elements:
+            how = [f"recomputed in float64 on the device, in replay {i}" for i in one.replays]
+            faults += faults_of(one.faults, one.elements, side, lines, how)
+        reasons += _reasons(one, side, replays)
+    report = report_of(info, tuple(checks), faults)
+    statuses = [report.status, *report.also] + [Status.UNCORRECTABLE] * bool(reasons)
+    status, also = by_precedence(statuses)
+    suspicions = sum(one.lines for one in found)
+    return replace(report, status=status, also=also, reasons=tuple(reasons), suspicions=suspicions, replays=replays)
+
+
+def _check(found: Replays, side: str, lines: int) -> Check:
+    """The check of one side, by its last replay and the closest of all."""
+    if found.ended == found.unjudged:
+        return Check(side, 1, lines, 0, float("nan"), 0.0, -1, float("nan"))
+    return check_of(found.last, found.largest, found.last.head[5], side, lines)
+
+
+def _reasons(found: Replays, side: str, replays: int) -> list[str]:
+    """Why C was not verified, or is wrong, in some replays."""
+    reasons = []
+    if found.unjudged:
+        reasons.append(
+            f"{found.unjudged} of {replays} replays have no verdict on all {side}, the first of them replay "
+            f"{found.first_unjudged}: launch the graph again, and see that nothing else writes its memory"
+        )
+    if found.ended != replays or found.verdicts != replays:
+        reasons.append(f"of {replays} replays {found.verdicts} were judged along {side}, and {found.ended} recorded")
+    if found.refused:
+        changed = ", or an operand had changed" if found.flags & 2 else ""
+        reasons.append(
+            f"{found.refused} of {replays} replays failed the check along {side} and could not be repaired on the "
+            f"device{changed}, the first of them replay {found.first_refused}: repeat it under errstate(sync=True)"
+        )
+    return reasons

@@ -1,0 +1,211 @@
+"""Products that are queued once and run many times, as CUDA graphs: what of theirs has to stay (`ReplayedProduct`); and
+calls with the same operands again and again, which become graphs by themselves (`GraphCall`).
+
+A launch of a graph costs the host a tenth of the launches in it. It is made for addresses: a call whose operands lie
+elsewhere is queued step by step, as the first ones of each are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from abft_tsm2.checksum.device.tally import Tally
+from abft_tsm2.core import cublas
+from abft_tsm2.core.capture import relaxed
+from abft_tsm2.core.graphs import Graph
+from abft_tsm2.core.memory import DeviceRecord, bring, thread_of
+from abft_tsm2.gemm.plan import (
+    CallOptions,
+    LaunchSequence,
+    Operands,
+    ProductPlan,
+    multiply,
+    run_steps,
+    side_stream,
+)
+
+RING = 128  # launches of a graph whose records stay on the device: host and device are so far apart at most
+_SEEN_BEFORE = 2  # calls with operands at these addresses, before a graph is made of the next one
+_MOST_SEEN = 4096  # addresses that are remembered
+_MOST = 128  # graphs that are kept,
+_UNUSED = 4096  # until the oldest has not been launched for so many calls
+
+
+class ReplayedProduct:
+    """The steps of a product, each with numbers that the device counts.
+
+    Attributes
+    ----------
+    sequence : LaunchSequence
+    tallies : list of Tally
+        One for each side.
+    """
+
+    def __init__(
+        self, plan: ProductPlan, options: CallOptions, operands: Operands, sequence: LaunchSequence, ring: int
+    ) -> None:
+        import cupy
+
+        device = cupy.cuda.runtime.getDevice()
+        self.sequence, self._plan, self._options, self._operands = sequence, plan, options, operands
+        self.tallies = [Tally(device, check.spec.m * check.spec.batch, ring) for check in plan.checks]
+
+    def queue(self, stream: int, workspace: Any) -> None:
+        """Queue all steps on a stream that is captured, given by its handle, and on its side stream; cuBLAS with this
+        workspace."""
+        import cupy
+
+        fork, join, side = side_stream(stream)
+        main, o, plan = cupy.cuda.ExternalStream(stream), self._operands, self._plan
+        where = [
+            {**o.where(side), "encoded": t.number, "call": t.number, "record": t.records_at, "tally": t.address}
+            for side, t in zip(plan.sides, self.tallies, strict=True)
+        ]
+        fork.record(main)
+        side.wait_event(fork)
+        for steps, at in zip(self.sequence.encode, where, strict=True):
+            run_steps(steps, side.ptr, at)
+        join.record(side)
+        assert plan.gemm is not None
+        handle = cublas.own_handle(stream, workspace)
+        multiply(plan.gemm, o, self._options.alpha, self._options.beta, handle)
+        main.wait_event(join)
+        for i, at in enumerate(where):
+            run_steps(self.sequence.verify[i], stream, at)
+            run_steps(self.sequence.repair[i], stream, at)
+
+
+class GraphCall:
+    """A product with operands at certain addresses, as a graph for one stream.
+
+    Attributes
+    ----------
+    sequence : LaunchSequence
+        Its workspaces.
+    used : int
+        The number of the call that has launched it last.
+    """
+
+    def __init__(self, plan: ProductPlan, options: CallOptions, operands: Operands, stream: int) -> None:
+        import cupy
+
+        self.sequence, self.used = LaunchSequence(plan, options, None, side_stream(stream)[2]), 0
+        product = ReplayedProduct(plan, options, operands, self.sequence, RING)
+        self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0
+        workspace, capturing = _workspace(stream), _capture_stream()
+        with relaxed():
+            self._graph = Graph(capturing, lambda: product.queue(capturing, workspace))
+        # No array of the user's is kept: those of the next call have the same addresses.
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(RING)]
+
+    def launch(self, stream: Any) -> tuple[list[DeviceRecord], Any] | None:
+        """Queue it on a stream: the records, and an event behind it.
+
+        Waits where the launch `RING` ones before has not ended. None where another thread reads its verdict just now.
+        """
+        with self._lock:
+            number, event = self._launched, self._events[self._launched % RING]
+            if any(tally.busy(number) for tally in self._tallies):
+                event.synchronize()
+                self._detach()
+                if any(tally.busy(number) for tally in self._tallies):
+                    return None
+            self._graph.launch(stream.ptr)
+            self._launched += 1
+            event.record(stream)
+            return [tally.record(number) for tally in self._tallies], event
+
+    def _detach(self) -> None:
+        """Let verdicts that have arrived and are still awaited keep what they say themselves."""
+        owners = {id(x.owner): x.owner for t in self._tallies for x in t.records if x.owner is not None}
+        arrived = [owner for owner in owners.values() if owner.arrived]
+        bring(tally.records[0] for tally in self._tallies)
+        for owner in arrived:
+            owner.detach()
+
+
+_graphs: dict[Any, GraphCall] = {}
+_seen: dict[Any, int] = {}
+_lock = threading.Lock()
+_calls, _full_until = [0], [0]
+_enabled = [True]
+
+
+def graph_call(plan: ProductPlan, options: CallOptions, operands: Operands, stream: int) -> GraphCall | None:
+    """The graph of a call with these operands, if there is one, or if it is time to make it."""
+    o = operands
+    key = plan, options, o.A.data.ptr, o.B.data.ptr, o.C.data.ptr, stream, thread_of(stream)
+    _calls[0] += 1
+    found = _graphs.get(key)
+    if found is not None and _enabled[0]:
+        found.used = _calls[0]
+        return found
+    if plan.gemm is None or o.C0 is not None or o.wide is not None or not _enabled[0]:
+        return None
+    with _lock:
+        return _seen_again(key, plan, options, o, stream)
+
+
+def _seen_again(key: Any, plan: ProductPlan, options: CallOptions, operands: Operands, stream: int) -> GraphCall | None:
+    seen = _seen.get(key, 0)
+    if seen < _SEEN_BEFORE:
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen[key] = seen + 1
+        return None
+    if len(_graphs) >= _MOST:
+        if _calls[0] < _full_until[0]:
+            return None
+        oldest = min(_graphs, key=lambda k: _graphs[k].used)
+        if _calls[0] - _graphs[oldest].used < _UNUSED:
+            _full_until[0] = _calls[0] + _UNUSED // 4
+            return None
+        del _graphs[oldest]
+    _seen.pop(key, None)
+    made = _graphs[key] = GraphCall(plan, options, operands, stream)
+    made.used = _calls[0]
+    return made
+
+
+def forget(call: GraphCall) -> None:
+    """Do not launch it any more: it has left no verdict."""
+    with _lock:
+        for key in [key for key, one in _graphs.items() if one is call]:
+            del _graphs[key]
+
+
+@contextmanager
+def step_by_step() -> Iterator[None]:
+    """Queue every product of the block step by step, in all threads."""
+    before, _enabled[0] = _enabled[0], False
+    try:
+        yield
+    finally:
+        _enabled[0] = before
+
+
+_workspaces: dict[Any, Any] = {}
+_capture_streams = threading.local()
+
+
+def _workspace(stream: int) -> Any:
+    """Memory for cuBLAS of all graphs of a stream, which follow one another."""
+    import cupy
+
+    key = cupy.cuda.runtime.getDevice(), stream, thread_of(stream)
+    if key not in _workspaces:
+        _workspaces[key] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
+    return _workspaces[key]
+
+
+def _capture_stream() -> int:
+    """A stream of this thread and the current device, on which graphs are made and nothing runs."""
+    import cupy
+
+    device = str(cupy.cuda.runtime.getDevice())
+    if device not in _capture_streams.__dict__:
+        _capture_streams.__dict__[device] = cupy.cuda.Stream(non_blocking=True)
+    return int(_capture_streams.__dict__[device].ptr)
