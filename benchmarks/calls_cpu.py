@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +23,8 @@ from benchmarks.sheet import Sheet
 from benchmarks.timing import machine
 
 READ_BYTES = 256 << 20  # of an array whose sum is taken: many times a cache
+FEWER = (100, 50, 20, 10, 5, 2)  # calls, where the time does not suffice for `CALLS`
+TRIAL = 0.05  # seconds of calls from which their number follows
 LAST = 5.0  # no new group of cells begins so few seconds before the time limit
 PLAIN = "plain"
 
@@ -40,9 +43,15 @@ class Loops:
         self.most = 0.3 if quick else 1.5  # seconds of a loop; longer ones have fewer calls
         self.budget = 1.0 if quick else 10.0  # seconds of the rounds of a group, beyond the fewest
 
-    def calls(self, seconds: float) -> int:
-        """Of a loop of calls that take so long each."""
-        return max(2, min(CALLS, int(self.most / seconds)))
+    def calls(self, call: Callable[[], object]) -> int:
+        """Of a loop of such calls: a round number."""
+        best, spent = math.inf, 0.0
+        while spent < TRIAL:  # several short ones, for a single one may have been disturbed
+            begun = time.perf_counter()
+            call()
+            took = time.perf_counter() - begun
+            best, spent = min(best, took), spent + took
+        return next((count for count in (CALLS, *FEWER) if count * best <= self.most), FEWER[-1])
 
 
 def run(cells: Sequence[Cell], path: Path, loops: Loops, *, append: bool, limit: float) -> int:
@@ -92,9 +101,7 @@ def _measure(cells: Sequence[Cell], loops: Loops, rows: dict[Cell, Row]) -> None
     multiply = partial(np.matmul, A, B, out=C[PLAIN])
     multiply()
     require_product(A, B, C[PLAIN])
-    begun = time.perf_counter()
-    multiply()
-    calls = loops.calls(time.perf_counter() - begun)
+    calls = loops.calls(multiply)
     raced = {PLAIN: Loop(multiply, calls, C[PLAIN])}
     for cell in cells:
         right = encode(B, side="rows") if cell.variant == ENCODED else B

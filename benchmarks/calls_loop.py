@@ -50,6 +50,8 @@ class Loop:
         Of the reports of all calls so far.
     due : int
         How many reports there should be.
+    at_once : int
+        Reports that were not pending when their loop was queued.
     error : str
         Empty, or why there are no times.
     """
@@ -64,6 +66,7 @@ class Loop:
     returned: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
     due: int = 0
+    at_once: int = 0
     error: str = ""
 
     def once(self, synchronize: Step, calls: int = 0) -> tuple[float, float]:
@@ -80,6 +83,7 @@ class Loop:
                 returned = time.perf_counter() - begun
                 synchronize()
                 took = time.perf_counter() - begun
+                self.at_once += sum(report.status is not Status.PENDING for report in log)
         finally:
             self.note({} if log is None else {status.name: count for status, count in log.counts.items()})
         return took, returned
@@ -158,6 +162,8 @@ def finish(cell: Cell, row: Row, plain: Loop, mine: Loop, xp: Any = np) -> None:
     if plain.error or mine.error:
         row["error"] = f"the plain product: {plain.error}" if plain.error else mine.error
         return
+    if mine.at_once and not mine.waits:
+        row["note"] = f"{mine.at_once} of {mine.due} calls were waited for: the kernels do not serve this product"
     row.update(compared(cell, plain.seconds, mine.seconds, float(row["read_gbs"])))
     worst = difference(mine.C, plain.C, xp)
     row["judged"] = short(worst)

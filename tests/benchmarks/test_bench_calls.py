@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,18 @@ def test_rows_of_a_cpu(tmp_path: Path, capsys: Any) -> None:
     assert "3 of 3 cells" in capsys.readouterr().out
 
 
+def test_a_loop_has_fewer_calls_where_it_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(calls_cpu.time, "perf_counter", lambda: now[0])
+    for seconds, calls in ((1e-3, 200), (7e-3, 200), (8e-3, 100), (0.1, 10), (5.0, 2)):
+        took = chain([min(10 * seconds, max(seconds, 0.04))], repeat(seconds))  # the first one is disturbed
+
+        def call(took: Iterator[float] = took) -> None:
+            now[0] += next(took)
+
+        assert calls_cpu.Loops(quick=False).calls(call) == calls
+
+
 @pytest.mark.usefixtures("fast")
 def test_a_wrong_product_on_a_cpu_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def wrong(a: Any, b: Any, out: Any) -> Any:
@@ -216,7 +228,7 @@ class Called(Protected):
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Called]:
+def library(monkeypatch: pytest.MonkeyPatch) -> Called:
     card = Card()
     for name, module in card.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -258,6 +270,13 @@ def test_a_run_on_a_card(library: Called, tmp_path: Path, capsys: Any, dtype: st
     assert float(rows[0]["host_us"]) == pytest.approx(10, rel=0.01)
     assert float(rows[4]["host_us"]) == pytest.approx(10 / 3, rel=0.01)
     assert set(library.asked) == {"plain", "encoded, recheck=False", "encoded, recheck=True"}
+
+
+def test_calls_that_are_waited_for_are_told(library: Called, tmp_path: Path) -> None:
+    library.wrong = "not queued"
+    code, rows = bench(tmp_path, "--quick", "--only", "float32 32 deferred")
+    assert (code, rows[0]["status"]) == (0, "CLEAN")
+    assert "calls were waited for: the kernels do not serve" in rows[0]["note"]
 
 
 def test_a_type_that_cupy_does_not_multiply(library: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
