@@ -109,7 +109,11 @@ class CallsSuite(Suite):
         race(loops, self.rounds, self.seconds, synchronize, require_device)
         hosts = host_seconds(loops)
         for loop in loops.values():
-            loop.settle()
+            try:
+                loop.settle()
+            except Exception as error:
+                loop.error = loop.error or message(error)
+                require_device(error)
         for cell, row in rows.items():
             recorded = cell.variant == GRAPH
             name = PLAIN_GRAPH if recorded else PLAIN

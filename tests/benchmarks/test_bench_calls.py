@@ -204,6 +204,8 @@ class Replayed:
         self.status, self.replays = status, 0
 
     def wait(self) -> Replayed:
+        if self.replays < 0:
+            raise RuntimeError("the record is gone")
         return self
 
 
@@ -222,6 +224,8 @@ class Called(Protected):
         def work() -> None:
             np.copyto(out, right)
             recorded.replays += self.wrong != "not judged"
+            if self.wrong == "lost":
+                recorded.replays = -1
 
         self.card.launch(work, 1.1 * self.card.gemm_seconds)
         return out, recorded
@@ -298,6 +302,7 @@ def test_a_type_that_cupy_does_not_multiply(library: Called, tmp_path: Path, mon
         ("corruption", DEFERRED, "SilentDataCorruptionError"),
         ("graph", GRAPH, "reports should say CLEAN; there are"),
         ("not judged", GRAPH, "reports should say CLEAN; there are"),
+        ("lost", GRAPH, "the record is gone"),
         ("no capture", GRAPH, "not permitted"),
     ],
 )
