@@ -1,5 +1,5 @@
 """Figures of the measured numbers, from results/*.csv: the paper's, for the card of tsm2.csv, and those of stream.csv,
-gemm_device.csv, lu.csv and lu_gpu.csv. They need matplotlib and no GPU.
+gemm_device.csv, calls.csv, calls_gpu.csv, lu.csv and lu_gpu.csv. They need matplotlib and no GPU.
 
     python -m benchmarks.figures                       all of them, into docs/figures
     python -m benchmarks.figures speedup ladder        these
@@ -7,6 +7,9 @@ gemm_device.csv, lu.csv and lu_gpu.csv. They need matplotlib and no GPU.
 
 bandwidth    share of the measured reading rate that TSM2R, cuBLAS and CuPy reach, for each n; bytes are the least
              that have to move: A and B read once, C written once
+calls        overhead of loops of protected_gemm against the size of square matrices, by type: NumPy, CuPy, and
+             CUDA graphs; dashed, the floor of reading A, B and C once; points of no overhead are left out. With
+             --input: of one of both CSVs
 gemm         overhead of protected_gemm on a GPU against the size of square matrices, by type; dashed, what it costs to
              read A, B and C once at the read rate of the run
 ladder       what each step of TSM2R gains, V0 to V1 to V2 to V3, beside the range that the paper gives for a K40c
@@ -28,7 +31,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gemm_tables, lu_gpu_tables, lu_tables, stream_tables
+from benchmarks import calls_tables, gemm_tables, lu_gpu_tables, lu_tables, stream_tables
+from benchmarks.calls_grid import CPU, DEFERRED, GPU, GRAPH, PROTECTED
 from benchmarks.gemm_grid import ONE
 from benchmarks.markup import gpu
 from benchmarks.sheet import Row
@@ -48,13 +52,14 @@ STEPS = {
 }
 """The paper's ranges on a K40c, section 4.2.1."""
 
-PROTECTED = {
+CALL_PANELS = {CPU: {PROTECTED: "NumPy"}, GPU: {DEFERRED: "CuPy, not waited for", GRAPH: "CuPy, a CUDA graph"}}
+PROTECTED_LU = {
     "unprotected": "the same blocks, no checks",
     "online": "checked in every step",
     "offline": "checked at the end",
     "auto": "chosen",
 }
-PROTECTED_ON_GPU = {
+PROTECTED_LU_ON_GPU = {
     "unprotected": "the same without checks",
     "offline": "certified at the end",
     "online": "checked in every step",
@@ -329,7 +334,34 @@ def gemm(source: Path | None) -> Drawn:
         raise ValueError("there are no times: run python -m benchmarks.bench_gemm --device --full")
     figure, axes = panels(1, 1)
     figure.set_size_inches(6, 4.5)
-    axis = axes[0][0]
+    by_type(axes[0][0], rows, "overhead")
+    return figure, axes, "protected_gemm over cuBLAS; dashed: A, B and C read once", gpu(*rows)
+
+
+def calls(source: Path | None) -> Drawn:
+    drawn: list[tuple[str, list[Row]]] = []
+    where = []
+    for library, variants in CALL_PANELS.items():
+        rows = [row for row in calls_tables.latest(library, source) if row["overhead_pct"] and not row["error"]]
+        of_variants = [(title, [row for row in rows if row["variant"] == name]) for name, title in variants.items()]
+        drawn += [(title, shown) for title, shown in of_variants if shown]
+        where += [calls_tables.where(library, *rows)] if rows else []
+    if not drawn:
+        raise ValueError("there are no times: run python -m benchmarks.bench_calls, with and without --device")
+    figure, axes = panels(1, len(drawn))
+    figure.set_figheight(4)
+    for axis, (title, rows) in zip(axes[0], drawn, strict=True):
+        by_type(axis, rows, "overhead of a loop of calls")
+        axis.set_title(title)
+        axis.tick_params(axis="x", rotation=45)
+    # A legend for all panels: types that one of them lacks are in another.
+    most = max(range(len(drawn)), key=lambda i: len(axes[0][i].get_legend_handles_labels()[0]))
+    first = [[axes[0][most], *(axis for axis in axes[0] if axis is not axes[0][most])]]
+    return figure, first, "Calls in a loop; dashed: A, B and C read once", "\n".join(where)
+
+
+def by_type(axis: Any, rows: Sequence[Row], name: str) -> None:
+    """A line of the overhead for each type, and a dashed one of the floor, over the size on logarithmic axes."""
     for dtype, colour in zip(GEMM_TYPES, COLOURS, strict=False):
         of_type = {int(row["n"]): row for row in rows if row["dtype"] == dtype}
         for column, style in (("overhead_pct", "-"), ("floor_pct", "--")) if of_type else ():
@@ -343,9 +375,8 @@ def gemm(source: Path | None) -> Drawn:
     axis.set_xticks(sizes, [str(n) for n in sizes])
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     axis.set_xlabel("m = k = n")
-    axis.set_ylabel("overhead")
+    axis.set_ylabel(name)
     axis.grid(which="both", linewidth=0.3)
-    return figure, axes, "protected_gemm over cuBLAS; dashed: A, B and C read once", gpu(*rows)
 
 
 def lu(source: Path | None) -> Drawn:
@@ -358,7 +389,7 @@ def lu(source: Path | None) -> Drawn:
         for axis, (order, name) in zip(line, lu_tables.ORDERS.items(), strict=True):
             shown = [row for row in rows if (row["dtype"], row["order"]) == (dtype, order)]
             sizes = [int(row["n"]) for row in shown]
-            for (method, label), colour in zip(PROTECTED.items(), COLOURS, strict=False):
+            for (method, label), colour in zip(PROTECTED_LU.items(), COLOURS, strict=False):
                 times = [float(row[method]) for row in shown]
                 axis.plot(sizes, times, color=colour, marker="o", markersize=3, label=label)
             by_size(axis, sizes, f"{dtype}, {name}", "n", "time / SciPy's")
@@ -376,7 +407,7 @@ def lu_gpu(source: Path | None) -> Drawn:
     figure, axes = panels(1, len(dtypes))
     for axis, dtype in zip(axes[0], dtypes, strict=True):
         shown = [row for row in rows if row["dtype"] == dtype]
-        for (method, label), colour in zip(PROTECTED_ON_GPU.items(), COLOURS, strict=False):
+        for (method, label), colour in zip(PROTECTED_LU_ON_GPU.items(), COLOURS, strict=False):
             line = {int(row["n"]): float(row[method]) for row in shown if row[method]}
             axis.plot(list(line), list(line.values()), color=colour, marker="o", markersize=3, label=label)
         limits = {int(row["n"]): float(row["online_bar"]) for row in shown if row["online_bar"]}
@@ -390,7 +421,7 @@ def lu_gpu(source: Path | None) -> Drawn:
 
 DRAWN: Mapping[str, Callable[[Path | None], Drawn]] = {
     draw.__name__: draw
-    for draw in (bandwidth, gemm, ladder, lu, lu_gpu, rectangular, small_k, speedup, stream, tall, tcf)
+    for draw in (bandwidth, calls, gemm, ladder, lu, lu_gpu, rectangular, small_k, speedup, stream, tall, tcf)
 }
 
 

@@ -28,13 +28,14 @@ def array(shape: Sequence[int], dtype: str, order: str = "C", lead: int = 0) -> 
 
     *stack, rows, columns = shape
     lines, line = (rows, columns) if order == "C" else (columns, rows)
-    base = cupy.empty((*stack, lines, line + lead), dtype=_type(dtype))
+    base = cupy.empty((*stack, lines, line + lead), dtype=element_type(dtype))
     fill_nan(base)
     found = base[..., :line]
     return found if order == "C" else found.swapaxes(-1, -2)
 
 
-def _type(name: str) -> Any:
+def element_type(name: str) -> Any:
+    """The dtype of that name, bfloat16 among them."""
     if name == "bfloat16":
         import ml_dtypes
 

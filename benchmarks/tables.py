@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    calls_tables,
     campaign_tables,
     cpu_tables,
     dask_tables,
@@ -38,7 +39,7 @@ _TABLE = re.compile(
 
 MODULES = (
     *(cpu_tables, tsm2_tables, stream_tables, gemm_tables, lu_tables, lu_gpu_tables, campaign_tables),
-    *(dask_tables, readme_tables),
+    *(calls_tables, dask_tables, readme_tables),
 )
 
 

@@ -65,8 +65,8 @@ def test_the_readme_is_one_page() -> None:
 
 def test_the_readme_shows_losing_rows() -> None:
     text = README.read_text(encoding="utf-8")
-    for lost in ("| CPU, A @ B | float32 256 x 256 x 256 |", "| GPU, A @ B | float16 1024 x 1024 x 1024 |"):
-        assert text.count(lost) == 1
+    for machine, lost in (("CPU", "float32 256 x 256 x 256"), ("GPU", "float16 1024 x 1024 x 1024")):
+        assert len(re.findall(rf"^\| {machine}, (loop of )?A @ B \| {lost} \|", text, re.MULTILINE)) == 1
 
 
 def test_what_the_readme_links_to_exists() -> None:

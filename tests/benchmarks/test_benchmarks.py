@@ -25,6 +25,7 @@ from tests.benchmarks.test_bench_tsm2 import CELL, cell_rows
 # ---- command lines ------------------------------------------------------------------------------------------------
 
 SCRIPTS = (
+    "bench_calls",
     "bench_gemm",
     "bench_lu_gpu",
     "bench_tsm2",

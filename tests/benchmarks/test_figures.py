@@ -8,8 +8,11 @@ import pytest
 
 from benchmarks import figures, sheet
 
-MEASURED = [name for name in figures.DRAWN if name != "lu_gpu" or (sheet.RESULTS / "lu_gpu.csv").exists()]
-"""That of lu_gpu.csv is drawn from made-up numbers in test_bench_lu_gpu.py, too."""
+LATER = {"lu_gpu": ("lu_gpu",), "calls": ("calls", "calls_gpu")}
+MEASURED = [
+    name for name in figures.DRAWN if all((sheet.RESULTS / f"{file}.csv").exists() for file in LATER.get(name, ()))
+]
+"""Those of the others are drawn from made-up numbers in test_bench_lu_gpu.py and test_bench_calls.py, too."""
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -34,7 +37,7 @@ def test_what_is_missing_or_unknown_is_told(tmp_path: Path, capsys: pytest.Captu
         assert figures.main([name, "--input", str(tmp_path / "absent.csv")]) == 1
         assert "is missing" in capsys.readouterr().err
     empty.write_text("suite,contender,variant,overhead_pct,error\n")
-    for name in ("tcf", "gemm", "stream", "lu", "lu_gpu"):
+    for name in ("tcf", "gemm", "stream", "lu", "lu_gpu", "calls"):
         assert figures.main([name, "--input", str(empty)]) == 1
         assert "there are no times" in capsys.readouterr().err
     with pytest.raises(SystemExit):
