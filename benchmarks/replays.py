@@ -149,7 +149,8 @@ class Replayed:
                 self._run("refill", x, x.size, self.counts, np.uint64((SEED * (i + 1)) % 2**64), blocks=264)
             with self._planted(C) if cell.faults else _nothing():
                 self.report = ft.protected_gemm(A, B, out=C, return_report=True)[1]
-            plain.on(cublas.own_handle(stream.ptr, space), A, B, D, 1.0, 0.0)
+            with cublas.captured_on(stream.ptr, space) as handle:
+                plain.on(handle, A, B, D, 1.0, 0.0)
             self._run("compare", C, D, C.size, self.counts, np.float64(most), blocks=264)
             self._run("end", self.counts)
             self.graph = stream.end_capture()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,19 +90,40 @@ class Handle:
         check_status(library().cublasSetWorkspace_v2(self.value, address, size))
 
 
-_own = threading.local()
+_own: dict[int, Handle] = {}
+_lock = threading.Lock()
 
 
-def own_handle(stream: int, workspace: Array) -> Handle:
-    """The handle of this thread on the current device, placed there."""
+def prepare_capture() -> None:
+    """Make the handle of the current device, which would spoil a capture that has begun."""
     import cupy
 
-    device = str(cupy.cuda.runtime.getDevice())
-    handle: Handle | None = _own.__dict__.get(device)
+    device = cupy.cuda.runtime.getDevice()
+    if device not in _own:
+        with _lock:
+            _own.setdefault(device, Handle())
+
+
+@contextmanager
+def captured_on(stream: int, workspace: Array) -> Iterator[Handle]:
+    """A handle for products on a stream that is captured, given by its handle, of the current device; for one thread
+    at a time.
+
+    Raises
+    ------
+    RuntimeError
+        If it was not prepared.
+    """
+    import cupy
+
+    handle = _own.get(cupy.cuda.runtime.getDevice())
     if handle is None:
-        handle = _own.__dict__[device] = Handle()
-    handle.place(stream, workspace)
-    return handle
+        raise RuntimeError(
+            "cuBLAS cannot be set up while a stream is captured: call protected_gemm once on this device before that"
+        )
+    with _lock:
+        handle.place(stream, workspace)
+        yield handle
 
 
 @dataclass(frozen=True)

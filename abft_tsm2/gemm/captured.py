@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from abft_tsm2.checksum.device.record import CallInfo, check_of, faults_of, report_of
-from abft_tsm2.checksum.device.tally import Replays, Tally
+from abft_tsm2.checksum.device.tally import Replays, ReplayTally
 from abft_tsm2.core import cublas, memory
 from abft_tsm2.core.capture import Kept, capture_of, relaxed, release
 from abft_tsm2.gemm.device import products_of
@@ -51,7 +51,7 @@ def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bo
             workspace = _workspaces[here.number, stream.ptr] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
         encoded = [one.device for one in (problem.encoded_a, problem.encoded_b) if one is not None]
         kept = Kept(here.graph, sequence, scratch, workspace, operands.C0, operands.wide, encoded, replayed.tallies)
-        replayed.queue(stream.ptr, workspace)
+        replayed.queue(stream, workspace)
     verdict = CapturedVerdict(replayed.tallies, product.info, kept, stream, here.number)
     info = product.info
     return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
@@ -68,7 +68,7 @@ class CapturedVerdict:
 
     repeats = True
 
-    def __init__(self, tallies: list[Tally], info: CallInfo, kept: Kept, stream: Any, capture: int) -> None:
+    def __init__(self, tallies: list[ReplayTally], info: CallInfo, kept: Kept, stream: Any, capture: int) -> None:
         import cupy
 
         self._tallies, self._info, self._kept = tallies, info, kept

@@ -21,6 +21,7 @@ from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout
 from abft_tsm2.checksum.device.record import CallInfo
 from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.core import cublas
+from abft_tsm2.core.capture import capturing
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import Step, Where
 from abft_tsm2.core.memory import thread_of
@@ -253,6 +254,8 @@ def plan_of(
     if plan is None:
         if len(_plans) >= _MOST:
             _plans.clear()
+        if not problem.exists and not capturing():
+            cublas.prepare_capture()
         plan = _plans[key] = _planned(o, problem, sides, encoded, hooked)
     return plan
 

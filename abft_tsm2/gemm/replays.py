@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from abft_tsm2.checksum.device.tally import Tally
+from abft_tsm2.checksum.device.tally import ReplayTally
 from abft_tsm2.core import cublas
 from abft_tsm2.core.capture import relaxed
 from abft_tsm2.core.graphs import Graph
@@ -40,7 +40,7 @@ class ReplayedProduct:
     Attributes
     ----------
     sequence : LaunchSequence
-    tallies : list of Tally
+    tallies : list of ReplayTally
         One for each side.
     """
 
@@ -51,31 +51,28 @@ class ReplayedProduct:
 
         device = cupy.cuda.runtime.getDevice()
         self.sequence, self._plan, self._options, self._operands = sequence, plan, options, operands
-        self.tallies = [Tally(device, check.spec.m * check.spec.batch, ring) for check in plan.checks]
+        self.tallies = [ReplayTally(device, check.spec.m * check.spec.batch, ring) for check in plan.checks]
 
-    def queue(self, stream: int, workspace: Any) -> None:
-        """Queue all steps on a stream that is captured, given by its handle, and on its side stream; cuBLAS with this
-        workspace."""
-        import cupy
-
-        fork, join, side = side_stream(stream)
-        main, o, plan = cupy.cuda.ExternalStream(stream), self._operands, self._plan
+    def queue(self, stream: Any, workspace: Any) -> None:
+        """Queue all steps on a stream that is captured, and on its side stream; cuBLAS with this workspace."""
+        fork, join, side = side_stream(stream.ptr)
+        o, plan = self._operands, self._plan
         where = [
             {**o.where(side), "encoded": t.number, "call": t.number, "record": t.records_at, "tally": t.address}
             for side, t in zip(plan.sides, self.tallies, strict=True)
         ]
-        fork.record(main)
+        fork.record(stream)
         side.wait_event(fork)
         for steps, at in zip(self.sequence.encode, where, strict=True):
             run_steps(steps, side.ptr, at)
         join.record(side)
         assert plan.gemm is not None
-        handle = cublas.own_handle(stream, workspace)
-        multiply(plan.gemm, o, self._options.alpha, self._options.beta, handle)
-        main.wait_event(join)
+        with cublas.captured_on(stream.ptr, workspace) as handle:
+            multiply(plan.gemm, o, self._options.alpha, self._options.beta, handle)
+        stream.wait_event(join)
         for i, at in enumerate(where):
-            run_steps(self.sequence.verify[i], stream, at)
-            run_steps(self.sequence.repair[i], stream, at)
+            run_steps(self.sequence.verify[i], stream.ptr, at)
+            run_steps(self.sequence.repair[i], stream.ptr, at)
 
 
 class GraphCall:
@@ -97,7 +94,7 @@ class GraphCall:
         self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0
         workspace, capturing = _workspace(stream), _capture_stream()
         with relaxed():
-            self._graph = Graph(capturing, lambda: product.queue(capturing, workspace))
+            self._graph = Graph(capturing.ptr, lambda: product.queue(capturing, workspace))
         # No array of the user's is kept: those of the next call have the same addresses.
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(RING)]
 
@@ -201,11 +198,11 @@ def _workspace(stream: int) -> Any:
     return _workspaces[key]
 
 
-def _capture_stream() -> int:
+def _capture_stream() -> Any:
     """A stream of this thread and the current device, on which graphs are made and nothing runs."""
     import cupy
 
     device = str(cupy.cuda.runtime.getDevice())
     if device not in _capture_streams.__dict__:
         _capture_streams.__dict__[device] = cupy.cuda.Stream(non_blocking=True)
-    return int(_capture_streams.__dict__[device].ptr)
+    return _capture_streams.__dict__[device]

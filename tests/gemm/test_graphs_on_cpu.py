@@ -367,7 +367,7 @@ def test_launches_are_those_of_one_product(cp: Any, monkeypatch: pytest.MonkeyPa
 
 
 def _counting(made: list[Any], queue: Callable[..., None]) -> Callable[..., None]:
-    def counted(self: Any, stream: int, workspace: Any) -> None:
+    def counted(self: Any, stream: Any, workspace: Any) -> None:
         launches = 0
         call = PreparedLaunch.__call__
 

@@ -38,6 +38,12 @@ def wrong(cp: Any, a: Any, b: Any, c: Any) -> bool:
     return bool(Exact.of(cp.asnumpy(a), cp.asnumpy(b), None).outside(cp.asnumpy(c)).any())
 
 
+@pytest.fixture(autouse=True)
+def _one_call_before(request: pytest.FixtureRequest) -> None:
+    cp = request.getfixturevalue("cp")
+    ft.protected_gemm(*operands(cp, 5, 6, 7)[:2])
+
+
 def captured(cp: Any, *calls: Callable[[], Any], stream: Any = None) -> tuple[Any, Any, list[Any]]:
     stream = stream or cp.cuda.Stream(non_blocking=True)
     with stream, ft.errstate(sync=False):
@@ -96,7 +102,7 @@ def test_options_are_captured(cp: Any, how: str) -> None:
     assert cp.asnumpy(C).tobytes() == cp.asnumpy(expected).tobytes()
 
 
-def test_the_first_call_of_a_process_may_be_captured(cp: Any) -> None:
+def test_the_first_call_of_a_kind_may_be_captured(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are loaded and plans are made meanwhile."""
     from abft_tsm2.gemm import plan
 
@@ -107,6 +113,9 @@ def test_the_first_call_of_a_process_may_be_captured(cp: Any) -> None:
     graph.launch(stream)
     assert report.wait().status is Status.CLEAN
     assert not wrong(cp, A, B, C)
+    monkeypatch.setattr(cublas, "_own", {})
+    with pytest.raises(RuntimeError, match="call protected_gemm once on this device"):
+        captured(cp, lambda: ft.protected_gemm(A, B))
 
 
 @pytest.mark.parametrize(

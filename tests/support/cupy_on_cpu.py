@@ -354,7 +354,8 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
     patch.setattr(gemm, "relaxed", contextlib.nullcontext)
     for name in ("_graphs", "_seen", "_workspaces"):
         patch.setattr(replays, name, {})
-    patch.setattr(cublas, "own_handle", lambda stream, workspace: stream)
+    patch.setattr(cublas, "captured_on", lambda stream, workspace: contextlib.nullcontext(stream))
+    patch.setattr(cublas, "prepare_capture", lambda: None)
     patch.setattr(
         cublas.Gemm, "on", lambda gemm, handle, *arguments: run(lambda: cublas.Gemm.__call__(gemm, *arguments))
     )

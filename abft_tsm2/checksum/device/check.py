@@ -49,7 +49,7 @@ from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
 
 # Steps are given addresses under the names "L", "R", "C", "C0" and "D"; "record" is where the repair writes what it
 # found, "tally" where it adds that up for the replays of a graph, or 0. "encoded" and "call" are the numbers of the
-# call that has encoded the operands, and of the verdict on C; for replays both are `Tally.number`.
+# call that has encoded the operands, and of the verdict on C; for replays both are `ReplayTally.number`.
 _OUTSTANDING = 256.0  # a row's weighted squares, in units of an equilibrated column's: one may be off by about 2^4
 
 

@@ -1,4 +1,4 @@
-"""What replays of a product in a graph add up on the device: a `Tally`, and what it says (`Replays`)."""
+"""What replays of a product in a graph add up on the device: a `ReplayTally`, and what it says (`Replays`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _APART = 40  # bits: numbers of two tallies differ by more than there are replay
 _tallies = itertools.count(1)
 
 
-class Tally:
+class ReplayTally:
     """Memory where the kernels of one side of a product count its replays, and leave a record of each of the last ones.
 
     Parameters
