@@ -86,15 +86,36 @@ class CapturedVerdict:
         return list(pending)
 
     def wait(self) -> Report:
-        """Wait for the device, and sum up all replays so far; PENDING where there was none."""
+        """Wait for the device, and sum up all replays so far; PENDING where there was none.
+
+        Raises
+        ------
+        RuntimeError
+            While another stream is captured, which forbids to wait for the device.
+        """
         with self._device, relaxed():
-            here = capture_of(self._stream.ptr)
-            if here is None or here.number != self._capture:
-                self._device.synchronize()
+            if not self.arrived and not self._being_captured():
+                self._synchronize()
             found = [tally.read() for tally in self._tallies]
         release()
         self.last = _report(found, self._info)
         return self.last
+
+    def _being_captured(self) -> bool:
+        here = capture_of(self._stream.ptr)
+        return here is not None and here.number == self._capture
+
+    def _synchronize(self) -> None:
+        from cupy.cuda.runtime import CUDARuntimeError
+
+        try:
+            self._device.synchronize()
+        except CUDARuntimeError as error:
+            if "cudaErrorStreamCapture" not in str(error):
+                raise
+            raise RuntimeError(
+                "a stream is captured, and nothing can be waited for: wait when that has ended"
+            ) from error
 
 
 def _report(found: list[Replays], info: CallInfo) -> Report:

@@ -48,8 +48,10 @@ def captured(cp: Any, *calls: Callable[[], Any], stream: Any = None) -> tuple[An
     stream = stream or cp.cuda.Stream(non_blocking=True)
     with stream, ft.errstate(sync=False):
         stream.begin_capture()
-        found = [call() for call in calls]
-        graph = stream.end_capture()
+        try:
+            found = [call() for call in calls]
+        finally:
+            graph = stream.end_capture()
     return graph, stream, found
 
 
@@ -104,6 +106,7 @@ def test_options_are_captured(cp: Any, how: str) -> None:
 
 def test_the_first_call_of_a_kind_may_be_captured(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are loaded and plans are made meanwhile."""
+    from abft_tsm2.core import cublas
     from abft_tsm2.gemm import plan
 
     plan._plans.clear()
@@ -216,11 +219,14 @@ def test_a_capture_that_fails_leaves_nothing(cp: Any) -> None:
 
 def test_a_report_may_be_waited_for_while_it_is_captured(cp: Any) -> None:
     A, B, C = normal(cp, 300, 200), normal(cp, 200, 400, seed=1), cp.zeros((300, 400), "f")
+    _graph, _, (other,) = captured(cp, lambda: ft.protected_gemm(A, B, out=C, return_report=True)[1])
     stream = cp.cuda.Stream(non_blocking=True)
     with stream, ft.errstate(sync=False):
         stream.begin_capture()
         report = ft.protected_gemm(A, B, out=C, return_report=True)[1]
         assert report.wait().status is Status.PENDING
+        with pytest.raises(RuntimeError, match="wait when that has ended"):
+            other.wait()
         graph = stream.end_capture()
     graph.launch(stream)
     assert report.wait().status is Status.CLEAN
