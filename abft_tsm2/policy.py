@@ -195,6 +195,11 @@ def synchronous() -> bool:
     return _scope.get().sync
 
 
+def observed() -> bool:
+    """Whether anything sees the report of a clean operation: a monitor, one that this is a part of, or the log."""
+    return bool(_monitors) or _scope.get().kept is not None or logger.isEnabledFor(logging.DEBUG)
+
+
 @contextmanager
 def reports_kept(*, sync: bool = True) -> Iterator[list[Report]]:
     """Keep the reports of the block: no monitor sees them and nothing is done about them. For an operation that is made
@@ -357,7 +362,8 @@ def deliver(report: Report, on_error: str | None = None, *, identity: str = "") 
     an action is "log", at DEBUG otherwise (CLEAN, for one). Log records and warnings name the line outside of
     the package that called it.
     """
-    check_on_error(on_error)
+    if on_error is not None:
+        check_on_error(on_error)
     if (kept := _scope.get().kept) is not None:
         kept.append(report)
         return
@@ -377,7 +383,8 @@ def act(report: Report, on_error: str | None = None) -> None:
     kept."""
     if _scope.get().kept is not None:
         return
-    actions = {} if report.status is Status.CLEAN and not report.also else actions_for(report, on_error)
+    quiet = report.status in (Status.CLEAN, Status.PENDING) and not report.also
+    actions = {} if quiet else actions_for(report, on_error)
     level = logging.WARNING if "log" in actions.values() else logging.DEBUG
     if logger.isEnabledFor(level):
         logger.log(level, "%s", report, stacklevel=caller_level(), extra={"report": report})
@@ -499,11 +506,36 @@ class Deferred(Report):
 class _Open:
     """A report that may still be waited for, and its verdict until that was: it is acted on once."""
 
-    report: weakref.ref[Deferred]
+    report: weakref.ref[Deferred] | None
     verdict: PendingReport | None
+
+    @property
+    def dropped(self) -> bool:
+        """Whether nobody has the report."""
+        return self.report is None or self.report() is None
 
 
 _open: deque[_Open] = deque()
+
+
+class CallFacts(Protocol):
+    """What a PENDING report says of its operation."""
+
+    @property
+    def operation(self) -> str: ...
+    @property
+    def sizes(self) -> tuple[int, int, int]: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def queued(verdict: PendingReport, on_error: str | None, info: CallFacts | None) -> Deferred | None:
+    """The PENDING report of a verdict, by `CallFacts`; None without these: then nobody reads one, and what is found is
+    told when verdicts are swept."""
+    if info is None:
+        _remember(_Open(None, verdict))
+        return None
+    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
 
 
 def _remember(entry: _Open) -> None:
@@ -521,7 +553,7 @@ def _sweep() -> None:
             verdict = entry.verdict
             if verdict is None:
                 continue
-            if entry.report() is None and verdict.arrived:
+            if entry.dropped and verdict.arrived:
                 dropped.append(verdict)
             else:
                 _open.append(entry)

@@ -34,11 +34,15 @@ def capture_of(stream: int) -> Capture | None:
     return Capture(number.value, graph.value or 0) if status.value == _CAPTURING else None
 
 
-def capturing() -> bool:
-    """Whether the current stream is captured."""
+def current_stream() -> Any:
+    """CuPy's."""
     import cupy
 
-    stream = cupy.cuda.get_current_stream()
+    return cupy.cuda.get_current_stream()
+
+
+def is_captured(stream: Any) -> bool:
+    """Whether a CuPy stream is captured."""
     return stream.ptr not in (0, 1) and bool(stream.is_capturing())
 
 

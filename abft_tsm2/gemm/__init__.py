@@ -7,18 +7,18 @@ verify, locate and correct, report), and so does `abft_tsm2.gemm.device` on a GP
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, served_elsewhere
-from abft_tsm2.core.capture import capturing, relaxed
-from abft_tsm2.gemm import captured, fallback, pending
-from abft_tsm2.gemm.device import DeviceProduct
+from abft_tsm2.core.capture import current_stream, relaxed
+from abft_tsm2.gemm import captured, fallback, known, pending
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
-from abft_tsm2.gemm.plan import key_of, recall, serves
+from abft_tsm2.gemm.plan import serves
 from abft_tsm2.report import Report, Status
 
 
@@ -127,49 +127,46 @@ def protected_gemm(
         given: Any = {"alpha": alpha, "beta": beta, "out": out, "out_dtype": out_dtype, "check": check}
         given |= {"on_error": on_error, "return_report": return_report, "on_stage": on_stage}
         return door.protected_gemm(a, b, c, **given, verify=verify, precision=precision)
-    policy.check_on_error(on_error)
-    alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
 
     def problem(out: Any) -> GemmProblem:
+        policy.check_on_error(on_error)
+        factors: Any = {"alpha": factor(alpha, "alpha"), "beta": factor(beta, "beta")}
         given: Any = {"out": out, "out_dtype": out_dtype, "check": check, "verify": verify, "precision": precision}
-        return problem_of(a, b, c, alpha=alpha, beta=beta, **given)
+        return problem_of(a, b, c, **factors, **given)
 
-    report: Report
-    key = known = None
-    on_card = is_cupy(a)
-    if captures := on_card and capturing():
-        with relaxed():
-            result, report = _captured(problem(out), on_stage, on_error)
-    elif on_card and c is None and on_stage is None:
-        key = key_of(a, b, out, (alpha, beta, out_dtype, check, on_error, verify, precision))
-        known = None if key is None else recall(key, a, b, out)
-    if known is not None:
-        product = DeviceProduct(*known)
-        result = product.operands.C
-        if policy.synchronous():
-            report = product.report() or fallback.verify_on_host(product, problem(result))
-        else:
-            report = pending.queue(product, on_error)
-    elif not captures:
+    report: Report | None
+    key: Any = None
+    found: tuple[Any, Report | None] | None = None
+    if is_cupy(a):
+        stream = current_stream()
+        if stream.ptr > 1 and stream.is_capturing():  # the default stream cannot be, and must not be asked
+            with relaxed():
+                found = _captured(problem(out), on_stage, on_error)
+        elif c is None and on_stage is None:
+            key = known.key_of(a, b, out, (alpha, beta, out_dtype, check, on_error, verify, precision))
+            if key is not None:
+                reported = return_report or policy.observed()
+                found = known.run(key, (a, b, out), stream, on_error, reported=reported, ask=problem)
+    if found is None:
         asked = problem(out)
-        report = _run(asked, "gemm", on_stage, on_error, write=_repairs(on_error), key=key)
+        write = on_error is None or on_error == "correct"
+        report = _run(asked, "gemm", on_stage, on_error, write=write, key=key)
         result = asked.result()
-    policy.deliver(report, on_error)
+    else:
+        result, report = found
+    if report is not None:
+        policy.deliver(report, on_error)
     return (result, report) if return_report else result
 
 
-def _repairs(on_error: str | None) -> bool:
-    """Whether what is wrong is to be repaired."""
-    return on_error is None or on_error == "correct"
-
-
-def _captured(asked: GemmProblem, on_stage: Hook | None, on_error: str | None) -> tuple[Any, Report]:
+def _captured(asked: GemmProblem, on_stage: Hook | None, on_error: str | None) -> tuple[Any, Report | None]:
     """The result and the report of a product on a stream that is captured."""
     if policy.synchronous() or on_stage is not None:
         raise RuntimeError(
             "the stream is captured into a graph, and nothing can be waited for: use errstate(sync=False), no on_stage"
         )
-    report = captured.run(asked, "gemm", on_error, write=_repairs(on_error))
+    write = on_error is None or on_error == "correct"
+    report = captured.run(asked, "gemm", on_error, write=write)
     return asked.result(), report
 
 
@@ -241,9 +238,10 @@ def _run(
 ) -> Report:
     """Every product of the problem, and one report of them all."""
     if is_cupy(problem.c) and serves(problem):
+        keep = None if key is None else partial(known.remember, key)
         if on_stage is None and not policy.synchronous():
-            return pending.run(problem, operation, on_error, write=write, key=key)
-        return fallback.run(problem, operation, on_stage, write=write, key=key)
+            return pending.run(problem, operation, on_error, write=write, keep=keep)
+        return fallback.run(problem, operation, on_stage, write=write, keep=keep)
     if problem.wide:
         return _rounded_last(problem, operation, on_stage, write=write)
     caller = np.geterr()  # holds for the product itself, as it would for a @ b

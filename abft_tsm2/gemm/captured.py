@@ -106,16 +106,13 @@ class CapturedVerdict:
         return here is not None and here.number == self._capture
 
     def _synchronize(self) -> None:
-        from cupy.cuda.runtime import CUDARuntimeError
-
         try:
             self._device.synchronize()
-        except CUDARuntimeError as error:
+        except RuntimeError as error:
             if "cudaErrorStreamCapture" not in str(error):
                 raise
-            raise RuntimeError(
-                "a stream is captured, and nothing can be waited for: wait when that has ended"
-            ) from error
+            reason = "a stream is captured, and nothing can be waited for: wait when that has ended"
+            raise RuntimeError(reason) from error
 
 
 def _report(found: list[Replays], info: CallInfo) -> Report:

@@ -8,7 +8,7 @@ patterns of rounding) is left to `abft_tsm2.gemm.fallback`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from abft_tsm2.arrays import Array
@@ -26,13 +26,12 @@ from abft_tsm2.gemm.plan import (
     multiply,
     order_of,
     plan_of,
-    remember,
     run_steps,
     side_stream,
     sides_of,
     wide_product,
 )
-from abft_tsm2.gemm.replays import GraphCall, forget, graph_call
+from abft_tsm2.gemm.replays import GraphCall, forget
 from abft_tsm2.report import Fault, Report
 
 ROUNDS = 3  # repairs that were undone before giving up
@@ -48,8 +47,6 @@ class DeviceProduct:
         What it consists of.
     unsettled : (DeviceVerdict, LaunchSequence) or None
         A verdict that is left to the host, and the workspaces that it is from.
-    graph : GraphCall or None
-        Which it was launched as.
     """
 
     def __init__(
@@ -62,7 +59,6 @@ class DeviceProduct:
     ) -> None:
         self.plan, self.options, self.info, self.operands, self.on_stage = plan, options, info, operands, on_stage
         self.unsettled: tuple[DeviceVerdict, LaunchSequence] | None = None
-        self.graph: GraphCall | None = None
         self._number = next(_numbers)
 
     def stage(self, name: str, **arrays: Array) -> None:
@@ -74,10 +70,8 @@ class DeviceProduct:
         import cupy
 
         stream = cupy.cuda.get_current_stream()
-        found, sequence, _ = self._launched(stream)
-        verdict = self._verdict(found, stream)
-        if self.graph is not None and verdict.outcome is DeviceOutcome.NO_VERDICT:
-            forget(self.graph)
+        sequence = self.plan.take(stream.ptr, self.options)
+        verdict = self._verdict(self._queue(sequence, stream), stream)
         if self.on_stage is not None:
             verdict = self._verify_repairs(verdict, sequence, stream)
         if not verdict.settled:
@@ -86,27 +80,27 @@ class DeviceProduct:
         self.plan.give(sequence)
         return verdict.report()
 
-    def queue(self) -> tuple[list[DeviceRecord], Any]:
-        """Multiply, and wait for nothing; the records are there when the event has come."""
+    def settle(self, found: list[DeviceRecord], call: GraphCall) -> Report | None:
+        """`report` of a product that has run as a graph, by its records, which are here."""
+        verdict = DeviceVerdict(found, self.info)
+        for record in found:
+            record.free()
+        if verdict.outcome is DeviceOutcome.NO_VERDICT:
+            forget(call)
+        if not verdict.settled:
+            self.unsettled = verdict, call.sequence
+            return None
+        return verdict.report()
+
+    def queue(self) -> list[DeviceRecord]:
+        """Multiply, and wait for nothing; the records are there when the stream has come so far."""
         import cupy
 
         stream = cupy.cuda.get_current_stream()
-        found, sequence, event = self._launched(stream)
-        self.plan.give(sequence)
-        if event is None:
-            event = cupy.cuda.Event(disable_timing=True)
-            event.record(stream)
-        return found, event
-
-    def _launched(self, stream: Any) -> tuple[list[DeviceRecord], LaunchSequence, Any]:
-        """Multiply: the records, the workspaces, and the event behind it where it ran as a graph."""
-        if self.on_stage is None:
-            call = graph_call(self.plan, self.options, self.operands, stream.ptr)
-            if call is not None and (launched := call.launch(stream)) is not None:
-                self.graph = call
-                return launched[0], call.sequence, launched[1]
         sequence = self.plan.take(stream.ptr, self.options)
-        return self._queue(sequence, stream), sequence, None
+        found = self._queue(sequence, stream)
+        self.plan.give(sequence)
+        return found
 
     # ---- the steps ----
 
@@ -223,19 +217,22 @@ class DeviceProduct:
         return any(name in found for found in self.encode_again(sequence)[1] for name in ("L", "R", "C0"))
 
 
+Keep = Callable[[DeviceProduct], None]
+
+
 def products_of(
-    problem: GemmProblem, operation: str, on_stage: Hook | None, *, write: bool, key: Any = None
+    problem: GemmProblem, operation: str, on_stage: Hook | None, *, write: bool, keep: Keep | None = None
 ) -> Iterator[DeviceProduct]:
     """The products of a problem, one by one: of a batch all in one, unless a hook sees the stages of each.
 
-    `key`: of `plan.key_of` the arguments, to know the next call with such arguments.
+    `keep`: called with each, to know the next call with such arguments.
     """
     sides = sides_of(problem)
     tasks = [None] if problem.batch and on_stage is None else problem.tasks()
     for task in tasks:
         product = _product(problem, operation, sides, task, on_stage, write)
-        if key is not None and not problem.squeeze:
-            remember(key, product.plan, product.options, product.info, product.operands)
+        if keep is not None and not problem.squeeze:
+            keep(product)
         yield product
 
 

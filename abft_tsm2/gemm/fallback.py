@@ -7,7 +7,7 @@ rounding. It is verified by `abft_tsm2.gemm.host.Product`, the procedure of ever
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from abft_tsm2.checksum.device.record import DeviceOutcome, DeviceVerdict
 from abft_tsm2.checksum.encode import OperandChecksum, carried
 from abft_tsm2.checksum.sides import Side
 from abft_tsm2.core.matmul import same_layout
-from abft_tsm2.gemm.device import ROUNDS, DeviceProduct, products_of
+from abft_tsm2.gemm.device import ROUNDS, DeviceProduct, Keep, products_of
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.gemm.plan import LaunchSequence, Operands, gemm_of, multiply, plan_of
@@ -26,14 +26,14 @@ from abft_tsm2.report import Fault, Report, Status
 
 
 def run(
-    problem: GemmProblem, operation: str, on_stage: Hook | None = None, *, write: bool = False, key: Any = None
+    problem: GemmProblem, operation: str, on_stage: Hook | None = None, *, write: bool = False, keep: Keep | None = None
 ) -> Report:
     """Multiply and verify on the current stream of the operands' device, and wait for the verdict.
 
-    `key`: of `plan.key_of` the arguments, to know the next call with such arguments.
+    `keep`: called with each product, to know the next call with such arguments.
     """
     with problem.c.device:
-        products = products_of(problem, operation, on_stage, write=write, key=key)
+        products = products_of(problem, operation, on_stage, write=write, keep=keep)
         reports = [product.report() or verify_on_host(product, problem) for product in products]
     return Report.merge(reports, operation=operation) if problem.batch and on_stage is not None else reports[0]
 

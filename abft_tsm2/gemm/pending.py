@@ -9,45 +9,75 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from abft_tsm2.arrays import Array, float_type
-from abft_tsm2.checksum.device.record import DeviceOutcome, DeviceVerdict, clean
+from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict, clean
 from abft_tsm2.core import memory
+from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.gemm import fallback
-from abft_tsm2.gemm.device import DeviceProduct, products_of
+from abft_tsm2.gemm.device import DeviceProduct, Keep, products_of
 from abft_tsm2.gemm.operands import GemmProblem, problem_of
-from abft_tsm2.gemm.replays import forget
+from abft_tsm2.gemm.plan import CallOptions, ProductPlan
+from abft_tsm2.gemm.replays import GraphCall, Place, forget
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import Report, Status
 
 
-def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bool, key: Any = None) -> Deferred:
+def run(
+    problem: GemmProblem, operation: str, on_error: str | None, *, write: bool, keep: Keep | None = None
+) -> Deferred:
     """Multiply and verify on the current stream of the operands' device, and wait for nothing.
 
-    `key`: of `plan.key_of` the arguments, to know the next call with such arguments.
+    `keep`: called with the product, to know the next call with such arguments.
     """
     with problem.c.device:
-        return queue(next(products_of(problem, operation, None, write=write, key=key)), on_error)
+        return queue(next(products_of(problem, operation, None, write=write, keep=keep)), on_error)
 
 
 def queue(product: DeviceProduct, on_error: str | None) -> Deferred:
     """Queue a product; its report is PENDING."""
+    import cupy
+
+    o, records, done = product.operands, product.queue(), cupy.cuda.Event(disable_timing=True)
+    done.record()
+    owners, places = zip(*map(_weak, o[:4]), strict=True)
+    call = QueuedCall(product.plan, product.options, product.info, cupy.cuda.Device(), places)
+    verdict = Pending(records, done, call, owners)
     info = product.info
-    return Deferred.of(Pending(product), on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
+    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
+
+
+class QueuedCall(NamedTuple):
+    """What a verdict needs to know of its call: as `GraphCall` has it."""
+
+    plan: ProductPlan
+    options: CallOptions
+    info: CallInfo
+    device: Any
+    places: tuple[Place | None, ...]
 
 
 class Pending:
-    """The verdict on a product that is queued here; it keeps none of the user's arrays alive."""
+    """The verdict on a product that is queued here; it keeps none of the user's arrays alive.
 
+    Parameters
+    ----------
+    records : list of DeviceRecord
+    done : Event
+        Behind the product.
+    call : QueuedCall or GraphCall
+    owners : tuple
+        `owner_of` A, B, C and c.
+    """
+
+    __slots__ = ("_call", "_done", "_lock", "_owners", "_records")
     repeats, last = False, None
 
-    def __init__(self, product: DeviceProduct) -> None:
-        import cupy
-
-        (self._records, self._done), self._device, o = product.queue(), cupy.cuda.Device(), product.operands
-        self._lock, self._graph = threading.Lock(), product.graph
-        for record in self._records:
+    def __init__(
+        self, records: list[DeviceRecord], done: Any, call: QueuedCall | GraphCall, owners: tuple[Any, ...]
+    ) -> None:
+        self._records, self._done, self._call, self._owners = records, done, call, owners
+        self._lock = threading.Lock()
+        for record in records:
             record.owner = self
-        self._spec, self._options, self._info = product.plan.checks[0].spec, product.options, product.info
-        self._arrays = _weak(o.A), _weak(o.B), _weak(o.C), _weak(o.C0)
 
     @property
     def arrived(self) -> bool:
@@ -74,19 +104,20 @@ class Pending:
         self._done.synchronize()
         with self._lock:
             records, self._records = self._records, []
-        with self._device:
+        with self._call.device:
             memory.bring(records)
-        verdict = DeviceVerdict(records, self._info)
-        if self._graph is not None and verdict.outcome is DeviceOutcome.NO_VERDICT:
-            forget(self._graph)
+        verdict = DeviceVerdict(records, self._call.info)
+        if isinstance(self._call, GraphCall) and verdict.outcome is DeviceOutcome.NO_VERDICT:
+            forget(self._call)
         for record in records:
             record.free()
         return verdict.report() if verdict.settled else self._verify_late(verdict)
 
     def _verify_late(self, verdict: DeviceVerdict) -> Report:
         """What can still be said of a product that the kernels could not settle: its operands may be gone."""
-        arrays = [weak and _alive(weak) for weak in self._arrays]
-        gone = any(array is None and weak is not None for array, weak in zip(arrays, self._arrays, strict=True))
+        owners, places = (*self._owners, None)[:4], (*self._call.places, None)[:4]
+        arrays = [_alive(*one) for one in zip(owners, places, strict=True)]
+        gone = any(array is None and owner is not None for array, owner in zip(arrays, owners, strict=True))
         report, why = verdict.report(), "its operands are gone"
         # Right in every element, whatever its operands are by now; perhaps less sharp than can be, as its limit says.
         if verdict.outcome <= DeviceOutcome.CLEARED and (gone or not verdict.missed):
@@ -104,12 +135,12 @@ class Pending:
 
     def _verify_again(self, first: Report, A: Array, B: Array, C: Array, c: Array | None) -> tuple[Report, bool]:
         """The report of a second verification of C, which repairs nothing, and whether C is right."""
-        spec, options = self._spec, self._options
+        spec, options = self._call.plan.checks[0].spec, self._call.options
         precision = "tf32" if spec.arithmetic.u_in else None
         # What was checked of a product in float32 is gone, and of its 16 bits a check is not as sharp: once more, then.
         how: dict[str, Any] = {"verify": "float32"} if spec.cast else {"existing": C}
         problem = problem_of(A, B, c, alpha=options.alpha, beta=options.beta, check="auto", precision=precision, **how)
-        report = first.followed_by(fallback.run(problem, self._info.operation))
+        report = first.followed_by(fallback.run(problem, self._call.info.operation))
         right = report.status in (Status.CLEAN, Status.CORRECTED, Status.UNVERIFIABLE)
         return report, right and (not spec.cast or _same(C, problem.c))
 
@@ -124,29 +155,24 @@ def _same(C: Array, again: Array) -> bool:
     return bool((near | (x == y) | (cupy.isnan(x) & cupy.isnan(y))).all())
 
 
-class _WeakArray(NamedTuple):
-    """An array that may be gone when its product is verified again."""
-
-    owner: weakref.ref[Any]
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: Any
+def owner_of(x: Array) -> weakref.ref[Any]:
+    """Of the memory of an array, which may be gone when its product is verified again."""
+    return weakref.ref(x if x.base is None else x.base)
 
 
-def _weak(x: Array | None) -> _WeakArray | None:
+def _weak(x: Array | None) -> tuple[weakref.ref[Any] | None, Place | None]:
+    """Owner and place of an array."""
     if x is None:
-        return None
-    owner = x if x.base is None else x.base
-    return _WeakArray(weakref.ref(owner), x.data.ptr, x.shape, x.strides, x.dtype)
+        return None, None
+    return owner_of(x), Place(x.data.ptr, x.shape, x.strides, x.dtype)
 
 
-def _alive(weak: _WeakArray) -> Array | None:
-    """The array, where its memory is still there."""
+def _alive(owner: weakref.ref[Any] | None, place: Place | None) -> Array | None:
+    """The array at a place, where its memory is still there."""
     import cupy
 
-    owner = weak.owner()
-    if owner is None:
+    memory = None if owner is None else owner()
+    if memory is None or place is None:
         return None
-    at = owner.data + (weak.address - owner.data.ptr)
-    return cupy.ndarray(weak.shape, weak.dtype, at, weak.strides)
+    at = memory.data + (place.address - memory.data.ptr)
+    return cupy.ndarray(place.shape, place.dtype, at, place.strides)

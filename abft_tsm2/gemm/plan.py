@@ -1,13 +1,11 @@
-"""What is prepared once for a shape: the plan of a product on a GPU, its launches, and calls that are known.
+"""What is prepared once for a shape: the plan of a product on a GPU, and its launches.
 
 A `ProductPlan` serves all operands of the same shapes, layouts and types. A `LaunchSequence` is all its launches on one
-stream, where only the addresses of the operands are missing. A `KnownCall` is a call whose arguments were checked
-before: of the next one with such arguments only the addresses are new.
+stream, where only the addresses of the operands are missing.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from contextlib import nullcontext
@@ -18,17 +16,15 @@ from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.kernels import STATE
 from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout
-from abft_tsm2.checksum.device.record import CallInfo
-from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.core import cublas
-from abft_tsm2.core.capture import capturing
+from abft_tsm2.core.capture import current_stream, is_captured
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import Step, Where
 from abft_tsm2.core.memory import thread_of
 from abft_tsm2.core.problem import Problem as Shape
 from abft_tsm2.gemm.operands import GemmProblem
 
-_MOST = 4096  # plans, and known calls, that are kept
+_MOST = 4096  # plans that are kept
 _MOST_SEQUENCES = 64  # streams and options of a plan whose sequences are kept
 _MUCH_LONGER = 4  # lines along memory are checked until they are so many times longer than those across
 
@@ -254,7 +250,7 @@ def plan_of(
     if plan is None:
         if len(_plans) >= _MOST:
             _plans.clear()
-        if not problem.exists and not capturing():
+        if not problem.exists and not is_captured(current_stream()):
             cublas.prepare_capture()
         plan = _plans[key] = _planned(o, problem, sides, encoded, hooked)
     return plan
@@ -323,90 +319,3 @@ def run_steps(steps: list[Step], stream: int, where: Where) -> None:
     """Queue steps in their order."""
     for step in steps:
         step(stream, where)
-
-
-# ---- calls that are known ------------------------------------------------------------------------------------------
-
-
-class KnownCall(NamedTuple):
-    """What a call came to whose arguments were checked.
-
-    Attributes
-    ----------
-    plan, options, info
-        Of the product.
-    shape, dtype
-        Of the result.
-    wide : str or None
-        The order of the float32 product, if there is one.
-    extents : tuple of int
-        Bytes from the first element of A, B and C to the end of the last.
-    """
-
-    plan: ProductPlan
-    options: CallOptions
-    info: CallInfo
-    shape: tuple[int, ...]
-    dtype: Any
-    wide: str | None
-    extents: tuple[int, ...]
-
-
-_known: dict[Any, KnownCall] = {}
-
-
-def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
-    """All that a call depends on but addresses, where it is of the kind that is remembered; else None."""
-    carried = None
-    if isinstance(b, Encoded):
-        carried, b = None if b.device is None else b.device.carried("rows", b.recheck), b.array
-        if carried is None:
-            return None
-    cupy = sys.modules.get("cupy")
-    if cupy is None or type(a) is not cupy.ndarray or type(b) is not cupy.ndarray:
-        return None
-    if out is not None and type(out) is not cupy.ndarray:
-        return None
-    device = a.data.device_id
-    if not device == b.data.device_id == cupy.cuda.runtime.getDevice() or (
-        out is not None and out.data.device_id != device
-    ):
-        return None
-    try:
-        hash(options)
-    except TypeError:  # the checks of the operands say what is wrong with them
-        return None
-    return mark(a), mark(b), mark(out), carried, device, options
-
-
-def remember(key: Any, plan: ProductPlan, options: CallOptions, info: CallInfo, operands: Operands) -> None:
-    """Know the calls of this key (`key_of`) from now on."""
-    if len(_known) >= _MOST:
-        _known.clear()
-    A, B, C = operands[:3]
-    wide = None if operands.wide is None else order_of(C)
-    _known[key] = KnownCall(plan, options, info, C.shape, C.dtype, wide, tuple(map(_extent, (A, B, C))))
-
-
-def _extent(x: Array) -> int:
-    """Bytes from the first element to the end of the last."""
-    return int(sum((n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)) + x.itemsize)
-
-
-def recall(key: Any, a: Any, b: Any, out: Any) -> tuple[ProductPlan, CallOptions, CallInfo, Operands] | None:
-    """What a known call consists of, with its result; None where it is not known, or `out` may share memory."""
-    import cupy
-
-    known = _known.get(key)
-    if known is None:
-        return None
-    A, B = a, b.array if isinstance(b, Encoded) else b
-    if out is not None:
-        at, reach = out.data.ptr, known.extents[2]
-        if any(at < x.data.ptr + n and x.data.ptr < at + reach for x, n in zip((A, B), known.extents, strict=False)):
-            return None
-    C = cupy.empty(known.shape, known.dtype) if out is None else out
-    wide = wide_product(known.shape, known.wide) if known.wide else None
-    if len(known.shape) == 3:
-        A, B = (x if x.ndim == 3 else cupy.broadcast_to(x, (known.shape[0], *x.shape)) for x in (A, B))
-    return known.plan, known.options, known.info, Operands(A, B, C, None, wide)

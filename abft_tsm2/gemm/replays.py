@@ -8,10 +8,11 @@ elsewhere is queued step by step, as the first ones of each are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from abft_tsm2.checksum.device.record import CallInfo
 from abft_tsm2.checksum.device.tally import ReplayTally
 from abft_tsm2.core import cublas
 from abft_tsm2.core.capture import relaxed
@@ -32,6 +33,15 @@ _SEEN_BEFORE = 2  # calls with operands at these addresses, before a graph is ma
 _MOST_SEEN = 4096  # addresses that are remembered
 _MOST = 128  # graphs that are kept,
 _UNUSED = 4096  # until the oldest has not been launched for so many calls
+
+
+class Place(NamedTuple):
+    """Where an array lies."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
 
 
 class ReplayedProduct:
@@ -80,22 +90,28 @@ class GraphCall:
 
     Attributes
     ----------
-    sequence : LaunchSequence
-        Its workspaces.
+    plan, options, info, sequence
+        Of the product; and its workspaces.
+    places : tuple of Place
+        Of A, B and C. No array of the user's is kept: those of the next call lie at the same addresses.
+    device : Device
     used : int
-        The number of the call that has launched it last.
+        When it was launched last.
     """
 
-    def __init__(self, plan: ProductPlan, options: CallOptions, operands: Operands, stream: int) -> None:
+    def __init__(
+        self, plan: ProductPlan, options: CallOptions, info: CallInfo, operands: Operands, stream: int
+    ) -> None:
         import cupy
 
-        self.sequence, self.used = LaunchSequence(plan, options, None, side_stream(stream)[2]), 0
+        self.plan, self.options, self.info, self.used, self.device = plan, options, info, 0, cupy.cuda.Device()
+        self.places = tuple(Place(x.data.ptr, x.shape, x.strides, x.dtype) for x in operands[:3])
+        self.sequence, self._wide = LaunchSequence(plan, options, None, side_stream(stream)[2]), operands.wide
         product = ReplayedProduct(plan, options, operands, self.sequence, RING)
         self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0
         workspace, capturing = _workspace(stream), _capture_stream()
         with relaxed():
             self._graph = Graph(capturing.ptr, lambda: product.queue(capturing, workspace))
-        # No array of the user's is kept: those of the next call have the same addresses.
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(RING)]
 
     def launch(self, stream: Any) -> tuple[list[DeviceRecord], Any] | None:
@@ -105,83 +121,87 @@ class GraphCall:
         """
         with self._lock:
             number, event = self._launched, self._events[self._launched % RING]
-            if any(tally.busy(number) for tally in self._tallies):
-                event.synchronize()
-                self._detach()
-                if any(tally.busy(number) for tally in self._tallies):
+            for tally in self._tallies:
+                if tally.busy(number) and not self._freed(number, event):
                     return None
             self._graph.launch(stream.ptr)
             self._launched += 1
             event.record(stream)
+            self.used = _calls[0] = _calls[0] + 1
             return [tally.record(number) for tally in self._tallies], event
 
-    def _detach(self) -> None:
-        """Let verdicts that have arrived and are still awaited keep what they say themselves."""
+    def _freed(self, number: int, event: Any) -> bool:
+        """Let verdicts that have arrived and are still awaited keep what they say themselves; whether the records of
+        that launch are free now."""
+        event.synchronize()
         owners = {id(x.owner): x.owner for t in self._tallies for x in t.records if x.owner is not None}
         arrived = [owner for owner in owners.values() if owner.arrived]
         bring(tally.records[0] for tally in self._tallies)
         for owner in arrived:
             owner.detach()
+        return not any(tally.busy(number) for tally in self._tallies)
 
 
-_graphs: dict[Any, GraphCall] = {}
+_made: dict[GraphCall, tuple[dict[Any, GraphCall], Any]] = {}
 _seen: dict[Any, int] = {}
 _lock = threading.Lock()
 _calls, _full_until = [0], [0]
-_enabled = [True]
+enabled = [True]
 
 
-def graph_call(plan: ProductPlan, options: CallOptions, operands: Operands, stream: int) -> GraphCall | None:
-    """The graph of a call with these operands, if there is one, or if it is time to make it."""
-    o = operands
-    key = plan, options, o.A.data.ptr, o.B.data.ptr, o.C.data.ptr, stream, thread_of(stream)
+def due(known: Any, where: Any, operands: Callable[[], Operands]) -> GraphCall | None:
+    """Make the graph of a known call with operands at these addresses, if it is time to; it is one of its `graphs`."""
     _calls[0] += 1
-    found = _graphs.get(key)
-    if found is not None and _enabled[0]:
-        found.used = _calls[0]
-        return found
-    if plan.gemm is None or o.C0 is not None or o.wide is not None or not _enabled[0]:
+    if known.plan.gemm is None or not enabled[0]:
         return None
     with _lock:
-        return _seen_again(key, plan, options, o, stream)
+        key = id(known), where
+        seen = _seen.get(key, 0)
+        if seen < _SEEN_BEFORE:
+            if len(_seen) >= _MOST_SEEN:
+                _seen.clear()
+            _seen[key] = seen + 1
+            return None
+        if len(_made) >= _MOST and not _made_place():
+            return None
+        _seen.pop(key, None)
+        made = GraphCall(known.plan, known.options, known.info, operands(), where[3])
+        made.used, known.graphs[where] = _calls[0], made
+        _made[made] = known.graphs, where
+        return made
 
 
-def _seen_again(key: Any, plan: ProductPlan, options: CallOptions, operands: Operands, stream: int) -> GraphCall | None:
-    seen = _seen.get(key, 0)
-    if seen < _SEEN_BEFORE:
-        if len(_seen) >= _MOST_SEEN:
-            _seen.clear()
-        _seen[key] = seen + 1
-        return None
-    if len(_graphs) >= _MOST:
-        if _calls[0] < _full_until[0]:
-            return None
-        oldest = min(_graphs, key=lambda k: _graphs[k].used)
-        if _calls[0] - _graphs[oldest].used < _UNUSED:
-            _full_until[0] = _calls[0] + _UNUSED // 4
-            return None
-        del _graphs[oldest]
-    _seen.pop(key, None)
-    made = _graphs[key] = GraphCall(plan, options, operands, stream)
-    made.used = _calls[0]
-    return made
+def _made_place() -> bool:
+    """Drop the graph that was launched least recently, if that is long ago."""
+    if _calls[0] < _full_until[0]:
+        return False
+    oldest = min(_made, key=lambda call: call.used)
+    if _calls[0] - oldest.used < _UNUSED:
+        _full_until[0] = _calls[0] + _UNUSED // 4
+        return False
+    _drop(oldest)
+    return True
+
+
+def _drop(call: GraphCall) -> None:
+    graphs, where = _made.pop(call, ({}, None))
+    graphs.pop(where, None)
 
 
 def forget(call: GraphCall) -> None:
     """Do not launch it any more: it has left no verdict."""
     with _lock:
-        for key in [key for key, one in _graphs.items() if one is call]:
-            del _graphs[key]
+        _drop(call)
 
 
 @contextmanager
 def step_by_step() -> Iterator[None]:
     """Queue every product of the block step by step, in all threads."""
-    before, _enabled[0] = _enabled[0], False
+    before, enabled[0] = enabled[0], False
     try:
         yield
     finally:
-        _enabled[0] = before
+        enabled[0] = before
 
 
 _workspaces: dict[Any, Any] = {}

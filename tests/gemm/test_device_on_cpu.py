@@ -5,6 +5,7 @@ On a card the same is tested at length: tests/gemm/test_device_gemm.py, tests/ge
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import sys
@@ -19,6 +20,7 @@ import abft_tsm2 as ft
 from abft_tsm2 import Status
 from abft_tsm2.checksum.device.check import DeviceCheck, carried_on_device
 from abft_tsm2.checksum.device.layout import elements
+from abft_tsm2.gemm import replays
 from abft_tsm2.gemm.plan import LaunchSequence, ProductPlan
 from benchmarks.planting import planted
 from benchmarks.walk import Walk
@@ -230,19 +232,27 @@ def test_an_existing_product_is_verified(cp: Any) -> None:
     assert c[ELEMENT] == 1e4
 
 
-@pytest.mark.parametrize(("sync", "most"), [(True, 60), (False, 60)], ids=["sync", "queued"])
-def test_a_known_product_makes_few_calls(card: tuple[Any, cupy_on_cpu.Kernels], sync: bool, most: int) -> None:
+@pytest.mark.parametrize(
+    ("sync", "graph", "least", "most"),
+    [(True, False, 30, 60), (False, False, 30, 60), (True, True, 15, 40), (False, True, 15, 40)],
+    ids=["sync", "queued", "sync graph", "queued graph"],
+)
+def test_a_known_product_makes_few_calls(
+    card: tuple[Any, cupy_on_cpu.Kernels], sync: bool, graph: bool, least: int, most: int
+) -> None:
     cp, kernels = card
     kernels.runs = False
     a, b = pair(cp)
-    with ft.errstate(sync=sync):
-        for _ in range(3):
-            ft.protected_gemm(a, b)
+    c = cp.empty((60, 70), np.float32)
+    how = contextlib.nullcontext() if graph else replays.step_by_step()
+    with ft.errstate(sync=sync), how:
+        for _ in range(5):
+            ft.protected_gemm(a, b, out=c)
         walk, before = Walk(), sys.getprofile()
         sys.setprofile(walk)
         try:
-            _, report = ft.protected_gemm(a, b, return_report=True)
+            _, report = ft.protected_gemm(a, b, out=c, return_report=True)
         finally:
             sys.setprofile(before)
     assert report.wait().status is Status.CLEAN
-    assert 30 < walk.total <= most, walk.calls
+    assert least < walk.total <= most, walk.calls

@@ -18,7 +18,7 @@ from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.layout import elements
 from abft_tsm2.core.launch import Step
 from abft_tsm2.core.memory import WORDS
-from abft_tsm2.gemm import plan
+from abft_tsm2.gemm import known, plan
 from benchmarks.planting import planted
 from tests.gemm.test_device_gemm import normal, wrong
 from tests.support.check_cases import JUDGED_WORD
@@ -33,7 +33,7 @@ ELEMENT = (3, 5)
 def _nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plan of another test is used here, and none of these elsewhere."""
     monkeypatch.setattr(plan, "_plans", {})
-    monkeypatch.setattr(plan, "_known", {})
+    monkeypatch.setattr(known, "_known", {})
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, method: str, change: Steps) -> None:

@@ -81,7 +81,7 @@ def test_a_call_with_the_same_operands_becomes_a_graph(cp: Any, batch: tuple[int
             report = ft.protected_gemm(A, B, out=C, check=check, return_report=True)[1].wait()
             found.append(report.status)
             assert right(A, B, C)
-    assert len(replays._graphs) == 1
+    assert len(replays._made) == 1
     assert [i for i, status in enumerate(found) if status is Status.CORRECTED] == [4, 7]
     assert set(found) == {Status.CLEAN, Status.CORRECTED}
 
@@ -90,7 +90,7 @@ def test_other_operands_options_and_streams_are_no_part_of_it(cp: Any) -> None:
     A, B, C = operands(cp)
     for _ in range(4):
         ft.protected_gemm(A, B, out=C)
-    (graph,) = replays._graphs.values()
+    (graph,) = replays._made
     before = graph._launched
     others = operands(cp, seed=1)
     ft.protected_gemm(*others[:2], out=others[2])
@@ -121,7 +121,7 @@ def test_reports_that_nobody_has_waited_for_yet_are_kept(cp: Any, monkeypatch: p
         for _ in range(30):
             reports.append(ft.protected_gemm(A, B, out=C, return_report=True)[1])
         found = [report.wait() for report in reports]
-    (graph,) = replays._graphs.values()
+    (graph,) = replays._made
     assert graph._launched >= 20
     assert [i for i, report in enumerate(found) if report.status is Status.CORRECTED] == [5, 9, 20]
     assert {report.status for report in found} == {Status.CLEAN, Status.CORRECTED}
@@ -148,7 +148,7 @@ def test_a_graph_whose_kernel_does_not_run_is_not_believed(
         report = ft.protected_gemm(A, B, out=C, return_report=True)[1].wait()
         skip.clear()
         assert report.status is not Status.CLEAN or not sync or report.suspicions
-        assert not replays._graphs  # another one is made
+        assert not replays._made  # another one is made
         for _ in range(4):
             assert ft.protected_gemm(A, B, out=C, return_report=True)[1].wait().status is Status.CLEAN
 
@@ -169,11 +169,11 @@ def test_no_more_graphs_are_kept_than_are_used(cp: Any, monkeypatch: pytest.Monk
         for A, B, C in given:
             ft.protected_gemm(A, B, out=C)
             assert right(A, B, C)
-    assert len(replays._graphs) == 2  # used in turns: none makes place for another one
+    assert len(replays._made) == 2  # used in turns: none makes place for another one
     for _ in range(20):
         ft.protected_gemm(*given[3][:2], out=given[3][2])
-    assert any(key[2] == given[3][0].data.ptr for key in replays._graphs)
-    assert len(replays._graphs) == 2
+    assert any(where[0] == given[3][0].data.ptr for _, where in replays._made.values())
+    assert len(replays._made) == 2
 
 
 # ---- captures -------------------------------------------------------------------------------------------------------
@@ -184,8 +184,11 @@ def capture(cp: Any, *calls: Callable[[], Any]) -> tuple[Any, list[Any]]:
     stream = cp.cuda.Stream(non_blocking=True)
     with stream, ft.errstate(sync=False):
         stream.begin_capture()
-        found = [call() for call in calls]
-        return stream.end_capture(), found
+        try:
+            found = [call() for call in calls]
+        finally:
+            graph = stream.end_capture()
+        return graph, found
 
 
 @pytest.mark.parametrize("check", ["rows", "columns", "both"])

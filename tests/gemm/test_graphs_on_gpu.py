@@ -14,7 +14,7 @@ import pytest
 import abft_tsm2 as ft
 from abft_tsm2 import Status
 from abft_tsm2.core import capture
-from abft_tsm2.gemm import replays
+from abft_tsm2.gemm import known, replays
 from benchmarks import replays as benchmark
 from tests.support.cases import DTYPES
 from tests.support.oracles import Exact
@@ -110,7 +110,7 @@ def test_the_first_call_of_a_kind_may_be_captured(cp: Any, monkeypatch: pytest.M
     from abft_tsm2.gemm import plan
 
     plan._plans.clear()
-    plan._known.clear()
+    known._known.clear()
     A, B = normal(cp, 77, 91), normal(cp, 91, 83, seed=1)
     graph, stream, ((C, report),) = captured(cp, lambda: ft.protected_gemm(A, B, check="columns", return_report=True))
     graph.launch(stream)
@@ -257,7 +257,8 @@ def test_pytorch_captures_it_too(cp: Any) -> None:
 
 @pytest.fixture
 def _no_graphs() -> Any:
-    replays._graphs.clear()
+    replays._made.clear()
+    known._known.clear()
     replays._seen.clear()
 
 
@@ -272,7 +273,7 @@ def test_repeated_calls_become_a_graph_with_the_same_bits(cp: Any, sync: bool, d
         first = cp.asnumpy(C).tobytes()
         for _ in range(400):  # more than a graph has records
             ft.protected_gemm(A, B, out=C)
-    assert len(replays._graphs) == 1
+    assert len(replays._made) == 1
     assert log.counts[Status.CLEAN] == 401
     assert cp.asnumpy(C).tobytes() == first
     A[3, 4] = 0

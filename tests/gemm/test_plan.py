@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from abft_tsm2.faults.trials.gemm import LAYOUTS
 from abft_tsm2.gemm import plan as plans
-from abft_tsm2.gemm.plan import CallOptions, ProductPlan, key_of, order_of, side_stream
+from abft_tsm2.gemm.known import key_of
+from abft_tsm2.gemm.plan import CallOptions, ProductPlan, order_of, side_stream
 
 
 class Array:

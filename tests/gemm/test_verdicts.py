@@ -5,7 +5,6 @@ The kernels that judge and repair run on the CPU, one behind the other as on a c
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from abft_tsm2.checksum.device.kernels import JudgeKernel, RepairKernel
 from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict, clean
 from abft_tsm2.core.memory import WORDS, DeviceRecord
 from abft_tsm2.gemm import pending
-from abft_tsm2.gemm.pending import Pending
+from abft_tsm2.gemm.pending import Pending, QueuedCall
 from abft_tsm2.gemm.plan import CallOptions
 from abft_tsm2.report import Report, Status
 from tests.support.check_cases import CALL_WORD, JUDGED_WORD
@@ -154,12 +153,12 @@ class _Pending(Pending):
     """Without a device."""
 
     def __init__(self, found: list[DeviceRecord], *, gone: bool) -> None:
-        self._records, self._lock, self._graph = found, threading.Lock(), None
-        self._device, self._done = _Context(), SimpleNamespace(synchronize=lambda: None, done=True)
-        self._spec: Any = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
-        self._options, self._info = CallOptions((None,), 1.0, 0.0, True), INFO
-        array = SimpleNamespace(x=None if gone else np.zeros((2, 2), np.float32))
-        self._arrays: Any = (array, array, array, None)
+        spec = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
+        plan: Any = SimpleNamespace(checks=[SimpleNamespace(spec=spec)])
+        places: list[Any] = [None if gone else np.zeros((2, 2), np.float32)] * 3 + [None]
+        call = QueuedCall(plan, CallOptions((None,), 1.0, 0.0, True), INFO, _Context(), tuple(places))
+        done = SimpleNamespace(synchronize=lambda: None, done=True)
+        super().__init__(found, done, call, (True, True, True, None))
 
 
 class _Context:
@@ -174,7 +173,7 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("abft_tsm2.core.memory.bring", bring)
     monkeypatch.setattr(DeviceRecord, "free", lambda self: None)
-    monkeypatch.setattr(pending, "_alive", lambda weak: weak.x)
+    monkeypatch.setattr(pending, "_alive", lambda owner, place: place)
     monkeypatch.setattr(pending, "problem_of", lambda *arrays, **named: SimpleNamespace(c=arrays[0]))
 
 

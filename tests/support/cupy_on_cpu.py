@@ -29,7 +29,7 @@ from abft_tsm2.core import cublas, encode_both, launch, memory
 from abft_tsm2.core.capture import Capture
 from abft_tsm2.core.compiler import Kernel, source
 from abft_tsm2.core.device import KNOWN
-from abft_tsm2.gemm import captured, plan, replays
+from abft_tsm2.gemm import captured, known, plan, replays
 from tests.support.cuda_on_cpu import build
 from tests.support.cuda_on_cpu.library import ORDERS, _Launch, borrowed_stacks, load
 from tests.support.fake_card import Card
@@ -343,7 +343,8 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
     for module in (plan, check, encode_both):
         patch.setattr(module, "device_of", lambda index: card)
     for module, names in (
-        (plan, ("_side_streams", "_plans", "_known")),
+        (plan, ("_side_streams", "_plans")),
+        (known, ("_known",)),
         (memory, ("_free", "_kept", "_streams")),
     ):
         for name in names:
@@ -352,7 +353,7 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
     patch.setattr(replays, "Graph", CapturedGraph.of)
     patch.setattr(replays, "relaxed", contextlib.nullcontext)
     patch.setattr(gemm, "relaxed", contextlib.nullcontext)
-    for name in ("_graphs", "_seen", "_workspaces"):
+    for name in ("_made", "_seen", "_workspaces"):
         patch.setattr(replays, name, {})
     patch.setattr(cublas, "captured_on", lambda stream, workspace: contextlib.nullcontext(stream))
     patch.setattr(cublas, "prepare_capture", lambda: None)

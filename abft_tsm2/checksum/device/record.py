@@ -61,6 +61,12 @@ class CallInfo:
     lines: tuple[int, ...]
 
 
+def untouched(record: DeviceRecord) -> bool:
+    """Whether it says that nothing was found, and nothing is left to say."""
+    head = record.head
+    return head[2] == 0 and head[7] & 0xFF == 0 and record.made(head)
+
+
 def clean(found: list[DeviceRecord]) -> bool:
     """Whether nothing was found, as nearly always."""
     return all(_outcome(record, record.head) is DeviceOutcome.CLEAN for record in found)
