@@ -143,7 +143,8 @@ def protected_gemm(
             with relaxed():
                 found = _captured(problem(out), on_stage, on_error)
         elif c is None and on_stage is None:
-            key = known.key_of(a, b, out, (alpha, beta, out_dtype, check, on_error, verify, precision))
+            factors = alpha, type(alpha), beta, type(beta)  # 2 and 2 + 0j are equal
+            key = known.key_of(a, b, out, (*factors, out_dtype, check, on_error, verify, precision))
             if key is not None:
                 reported = return_report or policy.observed()
                 found = known.run(key, (a, b, out), stream, on_error, reported=reported, ask=problem)

@@ -40,6 +40,7 @@ def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bo
     stream = cupy.cuda.get_current_stream()
     here = capture_of(stream.ptr)
     assert here is not None
+    _streams[here.number] = stream
     with problem.c.device:
         product = next(products_of(problem, operation, None, write=write))
         plan, options, operands = product.plan, product.options, product.operands
@@ -52,7 +53,7 @@ def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bo
         encoded = [one.device for one in (problem.encoded_a, problem.encoded_b) if one is not None]
         kept = Kept(here.graph, sequence, scratch, workspace, operands.C0, operands.wide, encoded, replayed.tallies)
         replayed.queue(stream, workspace)
-    verdict = CapturedVerdict(replayed.tallies, product.info, kept, stream, here.number)
+    verdict = CapturedVerdict(replayed.tallies, product.info, kept, here.number)
     info = product.info
     return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
 
@@ -68,11 +69,11 @@ class CapturedVerdict:
 
     repeats = True
 
-    def __init__(self, tallies: list[ReplayTally], info: CallInfo, kept: Kept, stream: Any, capture: int) -> None:
+    def __init__(self, tallies: list[ReplayTally], info: CallInfo, kept: Kept, capture: int) -> None:
         import cupy
 
         self._tallies, self._info, self._kept = tallies, info, kept
-        self._stream, self._capture, self._device = stream, capture, cupy.cuda.Device()
+        self._capture, self._device = capture, cupy.cuda.Device()
         self.last: Report | None = None
 
     @property
@@ -91,28 +92,29 @@ class CapturedVerdict:
         Raises
         ------
         RuntimeError
-            While another stream is captured, which forbids to wait for the device.
+            While a stream is captured, which forbids to wait for the device and is spoilt by that.
         """
         with self._device, relaxed():
-            if not self.arrived and not self._being_captured():
-                self._synchronize()
+            if not self.arrived and self._capture not in (captures := _captures()):
+                if captures:
+                    raise RuntimeError("a stream is captured, and nothing can be waited for: wait when that has ended")
+                self._device.synchronize()
             found = [tally.read() for tally in self._tallies]
         release()
         self.last = _report(found, self._info)
         return self.last
 
-    def _being_captured(self) -> bool:
-        here = capture_of(self._stream.ptr)
-        return here is not None and here.number == self._capture
 
-    def _synchronize(self) -> None:
-        try:
-            self._device.synchronize()
-        except RuntimeError as error:
-            if "cudaErrorStreamCapture" not in str(error):
-                raise
-            reason = "a stream is captured, and nothing can be waited for: wait when that has ended"
-            raise RuntimeError(reason) from error
+_streams: dict[int, Any] = {}
+
+
+def _captures() -> set[int]:
+    """Of captures with protected products, those that have not ended."""
+    for number, stream in list(_streams.items()):
+        here = capture_of(stream.ptr)
+        if here is None or here.number != number:
+            _streams.pop(number, None)
+    return set(_streams)
 
 
 def _report(found: list[Replays], info: CallInfo) -> Report:

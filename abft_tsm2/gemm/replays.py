@@ -77,9 +77,11 @@ class ReplayedProduct:
             run_steps(steps, side.ptr, at)
         join.record(side)
         assert plan.gemm is not None
-        with cublas.captured_on(stream.ptr, workspace) as handle:
-            multiply(plan.gemm, o, self._options.alpha, self._options.beta, handle)
-        stream.wait_event(join)
+        try:
+            with cublas.captured_on(stream.ptr, workspace) as handle:
+                multiply(plan.gemm, o, self._options.alpha, self._options.beta, handle)
+        finally:
+            stream.wait_event(join)  # in a graph that fails as well: its owner can end the capture
         for i, at in enumerate(where):
             run_steps(self.sequence.verify[i], stream.ptr, at)
             run_steps(self.sequence.repair[i], stream.ptr, at)

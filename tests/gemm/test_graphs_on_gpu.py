@@ -240,7 +240,7 @@ def test_pytorch_captures_it_too(cp: Any) -> None:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         Y *= 1.0
-        with cp.cuda.ExternalStream(stream.cuda_stream), ft.errstate(sync=False):
+        with cp.cuda.Stream.from_external(stream), ft.errstate(sync=False):
             report = ft.protected_gemm(A, B, out=C, return_report=True)[1]
         Z = torch.relu(torch.as_tensor(C, device="cuda"))
     for i in range(5):

@@ -367,5 +367,6 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
         "release": lambda: None,
     }.items():
         patch.setattr(captured, name, stands_for)
+    patch.setattr(captured, "_streams", {})
     patch.setattr(check, "_base_on", functools.lru_cache(check._base_on.__wrapped__))
     return cupy, kernels
