@@ -17,10 +17,11 @@ from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, operations
 from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.blas import multiply_triangle, product
-from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums, wide
+from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums_of_both, wide
 from abft_tsm2.linalg.evidence import Evidence, Lines, unit_lower
+from abft_tsm2.linalg.host_sums import factor_sums, reads_at_once
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines, read_width
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines, places, read_width
 from abft_tsm2.linalg.outcome import FactorOutcome, check_of
 from abft_tsm2.report import SIDES, Check
 
@@ -121,8 +122,8 @@ def moved(kept: Array, again: Array, lines_of: Callable[[Any], Array]) -> np.nda
 def differing_sums(A: Array, encoding: MatrixChecksums) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], Array]]:
     """Rows of A whose sums are not those that were taken, and columns; each with the sums as they are now."""
     found = []
-    for X, weight, kept in ((A, encoding.v, encoding.S), (A.T, encoding.w, encoding.Z)):
-        again = sums(X, weight)
+    S, Z = sums_of_both(A, encoding.v, encoding.w)
+    for X, weight, kept, again in ((A, encoding.v, encoding.S, S), (A.T, encoding.w, encoding.Z, Z)):
 
         def weighted(lines: Any, X: Array = X, weight: Array = weight) -> Array:
             return wide(namespace(X).take(X, from_host(lines, X), axis=0)).T * weight[:, None]
@@ -153,9 +154,12 @@ def whole(carried: LuChecksums) -> LineCheck:
     return LineCheck.of(residual, xp.asarray(bound))
 
 
-def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, LineCheck]:
+def certificate(
+    A: Array, W: Array, carried: LuChecksums, sums_of_product: tuple[Array, Array] | None = None
+) -> tuple[LineCheck, LineCheck]:
     """``L y = P A v`` by rows and ``g U = w'A`` by columns, of all of A; rows first.
 
+    `sums_of_product`: L y and g U, where they are known.
     Where a line is beyond the bound with estimated norms, they are computed. What is still beyond it has its elements
     of PA - LU computed and compared, unless there are many, or it is A that has changed.
     """
@@ -163,7 +167,8 @@ def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, Li
     encoding, place = carried.encoding, from_host(carried.place, W)
     S, Z = xp.take(encoding.S, place), encoding.Z
     floors = carried.rows[:, ROWS.floor], carried.floor
-    residuals = [now - then for now, then in zip(product_sums(W, carried), (S, Z), strict=True)]
+    found = sums_of_product or product_sums(W, carried)
+    residuals = [now - then for now, then in zip(found, (S, Z), strict=True)]
     verdicts = []
     for side, then, weight in ((0, S, carried.v), (1, Z, carried.w)):
         reach = carried.reach(side, floors[side], 0.0, FLOOR_TERMS, then)
@@ -226,12 +231,16 @@ class Certificate(NamedTuple):
 def certified(A: Array, W: Array, pivots: Any, encoding: MatrixChecksums) -> Certificate:
     """Verify a factorisation of which nothing is known: by the `certificate`, and multipliers that are at most 1."""
     K = min(W.shape)
-    carried = LuChecksums(A, encoding, W)
-    if not carried.order_by(pivots):
+    place = places(pivots, W.shape[0])
+    if place is None:
         return Certificate(FactorOutcome.DISAGREES)
-    carried.g[...], carried.y[...] = read(W, carried, K, K)
+    carried, found = LuChecksums(A, encoding, W, place), None
+    if reads_at_once(W):
+        carried.g[...], carried.y[...], *found = factor_sums(W, carried.w, carried.v)
+    else:
+        carried.g[...], carried.y[...] = read(W, carried, K, K)
     carried.count_operations()
-    verdicts = certificate(A, W, carried)
+    verdicts = certificate(A, W, carried, found)
     rows, columns = ({*np.flatnonzero(~to_host(verdict.ok)).tolist()} for verdict in verdicts)
     columns |= {*carried.too_large()}
     checks = tuple(

@@ -7,6 +7,7 @@ bounds start from, are taken of a sample of the columns and rows.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ from abft_tsm2.arrays import Array, Namespace, from_host, in_float64, is_column_
 from abft_tsm2.checksum.bounds import FLOOR_TERMS
 from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.weights import weights
-from abft_tsm2.core.blas import add_product, like_columns, product
+from abft_tsm2.core.blas import add_product, like_columns
+from abft_tsm2.linalg.host_sums import sums_on_host, times
 
 GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
 LARGEST_POWER = 1000  # of two, of a weight
@@ -74,13 +76,14 @@ class MatrixChecksums:
             plain, across = rows.log2_norms(), columns.log2_norms()
             for sizes in (plain, across):
                 sizes[: diagonal.shape[0]] = np.maximum(sizes[: diagonal.shape[0]], np.log2(to_host(diagonal)))
-            w = _weights(m, plain, A, seed=0)
+            powers = exponents(plain)
+            w = _weights(powers, A, seed=0)
             column_norms = _at_least(columns.norms(w), diagonal, w)
             # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
-            usual = int(np.sort(exponents(plain))[m // 2]) if m else 0
-            v = _weights(n, np.log2(to_host(column_norms)), A, seed=1, shift=usual)
+            usual = int(np.sort(powers)[m // 2]) if m else 0
+            v = _weights(exponents(np.log2(to_host(column_norms))), A, seed=1, shift=usual)
             row_norms = _at_least(rows.norms(v), diagonal, v)
-            S, Z = sums(A, v), sums(A.T, w)
+            S, Z = sums_of_both(A, v, w)
             floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
             return cls(w, v, S, Z, *floors, plain, across)
 
@@ -101,7 +104,14 @@ def sums(A: Array, weight: Array) -> Array:
     """``A weight`` in float64, for A of either type."""
     if is_numpy(A) and A.dtype.char != "d":
         return np.einsum("ij,j->i", A, weight)  # widens as it reads
-    return product(wide(A), weight)
+    return times(wide(A), weight)
+
+
+def sums_of_both(A: Array, v: Array, w: Array) -> tuple[Array, Array]:
+    """``A v`` and ``w'A`` in float64, for A of either type; the same bits whenever they are taken."""
+    if is_numpy(A):
+        return sums_on_host(A, v, w)
+    return sums(A, v), sums(A.T, w)
 
 
 def add_sums(out: Array, A: Array, weight: Array, *, alpha: float = 1.0) -> None:
@@ -155,8 +165,7 @@ def _squares(A: Array, axis: int) -> _Sampled:
 
 def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
     xp, count = namespace(X), X.shape[1]
-    parts = [(at, min(count, at + GROUP)) for at in groups]
-    lines = np.concatenate([np.arange(lo, hi) for lo, hi in parts]) if parts else np.arange(0)
+    parts, lines = _lines_of(groups, count)
     by_columns = is_column_major(X)
     shape = (X.shape[0], lines.size)
     chosen = like_columns(X, shape if by_columns else shape[::-1], xp.float64)
@@ -173,7 +182,16 @@ def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
     return _Sampled(chosen, from_host(lines, X), count / max(1, lines.size), scale, to_host(sums(chosen, ones)))
 
 
-def _weights(n: int, log2_norms: Any, like: Array, seed: int, shift: int = 0) -> Array:
-    """n weights that undo norms, and 2^shift beside."""
-    power = np.clip(exponents(log2_norms) + shift, -LARGEST_POWER, LARGEST_POWER)
-    return from_host(np.ldexp(weights("balanced", n, seed=seed)[:, 0], -power), like)
+@functools.lru_cache(maxsize=64)
+def _lines_of(groups: range, count: int) -> tuple[list[tuple[int, int]], Any]:
+    """Where the groups of lines begin and end, and all that are in them."""
+    parts = [(at, min(count, at + GROUP)) for at in groups]
+    lines = np.concatenate([np.arange(lo, hi) for lo, hi in parts]) if parts else np.arange(0)
+    lines.flags.writeable = False
+    return parts, lines
+
+
+def _weights(powers: Any, like: Array, seed: int, shift: int = 0) -> Array:
+    """Weights that undo norms, powers of two, and 2^shift beside."""
+    power = np.clip(powers + shift, -LARGEST_POWER, LARGEST_POWER)
+    return from_host(np.ldexp(weights("balanced", powers.size, seed=seed)[:, 0], -power), like)

@@ -34,7 +34,8 @@ from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle, permutation
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, wide
 from abft_tsm2.linalg.evidence import Lines, unit_lower
-from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, norm
+from abft_tsm2.linalg.host_sums import multipliers_within
+from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, growths, norm
 from abft_tsm2.linalg.outcome import Origin
 
 COUNTED = 64  # rows of U whose growth is taken to be the same
@@ -71,29 +72,39 @@ class LuChecksums:
         Operations so far on every row and every column, each weighted with how much the matrix had grown by then.
     g, y : (K,) arrays
         ``w'L`` and ``U v`` of the columns and rows that are finished. Where S lies beside W, y takes its place.
+
+    Parameters
+    ----------
+    place : array, optional
+        Which row of A each row of W is, on the host, where W is finished; the order stays as it is then.
     """
 
-    def __init__(self, A: Array, encoding: MatrixChecksums, workspace: Array) -> None:
+    def __init__(self, A: Array, encoding: MatrixChecksums, workspace: Array, place: Any = None) -> None:
         xp = namespace(A)
         m, n = A.shape
         self.xp, self.type, self.encoding = xp, float_type(A), encoding
         self.workspace, self.W = workspace, workspace[:, :n]
         self.adjacent = workspace.shape[1] > n
         self.S = workspace[:, n] if self.adjacent else like_columns(A, (m, 1), xp.float64)[:, 0]
-        self.S[...] = encoding.S
+        order = None if place is None else from_host(place, A)
+        S, w, floor = (
+            x if order is None else xp.take(x, order) for x in (encoding.S, encoding.w, encoding.row_norms)
+        )
+        self.S[...] = S
         self.y = self.S[: min(m, n)] if self.adjacent else xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
         self.g = xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
         self.rows = like_columns(A, (m, len(ROWS)), xp.float64)
-        self.rows[:, ROWS.w] = encoding.w
-        self.rows[:, ROWS.place] = xp.arange(m, dtype=xp.float64, device=A.device)
-        self.rows[:, ROWS.floor] = encoding.row_norms
+        self.rows[:, ROWS.w] = w
+        self.rows[:, ROWS.place] = xp.arange(m, dtype=xp.float64, device=A.device) if order is None else order
+        self.rows[:, ROWS.floor] = floor
         self.Z = encoding.Z
         self.v = xp.asarray(encoding.v, copy=True)
         self.floor = encoding.column_norms
         self.growth = self._grown = 1.0  # of what is left, by the rows finished last; of the lines checked last
         self.done = [operations(self.type, FLOOR_TERMS, length) for length in (n, m)]
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
-        self._fingerprint = self._bits()
+        self._finished = place
+        self._fingerprint = self._bits() if place is None else None
         self._y = self.y[:0]
         self.seen: tuple[list[Any], list[Any]] = [], []  # residuals and bounds of rows, and of columns, that agreed
 
@@ -104,6 +115,8 @@ class LuChecksums:
     @property
     def place(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Which row of A each row of W is, on the host; -1 where the table holds no such number."""
+        if self._finished is not None:
+            return self._finished  # type: ignore[no-any-return]
         found = to_host(self.rows[:, ROWS.place])
         with np.errstate(invalid="ignore"):
             whole = (found >= 0) & (found < found.size) & (found == np.floor(found))
@@ -166,7 +179,8 @@ class LuChecksums:
 
     def table_is_whole(self) -> bool:
         """Whether the table holds the same numbers as in the beginning, in whatever order of rows."""
-        return bool(namespace(self._fingerprint).all(self._bits() == self._fingerprint))
+        now = self._bits()
+        return bool(namespace(now).all(now == self._fingerprint))
 
     def _bits(self) -> Array:
         """Sums of the bit patterns of the table's columns, modulo 2^64."""
@@ -182,6 +196,8 @@ class LuChecksums:
 
     def too_large(self) -> tuple[int, ...]:
         """Columns of L with multipliers larger than 1: their pivots were not the largest elements. Reads L."""
+        if is_numpy(self.W) and multipliers_within(self.W, self._largest):
+            return ()
         xp, K, far = self.xp, self.g.shape[0], []
         step = read_width(self.W, COUNTED)
         for at in range(0, K, step):
@@ -287,10 +303,9 @@ class LuChecksums:
         """`done` of a factorisation of which only the result is known: its rows of U are rows of trailing matrices, by
         which growth is judged."""
         K = self.y.shape[0]
-        floor, y = to_host(self.rows[:K, ROWS.floor]), to_host(self.y)
-        for at in range(0, K, COUNTED):
-            end = min(at + COUNTED, K)
-            self._count(at, end, growth(floor[at:end], y[at:end]))
+        grown = growths(to_host(self.rows[:K, ROWS.floor]), to_host(self.y), COUNTED)
+        for at, by in zip(range(0, K, COUNTED), grown, strict=True):
+            self._count(at, min(at + COUNTED, K), by)
 
     def _count(self, j: int, j1: int, grown: float) -> None:
         """The step that has finished j:j1 is done: its lines had grown so much."""
@@ -431,9 +446,9 @@ def blind_lines(A: Array, carried: LuChecksums, bounds: tuple[Array, Array]) -> 
     `bounds`: of all rows and columns, of one certificate."""
     e, place = carried.encoding, carried.place
     sight = Sight.of(carried, (e.row_sizes[place], e.column_sizes), bounds)
-    if sight.lines(0).size and sight.lines(1).size:  # a sample may have missed the largest element of a line
-        moduli = namespace(A).abs(A)
-        largest = [_log2(namespace(A).max(moduli, axis=axis)).astype(np.float64) for axis in (1, 0)]
-        sight = Sight.of(carried, (largest[0][place], largest[1]), bounds)
-    blind = sight.blind()
+    if not (sight.lines(0).size and sight.lines(1).size):  # each element is seen by its row's sum, or its column's
+        return None
+    moduli = namespace(A).abs(A)  # a sample may have missed the largest element of a line
+    largest = [_log2(namespace(A).max(moduli, axis=axis)).astype(np.float64) for axis in (1, 0)]
+    blind = Sight.of(carried, (largest[0][place], largest[1]), bounds).blind()
     return blind if blind[0].any() else None

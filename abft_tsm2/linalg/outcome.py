@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, namespace, to_host
+from abft_tsm2.arrays import Array, is_numpy, namespace, to_host
 from abft_tsm2.linalg.evidence import Evidence
 from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
@@ -196,6 +196,10 @@ def check_of(side: str, residual: Array, bound: Array, weight: Array) -> Check:
         return Check(side, 1, 0, 0, 0.0, 0.0, -1, 0.0)
     with np.errstate(all="ignore"):
         ratio = xp.abs(residual) / bound
+        if is_numpy(ratio) and bound.min() > 0.0 and ratio[worst := int(ratio.argmax())] <= 1.0:
+            middle = float(np.partition(bound, lines // 2)[lines // 2])
+            limit = float(np.divide(middle, np.min(np.abs(weight))))
+            return _check(side, lines, lines, middle, float(ratio[worst]), worst, limit)
         ratio = xp.where(bound > 0, ratio, xp.zeros_like(ratio))
         ratio = xp.where(ratio <= 1, ratio, xp.full_like(ratio, -1.0))  # evidence has decided about these lines
         middle = float(np.partition(to_host(bound), lines // 2)[lines // 2])

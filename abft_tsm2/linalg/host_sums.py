@@ -1,0 +1,170 @@
+"""Weighted sums of NumPy's matrices, and of packed factors: float32 widened while it is in the cache, and read once.
+
+SciPy's own wrappers of BLAS take matrices that are contiguous as a whole without a copy, twenty times as fast as a call
+by address: what counts for some hundred columns. The threads are those of the factorisation; NumPy's matmul would bring
+its own, and two pools that take turns keep each other from the cores.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, is_numpy
+from abft_tsm2.core.blas import product
+
+IN_CACHE = 1 << 17  # elements in float64 of some columns: a megabyte
+FEWEST = 64  # columns, where they are long
+CORNER = 64  # columns whose multipliers are compared at once
+AT_ONCE = 2048  # columns of float64 factors whose triangles are read at once, four times
+
+
+def is_narrow(X: Array) -> bool:
+    """Whether X is NumPy's, and has to be widened for sums in float64."""
+    return is_numpy(X) and X.dtype.char != "d"
+
+
+def times(X: Array, x: Array) -> Array:
+    """``X x`` as a new vector, both of one type: `product`, and faster for NumPy's float64 that is contiguous."""
+    if is_numpy(X) and X.dtype.char == "d" and X.size:
+        if X.flags.f_contiguous:
+            return _blas().dgemv(1.0, X, x)
+        if X.flags.c_contiguous:
+            return _blas().dgemv(1.0, X.T, x, trans=1)
+    return product(X, x)
+
+
+def add_times(out: Array, X: Array, x: Array) -> Array:
+    """``out + X x`` for NumPy's float64 that is contiguous and not empty; in the place of out where that can be."""
+    if X.flags.f_contiguous:
+        return _blas().dgemv(1.0, X, x, 1.0, out, overwrite_y=1)
+    return _blas().dgemv(1.0, X.T, x, 1.0, out, trans=1, overwrite_y=1)
+
+
+def sums_on_host(X: Array, v: Array, w: Array) -> tuple[Array, Array]:
+    """``X v`` and ``w'X`` in float64, for NumPy's X of either type, whose rows or columns are contiguous."""
+    if X.dtype.char == "d":
+        return times(X, v), times(X.T, w)
+    if abs(X.strides[0]) > abs(X.strides[1]):
+        down, across = sums_on_host(X.T, w, v)
+        return across, down
+    m, n = X.shape
+    S, Z, room = np.zeros(m), np.empty(n), _Room(m, n)
+    # S += X(:, J) v(J);  Z(J) = w'X(:, J)
+    for J in room.parts:
+        part = room.widened(X[:, J])
+        S = add_times(S, part, v[J])
+        Z[J] = times(part.T, w)
+    return S, Z
+
+
+class FactorSums(NamedTuple):
+    """What packed factors add up to; all float64.
+
+    Attributes
+    ----------
+    g, y : (K,) arrays
+        ``w'L`` and ``U v``.
+    Ly, gU : (m,), (n,) arrays
+        ``L y`` and ``g U``.
+    """
+
+    g: Array
+    y: Array
+    Ly: Array
+    gU: Array
+
+
+def reads_at_once(W: Array) -> bool:
+    """Whether `factor_sums` is the quickest way to read W: of NumPy, and narrow, or square and not large."""
+    return is_narrow(W) or (is_numpy(W) and bool(W.flags.f_contiguous) and W.shape[0] == W.shape[1] <= AT_ONCE)
+
+
+def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
+    """Of W = L \\ U, m x n, which `reads_at_once`; in float32 some columns at a time, U once and L twice."""
+    (m, n), K = W.shape, min(W.shape)
+    if not is_narrow(W):
+        g, y = _triangle(W.T, w, lower=0, unit=1), _triangle(W, v, lower=0)
+        return FactorSums(g, y, _triangle(W, y, lower=1, unit=1), _triangle(W.T, g, lower=1))
+    g, y, gU, Ly, room = np.empty(K), np.zeros(K), np.empty(n), np.zeros(m), _Room(m, n, K)
+    for J in room.parts:
+        j, j1 = min(J.start, K), min(J.stop, K)
+        if j < K:
+            # g(J) = w(J)'L(J, J) + w(j1:)'L(j1:, J);  g U(:, J) = g(J) U(J, J);  y(J) = U(J, J) v(J)
+            square = room.widened(W[J, J])
+            g[J] = _triangle(square.T, w[J], lower=0, unit=1)
+            if j1 < m:
+                below = room.widened(W[j1:, J], room.second)
+                g[J] = add_times(g[J], below.T, w[j1:])
+            gU[J] = _triangle(square.T, g[J], lower=1)
+            y[J] = _triangle(square, v[J], lower=0)
+        else:
+            gU[J] = 0.0
+        if j:
+            # g U(:, J) += g(:j) U(:j, J);  y(:j) += U(:j, J) v(J)
+            above = room.widened(W[:j, J], room.second)
+            gU[J] = add_times(gU[J], above.T, g[:j])
+            y[:j] = add_times(y[:j], above, v[J])
+    for J in room.parts[: room.square]:
+        # L y(J) += L(J, J) y(J);  L y(j1:) += L(j1:, J) y(J)
+        j1 = J.stop
+        Ly[J] += _triangle(room.widened(W[J, J]), y[J], lower=1, unit=1)
+        if j1 < m:
+            Ly[j1:] = add_times(Ly[j1:], room.widened(W[j1:, J], room.second), y[J])
+    return FactorSums(g, y, Ly, gU)
+
+
+def multipliers_within(W: Array, limit: float) -> bool:
+    """Whether no modulus in L of NumPy's packed factors W = L \\ U is larger than `limit`, or NaN."""
+    (down, right), K = W.strides, min(W.shape)
+    for at in range(0, K, CORNER):
+        below = W[at + CORNER :, at : min(at + CORNER, K)]
+        # two reductions are quicker than moduli in memory of their own; a NaN is the result of both
+        if below.size and not (np.max(below) <= limit and np.min(below) >= -limit):
+            return False
+    whole = K // CORNER
+    corners = np.lib.stride_tricks.as_strided(
+        W, (whole, CORNER, CORNER), ((down + right) * CORNER, right, down), writeable=False
+    )
+    last = W[whole * CORNER : (whole + 1) * CORNER, whole * CORNER : K]
+    if last.shape[1] and not np.all(np.abs(np.tril(last, k=-1)) <= limit):
+        return False
+    return not np.any(~(np.abs(corners) <= limit) & _below(CORNER))
+
+
+@functools.cache
+def _below(b: int) -> Any:
+    """Where the transpose of a b x b matrix has what is below the diagonal."""
+    return np.triu(np.ones((b, b), bool), k=1)
+
+
+class _Room:
+    """Where some columns of an m x n matrix are widened, and which ones at a time: those of its triangles first."""
+
+    def __init__(self, m: int, n: int, K: int = 0) -> None:
+        b = max(1, min(n, max(FEWEST, IN_CACHE // max(1, m))))
+        of_triangles = [slice(at, min(at + b, K)) for at in range(0, K, b)]
+        self.square = len(of_triangles)
+        self.parts = of_triangles + [slice(at, min(at + b, n)) for at in range(K, n, b)]
+        self.first, self.second = np.empty(b * b if K else m * b), np.empty(m * b if K else 0)
+
+    def widened(self, X: Array, memory: Array | None = None) -> Array:
+        """X in float64, by columns and contiguous, until the next one is widened there."""
+        out = (self.first if memory is None else memory)[: X.size].reshape(X.shape, order="F")
+        np.copyto(out, X)
+        return out
+
+
+def _triangle(T: Array, x: Array, *, lower: int, unit: int = 0) -> Array:
+    """``T x`` as a new vector, for a triangle of the square T in float64, contiguous."""
+    if T.flags.f_contiguous:
+        return _blas().dtrmv(T, x, lower=lower, diag=unit)
+    return _blas().dtrmv(T.T, x, lower=1 - lower, trans=1, diag=unit)
+
+
+@functools.cache
+def _blas() -> Any:
+    return importlib.import_module("scipy.linalg.blas")
