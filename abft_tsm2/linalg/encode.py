@@ -23,6 +23,7 @@ from abft_tsm2.linalg.host_sums import sums_on_host, times
 
 GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
 LARGEST_POWER = 1000  # of two, of a weight
+MIDDLE = 900.0  # powers that no limit is near to
 TINY = 1e-280  # squares below have lost digits
 SMALL = 1e-120  # elements whose squares are far from the ends of the range, those much smaller too
 
@@ -74,14 +75,15 @@ class MatrixChecksums:
             columns = _squares(A, axis=0)
             diagonal = xp.abs(wide(xp.linalg.diagonal(A)))  # which is large so often that no sample may miss it
             plain, across = rows.log2_norms(), columns.log2_norms()
+            on_it = np.log2(to_host(diagonal))
             for sizes in (plain, across):
-                sizes[: diagonal.shape[0]] = np.maximum(sizes[: diagonal.shape[0]], np.log2(to_host(diagonal)))
-            powers = exponents(plain)
+                np.maximum(sizes[: on_it.size], on_it, out=sizes[: on_it.size])
+            powers = _powers(plain)
             w = _weights(powers, A, seed=0)
             column_norms = _at_least(columns.norms(w), diagonal, w)
             # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
             usual = int(np.sort(powers)[m // 2]) if m else 0
-            v = _weights(exponents(np.log2(to_host(column_norms))), A, seed=1, shift=usual)
+            v = _weights(_powers(np.log2(to_host(column_norms))), A, seed=1, shift=usual)
             row_norms = _at_least(rows.norms(v), diagonal, v)
             S, Z = sums_of_both(A, v, w)
             floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
@@ -134,13 +136,14 @@ class _Sampled(NamedTuple):
     def norms(self, weight: Array) -> Array:
         """Estimated 2-norms over all lines of (weight x element)."""
         xp = namespace(self.of)
-        chosen = xp.take(weight, self.lines) / self.scale
+        chosen = xp.take(weight, self.lines)
+        if self.scale != 1.0:
+            chosen = chosen / self.scale
         largest = float(xp.max(xp.abs(chosen))) if chosen.shape[0] else 1.0
         return largest * xp.sqrt(sums(self.of, (chosen / largest) ** 2) * self.share)
 
     def log2_norms(self) -> Any:
-        with np.errstate(divide="ignore"):
-            return 0.5 * np.log2(self.plain) - math.log2(self.scale)
+        return 0.5 * np.log2(self.plain) - math.log2(self.scale)
 
 
 def _squares(A: Array, axis: int) -> _Sampled:
@@ -150,6 +153,8 @@ def _squares(A: Array, axis: int) -> _Sampled:
     every = range(0, count, GROUP)
     groups = range(0, count, count // GROUPS) if count >= 2 * GROUP * GROUPS else every
     found = _squared(X, groups)
+    if count and found.plain.size and found.plain.min() > TINY and found.plain.max() < math.inf:
+        return found
     if len(groups) < len(every) and not np.all(found.plain > 0):
         groups = every
         found = _squared(X, groups)
@@ -191,7 +196,22 @@ def _lines_of(groups: range, count: int) -> tuple[list[tuple[int, int]], Any]:
     return parts, lines
 
 
+def _powers(log2_norms: Any) -> Any:
+    """`exponents`, in fewer calls where none of them is near the ends of the range."""
+    n = log2_norms.size
+    if not n or not (log2_norms.min() > -MIDDLE and log2_norms.max() < MIDDLE):
+        return exponents(log2_norms)
+    ordered, half = np.sort(log2_norms), n // 2
+    centre = float(ordered[half]) if n % 2 else float(ordered[half - 1] + ordered[half]) / 2
+    return np.rint(log2_norms - (centre - round(centre))).astype(np.int64)
+
+
 def _weights(powers: Any, like: Array, seed: int, shift: int = 0) -> Array:
     """Weights that undo norms, powers of two, and 2^shift beside."""
-    power = np.clip(powers + shift, -LARGEST_POWER, LARGEST_POWER)
-    return from_host(np.ldexp(weights("balanced", powers.size, seed=seed)[:, 0], -power), like)
+    power = np.minimum(np.maximum(powers + shift, -LARGEST_POWER), LARGEST_POWER)
+    return from_host(np.ldexp(_balanced(powers.size, seed), -power), like)
+
+
+@functools.lru_cache(maxsize=64)
+def _balanced(n: int, seed: int) -> Any:
+    return weights("balanced", n, seed=seed)[:, 0]

@@ -117,6 +117,15 @@ def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
     return FactorSums(g, y, Ly, gU)
 
 
+def order_after(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Which of m rows each place holds after these exchanges, each with a row of theirs: `core.blas.permutation`."""
+    order = np.arange(m, dtype=np.float64)[:, None]  # which hold numbers of rows exactly
+    if pivots.size:
+        order = _lapack().dlaswp(order, pivots, overwrite_a=1)
+    found: np.ndarray[Any, np.dtype[np.int64]] = order[:, 0].astype(np.int64)
+    return found
+
+
 def multipliers_within(W: Array, limit: float) -> bool:
     """Whether no modulus in L of NumPy's packed factors W = L \\ U is larger than `limit`, or NaN."""
     (down, right), K = W.strides, min(W.shape)
@@ -168,3 +177,8 @@ def _triangle(T: Array, x: Array, *, lower: int, unit: int = 0) -> Array:
 @functools.cache
 def _blas() -> Any:
     return importlib.import_module("scipy.linalg.blas")
+
+
+@functools.cache
+def _lapack() -> Any:
+    return importlib.import_module("scipy.linalg.lapack")

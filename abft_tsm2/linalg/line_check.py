@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, namespace, to_host
+from abft_tsm2.arrays import Array, is_numpy, namespace, to_host
 
 BESIDE = 24  # lines to either side of those in doubt
 SMALLEST = 1e-300  # in place of a norm that is zero
@@ -54,7 +54,7 @@ class LineCheck(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        return bool(namespace(self.ok).all(self.ok))
+        return bool(self.ok.all() if is_numpy(self.ok) else namespace(self.ok).all(self.ok))
 
     @property
     def suspected(self) -> list[slice]:

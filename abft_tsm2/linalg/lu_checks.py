@@ -31,10 +31,10 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
-from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle, permutation
+from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, wide
 from abft_tsm2.linalg.evidence import Lines, unit_lower
-from abft_tsm2.linalg.host_sums import multipliers_within
+from abft_tsm2.linalg.host_sums import multipliers_within, order_after
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, growths, norm
 from abft_tsm2.linalg.outcome import Origin
 
@@ -87,9 +87,7 @@ class LuChecksums:
         self.adjacent = workspace.shape[1] > n
         self.S = workspace[:, n] if self.adjacent else like_columns(A, (m, 1), xp.float64)[:, 0]
         order = None if place is None else from_host(place, A)
-        S, w, floor = (
-            x if order is None else xp.take(x, order) for x in (encoding.S, encoding.w, encoding.row_norms)
-        )
+        S, w, floor = (x if order is None else xp.take(x, order) for x in (encoding.S, encoding.w, encoding.row_norms))
         self.S[...] = S
         self.y = self.S[: min(m, n)] if self.adjacent else xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
         self.g = xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
@@ -304,8 +302,11 @@ class LuChecksums:
         which growth is judged."""
         K = self.y.shape[0]
         grown = growths(to_host(self.rows[:K, ROWS.floor]), to_host(self.y), COUNTED)
-        for at, by in zip(range(0, K, COUNTED), grown, strict=True):
-            self._count(at, min(at + COUNTED, K), by)
+        if grown:
+            self.growth = grown[-1]
+        for side in (0, 1):
+            each = _operations_of(self.type, K, (self.W.shape[1], self.W.shape[0])[side], COUNTED)
+            self.done[side] += math.fsum(more * by for more, by in zip(each, grown, strict=True))
 
     def _count(self, j: int, j1: int, grown: float) -> None:
         """The step that has finished j:j1 is done: its lines had grown so much."""
@@ -346,7 +347,13 @@ def are_exchanges(pivots: Any, m: int) -> bool:
 
 def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Which row of A is where after these exchanges; None where they are none."""
-    return permutation(pivots, m) if are_exchanges(pivots, m) else None
+    return order_after(pivots, m) if are_exchanges(pivots, m) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _operations_of(kind: FloatType, K: int, length: int, count: int) -> tuple[float, ...]:
+    """`operations` of every `count` of K lines, the first of which has `length` elements."""
+    return tuple(operations(kind, min(count, K - at), length - at) for at in range(0, K, count))
 
 
 @functools.lru_cache(maxsize=64)
