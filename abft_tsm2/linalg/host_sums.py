@@ -18,7 +18,7 @@ from abft_tsm2.core.blas import product
 
 IN_CACHE = 1 << 17  # elements in float64 of some columns: a megabyte
 FEWEST = 64  # columns, where they are long
-CORNER = 64  # columns whose multipliers are compared at once
+SQUARE, CORNER = 128, 64  # columns whose multipliers are compared at once; those whose moduli are
 AT_ONCE = 2048  # columns of float64 factors whose triangles are read at once, four times
 
 
@@ -127,27 +127,40 @@ def order_after(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def multipliers_within(W: Array, limit: float) -> bool:
-    """Whether no modulus in L of NumPy's packed factors W = L \\ U is larger than `limit`, or NaN."""
-    (down, right), K = W.strides, min(W.shape)
-    for at in range(0, K, CORNER):
-        below = W[at + CORNER :, at : min(at + CORNER, K)]
-        # two reductions are quicker than moduli in memory of their own; a NaN is the result of both
-        if below.size and not (np.max(below) <= limit and np.min(below) >= -limit):
+    """Whether no modulus in L of packed factors W = L \\ U is larger than `limit`, or NaN; of NumPy, contiguous by
+    columns.
+
+    Below squares along the diagonal, in the lower left quarters of all squares at once, of all of their quarters, and
+    so on, extremes are found without memory for moduli: a NaN is both of them.
+    """
+    m, K = W.shape[0], min(W.shape)
+    whole = K // SQUARE * SQUARE
+    parts = [W[at + SQUARE :, at : at + SQUARE] for at in range(0, whole, SQUARE)]
+    parts += [W[K:, whole:K]]
+    b = SQUARE // 2
+    while b >= CORNER:  # W(j + b : j + 2 b, j : j + b) for j = 0, 2 b, ...
+        parts.append(_along_diagonal(W, whole // (2 * b), b, step=2 * b, below=b))
+        b //= 2
+    for part in parts:
+        if part.size and not (part.max() <= limit and part.min() >= -limit):
             return False
-    whole = K // CORNER
-    corners = np.lib.stride_tricks.as_strided(
-        W, (whole, CORNER, CORNER), ((down + right) * CORNER, right, down), writeable=False
-    )
-    last = W[whole * CORNER : (whole + 1) * CORNER, whole * CORNER : K]
-    if last.shape[1] and not np.all(np.abs(np.tril(last, k=-1)) <= limit):
-        return False
-    return not np.any(~(np.abs(corners) <= limit) & _below(CORNER))
+    corners = _along_diagonal(W, whole // CORNER, CORNER, step=CORNER)
+    last = np.tril(W[whole:K, whole:K], k=-1)
+    return bool(np.all((np.abs(corners) <= limit) | _on_or_above(CORNER)) and np.all(np.abs(last) <= limit))
+
+
+def _along_diagonal(W: Array, count: int, b: int, *, step: int, below: int = 0) -> Array:
+    """The transposes of ``W(j + below : j + below + b, j : j + b)`` for j = 0, step, ...; a view."""
+    down, right = W.strides
+    if not count:
+        return np.empty((0, b, b), W.dtype)
+    return np.ndarray((count, b, b), W.dtype, W.T, below * down, (step * (down + right), right, down))
 
 
 @functools.cache
-def _below(b: int) -> Any:
-    """Where the transpose of a b x b matrix has what is below the diagonal."""
-    return np.triu(np.ones((b, b), bool), k=1)
+def _on_or_above(b: int) -> Any:
+    """Where the transpose of a b x b matrix has what is not below the diagonal."""
+    return np.tri(b, dtype=bool)
 
 
 class _Room:

@@ -194,7 +194,7 @@ class LuChecksums:
 
     def too_large(self) -> tuple[int, ...]:
         """Columns of L with multipliers larger than 1: their pivots were not the largest elements. Reads L."""
-        if is_numpy(self.W) and multipliers_within(self.W, self._largest):
+        if is_numpy(self.W) and self.W.flags.f_contiguous and multipliers_within(self.W, self._largest):
             return ()
         xp, K, far = self.xp, self.g.shape[0], []
         step = read_width(self.W, COUNTED)
