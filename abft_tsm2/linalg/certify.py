@@ -19,9 +19,10 @@ from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.blas import multiply_triangle, product
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums_of_both, wide
 from abft_tsm2.linalg.evidence import Evidence, Lines, unit_lower
-from abft_tsm2.linalg.host_sums import factor_sums, reads_at_once
+from abft_tsm2.linalg.host_certificate import checks_of_clean
+from abft_tsm2.linalg.host_sums import reads_at_once
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
-from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines, places, read_width
+from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, blind_lines, read_width
 from abft_tsm2.linalg.outcome import FactorOutcome, check_of
 from abft_tsm2.report import SIDES, Check
 
@@ -154,12 +155,9 @@ def whole(carried: LuChecksums) -> LineCheck:
     return LineCheck.of(residual, xp.asarray(bound))
 
 
-def certificate(
-    A: Array, W: Array, carried: LuChecksums, sums_of_product: tuple[Array, Array] | None = None
-) -> tuple[LineCheck, LineCheck]:
+def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, LineCheck]:
     """``L y = P A v`` by rows and ``g U = w'A`` by columns, of all of A; rows first.
 
-    `sums_of_product`: L y and g U, where they are known.
     Where a line is beyond the bound with estimated norms, they are computed. What is still beyond it has its elements
     of PA - LU computed and compared, unless there are many, or it is A that has changed.
     """
@@ -167,8 +165,7 @@ def certificate(
     encoding, place = carried.encoding, from_host(carried.place, W)
     S, Z = xp.take(encoding.S, place), encoding.Z
     floors = carried.rows[:, ROWS.floor], carried.floor
-    found = sums_of_product or product_sums(W, carried)
-    residuals = [now - then for now, then in zip(found, (S, Z), strict=True)]
+    residuals = [now - then for now, then in zip(product_sums(W, carried), (S, Z), strict=True)]
     verdicts = []
     for side, then, weight in ((0, S, carried.v), (1, Z, carried.w)):
         reach = carried.reach(side, floors[side], 0.0, FLOOR_TERMS, then)
@@ -231,16 +228,14 @@ class Certificate(NamedTuple):
 def certified(A: Array, W: Array, pivots: Any, encoding: MatrixChecksums) -> Certificate:
     """Verify a factorisation of which nothing is known: by the `certificate`, and multipliers that are at most 1."""
     K = min(W.shape)
-    place = places(pivots, W.shape[0])
-    if place is None:
+    if reads_at_once(W) and (clean := checks_of_clean(W, pivots, encoding)):
+        return Certificate(FactorOutcome.CERTIFIED, checks=clean)
+    carried = LuChecksums(A, encoding, W)
+    if not carried.order_by(pivots):
         return Certificate(FactorOutcome.DISAGREES)
-    carried, found = LuChecksums(A, encoding, W, place), None
-    if reads_at_once(W):
-        carried.g[...], carried.y[...], *found = factor_sums(W, carried.w, carried.v)
-    else:
-        carried.g[...], carried.y[...] = read(W, carried, K, K)
+    carried.g[...], carried.y[...] = read(W, carried, K, K)
     carried.count_operations()
-    verdicts = certificate(A, W, carried, found)
+    verdicts = certificate(A, W, carried)
     rows, columns = ({*np.flatnonzero(~to_host(verdict.ok)).tolist()} for verdict in verdicts)
     columns |= {*carried.too_large()}
     checks = tuple(

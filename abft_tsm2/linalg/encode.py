@@ -25,6 +25,7 @@ GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side
 LARGEST_POWER = 1000  # of two, of a weight
 MIDDLE = 900.0  # powers that no limit is near to
 TINY = 1e-280  # squares below have lost digits
+_least, _most = np.minimum.reduce, np.maximum.reduce  # half the time of the methods that call them
 SMALL = 1e-120  # elements whose squares are far from the ends of the range, those much smaller too
 
 
@@ -69,7 +70,7 @@ class MatrixChecksums:
     def of(cls, A: Array) -> MatrixChecksums:
         """Encode A, whose rows or columns are contiguous: reads A twice, and a few of its rows and columns again."""
         xp = namespace(A)
-        m, n = A.shape
+        m = A.shape[0]
         with np.errstate(all="ignore"):
             rows = _squares(A, axis=1)  # of every row, from some columns
             columns = _squares(A, axis=0)
@@ -153,7 +154,7 @@ def _squares(A: Array, axis: int) -> _Sampled:
     every = range(0, count, GROUP)
     groups = range(0, count, count // GROUPS) if count >= 2 * GROUP * GROUPS else every
     found = _squared(X, groups)
-    if count and found.plain.size and found.plain.min() > TINY and found.plain.max() < math.inf:
+    if count and found.plain.size and _least(found.plain) > TINY and _most(found.plain) < math.inf:
         return found
     if len(groups) < len(every) and not np.all(found.plain > 0):
         groups = every
@@ -171,6 +172,12 @@ def _squares(A: Array, axis: int) -> _Sampled:
 def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
     xp, count = namespace(X), X.shape[1]
     parts, lines = _lines_of(groups, count)
+    share = count / max(1, lines.size)
+    if is_numpy(X) and scale == 1.0 and (X.flags.c_contiguous or X.flags.f_contiguous):
+        # take copies what is contiguous in runs, several times as fast as slices are
+        chosen = wide(X.take(lines, axis=1) if X.flags.c_contiguous else X.T.take(lines, axis=0).T)
+        np.multiply(chosen, chosen, out=chosen)
+        return _Sampled(chosen, lines, share, scale, times(chosen, np.ones(lines.size)))
     by_columns = is_column_major(X)
     shape = (X.shape[0], lines.size)
     chosen = like_columns(X, shape if by_columns else shape[::-1], xp.float64)
@@ -184,7 +191,7 @@ def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
             part[...] = (block * scale) ** 2
         at += hi - lo
     ones = from_host(np.ones(lines.size), X)
-    return _Sampled(chosen, from_host(lines, X), count / max(1, lines.size), scale, to_host(sums(chosen, ones)))
+    return _Sampled(chosen, from_host(lines, X), share, scale, to_host(sums(chosen, ones)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -199,7 +206,7 @@ def _lines_of(groups: range, count: int) -> tuple[list[tuple[int, int]], Any]:
 def _powers(log2_norms: Any) -> Any:
     """`exponents`, in fewer calls where none of them is near the ends of the range."""
     n = log2_norms.size
-    if not n or not (log2_norms.min() > -MIDDLE and log2_norms.max() < MIDDLE):
+    if not n or not (_least(log2_norms) > -MIDDLE and _most(log2_norms) < MIDDLE):
         return exponents(log2_norms)
     ordered, half = np.sort(log2_norms), n // 2
     centre = float(ordered[half]) if n % 2 else float(ordered[half - 1] + ordered[half]) / 2

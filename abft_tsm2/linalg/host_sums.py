@@ -79,8 +79,10 @@ class FactorSums(NamedTuple):
 
 
 def reads_at_once(W: Array) -> bool:
-    """Whether `factor_sums` is the quickest way to read W: of NumPy, and narrow, or square and not large."""
-    return is_narrow(W) or (is_numpy(W) and bool(W.flags.f_contiguous) and W.shape[0] == W.shape[1] <= AT_ONCE)
+    """Whether `factor_sums` is the quickest way to read W: NumPy's, by columns, and narrow, or square and not large."""
+    if not (is_numpy(W) and W.flags.f_contiguous):
+        return False
+    return is_narrow(W) or W.shape[0] == W.shape[1] <= AT_ONCE
 
 
 def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
@@ -133,7 +135,7 @@ def multipliers_within(W: Array, limit: float) -> bool:
     Below squares along the diagonal, in the lower left quarters of all squares at once, of all of their quarters, and
     so on, extremes are found without memory for moduli: a NaN is both of them.
     """
-    m, K = W.shape[0], min(W.shape)
+    K = min(W.shape)
     whole = K // SQUARE * SQUARE
     parts = [W[at + SQUARE :, at : at + SQUARE] for at in range(0, whole, SQUARE)]
     parts += [W[K:, whole:K]]

@@ -72,37 +72,29 @@ class LuChecksums:
         Operations so far on every row and every column, each weighted with how much the matrix had grown by then.
     g, y : (K,) arrays
         ``w'L`` and ``U v`` of the columns and rows that are finished. Where S lies beside W, y takes its place.
-
-    Parameters
-    ----------
-    place : array, optional
-        Which row of A each row of W is, on the host, where W is finished; the order stays as it is then.
     """
 
-    def __init__(self, A: Array, encoding: MatrixChecksums, workspace: Array, place: Any = None) -> None:
+    def __init__(self, A: Array, encoding: MatrixChecksums, workspace: Array) -> None:
         xp = namespace(A)
         m, n = A.shape
         self.xp, self.type, self.encoding = xp, float_type(A), encoding
         self.workspace, self.W = workspace, workspace[:, :n]
         self.adjacent = workspace.shape[1] > n
         self.S = workspace[:, n] if self.adjacent else like_columns(A, (m, 1), xp.float64)[:, 0]
-        order = None if place is None else from_host(place, A)
-        S, w, floor = (x if order is None else xp.take(x, order) for x in (encoding.S, encoding.w, encoding.row_norms))
-        self.S[...] = S
+        self.S[...] = encoding.S
         self.y = self.S[: min(m, n)] if self.adjacent else xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
         self.g = xp.zeros(min(m, n), dtype=xp.float64, device=A.device)
         self.rows = like_columns(A, (m, len(ROWS)), xp.float64)
-        self.rows[:, ROWS.w] = w
-        self.rows[:, ROWS.place] = xp.arange(m, dtype=xp.float64, device=A.device) if order is None else order
-        self.rows[:, ROWS.floor] = floor
+        self.rows[:, ROWS.w] = encoding.w
+        self.rows[:, ROWS.place] = xp.arange(m, dtype=xp.float64, device=A.device)
+        self.rows[:, ROWS.floor] = encoding.row_norms
         self.Z = encoding.Z
         self.v = xp.asarray(encoding.v, copy=True)
         self.floor = encoding.column_norms
         self.growth = self._grown = 1.0  # of what is left, by the rows finished last; of the lines checked last
         self.done = [operations(self.type, FLOOR_TERMS, length) for length in (n, m)]
         self.moduli = float(xp.sum(xp.abs(encoding.w))), float(xp.sum(xp.abs(encoding.v)))
-        self._finished = place
-        self._fingerprint = self._bits() if place is None else None
+        self._fingerprint = self._bits()
         self._y = self.y[:0]
         self.seen: tuple[list[Any], list[Any]] = [], []  # residuals and bounds of rows, and of columns, that agreed
 
@@ -113,8 +105,6 @@ class LuChecksums:
     @property
     def place(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Which row of A each row of W is, on the host; -1 where the table holds no such number."""
-        if self._finished is not None:
-            return self._finished  # type: ignore[no-any-return]
         found = to_host(self.rows[:, ROWS.place])
         with np.errstate(invalid="ignore"):
             whole = (found >= 0) & (found < found.size) & (found == np.floor(found))
@@ -177,8 +167,7 @@ class LuChecksums:
 
     def table_is_whole(self) -> bool:
         """Whether the table holds the same numbers as in the beginning, in whatever order of rows."""
-        now = self._bits()
-        return bool(namespace(now).all(now == self._fingerprint))
+        return bool(namespace(self._fingerprint).all(self._bits() == self._fingerprint))
 
     def _bits(self) -> Array:
         """Sums of the bit patterns of the table's columns, modulo 2^64."""
@@ -302,11 +291,8 @@ class LuChecksums:
         which growth is judged."""
         K = self.y.shape[0]
         grown = growths(to_host(self.rows[:K, ROWS.floor]), to_host(self.y), COUNTED)
-        if grown:
-            self.growth = grown[-1]
-        for side in (0, 1):
-            each = _operations_of(self.type, K, (self.W.shape[1], self.W.shape[0])[side], COUNTED)
-            self.done[side] += math.fsum(more * by for more, by in zip(each, grown, strict=True))
+        for at, by in zip(range(0, K, COUNTED), grown, strict=True):
+            self._count(at, min(at + COUNTED, K), by)
 
     def _count(self, j: int, j1: int, grown: float) -> None:
         """The step that has finished j:j1 is done: its lines had grown so much."""
@@ -342,18 +328,12 @@ def read_width(W: Array, on_host: int) -> int:
 
 def are_exchanges(pivots: Any, m: int) -> bool:
     """Whether each of these is the number of a row, of m, that is not above its own."""
-    return not pivots.size or bool(pivots.max() < m and (pivots >= np.arange(pivots.size)).all())
+    return not pivots.size or bool(np.maximum.reduce(pivots) < m and (pivots >= np.arange(pivots.size)).all())
 
 
 def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Which row of A is where after these exchanges; None where they are none."""
     return order_after(pivots, m) if are_exchanges(pivots, m) else None
-
-
-@functools.lru_cache(maxsize=64)
-def _operations_of(kind: FloatType, K: int, length: int, count: int) -> tuple[float, ...]:
-    """`operations` of every `count` of K lines, the first of which has `length` elements."""
-    return tuple(operations(kind, min(count, K - at), length - at) for at in range(0, K, count))
 
 
 @functools.lru_cache(maxsize=64)
@@ -377,6 +357,13 @@ def blind_factor(stored: FloatType, terms: int, length: int) -> float:
     return BLIND * stored.unit_roundoff * math.sqrt((operations(stored, terms, length) + FLOOR_TERMS) * length)
 
 
+def blind_scale(kind: FloatType, shape: tuple[int, int]) -> tuple[float, float]:
+    """The `blind_factor` of factors of this shape, and the least size that it is multiplied by: below it rounding is
+    less than underflow; logarithms to base 2."""
+    least = math.log2(sum(shape) * kind.smallest_subnormal / kind.unit_roundoff)
+    return math.log2(blind_factor(kind, min(shape), max(shape))), least
+
+
 class Sight(NamedTuple):
     """What sums show of a change of an element; logarithms to base 2 on the host, of rows in their present order (0)
     and of columns (1).
@@ -398,12 +385,22 @@ class Sight(NamedTuple):
     @classmethod
     def of(cls, carried: LuChecksums, sizes: tuple[Any, Any], bounds: tuple[Array, Array]) -> Sight:
         """`sizes`: of the elements of A's rows, in their present order, and columns; logarithms."""
-        kind, lines = carried.type, sum(carried.W.shape)
-        factor = math.log2(blind_factor(kind, carried.g.shape[0], max(carried.W.shape)))
-        least = math.log2(lines * kind.smallest_subnormal / kind.unit_roundoff)  # rounding is less than underflow there
+        return cls.through(carried.type, carried.W.shape, (carried.w, carried.v), sizes, bounds)
+
+    @classmethod
+    def through(
+        cls,
+        kind: FloatType,
+        shape: tuple[int, int],
+        weights: tuple[Array, Array],
+        sizes: tuple[Any, Any],
+        bounds: tuple[Array, Array],
+    ) -> Sight:
+        """`of` sums with these weights, w in the present order of rows, and v, of factors of this shape."""
+        factor, least = blind_scale(kind, shape)
         with np.errstate(all="ignore"):
             rows, columns = (factor + np.maximum(x, least) for x in sizes)
-            return cls((_log2(carried.w), _log2(carried.v)), (rows, columns), (_log2(bounds[0]), _log2(bounds[1])))
+            return cls((_log2(weights[0]), _log2(weights[1])), (rows, columns), (_log2(bounds[0]), _log2(bounds[1])))
 
     def lines(self, side: int) -> Any:
         """Rows (side 0) or columns the sum of which does not show a change of each of their elements."""
@@ -411,6 +408,10 @@ class Sight(NamedTuple):
         # the least over j of weight_j + min(allowed_i, allowed_j)
         least = np.minimum(self.allowed[side] + np.min(weight), np.min(weight + self.allowed[1 - side]))
         return np.flatnonzero(~(self.bounds[side] <= least))
+
+    def all_is_seen(self) -> bool:
+        """Whether the sums of all rows, or those of all columns, show changes of all of their elements."""
+        return not self.lines(0).size or not self.lines(1).size
 
     def blind(self) -> Lines:
         """Which rows and columns have elements that neither sum shows."""
@@ -452,8 +453,7 @@ def blind_lines(A: Array, carried: LuChecksums, bounds: tuple[Array, Array]) -> 
     """Rows, in their present order, and columns with elements that the sums of neither show; None where there are none.
     `bounds`: of all rows and columns, of one certificate."""
     e, place = carried.encoding, carried.place
-    sight = Sight.of(carried, (e.row_sizes[place], e.column_sizes), bounds)
-    if not (sight.lines(0).size and sight.lines(1).size):  # each element is seen by its row's sum, or its column's
+    if Sight.of(carried, (e.row_sizes[place], e.column_sizes), bounds).all_is_seen():
         return None
     moduli = namespace(A).abs(A)  # a sample may have missed the largest element of a line
     largest = [_log2(namespace(A).max(moduli, axis=axis)).astype(np.float64) for axis in (1, 0)]
