@@ -34,11 +34,11 @@ def checks_of_clean(W: Array, pivots: Any, e: MatrixChecksums) -> tuple[Check, .
     place = places(pivots, m)
     if place is None:
         return None
-    plan, v = _plan(W.dtype.char, m, n), e.v
+    counts, v = _counts(W.dtype.char, m, n), e.v
     w, S, floor = e.w[place], e.S[place], e.row_norms[place]
     found = factor_sums(W, w, v)
     grown = np.asarray(growths(floor[:K], found.y, COUNTED))
-    done = [start + float(each @ grown) for start, each in zip(plan.start, plan.each, strict=True)]
+    done = [start + float(each @ grown) for start, each in zip(counts.start, counts.each, strict=True)]
 
     # rows first, then columns: |residual| <= f u (floor sqrt(done) + sqrt(FLOOR_TERMS) |sum|) + underflow
     sums = np.concatenate((S, e.Z))
@@ -48,36 +48,36 @@ def checks_of_clean(W: Array, pivots: Any, e: MatrixChecksums) -> tuple[Check, .
     weights = np.abs(v), np.abs(w)
     moduli = [float(np.add.reduce(x)) for x in weights]
     sides = slice(0, m), slice(m, m + n)
-    bounds = [factored_bound(plan.type, reach[side], K, weight) for side, weight in zip(sides, moduli, strict=True)]
+    bounds = [factored_bound(counts.type, reach[side], K, weight) for side, weight in zip(sides, moduli, strict=True)]
     bound = np.concatenate(bounds)
     size = np.abs(residual)
     ok = (size <= bound) & np.isfinite(bound)
-    if not (ok.all() and multipliers_within(W, largest_multiplier(plan.type))):
+    if not (ok.all() and multipliers_within(W, largest_multiplier(counts.type))):
         return None
-    if not (_rows_show_all(plan, weights[0], e, bounds[0]) or _all_is_seen(plan, (w, v), e, place, bounds)):
+    if not (_rows_show_all(counts, weights[0], e, bounds[0]) or _all_is_seen(counts, (w, v), e, place, bounds)):
         return None
     lines = zip(SIDES, sides, bounds, weights, strict=True)
     return tuple(check_of_clean(name, size[side], limit, float(_least(weight))) for name, side, limit, weight in lines)
 
 
-def _rows_show_all(plan: _Plan, v: Any, e: MatrixChecksums, bound: Any) -> bool:
+def _rows_show_all(counts: _Counts, v: Any, e: MatrixChecksums, bound: Any) -> bool:
     """Whether `Sight` finds nothing that the sums of rows do not show, as the largest bound and the smallest row tell.
 
     `v`: moduli.
     """
     weight = np.log2(v)
-    row = plan.blind + max(float(_least(e.row_sizes)), plan.least) + float(_least(weight))
-    column = float(_least(weight + (plan.blind + np.maximum(e.column_sizes, plan.least))))
+    row = counts.blind + max(float(_least(e.row_sizes)), counts.least) + float(_least(weight))
+    column = float(_least(weight + (counts.blind + np.maximum(e.column_sizes, counts.least))))
     return bool(np.log2(_most(bound)) <= np.minimum(row, column))  # which a NaN is not lost in
 
 
-def _all_is_seen(plan: _Plan, weights: tuple[Any, Any], e: MatrixChecksums, place: Any, bounds: list[Any]) -> bool:
+def _all_is_seen(counts: _Counts, weights: tuple[Any, Any], e: MatrixChecksums, place: Any, bounds: list[Any]) -> bool:
     sizes = e.row_sizes[place], e.column_sizes
     shape = sizes[0].size, sizes[1].size
-    return Sight.through(plan.type, shape, weights, sizes, (bounds[0], bounds[1])).all_is_seen()
+    return Sight.through(counts.type, shape, weights, sizes, (bounds[0], bounds[1])).all_is_seen()
 
 
-class _Plan(NamedTuple):
+class _Counts(NamedTuple):
     """What is the same for all matrices of a type and shape.
 
     Attributes
@@ -98,11 +98,11 @@ class _Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(letter: str, m: int, n: int) -> _Plan:
+def _counts(letter: str, m: int, n: int) -> _Counts:
     kind, K = FLOATS[{"d": "float64", "f": "float32"}[letter]], min(m, n)
     each = [
         np.array([operations(kind, min(COUNTED, K - at), length - at) for at in range(0, K, COUNTED)])
         for length in (n, m)
     ]
     start = operations(kind, FLOOR_TERMS, n), operations(kind, FLOOR_TERMS, m)
-    return _Plan(kind, start, (each[0], each[1]), *blind_scale(kind, (m, n)))
+    return _Counts(kind, start, (each[0], each[1]), *blind_scale(kind, (m, n)))

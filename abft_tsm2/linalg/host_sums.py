@@ -17,7 +17,7 @@ from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.core.blas import product
 
 IN_CACHE = 1 << 17  # elements in float64 of some columns: a megabyte
-FEWEST = 64  # columns, where they are long
+FEWEST = 128  # columns, where they are long
 SQUARE, CORNER = 128, 64  # columns whose multipliers are compared at once; those whose moduli are
 AT_ONCE = 2048  # columns of float64 factors whose triangles are read at once, four times
 
