@@ -19,7 +19,6 @@ from abft_tsm2.core.blas import product
 IN_CACHE = 1 << 17  # elements in float64 of some columns: a megabyte
 FEWEST = 128  # columns, where they are long
 SQUARE, CORNER = 128, 64  # columns whose multipliers are compared at once; those whose moduli are
-AT_ONCE = 2048  # columns of float64 factors whose triangles are read at once, four times
 
 
 def is_narrow(X: Array) -> bool:
@@ -79,10 +78,10 @@ class FactorSums(NamedTuple):
 
 
 def reads_at_once(W: Array) -> bool:
-    """Whether `factor_sums` is the quickest way to read W: NumPy's, by columns, and narrow, or square and not large."""
+    """Whether `factor_sums` is the quickest way to read W: NumPy's, by columns, and narrow, or square."""
     if not (is_numpy(W) and W.flags.f_contiguous):
         return False
-    return is_narrow(W) or W.shape[0] == W.shape[1] <= AT_ONCE
+    return is_narrow(W) or W.shape[0] == W.shape[1]
 
 
 def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
