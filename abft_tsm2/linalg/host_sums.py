@@ -19,6 +19,7 @@ from abft_tsm2.core.blas import product
 IN_CACHE = 1 << 17  # elements in float64 of some columns: a megabyte
 FEWEST = 128  # columns, where they are long
 SQUARE, CORNER = 128, 64  # columns whose multipliers are compared at once; those whose moduli are
+READ = 1 << 15  # elements that a search for the largest one reads at a time
 
 
 def is_narrow(X: Array) -> bool:
@@ -128,23 +129,28 @@ def order_after(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def multipliers_within(W: Array, limit: float) -> bool:
-    """Whether no modulus in L of packed factors W = L \\ U is larger than `limit`, or NaN; of NumPy, contiguous by
-    columns.
+    """Whether no modulus in L of packed factors W = L \\ U is larger than `limit`; of NumPy, contiguous by columns.
 
-    Below squares along the diagonal, in the lower left quarters of all squares at once, of all of their quarters, and
-    so on, extremes are found without memory for moduli: a NaN is both of them.
+    A NaN may be passed over here: it is in the sums of its row and its column.
     """
     K = min(W.shape)
     whole = K // SQUARE * SQUARE
-    parts = [W[at + SQUARE :, at : at + SQUARE] for at in range(0, whole, SQUARE)]
-    parts += [W[K:, whole:K]]
-    b = SQUARE // 2
-    while b >= CORNER:  # W(j + b : j + 2 b, j : j + b) for j = 0, 2 b, ...
-        parts.append(_along_diagonal(W, whole // (2 * b), b, step=2 * b, below=b))
-        b //= 2
+    # transposes of what is below squares along the diagonal, and of the lower left quarters of the squares
+    parts = [W[at + SQUARE :, at : at + SQUARE].T for at in range(0, whole, SQUARE)] + [W[K:, whole:K].T]
+    parts.append(_along_diagonal(W, whole // SQUARE, CORNER, step=SQUARE, below=CORNER))
+    search = _blas().idamax if W.dtype.char == "d" else _blas().isamax
+    memory = np.empty(max(READ, W.shape[0]), W.dtype)
     for part in parts:
-        if part.size and not (part.max() <= limit and part.min() >= -limit):
-            return False
+        if not part.size:
+            continue
+        # a copy in the cache, and BLAS's search in it, are quicker than two reductions of what is not contiguous
+        step = max(1, READ // part[0].size)
+        for at in range(0, len(part), step):
+            some = part[at : at + step]
+            copy = memory[: some.size]
+            np.copyto(copy.reshape(some.shape), some)
+            if not abs(copy[search(copy)]) <= limit:
+                return False
     corners = _along_diagonal(W, whole // CORNER, CORNER, step=CORNER)
     last = np.tril(W[whole:K, whole:K], k=-1)
     return bool(np.all((np.abs(corners) <= limit) | _on_or_above(CORNER)) and np.all(np.abs(last) <= limit))
