@@ -17,7 +17,7 @@ from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, operations
 from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.blas import multiply_triangle, product
-from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums_of_both, wide
+from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, sums, wide
 from abft_tsm2.linalg.evidence import Evidence, Lines, unit_lower
 from abft_tsm2.linalg.host_certificate import checks_of_clean
 from abft_tsm2.linalg.host_sums import reads_at_once
@@ -123,8 +123,8 @@ def moved(kept: Array, again: Array, lines_of: Callable[[Any], Array]) -> np.nda
 def differing_sums(A: Array, encoding: MatrixChecksums) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], Array]]:
     """Rows of A whose sums are not those that were taken, and columns; each with the sums as they are now."""
     found = []
-    S, Z = sums_of_both(A, encoding.v, encoding.w)
-    for X, weight, kept, again in ((A, encoding.v, encoding.S, S), (A.T, encoding.w, encoding.Z, Z)):
+    for X, weight, kept in ((A, encoding.v, encoding.S), (A.T, encoding.w, encoding.Z)):
+        again = sums(X, weight)
 
         def weighted(lines: Any, X: Array = X, weight: Array = weight) -> Array:
             return wide(namespace(X).take(X, from_host(lines, X), axis=0)).T * weight[:, None]

@@ -19,7 +19,7 @@ from abft_tsm2.checksum.bounds import FLOOR_TERMS
 from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.blas import add_product, like_columns
-from abft_tsm2.linalg.host_sums import sums_on_host, times
+from abft_tsm2.linalg.host_sums import times
 
 GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
 LARGEST_POWER = 1000  # of two, of a weight
@@ -86,7 +86,7 @@ class MatrixChecksums:
             usual = int(np.sort(powers)[m // 2]) if m else 0
             v = _weights(_powers(np.log2(to_host(column_norms))), A, seed=1, shift=usual)
             row_norms = _at_least(rows.norms(v), diagonal, v)
-            S, Z = sums_of_both(A, v, w)
+            S, Z = sums(A, v), sums(A.T, w)
             floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
             return cls(w, v, S, Z, *floors, plain, across)
 
@@ -108,13 +108,6 @@ def sums(A: Array, weight: Array) -> Array:
     if is_numpy(A) and A.dtype.char != "d":
         return np.einsum("ij,j->i", A, weight)  # widens as it reads
     return times(wide(A), weight)
-
-
-def sums_of_both(A: Array, v: Array, w: Array) -> tuple[Array, Array]:
-    """``A v`` and ``w'A`` in float64, for A of either type; the same bits whenever they are taken."""
-    if is_numpy(A):
-        return sums_on_host(A, v, w)
-    return sums(A, v), sums(A.T, w)
 
 
 def add_sums(out: Array, A: Array, weight: Array, *, alpha: float = 1.0) -> None:

@@ -1,8 +1,9 @@
-"""Weighted sums of NumPy's matrices, and of packed factors: float32 widened while it is in the cache, and read once.
+"""Weighted sums of NumPy's packed factors, in few calls, and their largest multipliers.
 
 SciPy's own wrappers of BLAS take matrices that are contiguous as a whole without a copy, twenty times as fast as a call
 by address: what counts for some hundred columns. The threads are those of the factorisation; NumPy's matmul would bring
-its own, and two pools that take turns keep each other from the cores.
+its own, and two pools that take turns keep each other from the cores. Nor are there many calls with threads: where the
+cores are shared, each may wait some milliseconds for its turn.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import numpy as np
 from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.core.blas import product
 
-IN_CACHE = 1 << 17  # elements in float64 of some columns: a megabyte
-FEWEST = 128  # columns, where they are long
-SQUARE, CORNER = 128, 64  # columns whose multipliers are compared at once; those whose moduli are
+WIDENED = 512  # columns of float32 whose triangles are widened at once
+KEPT = 8  # such squares that are kept to be read again: 16 MB
+SQUARE, CORNER = 128, 32  # columns whose multipliers are compared at once; those whose moduli are
 READ = 1 << 15  # elements that a search for the largest one reads at a time
 
 
@@ -35,30 +36,6 @@ def times(X: Array, x: Array) -> Array:
         if X.flags.c_contiguous:
             return _blas().dgemv(1.0, X.T, x, trans=1)
     return product(X, x)
-
-
-def add_times(out: Array, X: Array, x: Array) -> Array:
-    """``out + X x`` for NumPy's float64 that is contiguous and not empty; in the place of out where that can be."""
-    if X.flags.f_contiguous:
-        return _blas().dgemv(1.0, X, x, 1.0, out, overwrite_y=1)
-    return _blas().dgemv(1.0, X.T, x, 1.0, out, trans=1, overwrite_y=1)
-
-
-def sums_on_host(X: Array, v: Array, w: Array) -> tuple[Array, Array]:
-    """``X v`` and ``w'X`` in float64, for NumPy's X of either type, whose rows or columns are contiguous."""
-    if X.dtype.char == "d":
-        return times(X, v), times(X.T, w)
-    if abs(X.strides[0]) > abs(X.strides[1]):
-        down, across = sums_on_host(X.T, w, v)
-        return across, down
-    m, n = X.shape
-    S, Z, room = np.zeros(m), np.empty(n), _Room(m, n)
-    # S += X(:, J) v(J);  Z(J) = w'X(:, J)
-    for J in room.parts:
-        part = room.widened(X[:, J])
-        S = add_times(S, part, v[J])
-        Z[J] = times(part.T, w)
-    return S, Z
 
 
 class FactorSums(NamedTuple):
@@ -86,37 +63,42 @@ def reads_at_once(W: Array) -> bool:
 
 
 def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
-    """Of W = L \\ U, m x n, which `reads_at_once`; in float32 some columns at a time, U once and L twice."""
+    """Of W = L \\ U, m x n, which `reads_at_once`; in float32 with triangles that are widened."""
     (m, n), K = W.shape, min(W.shape)
     if not is_narrow(W):
         g, y = _triangle(W.T, w, lower=0, unit=1), _triangle(W, v, lower=0)
         return FactorSums(g, y, _triangle(W, y, lower=1, unit=1), _triangle(W.T, g, lower=1))
-    g, y, gU, Ly, room = np.empty(K), np.zeros(K), np.empty(n), np.zeros(m), _Room(m, n, K)
-    for J in room.parts:
-        j, j1 = min(J.start, K), min(J.stop, K)
-        if j < K:
-            # g(J) = w(J)'L(J, J) + w(j1:)'L(j1:, J);  g U(:, J) = g(J) U(J, J);  y(J) = U(J, J) v(J)
-            square = room.widened(W[J, J])
-            g[J] = _triangle(square.T, w[J], lower=0, unit=1)
-            if j1 < m:
-                below = room.widened(W[j1:, J], room.second)
-                g[J] = add_times(g[J], below.T, w[j1:])
-            gU[J] = _triangle(square.T, g[J], lower=1)
-            y[J] = _triangle(square, v[J], lower=0)
-        else:
-            gU[J] = 0.0
-        if j:
-            # g U(:, J) += g(:j) U(:j, J);  y(:j) += U(:j, J) v(J)
-            above = room.widened(W[:j, J], room.second)
-            gU[J] = add_times(gU[J], above.T, g[:j])
-            y[:j] = add_times(y[:j], above, v[J])
-    for J in room.parts[: room.square]:
-        # L y(J) += L(J, J) y(J);  L y(j1:) += L(j1:, J) y(J)
-        j1 = J.stop
-        Ly[J] += _triangle(room.widened(W[J, J]), y[J], lower=1, unit=1)
+    g, y, gU, Ly, squares = np.empty(K), np.empty(K), np.zeros(n), np.zeros(m), []
+    parts = [slice(j, min(j + WIDENED, K)) for j in range(0, K, WIDENED)]
+    for J in parts:
+        # g(J) = w(J)'L(J, J) + w(j1:)'L(j1:, J);  y(J) = U(J, J) v(J) + U(J, j1:) v(j1:)
+        # g U(:, J) = g(J) U(J, J) + g(:j) U(:j, J)
+        j, j1 = J.start, J.stop
+        square = np.array(W[J, J], np.float64, order="F")
+        squares += [square] * (len(squares) < KEPT)
+        g[J] = _triangle(square.T, w[J], lower=0, unit=1)
+        y[J] = _triangle(square, v[J], lower=0)
         if j1 < m:
-            Ly[j1:] = add_times(Ly[j1:], room.widened(W[j1:, J], room.second), y[J])
+            g[J] += _widening(W[j1:, J].T, w[j1:])
+        if j1 < n:
+            y[J] += _widening(W[J, j1:], v[j1:])
+        gU[J] = _triangle(square.T, g[J], lower=1)
+        if j:
+            gU[J] += _widening(W[:j, J].T, g[:j])
+    if n > K:
+        gU[K:] = _widening(W[:, K:].T, g)
+    for i, J in enumerate(parts):
+        square = squares[i] if i < KEPT else np.array(W[J, J], np.float64, order="F")
+        # L y(J) += L(J, J) y(J);  L y(j1:) += L(j1:, J) y(J)
+        Ly[J] += _triangle(square, y[J], lower=1, unit=1)
+        if J.stop < m:
+            Ly[J.stop :] += _widening(W[J.stop :, J], y[J])
     return FactorSums(g, y, Ly, gU)
+
+
+def _widening(X: Array, x: Array) -> Array:
+    """``X x`` in float64, for X in float32, widened as it is read; in one thread."""
+    return np.einsum("ij,j->i", X, x)
 
 
 def order_after(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -135,9 +117,12 @@ def multipliers_within(W: Array, limit: float) -> bool:
     """
     K = min(W.shape)
     whole = K // SQUARE * SQUARE
-    # transposes of what is below squares along the diagonal, and of the lower left quarters of the squares
+    # transposes of what is below squares along the diagonal, of the lower left quarters of the squares, and so on
     parts = [W[at + SQUARE :, at : at + SQUARE].T for at in range(0, whole, SQUARE)] + [W[K:, whole:K].T]
-    parts.append(_along_diagonal(W, whole // SQUARE, CORNER, step=SQUARE, below=CORNER))
+    b = SQUARE // 2
+    while b >= CORNER:  # W(j + b : j + 2 b, j : j + b) for j = 0, 2 b, ...
+        parts.append(_along_diagonal(W, whole // (2 * b), b, step=2 * b, below=b))
+        b //= 2
     search = _blas().idamax if W.dtype.char == "d" else _blas().isamax
     memory = np.empty(max(READ, W.shape[0]), W.dtype)
     for part in parts:
@@ -168,23 +153,6 @@ def _along_diagonal(W: Array, count: int, b: int, *, step: int, below: int = 0) 
 def _on_or_above(b: int) -> Any:
     """Where the transpose of a b x b matrix has what is not below the diagonal."""
     return np.tri(b, dtype=bool)
-
-
-class _Room:
-    """Where some columns of an m x n matrix are widened, and which ones at a time: those of its triangles first."""
-
-    def __init__(self, m: int, n: int, K: int = 0) -> None:
-        b = max(1, min(n, max(FEWEST, IN_CACHE // max(1, m))))
-        of_triangles = [slice(at, min(at + b, K)) for at in range(0, K, b)]
-        self.square = len(of_triangles)
-        self.parts = of_triangles + [slice(at, min(at + b, n)) for at in range(K, n, b)]
-        self.first, self.second = np.empty(b * b if K else m * b), np.empty(m * b if K else 0)
-
-    def widened(self, X: Array, memory: Array | None = None) -> Array:
-        """X in float64, by columns and contiguous, until the next one is widened there."""
-        out = (self.first if memory is None else memory)[: X.size].reshape(X.shape, order="F")
-        np.copyto(out, X)
-        return out
 
 
 def _triangle(T: Array, x: Array, *, lower: int, unit: int = 0) -> Array:
