@@ -68,7 +68,8 @@ def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
     if not is_narrow(W):
         g, y = _triangle(W.T, w, lower=0, unit=1), _triangle(W, v, lower=0)
         return FactorSums(g, y, _triangle(W, y, lower=1, unit=1), _triangle(W.T, g, lower=1))
-    g, y, gU, Ly, squares = np.empty(K), np.empty(K), np.zeros(n), np.zeros(m), []
+    g, y, gU, Ly = np.empty(K), np.empty(K), np.zeros(n), np.zeros(m)
+    squares: list[Array] = []
     parts = [slice(j, min(j + WIDENED, K)) for j in range(0, K, WIDENED)]
     for J in parts:
         # g(J) = w(J)'L(J, J) + w(j1:)'L(j1:, J);  y(J) = U(J, J) v(J) + U(J, j1:) v(j1:)
