@@ -31,10 +31,11 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
-from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle, permutation
+from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, wide
 from abft_tsm2.linalg.evidence import Lines, unit_lower
-from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, norm
+from abft_tsm2.linalg.host_sums import order_after
+from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, growths, norm
 from abft_tsm2.linalg.outcome import Origin
 
 COUNTED = 64  # rows of U whose growth is taken to be the same
@@ -287,10 +288,9 @@ class LuChecksums:
         """`done` of a factorisation of which only the result is known: its rows of U are rows of trailing matrices, by
         which growth is judged."""
         K = self.y.shape[0]
-        floor, y = to_host(self.rows[:K, ROWS.floor]), to_host(self.y)
-        for at in range(0, K, COUNTED):
-            end = min(at + COUNTED, K)
-            self._count(at, end, growth(floor[at:end], y[at:end]))
+        grown = growths(to_host(self.rows[:K, ROWS.floor]), to_host(self.y), COUNTED)
+        for at, by in zip(range(0, K, COUNTED), grown, strict=True):
+            self._count(at, min(at + COUNTED, K), by)
 
     def _count(self, j: int, j1: int, grown: float) -> None:
         """The step that has finished j:j1 is done: its lines had grown so much."""
@@ -326,12 +326,12 @@ def read_width(W: Array, on_host: int) -> int:
 
 def are_exchanges(pivots: Any, m: int) -> bool:
     """Whether each of these is the number of a row, of m, that is not above its own."""
-    return not pivots.size or bool(pivots.max() < m and (pivots >= np.arange(pivots.size)).all())
+    return not pivots.size or bool(np.maximum.reduce(pivots) < m and (pivots >= np.arange(pivots.size)).all())
 
 
 def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Which row of A is where after these exchanges; None where they are none."""
-    return permutation(pivots, m) if are_exchanges(pivots, m) else None
+    return order_after(pivots, m) if are_exchanges(pivots, m) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -355,6 +355,13 @@ def blind_factor(stored: FloatType, terms: int, length: int) -> float:
     return BLIND * stored.unit_roundoff * math.sqrt((operations(stored, terms, length) + FLOOR_TERMS) * length)
 
 
+def blind_scale(kind: FloatType, shape: tuple[int, int]) -> tuple[float, float]:
+    """The `blind_factor` of factors of this shape, and the least size that it is multiplied by: below it rounding is
+    less than underflow; logarithms to base 2."""
+    least = math.log2(sum(shape) * kind.smallest_subnormal / kind.unit_roundoff)
+    return math.log2(blind_factor(kind, min(shape), max(shape))), least
+
+
 class Sight(NamedTuple):
     """What sums show of a change of an element; logarithms to base 2 on the host, of rows in their present order (0)
     and of columns (1).
@@ -376,12 +383,22 @@ class Sight(NamedTuple):
     @classmethod
     def of(cls, carried: LuChecksums, sizes: tuple[Any, Any], bounds: tuple[Array, Array]) -> Sight:
         """`sizes`: of the elements of A's rows, in their present order, and columns; logarithms."""
-        kind, lines = carried.type, sum(carried.W.shape)
-        factor = math.log2(blind_factor(kind, carried.g.shape[0], max(carried.W.shape)))
-        least = math.log2(lines * kind.smallest_subnormal / kind.unit_roundoff)  # rounding is less than underflow there
+        return cls.through(carried.type, carried.W.shape, (carried.w, carried.v), sizes, bounds)
+
+    @classmethod
+    def through(
+        cls,
+        kind: FloatType,
+        shape: tuple[int, int],
+        weights: tuple[Array, Array],
+        sizes: tuple[Any, Any],
+        bounds: tuple[Array, Array],
+    ) -> Sight:
+        """`of` sums with these weights, w in the present order of rows, and v, of factors of this shape."""
+        factor, least = blind_scale(kind, shape)
         with np.errstate(all="ignore"):
             rows, columns = (factor + np.maximum(x, least) for x in sizes)
-            return cls((_log2(carried.w), _log2(carried.v)), (rows, columns), (_log2(bounds[0]), _log2(bounds[1])))
+            return cls((_log2(weights[0]), _log2(weights[1])), (rows, columns), (_log2(bounds[0]), _log2(bounds[1])))
 
     def lines(self, side: int) -> Any:
         """Rows (side 0) or columns the sum of which does not show a change of each of their elements."""
@@ -389,6 +406,10 @@ class Sight(NamedTuple):
         # the least over j of weight_j + min(allowed_i, allowed_j)
         least = np.minimum(self.allowed[side] + np.min(weight), np.min(weight + self.allowed[1 - side]))
         return np.flatnonzero(~(self.bounds[side] <= least))
+
+    def all_is_seen(self) -> bool:
+        """Whether the sums of all rows, or those of all columns, show changes of all of their elements."""
+        return not self.lines(0).size or not self.lines(1).size
 
     def blind(self) -> Lines:
         """Which rows and columns have elements that neither sum shows."""
@@ -430,10 +451,9 @@ def blind_lines(A: Array, carried: LuChecksums, bounds: tuple[Array, Array]) -> 
     """Rows, in their present order, and columns with elements that the sums of neither show; None where there are none.
     `bounds`: of all rows and columns, of one certificate."""
     e, place = carried.encoding, carried.place
-    sight = Sight.of(carried, (e.row_sizes[place], e.column_sizes), bounds)
-    if sight.lines(0).size and sight.lines(1).size:  # a sample may have missed the largest element of a line
-        moduli = namespace(A).abs(A)
-        largest = [_log2(namespace(A).max(moduli, axis=axis)).astype(np.float64) for axis in (1, 0)]
-        sight = Sight.of(carried, (largest[0][place], largest[1]), bounds)
-    blind = sight.blind()
+    if Sight.of(carried, (e.row_sizes[place], e.column_sizes), bounds).all_is_seen():
+        return None
+    moduli = namespace(A).abs(A)  # a sample may have missed the largest element of a line
+    largest = [_log2(namespace(A).max(moduli, axis=axis)).astype(np.float64) for axis in (1, 0)]
+    blind = Sight.of(carried, (largest[0][place], largest[1]), bounds).blind()
     return blind if blind[0].any() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from abft_tsm2.arrays import Array, namespace, to_host
 from abft_tsm2.linalg.evidence import Evidence
 from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
+SMALLEST = 5e-324  # above zero
 ROUNDS = 3  # repairs before giving up
 FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
 AGAIN = "computed again from A"
@@ -204,6 +206,15 @@ def check_of(side: str, residual: Array, bound: Array, weight: Array) -> Check:
     if not verified:
         return _check(side, lines, 0, middle, 0.0, -1, limit)
     return _check(side, lines, verified, middle, float(ratio[worst]), worst, limit)
+
+
+def check_of_clean(side: str, size: Any, bound: Any, least: float) -> Check:
+    """`check_of` lines on the host all of which are within their bounds; `size`: moduli of the residuals, `least`: of
+    the weights."""
+    lines = size.size
+    ratio = size / np.maximum(bound, SMALLEST)
+    worst, middle = int(ratio.argmax()), float(np.partition(bound, lines // 2)[lines // 2])
+    return _check(side, lines, lines, middle, float(ratio[worst]), worst, middle / least if least else math.inf)
 
 
 def _check(side: str, lines: int, verified: int, bound: float, ratio: float, line: int, limit: float) -> Check:
