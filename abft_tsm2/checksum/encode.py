@@ -8,15 +8,21 @@ of R where the sample says nothing or an outstanding row shows that it erred.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import Array, float_type, from_host, namespace, same_bits, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, same_bits, to_host
 from abft_tsm2.checksum.weights import SEED, Weights
-from abft_tsm2.core.row_sums import column_squares, encoding_pass, rows_per_block, weighted_squares, widened
+from abft_tsm2.core.row_sums import (
+    in_single,
+    rows_per_block,
+    squares_of_columns,
+    summed_squares,
+    weighted_sums,
+    widened,
+)
 
 _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
 _SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
@@ -31,8 +37,7 @@ class Sided(NamedTuple):
     columns: Any
 
 
-@dataclass(frozen=True, eq=False)
-class OperandChecksum:
+class OperandChecksum(NamedTuple):
     """What a right operand R (k x n) carries into a row check.
 
     Attributes
@@ -65,13 +70,15 @@ class OperandChecksum:
 
 def carried(R: Array, V: Array, *, partial: bool = False) -> OperandChecksum:
     """What R carries with weights V: one read of R."""
-    squares = weighted_squares(R[: part_of(R.shape[0]), :], V * V)
-    sums = encoding_pass(R, V, partial=partial)
+    squares = summed_squares(R[..., : part_of(R.shape[-2]), :], V * V)
+    sums = weighted_sums(R, V, partial)
     return OperandChecksum(V, sums, squares, kept(V, sums, squares), partial)
 
 
 def kept(first: Array, *others: Array | None) -> Any:
     """Copies of checksums, to tell later whether one was hit."""
+    if is_numpy(first):
+        return (first.copy(), *[None if x is None else x.copy() for x in others])
     copied = namespace(first).asarray
     copies = []
     for x in (first, *others):
@@ -123,14 +130,23 @@ def _sample(k: int) -> list[slice]:
 
 def _sampled_exponents(R: Array) -> NDArray[np.int64]:
     """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
-    squares = np.zeros(R.shape[1])
-    for rows in _sample(R.shape[0]):
-        squares += to_host(column_squares(R[rows, :]))
+    first, *others = _sample(R.shape[-2])
+    squares = to_host(squares_of_columns(R[..., first, :] if others else R)).astype(np.float64, copy=False)
+    for rows in others:
+        squares = squares + to_host(squares_of_columns(R[..., rows, :]))
     kind = float_type(R)
     reliable = kind.smallest_normal ** (1 / 2) if kind.bits >= 32 else 0.0
-    if np.all((squares > reliable) & np.isfinite(squares)):
+    said = (squares > reliable) & np.isfinite(squares)
+    if said.all():
         return exponents(0.5 * np.log2(squares))
-    return exponents(log2_column_norms(R))
+    if R.ndim == 2:
+        return exponents(log2_column_norms(R))
+    found = np.empty(squares.shape, np.int64)
+    matrices = said.all(axis=-1)
+    found[matrices] = exponents(0.5 * np.log2(squares[matrices]))
+    for at in map(tuple, np.argwhere(~matrices)):
+        found[at] = exponents(log2_column_norms(R[at]))
+    return found
 
 
 def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -174,22 +190,37 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
     log2_norms : (n,) array
         log2 of the columns' 2-norms, up to a common constant; -inf for a zero column.
     """
+    if log2_norms.size == 0:
+        return np.zeros(log2_norms.shape, np.int64)
+    half = log2_norms.shape[-1] // 2
+    ordered = np.sort(log2_norms, axis=-1)
+    least, most = ordered[..., :1], ordered[..., -1:]
+    if ((least > _LOWEST) & (most < _HIGHEST)).all():  # which NaN and infinities are not
+        centre = ordered[..., half : half + 1]
+        if log2_norms.shape[-1] % 2 == 0:
+            centre = (ordered[..., half - 1 : half] + centre) / 2
+        return _rounded(log2_norms, centre).astype(np.int64)
+    if log2_norms.ndim > 1:
+        return np.stack([exponents(one) for one in log2_norms])
     positive = np.isfinite(log2_norms)
-    if not positive.all():
-        if not positive.any():
-            return np.zeros(log2_norms.shape, np.int64)
-        log2_norms = np.where(positive, log2_norms, log2_norms[positive].min())
-    centre = middle(log2_norms[positive]) if log2_norms.size else 0.0
-    centred = log2_norms - (centre - np.rint(centre))
-    return np.asarray(np.clip(np.rint(centred), _LOWEST, _HIGHEST).astype(np.int64))
+    if not positive.any():
+        return np.zeros(log2_norms.shape, np.int64)
+    log2_norms = np.where(positive, log2_norms, log2_norms[positive].min())
+    centred = _rounded(log2_norms, middle(log2_norms[positive]))
+    return np.asarray(np.clip(centred, _LOWEST, _HIGHEST).astype(np.int64))
+
+
+def _rounded(log2_norms: NDArray[Any], centre: Any) -> NDArray[Any]:
+    """To whole numbers, of which one has `centre` in the middle of what is rounded to it."""
+    return np.asarray(np.rint(log2_norms - (centre - np.rint(centre))))
 
 
 def middle(x: NDArray[Any]) -> Any:
-    """The median of a vector that is not empty; `numpy.median` takes three times as long for 2000 elements."""
-    half = x.size // 2
-    if x.size % 2:
-        return np.partition(x, half)[half]
-    return np.partition(x, (half - 1, half))[half - 1 : half + 1].mean()
+    """The median along the last axis, not empty; `numpy.median` takes three times as long for 2000 elements."""
+    half = x.shape[-1] // 2
+    if x.shape[-1] % 2:
+        return np.partition(x, half, axis=-1)[..., half]
+    return np.partition(x, (half - 1, half), axis=-1)[..., half - 1 : half + 1].mean(axis=-1)
 
 
 def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:
@@ -197,9 +228,13 @@ def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:
 
     The common factor keeps the checksums of large data from overflowing, and small numbers from vanishing in them.
     """
-    power = int(exponent.max(initial=_LOWEST)) // 2 - exponent
-    power = power - max(0, int(power.max(initial=0)) - _HIGHEST)
-    return np.asarray(np.ldexp(V, power[:, None]))
+    if exponent.size == 0:
+        return np.asarray(np.ldexp(V, exponent[..., None]))
+    power = exponent.max(axis=-1, keepdims=True) // 2 - exponent
+    over = power.max() - _HIGHEST
+    if over > 0:
+        power = power - np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
+    return np.asarray(np.ldexp(V, power[..., None]))
 
 
 @np.errstate(all="ignore")
@@ -217,7 +252,15 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = 
     """
     if not equilibrate:
         return carried(R, from_host(base, R), partial=partial)
+    return encoded_right(R, base, partial)
+
+
+def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChecksum:
+    """`carry` in the caller's error state; on NumPy also of each of a stack of small matrices."""
+    R = in_single(R)
     exponent = _sampled_exponents(R)
     first = carried(R, from_host(equilibrated(base, exponent), R), partial=partial)
+    if len(_sample(R.shape[-2])) == 1:  # nothing can be missed in all rows
+        return first
     better = _missed_by_sample(R, first.sums, exponent)
     return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)

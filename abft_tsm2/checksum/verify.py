@@ -2,9 +2,9 @@
 
 `predict`, `recompute_checksum` and `judge` verify every product: each matrix is read once, and the 2-norms behind the
 bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a residual within the
-bound it gives is within the true bound; the few lines that are not are compared with the whole. `verify_rescaled`
-verifies what remains: everything is computed anew, rescaled so that nothing overflows, without the columns and lines
-that hold NaN or Inf from the start.
+bound it gives is within the true bound (so pass most products, and each of a stack); the few lines that are not are
+compared with the whole. `verify_rescaled` verifies what remains: everything is computed anew, rescaled so that nothing
+overflows, without the columns and lines that hold NaN or Inf from the start.
 
 Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fault, and so is a bound that overflowed.
 """
@@ -12,8 +12,9 @@ Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fa
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,15 +22,22 @@ from abft_tsm2.arrays import Array, from_host, is_numpy, same_bits, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
-from abft_tsm2.core.row_sums import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
+from abft_tsm2.core.row_sums import (
+    in_single,
+    rows_per_block,
+    summed_squares,
+    take_rows,
+    weighted_squares,
+    weighted_sums,
+    widened,
+)
 from abft_tsm2.report import Check, Fault
 
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came
 _MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before the whole of a few
 
 
-@dataclass(frozen=True, eq=False)
-class PredictedSums:
+class PredictedSums(NamedTuple):
     """The predicted sums of C, computed before the product.
 
     Attributes
@@ -81,26 +89,26 @@ class SideVerdict:
 
 def predict(lines: Side, right: OperandChecksum) -> PredictedSums:
     """Predict the sums of C from the operand checksum: one read of L (and of C0)."""
-    V = right.weights
-    products = weighted_squares(lines.L, right.squares)
-    t = encoding_pass(lines.L, right.sums, partial=lines.partial)
+    L = in_single(lines.L)
+    products = summed_squares(L, right.squares)
+    t = weighted_sums(L, right.sums, lines.partial)
     t0 = added = None
     if lines.C0 is not None:
-        t0, added = encoding_pass(lines.C0, V, partial=lines.partial), weighted_squares(lines.C0, V * V)
+        C0, V = in_single(lines.C0), right.weights
+        t0, added = weighted_sums(C0, V, lines.partial), summed_squares(C0, V * V)
     return PredictedSums(right, t, products, t0, added, kept(t, products, t0, added))
 
 
 def recompute_checksum(lines: Side, right: OperandChecksum) -> Array:
     """Recompute the checksum of C, ``u = C V`` (m, r): one read of C."""
-    return encoding_pass(lines.C, right.weights, partial=lines.partial)
+    return weighted_sums(lines.C, right.weights, lines.partial)
 
 
 def residual_of(lines: Side, expected: PredictedSums, u: Array) -> Floats:
     """``u - alpha t - beta t0`` (m, r), on the host."""
-    with np.errstate(all="ignore"):
-        r = u - lines.alpha * expected.t
-        if expected.t0 is not None:
-            r = r - lines.beta * expected.t0
+    r = u - expected.t if lines.alpha == 1.0 else u - lines.alpha * expected.t
+    if expected.t0 is not None:
+        r = r - lines.beta * expected.t0
     return to_host(r)
 
 
@@ -108,8 +116,133 @@ def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
 
 
+class FirstVerdict(NamedTuple):
+    """What `first_verdict` has found of a product, or of each of a stack, (...); host arrays.
+
+    Attributes
+    ----------
+    ok : (...) boolean array
+        Whether all lines are within the least that their bounds can be; of other products the rest says nothing.
+    ratio : (..., m) array
+        Their residuals in units of that.
+    bound, closest, closest_line, limit : (...) arrays
+        As in `Check`.
+    """
+
+    ok: Any
+    ratio: Floats
+    bound: Any
+    closest: Any
+    closest_line: Any
+    limit: Any
+
+    def check(self, lines: Side, at: Any = ()) -> Check:
+        """The check of one of these products."""
+        m = lines.C.shape[-2]
+        return Check.made_of(
+            side=lines.side,
+            vectors=1,
+            lines=m,
+            verified=m,
+            bound=float(self.bound[at]),
+            closest=float(self.closest[at]),
+            closest_line=int(self.closest_line[at]),
+            detection_limit=float(self.limit[at]),
+        )
+
+
+def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdict | None:
+    """Compare residuals with what is known of their bounds before C has been read but for its checksums, and a few
+    lines of each product with all that is known without reading the operands again.
+
+    These are the lines that came closest, and, where it is the rounding of what is stored that matters, those that it
+    has to explain. None where nothing is decided that way: where there is nothing to compare, more than one checksum of
+    a line, or a bound that may be 0.
+    """
+    V, a, terms = to_host(expected.carried.weights), lines.arithmetic, lines.terms
+    (m, n), k = lines.C.shape[-2:], lines.R.shape[-2]
+    if 0 in lines.C.shape or k == 0 or V.shape[-1] != 1 or (a.u_out and m > _MANY):
+        return None
+    sizes = np.abs(V)
+    residual = np.abs(residual_of(lines, expected, u))
+    products, added = np.sqrt(_wide(to_host(expected.products))), None
+    if lines.alpha != 1.0:
+        products *= abs(lines.alpha)
+    if expected.added is not None:
+        added = abs(lines.beta) * np.sqrt(_wide(to_host(expected.added)))
+    underflow = a.underflow(terms, lines.alpha) * sizes.sum(axis=-2, keepdims=True)
+    if not underflow.all():
+        return None
+    tau = statistical_bound(np, a, terms, n, products=products, stored=None, added=added, underflow=underflow)
+    fine = (residual <= tau) & np.isfinite(tau)
+    ratio = (residual / tau)[..., 0]
+
+    few = None  # all lines
+    if m > _FEW:
+        few = np.argpartition(np.where(fine[..., 0], -ratio, 0.0) if a.u_out else -ratio, _FEW, axis=-1)[..., :_FEW]
+        few.sort(axis=-1)
+    C, counted = lines.C, None
+    if few is not None and a.u_out:
+        counted = ~fine[..., 0]
+        np.put_along_axis(counted, few, True, axis=-1)
+    elif few is not None:
+        C, residual, products = _lines_at(C, few), _lines_at(residual, few), _lines_at(products, few)
+        added = None if added is None else _lines_at(added, few)
+    stored = np.sqrt(to_host(summed_squares(C, expected.carried.weights * expected.carried.weights, wide=True)))
+    largest = largest_norm(terms, products=_estimate(k) * products, added=added, underflow=underflow)
+    known: Any = {"products": products, "added": added, "underflow": underflow}
+    tau = statistical_bound(np, a, terms, n, stored=stored, largest=largest, **known)
+    close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
+    ok = close.all(axis=(-2, -1))
+    if not a.u_out:
+        ok &= fine.all(axis=(-2, -1))
+
+    bounds, ratios = tau[..., 0], (residual / tau)[..., 0]
+    if counted is not None:
+        bounds, ratios = np.where(counted, bounds, np.inf), np.where(counted, ratios, -1.0)
+    closest, line = ratios.max(axis=-1), ratios.argmax(axis=-1)
+    if counted is None and few is not None:
+        line = few[line] if few.ndim == 1 else np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
+    bound = _middle(bounds, counted)
+    return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, sizes.min(axis=(-2, -1))))
+
+
+def _middle(x: Floats, counted: Mask | None) -> Any:
+    """The median along the last axis of a few numbers, or of those that are `counted`; the others are infinite."""
+    x = np.sort(x, axis=-1)
+    if counted is None:
+        half = x.shape[-1] // 2
+        return x[..., half] if x.shape[-1] % 2 else (x[..., half - 1] + x[..., half]) / 2
+    count = np.count_nonzero(counted, axis=-1)[..., None]
+    pair = np.take_along_axis(x, np.concatenate([(count - 1) // 2, count // 2], axis=-1), axis=-1)
+    return pair.sum(axis=-1) / 2
+
+
+def _lines_at(X: Array, at: Integers) -> Array:
+    """The lines with these numbers, (f,) of a matrix or (..., f) of each of a stack."""
+    return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
+
+
+def _wide(x: Floats) -> Floats:
+    return x if x.dtype == np.float64 else x.astype(np.float64)
+
+
+def _estimate(k: int) -> float:
+    """P2 estimated from a part of its terms may be short of the whole; so many times as much covers it."""
+    h = part_of(k)
+    return 1.0 if h == k else 2 * math.sqrt(k / h)
+
+
+def _limit(closest: Any, bound: Any, smallest: Any) -> Any:
+    """The smallest change that is certain to be found; inf where a weight is 0 and sees nothing."""
+    return (1.0 + closest) * bound / smallest
+
+
 def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails."""
+    first = first_verdict(lines, expected, u)
+    if first is not None and first.ok:
+        return SideVerdict(np.ones(first.ratio.shape, np.bool_), first.ratio, first.check(lines))
     V = to_host(expected.carried.weights)
     n, a = V.shape[0], lines.arithmetic
     residual = np.abs(residual_of(lines, expected, u))
@@ -119,9 +252,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
-    # P2 estimated from a part of its terms may be short of the whole; this much more covers it.
-    h = part_of(lines.R.shape[0])
-    estimate = 1.0 if h == lines.R.shape[0] else 2 * np.sqrt(lines.R.shape[0] / h)
+    estimate = _estimate(lines.R.shape[0])
 
     def compare(at: Any, stored2: Array | None = None, larger: float = estimate) -> None:
         """Judge these lines by what is known of their norms."""
@@ -187,7 +318,7 @@ def _check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: floa
     closest = float(clean.max(initial=0.0))
     smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
     with np.errstate(all="ignore"):
-        limit = (1.0 + closest) * bound / smallest  # a weight of 0 sees nothing: inf
+        limit = _limit(closest, bound, smallest)
     return Check.made_of(
         side=lines.side,
         vectors=V.shape[1],
@@ -204,7 +335,7 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
     """Recompute the checksums of the operands, with the same weights and in the same order of summation."""
     old = expected.carried
     from_old = predict(lines, old)  # t from the s it was made of: a difference in s is told from one in L
-    return replace(from_old, carried=carried(lines.R, old.weights, partial=old.partial))
+    return from_old._replace(carried=carried(in_single(lines.R), old.weights, partial=old.partial))
 
 
 def differing(
@@ -239,7 +370,7 @@ def changed_operands(lines: Side, expected: PredictedSums, now: PredictedSums) -
     c = expected.carried
     if not c.intact():
         weights, sums, squares = c.guard
-        copied = replace(expected, carried=replace(c, weights=weights, sums=sums, squares=squares))
+        copied = expected._replace(carried=c._replace(weights=weights, sums=sums, squares=squares))
         bases.append(recompute(lines, copied))
     measures = [(base, _Apart(lines, base, c.lasting)) for base in bases]
     t, _, t0, _ = expected.guard
