@@ -8,17 +8,20 @@ of R where the sample says nothing or an outstanding row shows that it erred.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, same_bits, to_host
+from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, namespace, same_bits, to_host
 from abft_tsm2.checksum.weights import SEED, Weights
 from abft_tsm2.core.row_sums import (
     in_single,
     rows_per_block,
+    small,
     squares_of_columns,
+    squares_times,
     summed_squares,
     weighted_sums,
     widened,
@@ -27,6 +30,9 @@ from abft_tsm2.core.row_sums import (
 _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
 _SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
+_RELIABLE = {  # log2 of norms whose squares, in the type they are summed in, are far from where that ends
+    t.name: t.min_exponent / 4 if t.bits >= 32 else -math.inf for t in FLOATS.values()
+}
 OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
 
@@ -70,14 +76,17 @@ class OperandChecksum(NamedTuple):
 
 def carried(R: Array, V: Array, *, partial: bool = False) -> OperandChecksum:
     """What R carries with weights V: one read of R."""
-    squares = summed_squares(R[..., : part_of(R.shape[-2]), :], V * V)
+    return _carried(R, V, partial, summed_squares(R[..., : part_of(R.shape[-2]), :], V * V))
+
+
+def _carried(R: Array, V: Array, partial: bool, squares: Array) -> OperandChecksum:
     sums = weighted_sums(R, V, partial)
     return OperandChecksum(V, sums, squares, kept(V, sums, squares), partial)
 
 
 def kept(first: Array, *others: Array | None) -> Any:
     """Copies of checksums, to tell later whether one was hit."""
-    if is_numpy(first):
+    if isinstance(first, np.ndarray):
         return (first.copy(), *[None if x is None else x.copy() for x in others])
     copied = namespace(first).asarray
     copies = []
@@ -134,19 +143,18 @@ def _sampled_exponents(R: Array) -> NDArray[np.int64]:
     squares = to_host(squares_of_columns(R[..., first, :] if others else R)).astype(np.float64, copy=False)
     for rows in others:
         squares = squares + to_host(squares_of_columns(R[..., rows, :]))
-    kind = float_type(R)
-    reliable = kind.smallest_normal ** (1 / 2) if kind.bits >= 32 else 0.0
-    said = (squares > reliable) & np.isfinite(squares)
-    if said.all():
-        return exponents(0.5 * np.log2(squares))
+    return _exponents_from(squares, R)
+
+
+def _exponents_from(squares: NDArray[Any], R: Array) -> NDArray[np.int64]:
+    """Scales of R's columns from the sums of squares of some of their elements; from all of R where these say nothing."""
+    norms = 0.5 * np.log2(squares)
+    if (found := _within(norms, _RELIABLE[float_type(R).name])) is not None:
+        return found
     if R.ndim == 2:
         return exponents(log2_column_norms(R))
-    found = np.empty(squares.shape, np.int64)
-    matrices = said.all(axis=-1)
-    found[matrices] = exponents(0.5 * np.log2(squares[matrices]))
-    for at in map(tuple, np.argwhere(~matrices)):
-        found[at] = exponents(log2_column_norms(R[at]))
-    return found
+    each = map(tuple, np.ndindex(*squares.shape[:-1]))
+    return np.stack([_sampled_exponents(R[at]) for at in each]).reshape(squares.shape)
 
 
 def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -190,29 +198,39 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
     log2_norms : (n,) array
         log2 of the columns' 2-norms, up to a common constant; -inf for a zero column.
     """
-    if log2_norms.size == 0:
-        return np.zeros(log2_norms.shape, np.int64)
-    half = log2_norms.shape[-1] // 2
-    ordered = np.sort(log2_norms, axis=-1)
-    least, most = ordered[..., :1], ordered[..., -1:]
-    if ((least > _LOWEST) & (most < _HIGHEST)).all():  # which NaN and infinities are not
-        centre = ordered[..., half : half + 1]
-        if log2_norms.shape[-1] % 2 == 0:
-            centre = (ordered[..., half - 1 : half] + centre) / 2
-        return _rounded(log2_norms, centre).astype(np.int64)
-    if log2_norms.ndim > 1:
-        return np.stack([exponents(one) for one in log2_norms])
+    if (found := _within(log2_norms, _LOWEST)) is not None:
+        return found
     positive = np.isfinite(log2_norms)
     if not positive.any():
         return np.zeros(log2_norms.shape, np.int64)
     log2_norms = np.where(positive, log2_norms, log2_norms[positive].min())
-    centred = _rounded(log2_norms, middle(log2_norms[positive]))
+    centred = _centred(log2_norms, middle(log2_norms[positive]))
     return np.asarray(np.clip(centred, _LOWEST, _HIGHEST).astype(np.int64))
 
 
-def _rounded(log2_norms: NDArray[Any], centre: Any) -> NDArray[Any]:
-    """To whole numbers, of which one has `centre` in the middle of what is rounded to it."""
-    return np.asarray(np.rint(log2_norms - (centre - np.rint(centre))))
+def _within(log2_norms: NDArray[Any], lowest: float) -> NDArray[np.int64] | None:
+    """`exponents` where all norms, (..., n), are finite and beyond the lowest; else None."""
+    n = log2_norms.shape[-1]
+    if log2_norms.size == 0:
+        return None
+    ordered = log2_norms.copy()
+    ordered.sort(axis=-1)
+    if log2_norms.ndim == 1:  # numbers take less time than arrays of one
+        least, most = float(ordered[0]), float(ordered[-1])
+        if not lowest < least <= most < _HIGHEST:  # as NaN is not
+            return None
+        centre: Any = float(ordered[n // 2]) if n % 2 else (float(ordered[n // 2 - 1]) + float(ordered[n // 2])) / 2
+    else:
+        if not ((ordered[..., 0] > lowest) & (ordered[..., -1] < _HIGHEST)).all():
+            return None
+        centre = ordered[..., (n - 1) // 2 : n // 2 + 1].mean(axis=-1, keepdims=True)
+    return _centred(log2_norms, centre).astype(np.int64)
+
+
+def _centred(log2_norms: NDArray[Any], centre: Any) -> NDArray[Any]:
+    """Rounded to whole numbers, one of which has `centre` in the middle of what is rounded to it."""
+    shift = centre - round(centre) if type(centre) is float else centre - np.rint(centre)
+    return np.asarray(np.rint(log2_norms - shift))
 
 
 def middle(x: NDArray[Any]) -> Any:
@@ -230,10 +248,12 @@ def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:
     """
     if exponent.size == 0:
         return np.asarray(np.ldexp(V, exponent[..., None]))
+    if exponent.ndim == 1:
+        power = int(np.maximum.reduce(exponent)) // 2 - exponent
+        over = max(0, int(np.maximum.reduce(power)) - _HIGHEST)
+        return np.asarray(np.ldexp(V, (power - over if over else power)[:, None]))
     power = exponent.max(axis=-1, keepdims=True) // 2 - exponent
-    over = power.max() - _HIGHEST
-    if over > 0:
-        power = power - np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
+    power -= np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
     return np.asarray(np.ldexp(V, power[..., None]))
 
 
@@ -257,10 +277,21 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = 
 
 def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChecksum:
     """`carry` in the caller's error state; on NumPy also of each of a stack of small matrices."""
-    R = in_single(R)
+    if isinstance(R, np.ndarray) and small(R) and len(_sample(R.shape[-2])) == 1:
+        return _encoded_small(in_single(R), base, partial)
     exponent = _sampled_exponents(R)
     first = carried(R, from_host(equilibrated(base, exponent), R), partial=partial)
-    if len(_sample(R.shape[-2])) == 1:  # nothing can be missed in all rows
-        return first
     better = _missed_by_sample(R, first.sums, exponent)
     return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)
+
+
+def _encoded_small(R: Array, base: Weights, partial: bool) -> OperandChecksum:
+    """All of whose rows are the sample, in which nothing can be missed: squared once."""
+    k, squared = R.shape[-2], R * R
+    V = equilibrated(base, _exponents_from(np.matmul(_ones(k, squared.dtype), squared), R))
+    return _carried(R, V, partial, squares_times(squared[..., : part_of(k), :], V * V))
+
+
+@functools.lru_cache(64)
+def _ones(k: int, dtype: Any) -> Any:
+    return np.ones(k, dtype)

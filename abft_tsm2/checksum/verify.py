@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_numpy, same_bits, to_host
-from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
+from abft_tsm2.checksum.bounds import bound_factors, checksum_noise_factor, largest_norm, statistical_bound
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
 from abft_tsm2.core.row_sums import (
@@ -64,10 +64,7 @@ class PredictedSums(NamedTuple):
     def intact(self) -> bool:
         """Whether what a verdict is made of, weights included, has the bits it was computed with: O(m + n)."""
         now = (self.t, self.products, self.t0, self.added, self.carried.weights)
-        for x, copy in zip(now, (*self.guard, self.carried.guard[0]), strict=True):
-            if x is not None and not same_bits(x, copy):
-                return False
-        return True
+        return all(map(same_bits, now, (*self.guard, self.carried.guard[0])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +106,114 @@ def residual_of(lines: Side, expected: PredictedSums, u: Array) -> Floats:
     r = u - expected.t if lines.alpha == 1.0 else u - lines.alpha * expected.t
     if expected.t0 is not None:
         r = r - lines.beta * expected.t0
-    return to_host(r)
+    return r if isinstance(r, np.ndarray) else to_host(r)
 
 
 def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
+
+
+class _Residuals(NamedTuple):
+    """Residuals of a product, or of each of a stack, (...), and what is known of their bounds before C has been read,
+    but for its checksums; host arrays.
+
+    Attributes
+    ----------
+    fine : (..., m, 1) boolean array
+        Which are within the least that their bounds can be.
+    ratio : (..., m) array
+        In units of that.
+    size, products, added : (..., m, 1) arrays
+        ``|u - t|``, and as in `statistical_bound`.
+    underflow : (..., 1, 1) array or float
+    weights : (..., n, 1) array
+        Their moduli.
+    """
+
+    fine: Mask
+    ratio: Floats
+    size: Floats
+    products: Floats
+    added: Floats | None
+    underflow: Any
+    weights: Floats
+
+
+def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _Residuals | None:
+    """None where there is nothing to compare, more than one checksum of a line, or a bound that may be 0."""
+    V, products2, a = expected.carried.weights, expected.products, lines.arithmetic
+    if 0 in lines.C.shape or lines.R.shape[-2] == 0 or V.shape[-1] != 1:
+        return None
+    if not isinstance(V, np.ndarray):
+        V, products2 = to_host(V), to_host(products2)
+    size = np.abs(residual_of(lines, expected, u))
+    products, added = np.sqrt(products2, dtype=np.float64), None
+    if lines.alpha != 1.0:
+        products *= abs(lines.alpha)
+    if expected.added is not None:
+        added = abs(lines.beta) * np.sqrt(to_host(expected.added), dtype=np.float64)
+    weights = np.abs(V)
+    lost = a.underflow(lines.terms, lines.alpha)
+    if V.ndim == 2:
+        underflow = lost * float(np.add.reduce(weights, axis=None))
+        decided = underflow > 0.0
+    else:
+        underflow = lost * np.add.reduce(weights, axis=-2, keepdims=True)
+        decided = underflow.all()
+    if not decided:
+        return None
+    known: Any = {"products": products, "stored": None, "added": added, "underflow": underflow}
+    tau = statistical_bound(np, a, lines.terms, V.shape[-2], **known)
+    fine = (size <= tau) & np.isfinite(tau)
+    return _Residuals(fine, (size / tau)[..., 0], size, products, added, underflow, weights)
+
+
+def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
+    """The verdict on a product all of whose residuals are within the least that their bounds can be, and those of the
+    few lines that came closest within what is known when these lines of C have been read once more; else None."""
+    if lines.arithmetic.u_out:  # what is stored is rounded, and most lines need the norm of that
+        found = first_verdict(lines, expected, u)
+        if found is None or not found.ok:
+            return None
+        return SideVerdict(np.ones(found.ratio.shape, np.bool_), found.ratio, found.check(lines))
+    first = _residuals(lines, expected, u)
+    if first is None or np.count_nonzero(first.fine) < first.fine.size:
+        return None
+    C, m, near = lines.C, first.ratio.size, None
+    columns = [x for x in (first.size, first.products, first.added) if x is not None]
+    if m > _FEW:
+        near = (-first.ratio).argpartition(_FEW)[:_FEW]
+        near.sort()
+        C, columns = take_rows(C, near), [x.take(near) for x in columns]
+    V = expected.carried.weights
+    columns.append(np.sqrt(to_host(summed_squares(C, V * V, wide=True))))
+    numbers = [x.ravel().tolist() for x in columns]
+    size, products, stored = numbers[0], numbers[1], numbers[-1]
+    added = numbers[2] if first.added is not None else [0.0] * len(size)
+    factors = bound_factors(lines.arithmetic, lines.terms, V.shape[0], lines.alpha)
+    more = _estimate(lines.R.shape[0])
+    bounds, closest, line = [], -1.0, -1
+    for i, residual in enumerate(size):
+        tau, largest = factors.of_line(products[i], stored[i], added[i], first.underflow, more)
+        if not ((residual <= tau) & math.isfinite(tau) & (stored[i] <= largest)):
+            return None
+        bounds.append(tau)
+        if residual / tau > closest:
+            closest, line = residual / tau, i
+    bounds.sort()
+    half = len(bounds) // 2
+    bound = bounds[half] if len(bounds) % 2 else (bounds[half - 1] + bounds[half]) / 2
+    check = Check.made_of(
+        side=lines.side,
+        vectors=1,
+        lines=m,
+        verified=m,
+        bound=bound,
+        closest=closest,
+        closest_line=line if near is None else int(near[line]),
+        detection_limit=float(_limit(closest, bound, np.minimum.reduce(first.weights, axis=None))),
+    )
+    return SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
 class FirstVerdict(NamedTuple):
@@ -122,9 +222,10 @@ class FirstVerdict(NamedTuple):
     Attributes
     ----------
     ok : (...) boolean array
-        Whether all lines are within the least that their bounds can be; of other products the rest says nothing.
+        Whether all lines are within bounds that take no further read of the operands; of other products the rest says
+        nothing.
     ratio : (..., m) array
-        Their residuals in units of that.
+        As in `SideVerdict`, or more.
     bound, closest, closest_line, limit : (...) arrays
         As in `Check`.
     """
@@ -152,31 +253,15 @@ class FirstVerdict(NamedTuple):
 
 
 def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdict | None:
-    """Compare residuals with what is known of their bounds before C has been read but for its checksums, and a few
-    lines of each product with all that is known without reading the operands again.
+    """What `judge` finds of each of a stack of products without reading operands again; None where it has to be asked.
 
-    These are the lines that came closest, and, where it is the rounding of what is stored that matters, those that it
-    has to explain. None where nothing is decided that way: where there is nothing to compare, more than one checksum of
-    a line, or a bound that may be 0.
+    Where what is stored is rounded, the lines that this has to explain are counted among those that came closest.
     """
-    V, a, terms = to_host(expected.carried.weights), lines.arithmetic, lines.terms
-    (m, n), k = lines.C.shape[-2:], lines.R.shape[-2]
-    if 0 in lines.C.shape or k == 0 or V.shape[-1] != 1 or (a.u_out and m > _MANY):
+    a, terms, (m, n) = lines.arithmetic, lines.terms, lines.C.shape[-2:]
+    first = None if a.u_out and m > _MANY else _residuals(lines, expected, u)
+    if first is None:
         return None
-    sizes = np.abs(V)
-    residual = np.abs(residual_of(lines, expected, u))
-    products, added = np.sqrt(_wide(to_host(expected.products))), None
-    if lines.alpha != 1.0:
-        products *= abs(lines.alpha)
-    if expected.added is not None:
-        added = abs(lines.beta) * np.sqrt(_wide(to_host(expected.added)))
-    underflow = a.underflow(terms, lines.alpha) * sizes.sum(axis=-2, keepdims=True)
-    if not underflow.all():
-        return None
-    tau = statistical_bound(np, a, terms, n, products=products, stored=None, added=added, underflow=underflow)
-    fine = (residual <= tau) & np.isfinite(tau)
-    ratio = (residual / tau)[..., 0]
-
+    fine, ratio, residual, products, added, underflow, weights = first
     few = None  # all lines
     if m > _FEW:
         few = np.argpartition(np.where(fine[..., 0], -ratio, 0.0) if a.u_out else -ratio, _FEW, axis=-1)[..., :_FEW]
@@ -188,23 +273,23 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     elif few is not None:
         C, residual, products = _lines_at(C, few), _lines_at(residual, few), _lines_at(products, few)
         added = None if added is None else _lines_at(added, few)
-    stored = np.sqrt(to_host(summed_squares(C, expected.carried.weights * expected.carried.weights, wide=True)))
-    largest = largest_norm(terms, products=_estimate(k) * products, added=added, underflow=underflow)
-    known: Any = {"products": products, "added": added, "underflow": underflow}
-    tau = statistical_bound(np, a, terms, n, stored=stored, largest=largest, **known)
+    V = expected.carried.weights
+    stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
+    known: Any = {"added": added, "underflow": underflow}
+    largest = largest_norm(terms, products=_estimate(lines.R.shape[-2]) * products, **known)
+    tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
     close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
     ok = close.all(axis=(-2, -1))
     if not a.u_out:
         ok &= fine.all(axis=(-2, -1))
-
     bounds, ratios = tau[..., 0], (residual / tau)[..., 0]
     if counted is not None:
         bounds, ratios = np.where(counted, bounds, np.inf), np.where(counted, ratios, -1.0)
     closest, line = ratios.max(axis=-1), ratios.argmax(axis=-1)
     if counted is None and few is not None:
-        line = few[line] if few.ndim == 1 else np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
+        line = np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
     bound = _middle(bounds, counted)
-    return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, sizes.min(axis=(-2, -1))))
+    return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, weights.min(axis=(-2, -1))))
 
 
 def _middle(x: Floats, counted: Mask | None) -> Any:
@@ -223,10 +308,6 @@ def _lines_at(X: Array, at: Integers) -> Array:
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
 
 
-def _wide(x: Floats) -> Floats:
-    return x if x.dtype == np.float64 else x.astype(np.float64)
-
-
 def _estimate(k: int) -> float:
     """P2 estimated from a part of its terms may be short of the whole; so many times as much covers it."""
     h = part_of(k)
@@ -240,9 +321,8 @@ def _limit(closest: Any, bound: Any, smallest: Any) -> Any:
 
 def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails."""
-    first = first_verdict(lines, expected, u)
-    if first is not None and first.ok:
-        return SideVerdict(np.ones(first.ratio.shape, np.bool_), first.ratio, first.check(lines))
+    if (verdict := _passed(lines, expected, u)) is not None:
+        return verdict
     V = to_host(expected.carried.weights)
     n, a = V.shape[0], lines.arithmetic
     residual = np.abs(residual_of(lines, expected, u))

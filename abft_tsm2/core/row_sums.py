@@ -67,7 +67,7 @@ def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
 def weighted_sums(X: Array, W: Array, partial: bool = False) -> Array:
     """`encoding_pass` in the caller's error state; on NumPy also of each of a stack, X (..., p, q) and W (..., q, r),
     where its matrices are `small`."""
-    if not is_numpy(X):
+    if not isinstance(X, np.ndarray):
         if is_cupy(X) or float_type(X).bits == 64:  # kernels widen as they read
             return tall_skinny_matmul(X, W)
         xp = namespace(X)
@@ -107,12 +107,12 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
 
 def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
     """`weighted_squares` in the caller's error state, and of each of a stack as in `weighted_sums`."""
-    on_numpy = is_numpy(X)
+    on_numpy = isinstance(X, np.ndarray)
     if on_numpy and small(X := X[..., : W2.shape[-2]]):
-        narrow = not wide and X.dtype.itemsize < 8
-        if X.dtype.itemsize != (4 if narrow else 8):
-            X = X.astype(np.float32 if narrow else np.float64)
-        return np.matmul(X * X, W2.astype(np.float32) if narrow and W2.dtype.itemsize == 8 else W2)
+        width = X.dtype.itemsize
+        if width < 8 and (wide or width < 4):
+            X = X.astype(np.float64 if wide else np.float32)
+        return squares_times(X * X, W2)
     xp = namespace(X)
     kind = xp.float64 if wide or not on_numpy or X.dtype.itemsize == 8 else xp.float32
     scratch = np.empty((0, 0))
@@ -131,18 +131,21 @@ def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
     return _by_blocks(xp, X[:, : W2.shape[0]], xp.astype(W2, kind, copy=False), squared, on_numpy, share=4)
 
 
+def squares_times(squares: Array, W2: Array) -> Array:
+    """The product of squares, in float64 or float32, with squares of weights, in their type."""
+    return np.matmul(squares, W2 if squares.dtype.itemsize == W2.dtype.itemsize else W2.astype(squares.dtype))
+
+
 def small(X: Array) -> bool:
     """Whether a NumPy matrix, or each of a stack, is read by one core and stays in its cache."""
-    rows: int
-    columns: int
-    rows, columns = X.shape[-2:]
-    return rows * columns < _SERIAL_ELEMENTS
+    shape: tuple[int, ...] = X.shape
+    return shape[-2] * shape[-1] < _SERIAL_ELEMENTS
 
 
 def in_single(X: Array) -> Array:
     """X itself, or a copy in float32 of a `small` NumPy matrix of 16 bits that is read more than once: exact, and each
     conversion of such elements takes several times as long as their sum."""
-    return X.astype(np.float32) if is_numpy(X) and X.dtype.itemsize == 2 and small(X) else X
+    return X.astype(np.float32) if isinstance(X, np.ndarray) and X.dtype.itemsize == 2 and small(X) else X
 
 
 def _by_blocks(
