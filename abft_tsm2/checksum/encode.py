@@ -147,7 +147,7 @@ def _sampled_exponents(R: Array) -> NDArray[np.int64]:
 
 
 def _exponents_from(squares: NDArray[Any], R: Array) -> NDArray[np.int64]:
-    """Scales of R's columns from the sums of squares of some of their elements; from all of R where these say nothing."""
+    """Scales of R's columns from the squares of some of their elements, summed; from all of R where these say nothing."""
     norms = 0.5 * np.log2(squares)
     if (found := _within(norms, _RELIABLE[float_type(R).name])) is not None:
         return found

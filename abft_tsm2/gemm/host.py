@@ -33,6 +33,11 @@ def carried_by(R: Array, arithmetic: Arithmetic) -> OperandChecksum:
     return carry(R, _balanced(R.shape[1]), partial=R.shape[0] >= arithmetic.parts_from)
 
 
+def encoded_now(lines: Side) -> OperandChecksum:
+    """What the right operand of a side carries, or each of a stack; in the caller's error state."""
+    return encoded_right(lines.R, _balanced(lines.R.shape[-1]), lines.partial)
+
+
 class EncodedSide(NamedTuple):
     """The lines of one side of a product, and the sums that are predicted for them."""
 
@@ -71,7 +76,12 @@ class Product:
         if self.on_stage is not None:
             self.stage("inputs", A=self.A, B=self.B)
         intact = self.verify_encoded()
-        first = self.product()
+        return self.concluded(self.product(), intact=intact)
+
+    def concluded(self, first: Sequence[EncodedSide], *, intact: bool) -> Report:
+        """The report, after operands that changed have been restored and the product has been repeated.
+
+        `intact`: whether encoded operands were all right before."""
         if intact and self.changed and self.restore_changed():
             self.decisions.clear()
             self.changed.clear()
@@ -136,7 +146,7 @@ class Product:
             before = owner.right if side == "rows" else owner.left
             if before is not None:
                 return before
-        return encoded_right(lines.R, _balanced(lines.R.shape[1]), lines.partial)
+        return encoded_now(lines)
 
     def decide(self, e: EncodedSide, u: Array, verdict: SideVerdict, repaired: bool) -> Decision | None:
         """Diagnose what failed along one side, and repair it where that is allowed; None where nothing did.
