@@ -153,8 +153,8 @@ class BoundFactors(NamedTuple):
     def of_line(
         self, products: float, stored: float, added: float, underflow: float, more: float
     ) -> tuple[float, float]:
-        """`statistical_bound` and `largest_norm` of one line, in plain numbers: for a few lines they take less time than
-        arrays. `more`: so many times `products` may be the norm that they are a part of."""
+        """`statistical_bound` and `largest_norm` of a line in plain numbers, a few of which take less time than arrays.
+        `more`: so many times `products` may be the norm that they are a part of."""
         largest = self.root * more * products + SLACK * added + underflow
         norm = min(stored, largest)
         rounded = self.input_factor * products + self.out_factor * norm + underflow

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, namespace, same_bits, to_host
+from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, is_numpy, namespace, same_bits, to_host
 from abft_tsm2.checksum.weights import SEED, Weights
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -86,7 +86,7 @@ def _carried(R: Array, V: Array, partial: bool, squares: Array) -> OperandChecks
 
 def kept(first: Array, *others: Array | None) -> Any:
     """Copies of checksums, to tell later whether one was hit."""
-    if isinstance(first, np.ndarray):
+    if is_numpy(first):
         return (first.copy(), *[None if x is None else x.copy() for x in others])
     copied = namespace(first).asarray
     copies = []
@@ -147,7 +147,7 @@ def _sampled_exponents(R: Array) -> NDArray[np.int64]:
 
 
 def _exponents_from(squares: NDArray[Any], R: Array) -> NDArray[np.int64]:
-    """Scales of R's columns from the squares of some of their elements, summed; from all of R where these say nothing."""
+    """Scales of R's columns from sums of squares of some of its rows; from all of R where these say nothing."""
     norms = 0.5 * np.log2(squares)
     if (found := _within(norms, _RELIABLE[float_type(R).name])) is not None:
         return found
@@ -277,8 +277,8 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = 
 
 def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChecksum:
     """`carry` in the caller's error state; on NumPy also of each of a stack of small matrices."""
-    if isinstance(R, np.ndarray) and small(R) and len(_sample(R.shape[-2])) == 1:
-        return _encoded_small(in_single(R), base, partial)
+    if is_numpy(R) and small(R) and len(_sample(R.shape[-2])) == 1:
+        return _encoded_small(in_single(R, partial), base, partial)
     exponent = _sampled_exponents(R)
     first = carried(R, from_host(equilibrated(base, exponent), R), partial=partial)
     better = _missed_by_sample(R, first.sums, exponent)

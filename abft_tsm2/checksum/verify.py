@@ -86,12 +86,12 @@ class SideVerdict:
 
 def predict(lines: Side, right: OperandChecksum) -> PredictedSums:
     """Predict the sums of C from the operand checksum: one read of L (and of C0)."""
-    L = in_single(lines.L)
+    L = in_single(lines.L, lines.partial)
     products = summed_squares(L, right.squares)
     t = weighted_sums(L, right.sums, lines.partial)
     t0 = added = None
     if lines.C0 is not None:
-        C0, V = in_single(lines.C0), right.weights
+        C0, V = in_single(lines.C0, lines.partial), right.weights
         t0, added = weighted_sums(C0, V, lines.partial), summed_squares(C0, V * V)
     return PredictedSums(right, t, products, t0, added, kept(t, products, t0, added))
 
@@ -106,7 +106,7 @@ def residual_of(lines: Side, expected: PredictedSums, u: Array) -> Floats:
     r = u - expected.t if lines.alpha == 1.0 else u - lines.alpha * expected.t
     if expected.t0 is not None:
         r = r - lines.beta * expected.t0
-    return r if isinstance(r, np.ndarray) else to_host(r)
+    return r if is_numpy(r) else to_host(r)
 
 
 def _host(x: Array | None) -> Floats:
@@ -144,7 +144,7 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _Residuals | N
     V, products2, a = expected.carried.weights, expected.products, lines.arithmetic
     if 0 in lines.C.shape or lines.R.shape[-2] == 0 or V.shape[-1] != 1:
         return None
-    if not isinstance(V, np.ndarray):
+    if not is_numpy(V):
         V, products2 = to_host(V), to_host(products2)
     size = np.abs(residual_of(lines, expected, u))
     products, added = np.sqrt(products2, dtype=np.float64), None
@@ -154,14 +154,15 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _Residuals | N
         added = abs(lines.beta) * np.sqrt(to_host(expected.added), dtype=np.float64)
     weights = np.abs(V)
     lost = a.underflow(lines.terms, lines.alpha)
+    underflow: Any
     if V.ndim == 2:
         underflow = lost * float(np.add.reduce(weights, axis=None))
-        decided = underflow > 0.0
+        if not underflow:
+            return None
     else:
         underflow = lost * np.add.reduce(weights, axis=-2, keepdims=True)
-        decided = underflow.all()
-    if not decided:
-        return None
+        if not underflow.all():
+            return None
     known: Any = {"products": products, "stored": None, "added": added, "underflow": underflow}
     tau = statistical_bound(np, a, lines.terms, V.shape[-2], **known)
     fine = (size <= tau) & np.isfinite(tau)
@@ -415,7 +416,7 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
     """Recompute the checksums of the operands, with the same weights and in the same order of summation."""
     old = expected.carried
     from_old = predict(lines, old)  # t from the s it was made of: a difference in s is told from one in L
-    return from_old._replace(carried=carried(in_single(lines.R), old.weights, partial=old.partial))
+    return from_old._replace(carried=carried(in_single(lines.R, old.partial), old.weights, partial=old.partial))
 
 
 def differing(

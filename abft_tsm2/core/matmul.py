@@ -41,7 +41,7 @@ def multiply(
     tf32 : bool
         On a GPU, let tensor cores round float32 operands to 11 significant bits.
     """
-    if isinstance(out, np.ndarray) and A.dtype == B.dtype == out.dtype and out.dtype.itemsize >= 4:
+    if type(out) is np.ndarray and A.dtype == B.dtype == out.dtype and out.dtype.itemsize >= 4:
         np.matmul(A, B, out=out)
         _add(out, C0, alpha, beta)
         return
@@ -53,7 +53,7 @@ def multiply(
         return
     if A.dtype != out.dtype or B.dtype != out.dtype:
         _multiply_widened(A, B, out)
-    elif is_cupy(out):
+    elif is_numpy(out) or is_cupy(out):
         namespace(out).matmul(A, B, out=out)
     else:  # the standard's matmul has no `out`
         out[...] = namespace(out).matmul(A, B)
@@ -117,7 +117,7 @@ def _multiply_widened(A: Array, B: Array, out: Array) -> None:
 
 def _multiply_halves(A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float) -> None:
     """out(i:j, p:q) = round(alpha A(i:j, :) B(:, p:q) + beta C0(i:j, p:q)), in float32 blocks."""
-    if isinstance(out, np.ndarray) and max(A.size, B.size, out.size) <= BLOCK_BYTES // 8:  # one part, or a stack
+    if type(out) is np.ndarray and max(A.size, B.size, out.size) <= BLOCK_BYTES // 8:  # one part, or a stack
         product = np.matmul(_in_single(A), _in_single(B))
         _add(product, None if C0 is None else _in_single(C0), alpha, beta)
         out[...] = product

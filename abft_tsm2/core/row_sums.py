@@ -67,7 +67,7 @@ def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
 def weighted_sums(X: Array, W: Array, partial: bool = False) -> Array:
     """`encoding_pass` in the caller's error state; on NumPy also of each of a stack, X (..., p, q) and W (..., q, r),
     where its matrices are `small`."""
-    if not isinstance(X, np.ndarray):
+    if not is_numpy(X):
         if is_cupy(X) or float_type(X).bits == 64:  # kernels widen as they read
             return tall_skinny_matmul(X, W)
         xp = namespace(X)
@@ -107,7 +107,7 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
 
 def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
     """`weighted_squares` in the caller's error state, and of each of a stack as in `weighted_sums`."""
-    on_numpy = isinstance(X, np.ndarray)
+    on_numpy = is_numpy(X)
     if on_numpy and small(X := X[..., : W2.shape[-2]]):
         width = X.dtype.itemsize
         if width < 8 and (wide or width < 4):
@@ -142,10 +142,12 @@ def small(X: Array) -> bool:
     return shape[-2] * shape[-1] < _SERIAL_ELEMENTS
 
 
-def in_single(X: Array) -> Array:
+def in_single(X: Array, partial: bool = False) -> Array:
     """X itself, or a copy in float32 of a `small` NumPy matrix of 16 bits that is read more than once: exact, and each
-    conversion of such elements takes several times as long as their sum."""
-    return X.astype(np.float32) if isinstance(X, np.ndarray) and X.dtype.itemsize == 2 and small(X) else X
+    conversion of such elements takes several times as long as their sum. Not where its sums would be `partial` then."""
+    if partial or not is_numpy(X) or X.dtype.itemsize != 2 or not small(X):
+        return X
+    return X.astype(np.float32)
 
 
 def _by_blocks(

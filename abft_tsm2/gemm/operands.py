@@ -137,7 +137,8 @@ def problem_of(
         raise ValueError(f"precision is {precision!r}: choose one of {', '.join(map(repr, PRECISIONS))}")
     encoded_a, a = (a, a.as_encoded()) if isinstance(a, Encoded) else (None, as_operand(a, "a"))
     encoded_b, b = (b, b.as_encoded()) if isinstance(b, Encoded) else (None, as_operand(b, "b"))
-    form = _known_form if is_numpy(a) and is_numpy(b) else _form
+    on_numpy = type(a) is type(b) is np.ndarray
+    form = _known_form if on_numpy else _form
     types = a.dtype, b.dtype, out_dtype, _dtype_of(existing)
     p = form(namespace(a, b), type(a), a.shape, b.shape, *types, verify, precision)
     xp, shapes, full, shown, dtype, squeeze = p.xp, p.shapes, p.full, p.shown, p.dtype, p.squeeze
@@ -178,7 +179,7 @@ def problem_of(
                 raise ValueError(f"out shares memory with {name}: the product would overwrite its own operand")
         if c0 is not None and overlap(out, c0):
             c0 = xp.asarray(c0, copy=True)  # kept aside: a repair needs what out held before
-    elif is_numpy(a):
+    elif on_numpy:
         C = np.empty(full, dtype)
     else:
         C = xp.empty(full, dtype=dtype, device=a.device)

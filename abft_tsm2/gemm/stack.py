@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, is_numpy
+from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.sides import Side
 from abft_tsm2.checksum.verify import PredictedSums, first_verdict, predict, recompute_checksum
-from abft_tsm2.gemm.host import EncodedSide, Product, encoded_now, multiply
+from abft_tsm2.core.matmul import multiply
+from abft_tsm2.gemm.host import EncodedSide, Product, encoded_now
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.report import Check, Report, Status
 
@@ -33,7 +34,7 @@ Index = tuple[Any, ...]  # of the axes of a batch: numbers, and a slice at last
 def serves(problem: GemmProblem) -> bool:
     """Whether this is a batch of small products on NumPy, computed now and from operands as they are."""
     p = problem
-    if not p.batch or p.exists or p.encoded_a is not None or p.encoded_b is not None or not is_numpy(p.c):
+    if not p.batch or p.exists or p.encoded_a is not None or p.encoded_b is not None or type(p.c) is not np.ndarray:
         return False
     (m, n), k = p.c.shape[-2:], p.a.shape[-1]
     if 0 in p.c.shape or k == 0 or k >= p.arithmetic.parts_from or max(m * k, k * n, m * n) > LARGEST:
@@ -72,7 +73,8 @@ def run(problem: GemmProblem, operation: str, caller: Any, *, write: bool) -> Re
             if report is None:
                 made.append(Report.made_of(**known, checks=checks, seconds=dict(share), index=index))
             else:
-                times = {step: share.get(step, 0.0) + report.seconds.get(step, 0.0) for step in share | report.seconds}
+                own = report.seconds
+                times = {step: share.get(step, 0.0) + own.get(step, 0.0) for step in {**share, **own}}
                 made.append(replace(report, seconds=times))
         return tuple(made)
 
@@ -93,14 +95,14 @@ class BatchReport(Report):
         return self
 
     @cached_property
-    def products(self) -> tuple[Report, ...]:  # type: ignore[override]  # of which only the time of making is another
+    def products(self) -> tuple[Report, ...]:
         made: tuple[Report, ...] = self.__dict__.pop("_make")()
         return made
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Report) and self.to_dict() == other.to_dict()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as of `Record`
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Report, tuple(getattr(self, part.name) for part in fields(Report))
@@ -112,6 +114,8 @@ class Stack:
     def __init__(self, problem: GemmProblem, at: Index, caller: Any) -> None:
         self.problem, self.at, self.caller = problem, at, caller
         self.A, self.B, self.C = _matrices(problem.a, at), _matrices(problem.b, at), problem.c[at]
+        if self.A.ndim == self.B.ndim == 2:  # all products are the same: their checksums are made for each nevertheless
+            self.B = problem.b[at]
         self.C0 = None if problem.c0 is None else problem.c0[at]
         self.sides = problem.sides("rows" if self.C.shape[-1] <= self.C.shape[-2] else "columns")
         self.seconds: dict[str, float] = {}
@@ -175,21 +179,21 @@ class StackOutcome(NamedTuple):
 
     Attributes
     ----------
-    count : int
-        Products.
+    number : int
+        Of products.
     columns : list
         For each side its name, the number of lines, and bounds, closest residuals, their lines and limits of all.
     reports : dict
         Of those that were settled one by one.
     """
 
-    count: int
+    number: int
     columns: list[tuple[str, int, list[list[Any]]]]
     reports: dict[int, Report]
 
     def products(self) -> Iterator[tuple[tuple[Check, ...], Report | None]]:
         """For each product its checks, or its report."""
-        for i in range(self.count):
+        for i in range(self.number):
             if i in self.reports:
                 yield (), self.reports[i]
                 continue
@@ -221,8 +225,8 @@ def _place(at: Index, index: tuple[int, ...]) -> tuple[int, ...]:
 def _matrices(X: Array, at: Index) -> Array:
     """The matrices there, or the one that they all are."""
     X = X[at]
-    shared = all(stride == 0 or count == 1 for stride, count in zip(X.strides, X.shape[:-2], strict=False))
-    return X[(0,) * (X.ndim - 2)] if shared else X
+    apart = [stride for stride, count in zip(X.strides, X.shape[:-2], strict=False) if count > 1]
+    return X[(0,) * (X.ndim - 2)] if apart and not any(apart) else X
 
 
 def _turned(X: Array) -> Array:
