@@ -20,6 +20,7 @@ from abft_tsm2.core.row_sums import (
     in_single,
     rows_per_block,
     small,
+    squares_of,
     squares_of_columns,
     squares_times,
     summed_squares,
@@ -34,6 +35,9 @@ _RELIABLE = {  # log2 of norms whose squares, in the type they are summed in, ar
     t.name: t.min_exponent / 4 if t.bits >= 32 else -math.inf for t in FLOATS.values()
 }
 OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
+
+
+Ends = tuple[int, int] | None  # the least and the largest of exponents, where they are known
 
 
 class Sided(NamedTuple):
@@ -137,24 +141,25 @@ def _sample(k: int) -> list[slice]:
     return [slice(0, part_of(k)), *(slice(int(at), int(at) + _SAMPLE_RUN) for at in starts)]
 
 
-def _sampled_exponents(R: Array) -> NDArray[np.int64]:
+def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
     first, *others = _sample(R.shape[-2])
     squares = to_host(squares_of_columns(R[..., first, :] if others else R)).astype(np.float64, copy=False)
     for rows in others:
         squares = squares + to_host(squares_of_columns(R[..., rows, :]))
-    return _exponents_from(squares, R)
+    return _exponents_from(0.5 * np.log2(squares), R)
 
 
-def _exponents_from(squares: NDArray[Any], R: Array) -> NDArray[np.int64]:
-    """Scales of R's columns from sums of squares of some of its rows; from all of R where these say nothing."""
-    norms = 0.5 * np.log2(squares)
-    if (found := _within(norms, _RELIABLE[float_type(R).name])) is not None:
+def _exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64], Ends]:
+    """Scales of R's columns from norms of a part of them, and their ends; from all of R where these say nothing."""
+    if (found := _within(log2_norms, _RELIABLE[float_type(R).name])) is not None:
         return found
     if R.ndim == 2:
-        return exponents(log2_column_norms(R))
-    each = map(tuple, np.ndindex(*squares.shape[:-1]))
-    return np.stack([_sampled_exponents(R[at]) for at in each]).reshape(squares.shape)
+        return exponents(log2_column_norms(R)), None
+    out = np.empty(log2_norms.shape, np.int64)
+    for at in np.ndindex(*log2_norms.shape[:-1]):
+        out[at] = _exponents_from(log2_norms[at], R[at])[0]
+    return out, None
 
 
 def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -199,7 +204,7 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
         log2 of the columns' 2-norms, up to a common constant; -inf for a zero column.
     """
     if (found := _within(log2_norms, _LOWEST)) is not None:
-        return found
+        return found[0]
     positive = np.isfinite(log2_norms)
     if not positive.any():
         return np.zeros(log2_norms.shape, np.int64)
@@ -208,29 +213,28 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
     return np.asarray(np.clip(centred, _LOWEST, _HIGHEST).astype(np.int64))
 
 
-def _within(log2_norms: NDArray[Any], lowest: float) -> NDArray[np.int64] | None:
-    """`exponents` where all norms, (..., n), are finite and beyond the lowest; else None."""
-    n = log2_norms.shape[-1]
-    if log2_norms.size == 0:
+def _within(log2_norms: NDArray[Any], lowest: float) -> tuple[NDArray[np.int64], Ends] | None:
+    """`exponents` and their ends, where all norms, (..., n), are finite and beyond the lowest; else None."""
+    n, ordered = log2_norms.shape[-1], log2_norms.copy()
+    if ordered.size == 0:
         return None
-    ordered = log2_norms.copy()
     ordered.sort(axis=-1)
-    if log2_norms.ndim == 1:  # numbers take less time than arrays of one
-        least, most = float(ordered[0]), float(ordered[-1])
-        if not lowest < least <= most < _HIGHEST:  # as NaN is not
+    if ordered.ndim == 1:  # numbers take less time than arrays of one
+        low, high = ordered.item(0), ordered.item(n - 1)
+        if not lowest < low <= high < _HIGHEST:  # as NaN is not
             return None
-        centre: Any = float(ordered[n // 2]) if n % 2 else (float(ordered[n // 2 - 1]) + float(ordered[n // 2])) / 2
-    else:
-        if not ((ordered[..., 0] > lowest) & (ordered[..., -1] < _HIGHEST)).all():
-            return None
-        centre = ordered[..., (n - 1) // 2 : n // 2 + 1].mean(axis=-1, keepdims=True)
-    return _centred(log2_norms, centre).astype(np.int64)
+        centre = ordered.item(n // 2) if n % 2 else (ordered.item(n // 2 - 1) + ordered.item(n // 2)) / 2
+        shift = centre - round(centre)
+        return np.rint(log2_norms - shift).astype(np.int64), (round(low - shift), round(high - shift))
+    if not ((ordered[..., 0] > lowest) & (ordered[..., -1] < _HIGHEST)).all():
+        return None
+    exponent = _centred(log2_norms, ordered[..., (n - 1) // 2 : n // 2 + 1].mean(axis=-1, keepdims=True))
+    return exponent.astype(np.int64), None
 
 
 def _centred(log2_norms: NDArray[Any], centre: Any) -> NDArray[Any]:
     """Rounded to whole numbers, one of which has `centre` in the middle of what is rounded to it."""
-    shift = centre - round(centre) if type(centre) is float else centre - np.rint(centre)
-    return np.asarray(np.rint(log2_norms - shift))
+    return np.asarray(np.rint(log2_norms - (centre - np.rint(centre))))
 
 
 def middle(x: NDArray[Any]) -> Any:
@@ -241,17 +245,18 @@ def middle(x: NDArray[Any]) -> Any:
     return np.partition(x, (half - 1, half), axis=-1)[..., half - 1 : half + 1].mean(axis=-1)
 
 
-def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:
+def equilibrated(V: Weights, exponent: NDArray[np.int64], ends: Ends = None) -> Weights:
     """``v_j 2^(e/2 - e_j)``, e being the largest exponent: exact, because the scales are powers of two.
 
     The common factor keeps the checksums of large data from overflowing, and small numbers from vanishing in them.
+    `ends`: the least and the largest exponent, where they are known.
     """
     if exponent.size == 0:
         return np.asarray(np.ldexp(V, exponent[..., None]))
     if exponent.ndim == 1:
-        power = int(np.maximum.reduce(exponent)) // 2 - exponent
-        over = max(0, int(np.maximum.reduce(power)) - _HIGHEST)
-        return np.asarray(np.ldexp(V, (power - over if over else power)[:, None]))
+        low, high = ends or (int(exponent.min()), int(exponent.max()))
+        half = high // 2 - max(0, high // 2 - low - _HIGHEST)
+        return np.asarray(np.ldexp(V, (half - exponent)[:, None]))
     power = exponent.max(axis=-1, keepdims=True) // 2 - exponent
     power -= np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
     return np.asarray(np.ldexp(V, power[..., None]))
@@ -277,19 +282,29 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = 
 
 def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChecksum:
     """`carry` in the caller's error state; on NumPy also of each of a stack of small matrices."""
-    if is_numpy(R) and small(R) and len(_sample(R.shape[-2])) == 1:
-        return _encoded_small(in_single(R, partial), base, partial)
-    exponent = _sampled_exponents(R)
-    first = carried(R, from_host(equilibrated(base, exponent), R), partial=partial)
+    whole = len(_sample(R.shape[-2])) == 1
+    if is_numpy(R) and small(R):
+        R = in_single(R, partial)
+        if whole and R.shape[-2] * R.shape[-1] <= _SQUARED:
+            return _squared_once(R, base, partial)
+    exponent, ends = _sampled_exponents(R)
+    first = carried(R, from_host(equilibrated(base, exponent, ends), R), partial=partial)
+    if whole:  # nothing can be missed in all rows
+        return first
     better = _missed_by_sample(R, first.sums, exponent)
     return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)
 
 
-def _encoded_small(R: Array, base: Weights, partial: bool) -> OperandChecksum:
-    """All of whose rows are the sample, in which nothing can be missed: squared once."""
-    k, squared = R.shape[-2], R * R
-    V = equilibrated(base, _exponents_from(np.matmul(_ones(k, squared.dtype), squared), R))
-    return _carried(R, V, partial, squares_times(squared[..., : part_of(k), :], V * V))
+_SQUARED = 1 << 12  # elements of what is squared as a whole
+
+
+def _squared_once(R: Array, base: Weights, partial: bool) -> OperandChecksum:
+    """`encoded_right` of NumPy's matrices all of whose rows are the sample."""
+    k, squares = R.shape[-2], squares_of(R)
+    norms = np.log2(np.matmul(_ones(k, squares.dtype), squares), dtype=np.float64)
+    norms *= 0.5
+    V = equilibrated(base, *_exponents_from(norms, R))
+    return _carried(R, V, partial, squares_times(squares[..., : part_of(k), :], V * V))
 
 
 @functools.lru_cache(64)

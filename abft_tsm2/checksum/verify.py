@@ -113,7 +113,7 @@ def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
 
 
-class _Residuals(NamedTuple):
+class _LineResiduals(NamedTuple):
     """Residuals of a product, or of each of a stack, (...), and what is known of their bounds before C has been read,
     but for its checksums; host arrays.
 
@@ -139,7 +139,7 @@ class _Residuals(NamedTuple):
     weights: Floats
 
 
-def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _Residuals | None:
+def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals | None:
     """None where there is nothing to compare, more than one checksum of a line, or a bound that may be 0."""
     V, products2, a = expected.carried.weights, expected.products, lines.arithmetic
     if 0 in lines.C.shape or lines.R.shape[-2] == 0 or V.shape[-1] != 1:
@@ -147,7 +147,7 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _Residuals | N
     if not is_numpy(V):
         V, products2 = to_host(V), to_host(products2)
     size = np.abs(residual_of(lines, expected, u))
-    products, added = np.sqrt(products2, dtype=np.float64), None
+    products, added = np.sqrt(products2 if products2.dtype == np.float64 else products2.astype(np.float64)), None
     if lines.alpha != 1.0:
         products *= abs(lines.alpha)
     if expected.added is not None:
@@ -163,10 +163,10 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _Residuals | N
         underflow = lost * np.add.reduce(weights, axis=-2, keepdims=True)
         if not underflow.all():
             return None
-    known: Any = {"products": products, "stored": None, "added": added, "underflow": underflow}
-    tau = statistical_bound(np, a, lines.terms, V.shape[-2], **known)
+    n: int = V.shape[-2]
+    tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
-    return _Residuals(fine, (size / tau)[..., 0], size, products, added, underflow, weights)
+    return _LineResiduals(fine, (size / tau)[..., 0], size, products, added, underflow, weights)
 
 
 def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
@@ -204,17 +204,9 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     bounds.sort()
     half = len(bounds) // 2
     bound = bounds[half] if len(bounds) % 2 else (bounds[half - 1] + bounds[half]) / 2
-    check = Check.made_of(
-        side=lines.side,
-        vectors=1,
-        lines=m,
-        verified=m,
-        bound=bound,
-        closest=closest,
-        closest_line=line if near is None else int(near[line]),
-        detection_limit=float(_limit(closest, bound, np.minimum.reduce(first.weights, axis=None))),
-    )
-    return SideVerdict(first.fine[:, 0], first.ratio, check)
+    line = line if near is None else int(near[line])
+    limit = _limit(closest, bound, np.minimum.reduce(first.weights, axis=None))
+    return SideVerdict(first.fine[:, 0], first.ratio, _check_of(lines.side, m, bound, closest, line, limit))
 
 
 class FirstVerdict(NamedTuple):
@@ -240,17 +232,8 @@ class FirstVerdict(NamedTuple):
 
     def check(self, lines: Side, at: Any = ()) -> Check:
         """The check of one of these products."""
-        m = lines.C.shape[-2]
-        return Check.made_of(
-            side=lines.side,
-            vectors=1,
-            lines=m,
-            verified=m,
-            bound=float(self.bound[at]),
-            closest=float(self.closest[at]),
-            closest_line=int(self.closest_line[at]),
-            detection_limit=float(self.limit[at]),
-        )
+        found = (float(self.bound[at]), float(self.closest[at]), int(self.closest_line[at]), self.limit[at])
+        return _check_of(lines.side, lines.C.shape[-2], *found)
 
 
 def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdict | None:
@@ -400,14 +383,28 @@ def _check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: floa
     smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
     with np.errstate(all="ignore"):
         limit = _limit(closest, bound, smallest)
+    line = int(np.argmax(clean)) if clean.size and clean.max() >= 0 else -1
+    return _check_of(lines.side, clean.size, bound, closest, line, limit, vectors=V.shape[1], verified=verified)
+
+
+def _check_of(
+    side: str,
+    m: int,
+    bound: float,
+    closest: float,
+    line: int,
+    limit: Any,
+    vectors: int = 1,
+    verified: int | None = None,
+) -> Check:
     return Check.made_of(
-        side=lines.side,
-        vectors=V.shape[1],
-        lines=clean.size,
-        verified=verified,
+        side=side,
+        vectors=vectors,
+        lines=m,
+        verified=m if verified is None else verified,
         bound=bound,
         closest=closest,
-        closest_line=int(np.argmax(clean)) if clean.size and clean.max() >= 0 else -1,
+        closest_line=line,
         detection_limit=float(limit),
     )
 

@@ -78,7 +78,7 @@ def weighted_sums(X: Array, W: Array, partial: bool = False) -> Array:
     if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
         return sums
     if small(X):
-        return np.matmul(X.astype(np.float64), W)
+        return np.matmul(_copied(X, np.float64), W)
     transposed = is_column_major(X)
     lines = X.T if transposed else X  # its rows are contiguous in memory
     parts = _on_all_cores(lines, lambda lo, hi: _numpy_sums(lines, W, transposed, lo, hi))
@@ -111,8 +111,9 @@ def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
     if on_numpy and small(X := X[..., : W2.shape[-2]]):
         width = X.dtype.itemsize
         if width < 8 and (wide or width < 4):
-            X = X.astype(np.float64 if wide else np.float32)
-        return squares_times(X * X, W2)
+            X = _copied(X, np.float64 if wide else np.float32)
+            return squares_times(np.multiply(X, X, out=X), W2)
+        return squares_times(squares_of(X), W2)
     xp = namespace(X)
     kind = xp.float64 if wide or not on_numpy or X.dtype.itemsize == 8 else xp.float32
     scratch = np.empty((0, 0))
@@ -134,6 +135,34 @@ def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
 def squares_times(squares: Array, W2: Array) -> Array:
     """The product of squares, in float64 or float32, with squares of weights, in their type."""
     return np.matmul(squares, W2 if squares.dtype.itemsize == W2.dtype.itemsize else W2.astype(squares.dtype))
+
+
+_FRESH = 1 << 16  # bytes: what is larger is new to the process each time, and costs more than what is done with it
+_memory = threading.local()
+
+
+def _kept(X: Array, dtype: Any) -> Array:
+    """An array like X in memory that this thread keeps, until the next one."""
+    if not hasattr(_memory, "bytes") or _memory.bytes.nbytes < 8 * X.size:
+        _memory.bytes = np.empty(8 * max(X.size, _SERIAL_ELEMENTS), np.uint8)
+    shape, size = X.shape, X.size * np.dtype(dtype).itemsize
+    if shape[-2] > 1 and abs(X.strides[-2]) < abs(X.strides[-1]):  # as a copy of it would lie
+        return _memory.bytes[:size].view(dtype).reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
+    return _memory.bytes[:size].view(dtype).reshape(shape)
+
+
+def squares_of(X: Array) -> Array:
+    """The squares of float64 or float32, for what is done with them at once."""
+    return X * X if X.nbytes <= _FRESH else np.multiply(X, X, out=_kept(X, X.dtype))
+
+
+def _copied(X: Array, dtype: Any) -> Array:
+    """X in another type, for what is done with it at once."""
+    if 8 * X.size <= _FRESH:
+        return X.astype(dtype)
+    copy = _kept(X, dtype)
+    copy[...] = X
+    return copy
 
 
 def small(X: Array) -> bool:
