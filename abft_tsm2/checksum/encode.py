@@ -168,12 +168,14 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
     A row can change a column's norm by ``2**4`` only if it is so much larger than the others that its checksum,
     a signed sum of its elements, stands out (except where they cancel to one part in a thousand).
     """
-    size = np.max(np.abs(to_host(sums)), axis=1, initial=0.0)
-    if not np.all(np.isfinite(size)):
+    size = np.abs(to_host(sums))
+    size = size[:, 0] if size.shape[1] == 1 else np.max(size, axis=1, initial=0.0)
+    if size.size == 0 or not (largest := size.max()) < np.inf:  # as NaN is not
         return None
-    large = np.flatnonzero(size > _SUSPICIOUS * middle(size)) if size.size else size
-    if large.size == 0:
+    usual = _SUSPICIOUS * middle(size)
+    if largest <= usual:
         return None
+    large = np.flatnonzero(size > usual)
     if large.size > 16 + R.shape[0] // 16:
         exact = exponents(log2_column_norms(R))
     else:

@@ -188,9 +188,8 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
         C, columns = take_rows(C, near), [x.take(near) for x in columns]
     V = expected.carried.weights
     columns.append(np.sqrt(to_host(summed_squares(C, V * V, wide=True))))
-    numbers = [x.ravel().tolist() for x in columns]
-    size, products, stored = numbers[0], numbers[1], numbers[-1]
-    added = numbers[2] if first.added is not None else [0.0] * len(size)
+    size, products, *more_of, stored = [x.ravel().tolist() for x in columns]
+    added = more_of[0] if more_of else [0.0] * len(size)
     factors = bound_factors(lines.arithmetic, lines.terms, V.shape[0], lines.alpha)
     more = _estimate(lines.R.shape[0])
     bounds, closest, line = [], -1.0, -1
