@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, is_numpy, namespace, same_bits, to_host
+from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, namespace, same_bits, to_host
 from abft_tsm2.checksum.weights import SEED, Weights
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -90,7 +90,7 @@ def _carried(R: Array, V: Array, partial: bool, squares: Array) -> OperandChecks
 
 def kept(first: Array, *others: Array | None) -> Any:
     """Copies of checksums, to tell later whether one was hit."""
-    if is_numpy(first):
+    if isinstance(first, np.ndarray):
         return (first.copy(), *[None if x is None else x.copy() for x in others])
     copied = namespace(first).asarray
     copies = []
@@ -285,7 +285,7 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = 
 def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChecksum:
     """`carry` in the caller's error state; on NumPy also of each of a stack of small matrices."""
     whole = len(_sample(R.shape[-2])) == 1
-    if is_numpy(R) and small(R):
+    if isinstance(R, np.ndarray) and small(R):
         R = in_single(R, partial)
         if whole and R.shape[-2] * R.shape[-1] <= _SQUARED:
             return _squared_once(R, base, partial)

@@ -106,7 +106,7 @@ def residual_of(lines: Side, expected: PredictedSums, u: Array) -> Floats:
     r = u - expected.t if lines.alpha == 1.0 else u - lines.alpha * expected.t
     if expected.t0 is not None:
         r = r - lines.beta * expected.t0
-    return r if is_numpy(r) else to_host(r)
+    return r if isinstance(r, np.ndarray) else to_host(r)
 
 
 def _host(x: Array | None) -> Floats:
@@ -144,7 +144,7 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     V, products2, a = expected.carried.weights, expected.products, lines.arithmetic
     if 0 in lines.C.shape or lines.R.shape[-2] == 0 or V.shape[-1] != 1:
         return None
-    if not is_numpy(V):
+    if not isinstance(V, np.ndarray):
         V, products2 = to_host(V), to_host(products2)
     size = np.abs(residual_of(lines, expected, u))
     products, added = np.sqrt(products2 if products2.dtype == np.float64 else products2.astype(np.float64)), None
@@ -181,20 +181,20 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     if first is None or np.count_nonzero(first.fine) < first.fine.size:
         return None
     C, m, near = lines.C, first.ratio.size, None
-    columns = [x for x in (first.size, first.products, first.added) if x is not None]
+    residuals, products, added = first.size, first.products, first.added
     if m > _FEW:
         near = (-first.ratio).argpartition(_FEW)[:_FEW]
         near.sort()
-        C, columns = take_rows(C, near), [x.take(near) for x in columns]
+        C, residuals, products = take_rows(C, near), residuals.take(near), products.take(near)
+        added = None if added is None else added.take(near)
     V = expected.carried.weights
-    columns.append(np.sqrt(to_host(summed_squares(C, V * V, wide=True))))
-    size, products, *more_of, stored = [x.ravel().tolist() for x in columns]
-    added = more_of[0] if more_of else [0.0] * len(size)
+    stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True))).ravel().tolist()
+    sizes, others = products.ravel().tolist(), [0.0] * len(stored) if added is None else added.ravel().tolist()
     factors = bound_factors(lines.arithmetic, lines.terms, V.shape[0], lines.alpha)
     more = _estimate(lines.R.shape[0])
     bounds, closest, line = [], -1.0, -1
-    for i, residual in enumerate(size):
-        tau, largest = factors.of_line(products[i], stored[i], added[i], first.underflow, more)
+    for i, residual in enumerate(residuals.ravel().tolist()):
+        tau, largest = factors.of_line(sizes[i], stored[i], others[i], first.underflow, more)
         if not ((residual <= tau) & math.isfinite(tau) & (stored[i] <= largest)):
             return None
         bounds.append(tau)

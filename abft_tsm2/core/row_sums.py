@@ -67,7 +67,7 @@ def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
 def weighted_sums(X: Array, W: Array, partial: bool = False) -> Array:
     """`encoding_pass` in the caller's error state; on NumPy also of each of a stack, X (..., p, q) and W (..., q, r),
     where its matrices are `small`."""
-    if not is_numpy(X):
+    if not isinstance(X, np.ndarray):
         if is_cupy(X) or float_type(X).bits == 64:  # kernels widen as they read
             return tall_skinny_matmul(X, W)
         xp = namespace(X)
@@ -107,7 +107,7 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
 
 def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
     """`weighted_squares` in the caller's error state, and of each of a stack as in `weighted_sums`."""
-    on_numpy = is_numpy(X)
+    on_numpy = isinstance(X, np.ndarray)
     if on_numpy and small(X := X[..., : W2.shape[-2]]):
         width = X.dtype.itemsize
         if width < 8 and (wide or width < 4):
@@ -174,7 +174,7 @@ def small(X: Array) -> bool:
 def in_single(X: Array, partial: bool = False) -> Array:
     """X itself, or a copy in float32 of a `small` NumPy matrix of 16 bits that is read more than once: exact, and each
     conversion of such elements takes several times as long as their sum. Not where its sums would be `partial` then."""
-    if partial or not is_numpy(X) or X.dtype.itemsize != 2 or not small(X):
+    if partial or not isinstance(X, np.ndarray) or X.dtype.itemsize != 2 or not small(X):
         return X
     return X.astype(np.float32)
 
@@ -208,8 +208,8 @@ def column_squares(X: Array) -> Array:
 
 def squares_of_columns(X: Array) -> Array:
     """`column_squares` in the caller's error state, and of each of a stack as in `weighted_sums`."""
-    half = X.dtype.itemsize < 4 if is_numpy(X) else float_type(X).bits < 32
-    if not half and is_numpy(X):
+    half = X.dtype.itemsize < 4 if isinstance(X, np.ndarray) else float_type(X).bits < 32
+    if not half and isinstance(X, np.ndarray):
         return np.einsum("...ij,...ij->...j", X, X)
     xp = namespace(X)
     rows = rows_per_block(X.shape[1])
@@ -228,7 +228,7 @@ def fingerprint(X: Array) -> Array:
     is the one that was encoded; `abft_tsm2.checksum.storage` says what changed.
     """
     lines = X.T if is_column_major(X) else X
-    if not is_numpy(X):
+    if not isinstance(X, np.ndarray):
         return _word_sums(lines)
 
     def part(lo: int, hi: int) -> Array:
@@ -310,7 +310,7 @@ def widened(X: Array, lo: int, hi: int) -> Array:
 
 def take_rows(X: Array, rows: np.ndarray[Any, Any]) -> Array:
     """The rows X(rows, :): a copy of these and of nothing else."""
-    if is_numpy(X):
+    if isinstance(X, np.ndarray):
         return X[rows, :]  # numpy.take would first copy all of a transposed X
     xp = namespace(X)
     return xp.take(X, from_host(rows, X), axis=0)

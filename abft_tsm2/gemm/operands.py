@@ -107,6 +107,8 @@ class GemmProblem:
         if self.given is not None:
             return self.given
         C = self.c
+        if not self.squeeze:
+            return C
         for axis in sorted(self.squeeze, reverse=True):
             C = namespace(C).squeeze(C, axis=axis) if C.ndim > 1 else C[0]
         if C.ndim == 0 and is_numpy(C):
@@ -278,10 +280,10 @@ _remembered = lru_cache(1024)(_form)
 def _known_form(*arguments: Any) -> _Form:
     """`_form` of NumPy's arrays, which was worked out before for most of them."""
     try:
-        hash(arguments)
-    except TypeError:  # what was given as a dtype, say; it is refused where it is none
-        return _form(*arguments)
-    return _remembered(*arguments)
+        return _remembered(*arguments)
+    except TypeError:  # there is no such product; or what was given as a dtype has no hash
+        pass
+    return _form(*arguments)
 
 
 def _dtype_of(existing: Any) -> Any:
