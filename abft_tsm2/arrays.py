@@ -161,7 +161,7 @@ def namespace(*arrays: Array) -> Namespace:
     TypeError
         If the arrays belong to different libraries, with the advice to move one of them.
     """
-    if len(arrays) == 1:
+    if len(arrays) == 1 or (len(arrays) == 2 and type(arrays[0]) is type(arrays[1])):
         return _namespace_of(type(arrays[0])) or arrays[0].__array_namespace__()
     found = {}
     for x in arrays:
@@ -194,6 +194,8 @@ def as_operand(x: Any, name: str) -> Array:
     TypeError
         For a dtype or a container that cannot be protected; the message says what to do instead.
     """
+    if type(x) is np.ndarray and _numpy_name(x.dtype) in FLOATS:
+        return x
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array and its mask would be ignored: pass {name}.filled(value)")
     if isinstance(x, np.matrix):  # of which slices, sums and products have other shapes than those of an array
@@ -276,7 +278,10 @@ def to_host(x: Array) -> np.ndarray[Any, Any]:
 
 
 def same_bits(x: Array, y: Array) -> bool:
-    """Whether two arrays agree bit for bit, NaN included; on a GPU this copies and synchronises with the host."""
+    """Whether two arrays, or None and None, agree bit for bit, NaN included; on a GPU this copies and synchronises with
+    the host."""
+    if x is y is None:
+        return True
     if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
         return x.tobytes() == y.tobytes()
     return to_host(x).tobytes() == to_host(y).tobytes()

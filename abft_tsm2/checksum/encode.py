@@ -8,20 +8,36 @@ of R where the sample says nothing or an outstanding row shows that it erred.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import Array, float_type, from_host, namespace, same_bits, to_host
+from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, namespace, same_bits, to_host
 from abft_tsm2.checksum.weights import SEED, Weights
-from abft_tsm2.core.row_sums import column_squares, encoding_pass, rows_per_block, weighted_squares, widened
+from abft_tsm2.core.row_sums import (
+    in_single,
+    rows_per_block,
+    small,
+    squares_of,
+    squares_of_columns,
+    squares_times,
+    summed_squares,
+    weighted_sums,
+    widened,
+)
 
 _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample may have missed are looked up
 _SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
+_RELIABLE = {  # log2 of norms whose squares, in the type they are summed in, are far from where that ends
+    t.name: t.min_exponent / 4 if t.bits >= 32 else -math.inf for t in FLOATS.values()
+}
 OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
+
+
+Ends = tuple[int, int] | None  # the least and the largest of exponents, where they are known
 
 
 class Sided(NamedTuple):
@@ -31,8 +47,7 @@ class Sided(NamedTuple):
     columns: Any
 
 
-@dataclass(frozen=True, eq=False)
-class OperandChecksum:
+class OperandChecksum(NamedTuple):
     """What a right operand R (k x n) carries into a row check.
 
     Attributes
@@ -65,13 +80,18 @@ class OperandChecksum:
 
 def carried(R: Array, V: Array, *, partial: bool = False) -> OperandChecksum:
     """What R carries with weights V: one read of R."""
-    squares = weighted_squares(R[: part_of(R.shape[0]), :], V * V)
-    sums = encoding_pass(R, V, partial=partial)
+    return _carried(R, V, partial, summed_squares(R[..., : part_of(R.shape[-2]), :], V * V))
+
+
+def _carried(R: Array, V: Array, partial: bool, squares: Array) -> OperandChecksum:
+    sums = weighted_sums(R, V, partial)
     return OperandChecksum(V, sums, squares, kept(V, sums, squares), partial)
 
 
 def kept(first: Array, *others: Array | None) -> Any:
     """Copies of checksums, to tell later whether one was hit."""
+    if isinstance(first, np.ndarray):
+        return (first.copy(), *[None if x is None else x.copy() for x in others])
     copied = namespace(first).asarray
     copies = []
     for x in (first, *others):
@@ -121,16 +141,25 @@ def _sample(k: int) -> list[slice]:
     return [slice(0, part_of(k)), *(slice(int(at), int(at) + _SAMPLE_RUN) for at in starts)]
 
 
-def _sampled_exponents(R: Array) -> NDArray[np.int64]:
+def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
-    squares = np.zeros(R.shape[1])
-    for rows in _sample(R.shape[0]):
-        squares += to_host(column_squares(R[rows, :]))
-    kind = float_type(R)
-    reliable = kind.smallest_normal ** (1 / 2) if kind.bits >= 32 else 0.0
-    if np.all((squares > reliable) & np.isfinite(squares)):
-        return exponents(0.5 * np.log2(squares))
-    return exponents(log2_column_norms(R))
+    first, *others = _sample(R.shape[-2])
+    squares = to_host(squares_of_columns(R[..., first, :] if others else R)).astype(np.float64, copy=False)
+    for rows in others:
+        squares = squares + to_host(squares_of_columns(R[..., rows, :]))
+    return _exponents_from(0.5 * np.log2(squares), R)
+
+
+def _exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64], Ends]:
+    """Scales of R's columns from norms of a part of them, and their ends; from all of R where these say nothing."""
+    if (found := _within(log2_norms, _RELIABLE[float_type(R).name])) is not None:
+        return found
+    if R.ndim == 2:
+        return exponents(log2_column_norms(R)), None
+    out = np.empty(log2_norms.shape, np.int64)
+    for at in np.ndindex(*log2_norms.shape[:-1]):
+        out[at] = _exponents_from(log2_norms[at], R[at])[0]
+    return out, None
 
 
 def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -139,12 +168,14 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
     A row can change a column's norm by ``2**4`` only if it is so much larger than the others that its checksum,
     a signed sum of its elements, stands out (except where they cancel to one part in a thousand).
     """
-    size = np.max(np.abs(to_host(sums)), axis=1, initial=0.0)
-    if not np.all(np.isfinite(size)):
+    size = np.abs(to_host(sums))
+    size = size[:, 0] if size.shape[1] == 1 else np.max(size, axis=1, initial=0.0)
+    if size.size == 0 or not (largest := size.max()) < np.inf:  # as NaN is not
         return None
-    large = np.flatnonzero(size > _SUSPICIOUS * middle(size)) if size.size else size
-    if large.size == 0:
+    usual = _SUSPICIOUS * middle(size)
+    if largest <= usual:
         return None
+    large = np.flatnonzero(size > usual)
     if large.size > 16 + R.shape[0] // 16:
         exact = exponents(log2_column_norms(R))
     else:
@@ -174,32 +205,63 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
     log2_norms : (n,) array
         log2 of the columns' 2-norms, up to a common constant; -inf for a zero column.
     """
+    if (found := _within(log2_norms, _LOWEST)) is not None:
+        return found[0]
     positive = np.isfinite(log2_norms)
-    if not positive.all():
-        if not positive.any():
-            return np.zeros(log2_norms.shape, np.int64)
-        log2_norms = np.where(positive, log2_norms, log2_norms[positive].min())
-    centre = middle(log2_norms[positive]) if log2_norms.size else 0.0
-    centred = log2_norms - (centre - np.rint(centre))
-    return np.asarray(np.clip(np.rint(centred), _LOWEST, _HIGHEST).astype(np.int64))
+    if not positive.any():
+        return np.zeros(log2_norms.shape, np.int64)
+    log2_norms = np.where(positive, log2_norms, log2_norms[positive].min())
+    centred = _centred(log2_norms, middle(log2_norms[positive]))
+    return np.asarray(np.clip(centred, _LOWEST, _HIGHEST).astype(np.int64))
+
+
+def _within(log2_norms: NDArray[Any], lowest: float) -> tuple[NDArray[np.int64], Ends] | None:
+    """`exponents` and their ends, where all norms, (..., n), are finite and beyond the lowest; else None."""
+    n, ordered = log2_norms.shape[-1], log2_norms.copy()
+    if ordered.size == 0:
+        return None
+    ordered.sort(axis=-1)
+    if ordered.ndim == 1:  # numbers take less time than arrays of one
+        low, high = ordered.item(0), ordered.item(n - 1)
+        if not lowest < low <= high < _HIGHEST:  # as NaN is not
+            return None
+        centre = ordered.item(n // 2) if n % 2 else (ordered.item(n // 2 - 1) + ordered.item(n // 2)) / 2
+        shift = centre - round(centre)
+        return np.rint(log2_norms - shift).astype(np.int64), (round(low - shift), round(high - shift))
+    if not ((ordered[..., 0] > lowest) & (ordered[..., -1] < _HIGHEST)).all():
+        return None
+    exponent = _centred(log2_norms, ordered[..., (n - 1) // 2 : n // 2 + 1].mean(axis=-1, keepdims=True))
+    return exponent.astype(np.int64), None
+
+
+def _centred(log2_norms: NDArray[Any], centre: Any) -> NDArray[Any]:
+    """Rounded to whole numbers, one of which has `centre` in the middle of what is rounded to it."""
+    return np.asarray(np.rint(log2_norms - (centre - np.rint(centre))))
 
 
 def middle(x: NDArray[Any]) -> Any:
-    """The median of a vector that is not empty; `numpy.median` takes three times as long for 2000 elements."""
-    half = x.size // 2
-    if x.size % 2:
-        return np.partition(x, half)[half]
-    return np.partition(x, (half - 1, half))[half - 1 : half + 1].mean()
+    """The median along the last axis, not empty; `numpy.median` takes three times as long for 2000 elements."""
+    half = x.shape[-1] // 2
+    if x.shape[-1] % 2:
+        return np.partition(x, half, axis=-1)[..., half]
+    return np.partition(x, (half - 1, half), axis=-1)[..., half - 1 : half + 1].mean(axis=-1)
 
 
-def equilibrated(V: Weights, exponent: NDArray[np.int64]) -> Weights:
+def equilibrated(V: Weights, exponent: NDArray[np.int64], ends: Ends = None) -> Weights:
     """``v_j 2^(e/2 - e_j)``, e being the largest exponent: exact, because the scales are powers of two.
 
     The common factor keeps the checksums of large data from overflowing, and small numbers from vanishing in them.
+    `ends`: the least and the largest exponent, where they are known.
     """
-    power = int(exponent.max(initial=_LOWEST)) // 2 - exponent
-    power = power - max(0, int(power.max(initial=0)) - _HIGHEST)
-    return np.asarray(np.ldexp(V, power[:, None]))
+    if exponent.size == 0:
+        return np.asarray(np.ldexp(V, exponent[..., None]))
+    if exponent.ndim == 1:
+        low, high = ends or (int(exponent.min()), int(exponent.max()))
+        half = high // 2 - max(0, high // 2 - low - _HIGHEST)
+        return np.asarray(np.ldexp(V, (half - exponent)[:, None]))
+    power = exponent.max(axis=-1, keepdims=True) // 2 - exponent
+    power -= np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
+    return np.asarray(np.ldexp(V, power[..., None]))
 
 
 @np.errstate(all="ignore")
@@ -217,7 +279,36 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = 
     """
     if not equilibrate:
         return carried(R, from_host(base, R), partial=partial)
-    exponent = _sampled_exponents(R)
-    first = carried(R, from_host(equilibrated(base, exponent), R), partial=partial)
+    return encoded_right(R, base, partial)
+
+
+def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChecksum:
+    """`carry` in the caller's error state; on NumPy also of each of a stack of small matrices."""
+    whole = len(_sample(R.shape[-2])) == 1
+    if isinstance(R, np.ndarray) and small(R):
+        R = in_single(R, partial)
+        if whole and R.shape[-2] * R.shape[-1] <= _SQUARED:
+            return _squared_once(R, base, partial)
+    exponent, ends = _sampled_exponents(R)
+    first = carried(R, from_host(equilibrated(base, exponent, ends), R), partial=partial)
+    if whole:  # nothing can be missed in all rows
+        return first
     better = _missed_by_sample(R, first.sums, exponent)
     return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)
+
+
+_SQUARED = 1 << 12  # elements of what is squared as a whole
+
+
+def _squared_once(R: Array, base: Weights, partial: bool) -> OperandChecksum:
+    """`encoded_right` of NumPy's matrices all of whose rows are the sample."""
+    k, squares = R.shape[-2], squares_of(R)
+    norms = np.log2(np.matmul(_ones(k, squares.dtype), squares), dtype=np.float64)
+    norms *= 0.5
+    V = equilibrated(base, *_exponents_from(norms, R))
+    return _carried(R, V, partial, squares_times(squares[..., : part_of(k), :], V * V))
+
+
+@functools.lru_cache(64)
+def _ones(k: int, dtype: Any) -> Any:
+    return np.ones(k, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -305,9 +305,9 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     right = left = None
     if wanted[0]:
         V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")
-        right = replace(carry(A, V, equilibrate=equilibrate), lasting=True)
+        right = carry(A, V, equilibrate=equilibrate)._replace(lasting=True)
     if wanted[1]:
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
-        left = replace(carry(A.T, W, equilibrate=equilibrate), lasting=True)
+        left = carry(A.T, W, equilibrate=equilibrate)._replace(lasting=True)
     norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
     return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, None, A.dtype)

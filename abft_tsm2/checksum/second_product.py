@@ -8,7 +8,7 @@ is another computation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -198,8 +198,7 @@ def excusable(lines: Side, weights: Array) -> float:
     def part(X: Array) -> Array:
         return xp.take(xp.take(X, at, axis=0), along, axis=1)
 
-    few = replace(
-        lines,
+    few = lines._replace(
         L=xp.take(lines.L, at, axis=0),
         R=xp.take(lines.R, along, axis=1),
         C=part(lines.C),

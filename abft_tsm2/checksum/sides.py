@@ -11,8 +11,8 @@ What fails its check is verified rescaled, in a domain where nothing overflows o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ FAR = 1000  # exponents: scaling by less than that, half by half, keeps what is 
 MOST = 2200  # exponents: scaling by more makes of every number zero or infinity
 
 
-@dataclass(frozen=True, eq=False)
-class Side:
+class Side(NamedTuple):
     """``C = alpha L R + beta C0``, line by line.
 
     Attributes
@@ -46,6 +45,9 @@ class Side:
         Roundings in one element: k, and those of alpha and beta.
     partial : bool
         Whether checksums may be summed from float32 parts: their rounding is below that of the product.
+
+    On NumPy it may also be a stack of small products, each array with the same axes in front, or none where it is the
+    same for all: so far as `predict`, `recompute_checksum` and `first_verdict` go.
     """
 
     side: str
@@ -68,7 +70,7 @@ class Side:
 
         side = "columns" if self.side == "rows" else "rows"
         C0 = None if self.C0 is None else self.C0.T
-        return replace(self, side=side, L=self.R.T, R=self.L.T, C=self.C.T, C0=C0, again=unavailable)
+        return self._replace(side=side, L=self.R.T, R=self.L.T, C=self.C.T, C0=C0, again=unavailable)
 
 
 @dataclass(frozen=True, eq=False)

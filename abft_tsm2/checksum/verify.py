@@ -2,9 +2,9 @@
 
 `predict`, `recompute_checksum` and `judge` verify every product: each matrix is read once, and the 2-norms behind the
 bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a residual within the
-bound it gives is within the true bound; the few lines that are not are compared with the whole. `verify_rescaled`
-verifies what remains: everything is computed anew, rescaled so that nothing overflows, without the columns and lines
-that hold NaN or Inf from the start.
+bound it gives is within the true bound (so pass most products, and each of a stack); the few lines that are not are
+compared with the whole. `verify_rescaled` verifies what remains: everything is computed anew, rescaled so that nothing
+overflows, without the columns and lines that hold NaN or Inf from the start.
 
 Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fault, and so is a bound that overflowed.
 """
@@ -12,24 +12,32 @@ Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fa
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_numpy, same_bits, to_host
-from abft_tsm2.checksum.bounds import checksum_noise_factor, largest_norm, statistical_bound
+from abft_tsm2.checksum.bounds import bound_factors, checksum_noise_factor, largest_norm, statistical_bound
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
-from abft_tsm2.core.row_sums import encoding_pass, rows_per_block, take_rows, weighted_squares, widened
+from abft_tsm2.core.row_sums import (
+    in_single,
+    rows_per_block,
+    summed_squares,
+    take_rows,
+    weighted_squares,
+    weighted_sums,
+    widened,
+)
 from abft_tsm2.report import Check, Fault
 
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came
 _MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before the whole of a few
 
 
-@dataclass(frozen=True, eq=False)
-class PredictedSums:
+class PredictedSums(NamedTuple):
     """The predicted sums of C, computed before the product.
 
     Attributes
@@ -56,10 +64,7 @@ class PredictedSums:
     def intact(self) -> bool:
         """Whether what a verdict is made of, weights included, has the bits it was computed with: O(m + n)."""
         now = (self.t, self.products, self.t0, self.added, self.carried.weights)
-        for x, copy in zip(now, (*self.guard, self.carried.guard[0]), strict=True):
-            if x is not None and not same_bits(x, copy):
-                return False
-        return True
+        return all(map(same_bits, now, (*self.guard, self.carried.guard[0])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,35 +86,226 @@ class SideVerdict:
 
 def predict(lines: Side, right: OperandChecksum) -> PredictedSums:
     """Predict the sums of C from the operand checksum: one read of L (and of C0)."""
-    V = right.weights
-    products = weighted_squares(lines.L, right.squares)
-    t = encoding_pass(lines.L, right.sums, partial=lines.partial)
+    L = in_single(lines.L, lines.partial)
+    products = summed_squares(L, right.squares)
+    t = weighted_sums(L, right.sums, lines.partial)
     t0 = added = None
     if lines.C0 is not None:
-        t0, added = encoding_pass(lines.C0, V, partial=lines.partial), weighted_squares(lines.C0, V * V)
+        C0, V = in_single(lines.C0, lines.partial), right.weights
+        t0, added = weighted_sums(C0, V, lines.partial), summed_squares(C0, V * V)
     return PredictedSums(right, t, products, t0, added, kept(t, products, t0, added))
 
 
 def recompute_checksum(lines: Side, right: OperandChecksum) -> Array:
     """Recompute the checksum of C, ``u = C V`` (m, r): one read of C."""
-    return encoding_pass(lines.C, right.weights, partial=lines.partial)
+    return weighted_sums(lines.C, right.weights, lines.partial)
 
 
 def residual_of(lines: Side, expected: PredictedSums, u: Array) -> Floats:
     """``u - alpha t - beta t0`` (m, r), on the host."""
-    with np.errstate(all="ignore"):
-        r = u - lines.alpha * expected.t
-        if expected.t0 is not None:
-            r = r - lines.beta * expected.t0
-    return to_host(r)
+    r = u - expected.t if lines.alpha == 1.0 else u - lines.alpha * expected.t
+    if expected.t0 is not None:
+        r = r - lines.beta * expected.t0
+    return r if isinstance(r, np.ndarray) else to_host(r)
 
 
 def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
 
 
+class _LineResiduals(NamedTuple):
+    """Residuals of a product, or of each of a stack, (...), and what is known of their bounds before C has been read,
+    but for its checksums; host arrays.
+
+    Attributes
+    ----------
+    fine : (..., m, 1) boolean array
+        Which are within the least that their bounds can be.
+    ratio : (..., m) array
+        In units of that.
+    size, products, added : (..., m, 1) arrays
+        ``|u - t|``, and as in `statistical_bound`.
+    underflow : (..., 1, 1) array or float
+    weights : (..., n, 1) array
+        Their moduli.
+    """
+
+    fine: Mask
+    ratio: Floats
+    size: Floats
+    products: Floats
+    added: Floats | None
+    underflow: Any
+    weights: Floats
+
+
+def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals | None:
+    """None where there is nothing to compare, more than one checksum of a line, or a bound that may be 0."""
+    V, products2, a = expected.carried.weights, expected.products, lines.arithmetic
+    if 0 in lines.C.shape or lines.R.shape[-2] == 0 or V.shape[-1] != 1:
+        return None
+    if not isinstance(V, np.ndarray):
+        V, products2 = to_host(V), to_host(products2)
+    size = np.abs(residual_of(lines, expected, u))
+    products, added = np.sqrt(products2 if products2.dtype == np.float64 else products2.astype(np.float64)), None
+    if lines.alpha != 1.0:
+        products *= abs(lines.alpha)
+    if expected.added is not None:
+        added = abs(lines.beta) * np.sqrt(to_host(expected.added), dtype=np.float64)
+    weights = np.abs(V)
+    lost = a.underflow(lines.terms, lines.alpha)
+    underflow: Any
+    if V.ndim == 2:
+        underflow = lost * float(np.add.reduce(weights, axis=None))
+        if not underflow:
+            return None
+    else:
+        underflow = lost * np.add.reduce(weights, axis=-2, keepdims=True)
+        if not underflow.all():
+            return None
+    n: int = V.shape[-2]
+    tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
+    fine = (size <= tau) & np.isfinite(tau)
+    return _LineResiduals(fine, (size / tau)[..., 0], size, products, added, underflow, weights)
+
+
+def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
+    """The verdict on a product all of whose residuals are within the least that their bounds can be, and those of the
+    few lines that came closest within what is known when these lines of C have been read once more; else None."""
+    if lines.arithmetic.u_out:  # what is stored is rounded, and most lines need the norm of that
+        found = first_verdict(lines, expected, u)
+        if found is None or not found.ok:
+            return None
+        return SideVerdict(np.ones(found.ratio.shape, np.bool_), found.ratio, found.check(lines))
+    first = _residuals(lines, expected, u)
+    if first is None or np.count_nonzero(first.fine) < first.fine.size:
+        return None
+    C, m, near = lines.C, first.ratio.size, None
+    residuals, products, added = first.size, first.products, first.added
+    if m > _FEW:
+        near = (-first.ratio).argpartition(_FEW)[:_FEW]
+        near.sort()
+        C, residuals, products = take_rows(C, near), residuals.take(near), products.take(near)
+        added = None if added is None else added.take(near)
+    V = expected.carried.weights
+    stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True))).ravel().tolist()
+    sizes, others = products.ravel().tolist(), [0.0] * len(stored) if added is None else added.ravel().tolist()
+    factors = bound_factors(lines.arithmetic, lines.terms, V.shape[0], lines.alpha)
+    more = _estimate(lines.R.shape[0])
+    bounds, closest, line = [], -1.0, -1
+    for i, residual in enumerate(residuals.ravel().tolist()):
+        tau, largest = factors.of_line(sizes[i], stored[i], others[i], first.underflow, more)
+        if not ((residual <= tau) & math.isfinite(tau) & (stored[i] <= largest)):
+            return None
+        bounds.append(tau)
+        if residual / tau > closest:
+            closest, line = residual / tau, i
+    bounds.sort()
+    half = len(bounds) // 2
+    bound = bounds[half] if len(bounds) % 2 else (bounds[half - 1] + bounds[half]) / 2
+    line = line if near is None else int(near[line])
+    limit = _limit(closest, bound, np.minimum.reduce(first.weights, axis=None))
+    return SideVerdict(first.fine[:, 0], first.ratio, _check_of(lines.side, m, bound, closest, line, limit))
+
+
+class FirstVerdict(NamedTuple):
+    """What `first_verdict` has found of a product, or of each of a stack, (...); host arrays.
+
+    Attributes
+    ----------
+    ok : (...) boolean array
+        Whether all lines are within bounds that take no further read of the operands; of other products the rest says
+        nothing.
+    ratio : (..., m) array
+        As in `SideVerdict`, or more.
+    bound, closest, closest_line, limit : (...) arrays
+        As in `Check`.
+    """
+
+    ok: Any
+    ratio: Floats
+    bound: Any
+    closest: Any
+    closest_line: Any
+    limit: Any
+
+    def check(self, lines: Side, at: Any = ()) -> Check:
+        """The check of one of these products."""
+        found = (float(self.bound[at]), float(self.closest[at]), int(self.closest_line[at]), self.limit[at])
+        return _check_of(lines.side, lines.C.shape[-2], *found)
+
+
+def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdict | None:
+    """What `judge` finds of each of a stack of products without reading operands again; None where it has to be asked.
+
+    Where what is stored is rounded, the lines that this has to explain are counted among those that came closest.
+    """
+    a, terms, (m, n) = lines.arithmetic, lines.terms, lines.C.shape[-2:]
+    first = None if a.u_out and m > _MANY else _residuals(lines, expected, u)
+    if first is None:
+        return None
+    fine, ratio, residual, products, added, underflow, weights = first
+    few = None  # all lines
+    if m > _FEW:
+        few = np.argpartition(np.where(fine[..., 0], -ratio, 0.0) if a.u_out else -ratio, _FEW, axis=-1)[..., :_FEW]
+        few.sort(axis=-1)
+    C, counted = lines.C, None
+    if few is not None and a.u_out:
+        counted = ~fine[..., 0]
+        np.put_along_axis(counted, few, True, axis=-1)
+    elif few is not None:
+        C, residual, products = _lines_at(C, few), _lines_at(residual, few), _lines_at(products, few)
+        added = None if added is None else _lines_at(added, few)
+    V = expected.carried.weights
+    stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
+    known: Any = {"added": added, "underflow": underflow}
+    largest = largest_norm(terms, products=_estimate(lines.R.shape[-2]) * products, **known)
+    tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
+    close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
+    ok = close.all(axis=(-2, -1))
+    if not a.u_out:
+        ok &= fine.all(axis=(-2, -1))
+    bounds, ratios = tau[..., 0], (residual / tau)[..., 0]
+    if counted is not None:
+        bounds, ratios = np.where(counted, bounds, np.inf), np.where(counted, ratios, -1.0)
+    closest, line = ratios.max(axis=-1), ratios.argmax(axis=-1)
+    if counted is None and few is not None:
+        line = np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
+    bound = _middle(bounds, counted)
+    return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, weights.min(axis=(-2, -1))))
+
+
+def _middle(x: Floats, counted: Mask | None) -> Any:
+    """The median along the last axis of a few numbers, or of those that are `counted`; the others are infinite."""
+    x = np.sort(x, axis=-1)
+    if counted is None:
+        half = x.shape[-1] // 2
+        return x[..., half] if x.shape[-1] % 2 else (x[..., half - 1] + x[..., half]) / 2
+    count = np.count_nonzero(counted, axis=-1)[..., None]
+    pair = np.take_along_axis(x, np.concatenate([(count - 1) // 2, count // 2], axis=-1), axis=-1)
+    return pair.sum(axis=-1) / 2
+
+
+def _lines_at(X: Array, at: Integers) -> Array:
+    """The lines with these numbers, (f,) of a matrix or (..., f) of each of a stack."""
+    return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
+
+
+def _estimate(k: int) -> float:
+    """P2 estimated from a part of its terms may be short of the whole; so many times as much covers it."""
+    h = part_of(k)
+    return 1.0 if h == k else 2 * math.sqrt(k / h)
+
+
+def _limit(closest: Any, bound: Any, smallest: Any) -> Any:
+    """The smallest change that is certain to be found; inf where a weight is 0 and sees nothing."""
+    return (1.0 + closest) * bound / smallest
+
+
 def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails."""
+    if (verdict := _passed(lines, expected, u)) is not None:
+        return verdict
     V = to_host(expected.carried.weights)
     n, a = V.shape[0], lines.arithmetic
     residual = np.abs(residual_of(lines, expected, u))
@@ -119,9 +315,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
-    # P2 estimated from a part of its terms may be short of the whole; this much more covers it.
-    h = part_of(lines.R.shape[0])
-    estimate = 1.0 if h == lines.R.shape[0] else 2 * np.sqrt(lines.R.shape[0] / h)
+    estimate = _estimate(lines.R.shape[0])
 
     def compare(at: Any, stored2: Array | None = None, larger: float = estimate) -> None:
         """Judge these lines by what is known of their norms."""
@@ -187,15 +381,29 @@ def _check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: floa
     closest = float(clean.max(initial=0.0))
     smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
     with np.errstate(all="ignore"):
-        limit = (1.0 + closest) * bound / smallest  # a weight of 0 sees nothing: inf
+        limit = _limit(closest, bound, smallest)
+    line = int(np.argmax(clean)) if clean.size and clean.max() >= 0 else -1
+    return _check_of(lines.side, clean.size, bound, closest, line, limit, vectors=V.shape[1], verified=verified)
+
+
+def _check_of(
+    side: str,
+    m: int,
+    bound: float,
+    closest: float,
+    line: int,
+    limit: Any,
+    vectors: int = 1,
+    verified: int | None = None,
+) -> Check:
     return Check.made_of(
-        side=lines.side,
-        vectors=V.shape[1],
-        lines=clean.size,
-        verified=verified,
+        side=side,
+        vectors=vectors,
+        lines=m,
+        verified=m if verified is None else verified,
         bound=bound,
         closest=closest,
-        closest_line=int(np.argmax(clean)) if clean.size and clean.max() >= 0 else -1,
+        closest_line=line,
         detection_limit=float(limit),
     )
 
@@ -204,7 +412,7 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
     """Recompute the checksums of the operands, with the same weights and in the same order of summation."""
     old = expected.carried
     from_old = predict(lines, old)  # t from the s it was made of: a difference in s is told from one in L
-    return replace(from_old, carried=carried(lines.R, old.weights, partial=old.partial))
+    return from_old._replace(carried=carried(in_single(lines.R, old.partial), old.weights, partial=old.partial))
 
 
 def differing(
@@ -239,7 +447,7 @@ def changed_operands(lines: Side, expected: PredictedSums, now: PredictedSums) -
     c = expected.carried
     if not c.intact():
         weights, sums, squares = c.guard
-        copied = replace(expected, carried=replace(c, weights=weights, sums=sums, squares=squares))
+        copied = expected._replace(carried=c._replace(weights=weights, sums=sums, squares=squares))
         bases.append(recompute(lines, copied))
     measures = [(base, _Apart(lines, base, c.lasting)) for base in bases]
     t, _, t0, _ = expected.guard

@@ -28,7 +28,7 @@ def multiply(
     beta: float = 0.0,
     tf32: bool = False,
 ) -> None:
-    """``out = alpha A B + beta C0``.
+    """``out = alpha A B + beta C0``; on NumPy also of each of a stack of small matrices.
 
     Parameters
     ----------
@@ -41,6 +41,10 @@ def multiply(
     tf32 : bool
         On a GPU, let tensor cores round float32 operands to 11 significant bits.
     """
+    if type(out) is np.ndarray and A.dtype == B.dtype == out.dtype and out.dtype.itemsize >= 4:
+        np.matmul(A, B, out=out)
+        _add(out, C0, alpha, beta)
+        return
     if is_cupy(out) and cublas.serves(problem := _problem(A, B, out)):
         _multiply_by_vendor(problem, A, B, out, C0, alpha, beta, tf32)
         return
@@ -53,6 +57,11 @@ def multiply(
         namespace(out).matmul(A, B, out=out)
     else:  # the standard's matmul has no `out`
         out[...] = namespace(out).matmul(A, B)
+    _add(out, C0, alpha, beta)
+
+
+def _add(out: Array, C0: Array | None, alpha: float, beta: float) -> None:
+    """out = alpha out + beta C0."""
     if alpha != 1.0:
         out *= alpha
     if C0 is not None and beta != 0.0:
@@ -108,6 +117,11 @@ def _multiply_widened(A: Array, B: Array, out: Array) -> None:
 
 def _multiply_halves(A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float) -> None:
     """out(i:j, p:q) = round(alpha A(i:j, :) B(:, p:q) + beta C0(i:j, p:q)), in float32 blocks."""
+    if type(out) is np.ndarray and max(A.size, B.size, out.size) <= BLOCK_BYTES // 8:  # one part, or a stack
+        product = np.matmul(_in_single(A), _in_single(B))
+        _add(product, None if C0 is None else _in_single(C0), alpha, beta)
+        out[...] = product
+        return
     xp = namespace(out)
     (m, k), n = A.shape, B.shape[1]
 
@@ -121,6 +135,10 @@ def _multiply_halves(A: Array, B: Array, out: Array, C0: Array | None, alpha: fl
             if C0 is not None and beta != 0.0:
                 block += beta * single(C0[rows, columns])
             out[rows, columns] = xp.astype(block, out.dtype)
+
+
+def _in_single(X: Array) -> Array:
+    return X.astype(np.float32, copy=False)
 
 
 def _parts(count: int, width: int) -> Iterator[slice]:

@@ -6,7 +6,8 @@ axis is summed; statistics are taken of a part. Sums are always taken in float64
 
 With `abft_tsm2.core.tsm2` and `multiply` this is where it is asked which array library is served. On NumPy a pass runs
 on every core (`workers`); in each core it is a fused cast-multiply-sum (``numpy.einsum``), which needs no temporary;
-the order of summation is fixed, so that the same array gives the same bits again.
+the order of summation is fixed, so that the same array gives the same bits again. Small matrices, and each of a stack
+of them, go to BLAS in one call, which gives each of a stack the bits that it has by itself.
 """
 
 from __future__ import annotations
@@ -59,20 +60,25 @@ def encoding_pass(X: Array, W: Array, *, partial: bool = False) -> Array:
     -------
     Y : (p, r) array of float64
     """
-    on_numpy = is_numpy(X)
-    if on_numpy and X.dtype.itemsize == 8:
-        with np.errstate(all="ignore"):  # overflow shows in the verdict
-            return np.matmul(X, W)
-    if not on_numpy and (is_cupy(X) or float_type(X).bits == 64):  # kernels widen as they read
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # overflow shows in the verdict
+        return weighted_sums(X, W, partial)
+
+
+def weighted_sums(X: Array, W: Array, partial: bool = False) -> Array:
+    """`encoding_pass` in the caller's error state; on NumPy also of each of a stack, X (..., p, q) and W (..., q, r),
+    where its matrices are `small`."""
+    if not isinstance(X, np.ndarray):
+        if is_cupy(X) or float_type(X).bits == 64:  # kernels widen as they read
             return tall_skinny_matmul(X, W)
-    if not on_numpy:
         xp = namespace(X)
         return _by_blocks(xp, X, W, lambda block: xp.astype(block, xp.float64), False)
-    # BLAS reads at the speed of the memory; other types need einsum's fused cast.
-    with np.errstate(all="ignore"):
-        if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
-            return sums
+    if X.dtype.itemsize == 8:
+        return np.matmul(X, W)
+    # BLAS reads at the speed of the memory; other types need a cast, fused by einsum where it would leave the cache.
+    if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
+        return sums
+    if small(X):
+        return np.matmul(_copied(X, np.float64), W)
     transposed = is_column_major(X)
     lines = X.T if transposed else X  # its rows are contiguous in memory
     parts = _on_all_cores(lines, lambda lo, hi: _numpy_sums(lines, W, transposed, lo, hi))
@@ -95,7 +101,20 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
     Y : (p, r) array of float64 or, for narrower X, float32
         Statistics need two digits. Where it overflows the caller computes wider.
     """
-    xp, on_numpy = namespace(X), is_numpy(X)
+    with np.errstate(all="ignore"):
+        return summed_squares(X, W2, wide)
+
+
+def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
+    """`weighted_squares` in the caller's error state, and of each of a stack as in `weighted_sums`."""
+    on_numpy = isinstance(X, np.ndarray)
+    if on_numpy and small(X := X[..., : W2.shape[-2]]):
+        width = X.dtype.itemsize
+        if width < 8 and (wide or width < 4):
+            X = _copied(X, np.float64 if wide else np.float32)
+            return squares_times(np.multiply(X, X, out=X), W2)
+        return squares_times(squares_of(X), W2)
+    xp = namespace(X)
     kind = xp.float64 if wide or not on_numpy or X.dtype.itemsize == 8 else xp.float32
     scratch = np.empty((0, 0))
 
@@ -110,8 +129,54 @@ def weighted_squares(X: Array, W2: Array, *, wide: bool = False) -> Array:
         squares *= squares
         return squares
 
-    with np.errstate(all="ignore"):
-        return _by_blocks(xp, X[:, : W2.shape[0]], xp.astype(W2, kind, copy=False), squared, on_numpy, share=4)
+    return _by_blocks(xp, X[:, : W2.shape[0]], xp.astype(W2, kind, copy=False), squared, on_numpy, share=4)
+
+
+def squares_times(squares: Array, W2: Array) -> Array:
+    """The product of squares, in float64 or float32, with squares of weights, in their type."""
+    return np.matmul(squares, W2 if squares.dtype.itemsize == W2.dtype.itemsize else W2.astype(squares.dtype))
+
+
+_FRESH = 1 << 16  # bytes: what is larger is new to the process each time, and costs more than what is done with it
+_memory = threading.local()
+
+
+def _kept(X: Array, dtype: Any) -> Array:
+    """An array like X in memory that this thread keeps, until the next one."""
+    if not hasattr(_memory, "bytes") or _memory.bytes.nbytes < 8 * X.size:
+        _memory.bytes = np.empty(8 * max(X.size, _SERIAL_ELEMENTS), np.uint8)
+    shape, size = X.shape, X.size * np.dtype(dtype).itemsize
+    if shape[-2] > 1 and abs(X.strides[-2]) < abs(X.strides[-1]):  # as a copy of it would lie
+        return _memory.bytes[:size].view(dtype).reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
+    return _memory.bytes[:size].view(dtype).reshape(shape)
+
+
+def squares_of(X: Array) -> Array:
+    """The squares of float64 or float32, for what is done with them at once."""
+    return X * X if X.nbytes <= _FRESH else np.multiply(X, X, out=_kept(X, X.dtype))
+
+
+def _copied(X: Array, dtype: Any) -> Array:
+    """X in another type, for what is done with it at once."""
+    if 8 * X.size <= _FRESH:
+        return X.astype(dtype)
+    copy = _kept(X, dtype)
+    copy[...] = X
+    return copy
+
+
+def small(X: Array) -> bool:
+    """Whether a NumPy matrix, or each of a stack, is read by one core and stays in its cache."""
+    shape: tuple[int, ...] = X.shape
+    return shape[-2] * shape[-1] < _SERIAL_ELEMENTS
+
+
+def in_single(X: Array, partial: bool = False) -> Array:
+    """X itself, or a copy in float32 of a `small` NumPy matrix of 16 bits that is read more than once: exact, and each
+    conversion of such elements takes several times as long as their sum. Not where its sums would be `partial` then."""
+    if partial or not isinstance(X, np.ndarray) or X.dtype.itemsize != 2 or not small(X):
+        return X
+    return X.astype(np.float32)
 
 
 def _by_blocks(
@@ -137,18 +202,23 @@ def column_squares(X: Array) -> Array:
 
     A result that is 0, subnormal or not finite says nothing: the caller treats that case.
     """
-    half = float_type(X).bits < 32
     with np.errstate(all="ignore"):  # overflow shows in the result
-        if not half and is_numpy(X):
-            return np.einsum("ij,ij->j", X, X)
-        xp = namespace(X)
-        rows = rows_per_block(X.shape[1])
-        total = xp.zeros(X.shape[1], dtype=xp.float32 if half else X.dtype, device=X.device)
-        for at in range(0, X.shape[0], rows):
-            block = X[at : min(X.shape[0], at + rows), :]
-            block = xp.astype(block, xp.float32) if half else block
-            total += xp.sum(block * block, axis=0)
-        return total
+        return squares_of_columns(X)
+
+
+def squares_of_columns(X: Array) -> Array:
+    """`column_squares` in the caller's error state, and of each of a stack as in `weighted_sums`."""
+    half = X.dtype.itemsize < 4 if isinstance(X, np.ndarray) else float_type(X).bits < 32
+    if not half and isinstance(X, np.ndarray):
+        return np.einsum("...ij,...ij->...j", X, X)
+    xp = namespace(X)
+    rows = rows_per_block(X.shape[1])
+    total = xp.zeros(X.shape[1], dtype=xp.float32 if half else X.dtype, device=X.device)
+    for at in range(0, X.shape[0], rows):
+        block = X[at : min(X.shape[0], at + rows), :]
+        block = xp.astype(block, xp.float32) if half else block
+        total += xp.sum(block * block, axis=0)
+    return total
 
 
 def fingerprint(X: Array) -> Array:
@@ -158,7 +228,7 @@ def fingerprint(X: Array) -> Array:
     is the one that was encoded; `abft_tsm2.checksum.storage` says what changed.
     """
     lines = X.T if is_column_major(X) else X
-    if not is_numpy(X):
+    if not isinstance(X, np.ndarray):
         return _word_sums(lines)
 
     def part(lo: int, hi: int) -> Array:
@@ -240,7 +310,7 @@ def widened(X: Array, lo: int, hi: int) -> Array:
 
 def take_rows(X: Array, rows: np.ndarray[Any, Any]) -> Array:
     """The rows X(rows, :): a copy of these and of nothing else."""
-    if is_numpy(X):
+    if isinstance(X, np.ndarray):
         return X[rows, :]  # numpy.take would first copy all of a transposed X
     xp = namespace(X)
     return xp.take(X, from_host(rows, X), axis=0)

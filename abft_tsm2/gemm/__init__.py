@@ -15,7 +15,7 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, served_elsewhere
 from abft_tsm2.core.capture import current_stream, relaxed
-from abft_tsm2.gemm import captured, fallback, known, pending
+from abft_tsm2.gemm import captured, fallback, known, pending, stack
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
 from abft_tsm2.gemm.plan import serves
@@ -247,6 +247,8 @@ def _run(
         return _rounded_last(problem, operation, on_stage, write=write)
     caller = np.geterr()  # holds for the product itself, as it would for a @ b
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        if problem.batch and on_stage is None and stack.serves(problem):
+            return stack.run(problem, operation, caller, write=write)
         reports = []
         for task in problem.tasks():
             reports.append(Product(task, problem, operation, on_stage, write, caller).report())

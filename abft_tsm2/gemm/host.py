@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, is_writable, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.checksum.diagnose import Decision, diagnose
-from abft_tsm2.checksum.encode import OperandChecksum, carry
+from abft_tsm2.checksum.encode import OperandChecksum, carry, encoded_right
 from abft_tsm2.checksum.encoded import Encoded, storage_faults
 from abft_tsm2.checksum.second_product import excusable
 from abft_tsm2.checksum.sides import Side
@@ -34,8 +33,12 @@ def carried_by(R: Array, arithmetic: Arithmetic) -> OperandChecksum:
     return carry(R, _balanced(R.shape[1]), partial=R.shape[0] >= arithmetic.parts_from)
 
 
-@dataclass
-class _EncodedSide:
+def encoded_now(lines: Side) -> OperandChecksum:
+    """What the right operand of a side carries, or each of a stack; in the caller's error state."""
+    return encoded_right(lines.R, _balanced(lines.R.shape[-1]), lines.partial)
+
+
+class EncodedSide(NamedTuple):
     """The lines of one side of a product, and the sums that are predicted for them."""
 
     lines: Side
@@ -70,9 +73,15 @@ class Product:
 
     def report(self) -> Report:
         """Multiply, verify, and repair; restore operands that changed, and repeat. The report."""
-        self.stage("inputs", A=self.A, B=self.B)
+        if self.on_stage is not None:
+            self.stage("inputs", A=self.A, B=self.B)
         intact = self.verify_encoded()
-        first = self.product()
+        return self.concluded(self.product(), intact=intact)
+
+    def concluded(self, first: Sequence[EncodedSide], *, intact: bool) -> Report:
+        """The report, after operands that changed have been restored and the product has been repeated.
+
+        `intact`: whether encoded operands were all right before."""
         if intact and self.changed and self.restore_changed():
             self.decisions.clear()
             self.changed.clear()
@@ -81,11 +90,11 @@ class Product:
 
     # -- the steps --
 
-    def product(self, before: Sequence[_EncodedSide] = ()) -> list[_EncodedSide]:
+    def product(self, before: Sequence[EncodedSide] = ()) -> list[EncodedSide]:
         """Encode, multiply, and settle. `before`: what was encoded for the product that this one repeats, of which what
         was not restored has to be the same."""
         start = perf_counter()
-        encodings = list(map(self.encode, self.task.sides))
+        encodings = [self.encode(side) for side in self.task.sides]
         self.took("encode", start)
         for e, old in zip(encodings, before, strict=False):
             if e.predicted.carried is old.predicted.carried:
@@ -94,7 +103,7 @@ class Product:
             self.statuses.append(Status.INPUT_CHANGED)
             self.restore_changed()  # refused: says what to do
             return encodings
-        for e in encodings:
+        for e in encodings if self.on_stage is not None else ():
             self.stage("encoded", A=self.A, B=self.B, s=e.predicted.carried.sums, t=e.predicted.t)
         C = self.task.C
         if not self.problem.exists:
@@ -102,7 +111,8 @@ class Product:
             with np.errstate(**self.caller):
                 self.multiply(self.A, self.B, C, self.task.C0)
             self.took("multiply", start)
-            self.stage("multiplied", C=C)
+            if self.on_stage is not None:
+                self.stage("multiplied", C=C)
         self.settle(encodings)
         return encodings
 
@@ -111,25 +121,23 @@ class Product:
         left, right = "AB" if lines.side == "rows" else "BA"
         self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in operands}
 
-    def settle(self, encodings: list[_EncodedSide]) -> None:
+    def settle(self, encodings: list[EncodedSide]) -> None:
         """Verify C along every side, and diagnose and repair what failed, until all sides agree."""
         for _ in range(_PASSES):
-            verdicts = list(map(self.check, encodings))
+            verdicts = [self.check(e) for e in encodings]
             self.checks, repaired = [], False
             for e, (u, verdict) in zip(encodings, verdicts, strict=True):
                 decision = self.decide(e, u, verdict, repaired)
-                repaired |= decision.repaired
-                self.decisions.append(decision)
-                self.checks.append(decision.check)
+                repaired |= decision is not None and decision.repaired
             if len(encodings) == 1 or self.changed or not repaired:
                 return
         # a repair that satisfies one side has to satisfy the other
         self.statuses.append(Status.UNCORRECTABLE)
         self.reasons.append(f"rows and columns of C still disagree after {_PASSES} repairs: damage is being added")
 
-    def encode(self, side: str) -> _EncodedSide:
+    def encode(self, side: str) -> EncodedSide:
         lines = self.lines(side)
-        return _EncodedSide(lines, predict(lines, self.carried(side, lines)))
+        return EncodedSide(lines, predict(lines, self.carried(side, lines)))
 
     def carried(self, side: str, lines: Side) -> OperandChecksum:
         """What the right operand of that side carries: of before, or encoded now."""
@@ -138,10 +146,10 @@ class Product:
             before = owner.right if side == "rows" else owner.left
             if before is not None:
                 return before
-        return carry(lines.R, _balanced(lines.R.shape[1]), partial=lines.partial)
+        return encoded_now(lines)
 
-    def decide(self, e: _EncodedSide, u: Array, verdict: SideVerdict, repaired: bool) -> Decision:
-        """Diagnose what failed along one side, and repair it where that is allowed.
+    def decide(self, e: EncodedSide, u: Array, verdict: SideVerdict, repaired: bool) -> Decision | None:
+        """Diagnose what failed along one side, and repair it where that is allowed; None where nothing did.
 
         `repaired`: along the other side, since the verdict was given.
         """
@@ -149,7 +157,14 @@ class Product:
         if repaired:
             earlier = np.flatnonzero(~verdict.ok)
             u, verdict = self.check(e)
-        if verdict.ok.all() and (earlier is None or earlier.size == 0) and e.predicted.intact():
+        if (
+            np.count_nonzero(verdict.ok) == verdict.ok.size
+            and (earlier is None or earlier.size == 0)
+            and e.predicted.intact()
+        ):
+            if not self.problem.exists:
+                self.checks.append(verdict.check)
+                return None
             decision = Decision(verdict.check)
         else:
             start = perf_counter()
@@ -169,15 +184,18 @@ class Product:
             start = perf_counter()
             decision.check = decision.check.certain_from(excusable(e.lines, e.predicted.carried.weights))
             self.took("verify", start)
+        self.decisions.append(decision)
+        self.checks.append(decision.check)
         return decision
 
-    def check(self, e: _EncodedSide) -> tuple[Array, SideVerdict]:
+    def check(self, e: EncodedSide) -> tuple[Array, SideVerdict]:
         """Recompute the checksums of C along one side, and verify every line."""
         start = perf_counter()
         u = recompute_checksum(e.lines, e.predicted.carried)
-        self.took("verify", start)
-        self.stage("verified", C=self.task.C, u=u)
-        start = perf_counter()
+        if self.on_stage is not None:
+            self.took("verify", start)
+            self.stage("verified", C=self.task.C, u=u)
+            start = perf_counter()
         verdict = judge(e.lines, e.predicted, u)
         self.took("verify", start)
         return u, verdict
@@ -211,9 +229,9 @@ class Product:
 
     def verify_encoded(self) -> bool:
         """Recheck encoded operands and what they carry; restore a corrupted one. False if that was refused."""
-        operands, fine, start = self.encoded(), True, perf_counter()
-        if not operands:
+        if self.task.encoded_a is None and self.task.encoded_b is None:
             return True
+        operands, fine, start = self.encoded(), True, perf_counter()
         for name, encoded in operands:
             if not encoded.intact() or (encoded.recheck and encoded.changed()):
                 fine = self.restore(name, encoded) and fine
@@ -266,6 +284,11 @@ class Product:
         return True
 
     def summary(self) -> Report:
+        (m, k), n, p = self.A.shape, self.B.shape[1], self.problem
+        sizes: Any = {"operation": self.operation, "m": m, "k": k, "n": n, "dtype": p.dtype}
+        made: Any = {"checks": tuple(self.checks), "seconds": self.seconds, "index": self.task.index}
+        if not (self.statuses or self.decisions or self.faults or self.reasons):
+            return Report.made_of(status=Status.CLEAN, **sizes, **made)
         statuses, faults, reasons = list(self.statuses), list(self.faults), list(self.reasons)
         suspicions, multiplications = 0, 0.0
         for one in self.decisions:
@@ -275,20 +298,13 @@ class Product:
             suspicions += one.suspicions
             multiplications += one.multiplications
         status, also = by_precedence(statuses) if statuses else (Status.CLEAN, ())
-        (m, k), n = self.A.shape, self.B.shape[1]
         return Report.made_of(
             status=status,
-            operation=self.operation,
-            m=m,
-            k=k,
-            n=n,
-            dtype=self.problem.dtype,
-            checks=tuple(self.checks),
+            **sizes,
+            **made,
             faults=tuple(faults),
             suspicions=int(suspicions),
             recomputed=float(multiplications / max(1, m * k * n)),
             also=also,
             reasons=tuple(dict.fromkeys(reasons)),
-            seconds=self.seconds,
-            index=self.task.index,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,9 +29,13 @@ from abft_tsm2.checksum.encoded import Encoded
 CHECKS = ("auto", "rows", "columns", "both")
 VERIFY = (None, "float32")
 PRECISIONS = (None, "tf32")
+_UNKNOWN = "unknown"  # the type of what has none
 
 
-@dataclass(frozen=True, eq=False)
+# What is made anew for each product is not frozen: that takes six times as long.
+
+
+@dataclass(eq=False)
 class GemmTask:
     """One product of two matrices: 2-D views of the operands."""
 
@@ -44,7 +49,7 @@ class GemmTask:
     index: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GemmProblem:
     """All products of one call.
 
@@ -102,6 +107,8 @@ class GemmProblem:
         if self.given is not None:
             return self.given
         C = self.c
+        if not self.squeeze:
+            return C
         for axis in sorted(self.squeeze, reverse=True):
             C = namespace(C).squeeze(C, axis=axis) if C.ndim > 1 else C[0]
         if C.ndim == 0 and is_numpy(C):
@@ -132,24 +139,14 @@ def problem_of(
         raise ValueError(f"precision is {precision!r}: choose one of {', '.join(map(repr, PRECISIONS))}")
     encoded_a, a = (a, a.as_encoded()) if isinstance(a, Encoded) else (None, as_operand(a, "a"))
     encoded_b, b = (b, b.as_encoded()) if isinstance(b, Encoded) else (None, as_operand(b, "b"))
-    if a.ndim == 0 or b.ndim == 0:
-        raise ValueError("a and b must have at least one dimension: multiply by a scalar with *")
-    xp = namespace(a, b)
-    squeeze = (*((-2,) if a.ndim == 1 else ()), *((-1,) if b.ndim == 1 else ()))
-    shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
-    a = a[None, :] if a.ndim == 1 else a
-    b = b[:, None] if b.ndim == 1 else b
-    (m, k), (k_b, n) = a.shape[-2:], b.shape[-2:]
-    if k != k_b:
-        raise ValueError(f"{shapes} cannot be multiplied: the inner dimensions {k} and {k_b} differ")
-    try:
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except ValueError:
-        raise ValueError(f"{shapes} cannot be multiplied: their batch axes do not broadcast") from None
-    promoted = _promoted(xp, a, b)
-    dtype = _result_dtype(xp, promoted, out_dtype, existing)
-    full = (*batch, m, n)
-    shown = full if not squeeze else (*batch, *(() if -2 in squeeze else (m,)), *(() if -1 in squeeze else (n,)))
+    on_numpy = type(a) is type(b) is np.ndarray
+    form = _known_form if on_numpy else _form
+    types = a.dtype, b.dtype, out_dtype, _dtype_of(existing)
+    p = form(namespace(a, b), type(a), a.shape, b.shape, *types, verify, precision)
+    xp, shapes, full, shown, dtype, squeeze = p.xp, p.shapes, p.full, p.shown, p.dtype, p.squeeze
+    if squeeze:
+        a = a[None, :] if a.ndim == 1 else a
+        b = b[:, None] if b.ndim == 1 else b
 
     def fits(x: Any, name: str) -> Array:
         x = in_native_order(as_operand(x, name))
@@ -162,7 +159,7 @@ def problem_of(
         return xp.reshape(x, full) if squeeze else x
 
     if (alpha, beta) != (1.0, 0.0):
-        alpha, beta = _representable(alpha, "alpha", promoted), _representable(beta, "beta", promoted)
+        alpha, beta = _representable(alpha, "alpha", p.promoted), _representable(beta, "beta", p.promoted)
     c0 = None
     if beta != 0.0:
         if c is None:
@@ -184,17 +181,13 @@ def problem_of(
                 raise ValueError(f"out shares memory with {name}: the product would overwrite its own operand")
         if c0 is not None and overlap(out, c0):
             c0 = xp.asarray(c0, copy=True)  # kept aside: a repair needs what out held before
+    elif on_numpy:
+        C = np.empty(full, dtype)
     else:
         C = xp.empty(full, dtype=dtype, device=a.device)
-    library = type(a).__module__.partition(".")[0]
-    name, out_name = dtype_name(promoted), dtype_name(dtype)
-    tf32 = precision == "tf32"
-    if tf32 and not (library == "cupy" and name == "float32"):
-        raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
-    wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
     return GemmProblem(
-        a=_broadcast(xp, a, batch) if batch else a,
-        b=_broadcast(xp, b, batch) if batch else b,
+        a=_broadcast(xp, a, p.batch) if p.batch else a,
+        b=_broadcast(xp, b, p.batch) if p.batch else b,
         c=C,
         c0=c0,
         encoded_a=encoded_a,
@@ -202,14 +195,99 @@ def problem_of(
         alpha=alpha,
         beta=beta,
         check=check,
-        batch=tuple(batch),
+        batch=p.batch,
         squeeze=squeeze,
         given=given,
         exists=existing is not None,
-        arithmetic=arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32),
-        dtype=out_name,
-        wide=wide,
+        arithmetic=p.arithmetic,
+        dtype=p.name,
+        wide=p.wide,
     )
+
+
+class _Form(NamedTuple):
+    """What a product is by the shapes and types of its operands alone.
+
+    Attributes
+    ----------
+    shapes : str
+        Of the operands, for messages.
+    full, shown : tuple of int
+        The result's shape, with the axes that 1-D operands do not have and without them.
+    promoted, dtype, name
+        The operands' common type, and the result's.
+    """
+
+    xp: Any
+    shapes: str
+    batch: tuple[int, ...]
+    squeeze: tuple[int, ...]
+    full: tuple[int, ...]
+    shown: tuple[int, ...]
+    promoted: Any
+    dtype: Any
+    name: str
+    arithmetic: Arithmetic
+    wide: bool
+
+
+def _form(
+    xp: Any,
+    kind: type,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    a_dtype: Any,
+    b_dtype: Any,
+    out_dtype: Any,
+    existing: Any,
+    verify: str | None,
+    precision: str | None,
+) -> _Form:
+    """The form of a product of operands of these shapes and types, in arrays of that kind; errors where there is none.
+
+    `existing`: the type of a result that is there already, or None.
+    """
+    if not a or not b:
+        raise ValueError("a and b must have at least one dimension: multiply by a scalar with *")
+    squeeze = (*((-2,) if len(a) == 1 else ()), *((-1,) if len(b) == 1 else ()))
+    shapes = f"a {tuple(a)} and b {tuple(b)}"
+    a = (1, *a) if len(a) == 1 else a
+    b = (*b, 1) if len(b) == 1 else b
+    (m, k), (k_b, n) = a[-2:], b[-2:]
+    if k != k_b:
+        raise ValueError(f"{shapes} cannot be multiplied: the inner dimensions {k} and {k_b} differ")
+    try:
+        batch = np.broadcast_shapes(a[:-2], b[:-2])
+    except ValueError:
+        raise ValueError(f"{shapes} cannot be multiplied: their batch axes do not broadcast") from None
+    promoted = _promoted(xp, a_dtype, b_dtype)
+    dtype = _result_dtype(xp, promoted, out_dtype, existing)
+    full = (*batch, m, n)
+    shown = full if not squeeze else (*batch, *(() if -2 in squeeze else (m,)), *(() if -1 in squeeze else (n,)))
+    library = kind.__module__.partition(".")[0]
+    name, out_name = dtype_name(promoted), dtype_name(dtype)
+    tf32 = precision == "tf32"
+    if tf32 and not (library == "cupy" and name == "float32"):
+        raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
+    wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
+    how = arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32)
+    return _Form(xp, shapes, tuple(batch), squeeze, full, shown, promoted, dtype, out_name, how, wide)
+
+
+_remembered = lru_cache(1024)(_form)
+
+
+def _known_form(*arguments: Any) -> _Form:
+    """`_form` of NumPy's arrays, which was worked out before for most of them."""
+    try:
+        return _remembered(*arguments)
+    except TypeError:  # there is no such product; or what was given as a dtype has no hash
+        pass
+    return _form(*arguments)
+
+
+def _dtype_of(existing: Any) -> Any:
+    return None if existing is None else getattr(existing, "dtype", _UNKNOWN)
 
 
 def _broadcast(xp: Any, x: Array, batch: tuple[int, ...]) -> Array:
@@ -236,22 +314,22 @@ def _representable(value: float, name: str, promoted: Any) -> float:
     return float(np.float32(value)) if accumulator.bits == 32 else value
 
 
-def _promoted(xp: Any, a: Array, b: Array) -> Any:
+def _promoted(xp: Any, a: Any, b: Any) -> Any:
     try:
-        dtype = xp.result_type(a.dtype, b.dtype)
+        dtype = xp.result_type(a, b)
     except TypeError as error:
-        names = dtype_name(a.dtype), dtype_name(b.dtype)
+        names = dtype_name(a), dtype_name(b)
         raise TypeError(f"{names[0]} and {names[1]} have no common type: convert one, or both to float32") from error
     if dtype_name(dtype) not in FLOATS:
-        raise TypeError(f"{dtype_name(a.dtype)} and {dtype_name(b.dtype)} promote to {dtype_name(dtype)}: convert one")
+        raise TypeError(f"{dtype_name(a)} and {dtype_name(b)} promote to {dtype_name(dtype)}: convert one")
     return dtype
 
 
 def _result_dtype(xp: Any, promoted: Any, out_dtype: Any, existing: Any) -> Any:
     """The promoted type, or float32 for 16-bit operands where that is asked for or given."""
     half = FLOATS[dtype_name(promoted)].bits < 32
-    if out_dtype is None and existing is not None and half and hasattr(existing, "dtype"):
-        out_dtype = existing.dtype
+    if out_dtype is None and half and existing not in (None, _UNKNOWN):
+        out_dtype = existing
     if out_dtype is None:
         return promoted
     asked = type_name(out_dtype)

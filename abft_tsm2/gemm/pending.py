@@ -16,7 +16,7 @@ from abft_tsm2.gemm import fallback
 from abft_tsm2.gemm.device import DeviceProduct, Keep, products_of
 from abft_tsm2.gemm.operands import GemmProblem, problem_of
 from abft_tsm2.gemm.plan import CallOptions, ProductPlan
-from abft_tsm2.gemm.replays import GraphCall, Place, forget
+from abft_tsm2.gemm.replays import ArrayPlace, GraphCall, forget
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import Report, Status
 
@@ -52,7 +52,7 @@ class QueuedCall(NamedTuple):
     options: CallOptions
     info: CallInfo
     device: Any
-    places: tuple[Place | None, ...]
+    places: tuple[ArrayPlace | None, ...]
 
 
 class Pending:
@@ -160,14 +160,14 @@ def owner_of(x: Array) -> weakref.ref[Any]:
     return weakref.ref(x if x.base is None else x.base)
 
 
-def _weak(x: Array | None) -> tuple[weakref.ref[Any] | None, Place | None]:
+def _weak(x: Array | None) -> tuple[weakref.ref[Any] | None, ArrayPlace | None]:
     """Owner and place of an array."""
     if x is None:
         return None, None
-    return owner_of(x), Place(x.data.ptr, x.shape, x.strides, x.dtype)
+    return owner_of(x), ArrayPlace(x.data.ptr, x.shape, x.strides, x.dtype)
 
 
-def _alive(owner: weakref.ref[Any] | None, place: Place | None) -> Array | None:
+def _alive(owner: weakref.ref[Any] | None, place: ArrayPlace | None) -> Array | None:
     """The array at a place, where its memory is still there."""
     import cupy
 

@@ -35,7 +35,7 @@ _MOST = 128  # graphs that are kept,
 _UNUSED = 4096  # until the oldest has not been launched for so many calls
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """Where an array lies."""
 
     address: int
@@ -98,7 +98,7 @@ class GraphCall:
     ----------
     plan, options, info, sequence
         Of the product; and its workspaces.
-    places : tuple of Place
+    places : tuple of ArrayPlace
         Of A, B and C. No array of the user's is kept: those of the next call lie at the same addresses.
     device : Device
     used : int
@@ -111,7 +111,7 @@ class GraphCall:
         import cupy
 
         self.plan, self.options, self.info, self.used, self.device = plan, options, info, 0, cupy.cuda.Device()
-        self.places = tuple(Place(x.data.ptr, x.shape, x.strides, x.dtype) for x in operands[:3])
+        self.places = tuple(ArrayPlace(x.data.ptr, x.shape, x.strides, x.dtype) for x in operands[:3])
         self.sequence, self._wide = LaunchSequence(plan, options, None, side_stream(stream)[2]), operands.wide
         product = ReplayedProduct(plan, options, operands, self.sequence, RING)
         self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0

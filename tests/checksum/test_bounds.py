@@ -16,6 +16,7 @@ from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import (
     Arithmetic,
     arithmetic,
+    bound_factors,
     checksum_noise_factor,
     element_noise,
     largest_norm,
@@ -293,3 +294,27 @@ def test_a_sum_that_cublas_may_have_rounded_twice() -> None:
         least = replace(a, stored=FLOATS["float32"])  # the same, but for the rounding of C
         both = [statistical_bound(np, one, 16, 16, added=3.0, **given) for one in (a, least)]
         assert math.isclose(both[0] - both[1], 4 * 2.0**-8 * 0.5 + twice, rel_tol=1e-12)
+
+
+@given(
+    names=st.sampled_from(PAIRS),
+    k=st.integers(1, 5000),
+    n=st.integers(1, 5000),
+    alpha=st.sampled_from([1.0, -2.5]),
+    sizes=st.tuples(*[st.floats(0, 1e6)] * 3),
+    more=st.floats(1, 20),
+)
+def test_the_bound_of_a_line_in_plain_numbers_is_that_of_arrays(
+    names: Any, k: int, n: int, alpha: float, sizes: Any, more: float
+) -> None:
+    a, (products, stored, added) = arithmetic(*names), sizes
+    lost = a.underflow(k, alpha)
+    known: Any = {"added": np.array([added]), "underflow": lost}
+    largest = largest_norm(k, products=more * np.array([products]), **known)
+    tau = statistical_bound(
+        np, a, k, n, products=np.array([products]), stored=np.array([stored]), largest=largest, **known
+    )
+    found = bound_factors(a, k, n, alpha).of_line(products, stored, added, lost, more)
+    np.testing.assert_allclose(found, (tau[0], largest[0]), rtol=1e-13)
+    assert found == bound_factors(replace(a), k, n, alpha).of_line(products, stored, added, lost, more)
+    assert hash(replace(a)) == hash(a)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ from abft_tsm2.core.row_sums import (
     encoding_pass,
     fingerprint,
     rows_per_block,
+    squares_of_columns,
+    summed_squares,
     weighted_squares,
+    weighted_sums,
     widened,
 )
 from tests.support.cases import DTYPES, ORDERS, arrange
@@ -317,3 +321,48 @@ def test_no_pass_copies_the_matrix(dtype: np.dtype[Any], order: str) -> None:
 
 
 # ---- tall and skinny products -------------------------------------------------------------------------------
+
+
+# ---- stacks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided", "reversed"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+@pytest.mark.parametrize("shape", [(3, 16, 20), (2, 1, 30), (2, 30, 1), (2, 3, 64, 65), (2, 200, 300)])
+def test_each_of_a_stack_has_the_bits_that_it_has_by_itself(
+    dtype: np.dtype[Any], order: str, shape: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(5).standard_normal(shape).astype(dtype)
+    if order == "F":
+        x = np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    elif order != "C":
+        x = np.repeat(x, 2, axis=-1)[..., ::2] if order == "strided" else x[..., ::-1, ::-1]
+    W = np.abs(np.random.default_rng(0).standard_normal((*shape[:-2], shape[-1], 1)))
+    shared = np.ascontiguousarray(W[(0,) * (len(shape) - 2)])
+    half = (shape[-1] + 1) // 2
+    for w in (W, shared):
+        sums, squares, wide = (
+            weighted_sums(x, w),
+            summed_squares(x, w[..., :half, :]),
+            summed_squares(x, w, wide=True),
+        )
+        for at in np.ndindex(*shape[:-2]):
+            v = w if w.ndim == 2 else w[at]
+            assert np.array_equal(sums[at], encoding_pass(x[at], v))
+            assert np.array_equal(squares[at], weighted_squares(x[at], v[:half]))
+            assert np.array_equal(wide[at], weighted_squares(x[at], v, wide=True))
+    if dtype.itemsize >= 4:
+        for at in np.ndindex(*shape[:-2]):
+            assert np.array_equal(squares_of_columns(x)[at], column_squares(x[at]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+def test_memory_that_a_thread_keeps_is_its_own(dtype: np.dtype[Any]) -> None:
+    x, W = sample((250, 300), dtype, "C"), weight_columns(300, 1)
+    expected = encoding_pass(x, W).tobytes(), weighted_squares(x, W * W).tobytes()
+
+    def work(_: int) -> bool:
+        return all((encoding_pass(x, W).tobytes(), weighted_squares(x, W * W).tobytes()) == expected for _ in range(50))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(16)))

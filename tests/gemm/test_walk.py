@@ -9,9 +9,9 @@ from benchmarks import walk
 
 def test_a_clean_product_is_a_short_walk() -> None:
     found = walk.walk()
-    assert found.total <= 130
+    assert found.total <= 110
     assert len(found.files) <= 8
-    assert found.outside <= 260
+    assert found.outside <= 60
 
 
 def test_the_walk_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
