@@ -49,9 +49,12 @@ class KnownCall:
     extents: tuple[int, ...]
     graphs: dict[Any, GraphCall] = field(default_factory=dict)
 
-    def operands(self, A: Any, B: Any, C: Any) -> Operands:
-        """Of a call."""
-        wide = wide_product(self.shape, self.wide) if self.wide else None
+    def operands(self, A: Any, B: Any, C: Any, call: GraphCall | None = None) -> Operands:
+        """Of a call; of one that has run as a graph, with its float32 product."""
+        if call is not None:
+            wide = call.wide
+        else:
+            wide = wide_product(self.shape, self.wide) if self.wide else None
         if len(self.shape) == 3:
             import cupy
 
@@ -143,7 +146,7 @@ def run(
         product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C))
         if policy.synchronous():
             return C, product.report() or fallback.verify_on_host(product, ask(C))
-        return C, pending.queue(product, on_error)
+        return C, policy.queued(pending.queue(product), on_error, known.info if reported else None)
     assert call is not None
     records, event = launched
     if not policy.synchronous():
@@ -156,5 +159,5 @@ def run(
         for record in records:
             record.free()
         return C, None
-    product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C))
+    product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C, call))
     return C, product.settle(records, call) or fallback.verify_on_host(product, ask(C))

@@ -29,20 +29,20 @@ def run(
     `keep`: called with the product, to know the next call with such arguments.
     """
     with problem.c.device:
-        return queue(next(products_of(problem, operation, None, write=write, keep=keep)), on_error)
+        product = next(products_of(problem, operation, None, write=write, keep=keep))
+        info, verdict = product.info, queue(product)
+    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
 
 
-def queue(product: DeviceProduct, on_error: str | None) -> Deferred:
-    """Queue a product; its report is PENDING."""
+def queue(product: DeviceProduct) -> Pending:
+    """Queue a product: its verdict."""
     import cupy
 
     o, records, done = product.operands, product.queue(), cupy.cuda.Event(disable_timing=True)
     done.record()
     owners, places = zip(*map(_weak, o[:4]), strict=True)
     call = QueuedCall(product.plan, product.options, product.info, cupy.cuda.Device(), places)
-    verdict = Pending(records, done, call, owners)
-    info = product.info
-    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
+    return Pending(records, done, call, owners)
 
 
 class QueuedCall(NamedTuple):

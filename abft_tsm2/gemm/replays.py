@@ -100,6 +100,8 @@ class GraphCall:
         Of the product; and its workspaces.
     places : tuple of ArrayPlace
         Of A, B and C. No array of the user's is kept: those of the next call lie at the same addresses.
+    wide : array or None
+        The float32 product behind a C of 16 bits.
     device : Device
     used : int
         When it was launched last.
@@ -112,7 +114,7 @@ class GraphCall:
 
         self.plan, self.options, self.info, self.used, self.device = plan, options, info, 0, cupy.cuda.Device()
         self.places = tuple(ArrayPlace(x.data.ptr, x.shape, x.strides, x.dtype) for x in operands[:3])
-        self.sequence, self._wide = LaunchSequence(plan, options, None, side_stream(stream)[2]), operands.wide
+        self.sequence, self.wide = LaunchSequence(plan, options, None, side_stream(stream)[2]), operands.wide
         product = ReplayedProduct(plan, options, operands, self.sequence, RING)
         self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0
         workspace, capturing = _workspace(stream), _capture_stream()

@@ -38,7 +38,7 @@ def cp(card: tuple[Any, cupy_on_cpu.Kernels]) -> Any:
 def operands(cp: Any, *batch: int, seed: int = 0) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(seed)
     A, B = (rng.standard_normal((*batch, *shape)).astype(np.float32) for shape in ((M, K), (K, N)))
-    return cp.asarray(A), cp.asarray(B), cp.asarray(np.empty((*batch, M, N), np.float32))
+    return cp.asarray(A), cp.asarray(B), cp.asarray(np.zeros((*batch, M, N), np.float32))
 
 
 def right(A: Any, B: Any, C: Any) -> bool:
@@ -153,12 +153,16 @@ def test_a_graph_whose_kernel_does_not_run_is_not_believed(
             assert ft.protected_gemm(A, B, out=C, return_report=True)[1].wait().status is Status.CLEAN
 
 
-def test_everything_wrong_is_left_to_the_host(cp: Any) -> None:
-    A, B, C = operands(cp)
+@pytest.mark.parametrize("how", [{}, {"verify": "float32"}], ids=["float32", "float16 by way of float32"])
+def test_everything_wrong_is_left_to_the_host(cp: Any, how: dict[str, str]) -> None:
+    A, B, C = (x.astype(np.float16) if how else x for x in operands(cp))
     with planted(Faults(5, plant=everything), graphs=True), ft.errstate(corrected="ignore"):
-        found = [ft.protected_gemm(A, B, out=C, return_report=True)[1].status for _ in range(8)]
+        found = []
+        for _ in range(8):
+            found.append(ft.protected_gemm(A, B, out=C, return_report=True, **how)[1].status)
+            assert right(A, B, C)
+    assert len(replays._made) == 1
     assert [i for i, status in enumerate(found) if status is Status.CORRECTED] == [5]
-    assert right(A, B, C)
 
 
 def test_no_more_graphs_are_kept_than_are_used(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
