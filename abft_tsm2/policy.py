@@ -83,7 +83,8 @@ class errstate:
         The result is wrong; by default "raise".
     sync : bool, optional
         False: products on a GPU are queued, or captured into a CUDA graph, repairs included, and their reports stay
-        PENDING: the host waits for nothing. ``report.wait()``, or the end of a `monitor` block, collects them, and acts and raises as said above.
+        PENDING: the host waits for nothing. ``report.wait()``, or the end of a `monitor` block, collects them, and acts
+        and raises as said above.
         True, which is the default: a protected product returns when its verdict is known.
 
     Raises

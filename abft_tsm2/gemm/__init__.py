@@ -105,8 +105,8 @@ def protected_gemm(
 
     CuPy arrays are multiplied by cuBLAS and checked by kernels on the caller's current stream, repairs included; the
     host waits once, at the end, and not at all under ``errstate(sync=False)``, where the report is PENDING and
-    ``report.wait()`` gives the final one. There the stream may also be captured into a CUDA graph; then ``report.wait()``
-    sums up all replays so far. It waits more often where something was found that the kernels leave to it,
+    ``report.wait()`` gives the final one. There the stream may also be captured into a CUDA graph: ``report.wait()``
+    then sums up all replays so far. The host waits more often where something was found that the kernels leave to it,
     and with `c` where ``verify="float32"``.
 
     Examples
