@@ -119,8 +119,9 @@ INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& sai
 }
 
 // With the faults that were logged, by line and position.
-INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* record, Bits* tally, unsigned* keys) {
+INLINE void finish(const Problem* problem, const double* tau, Bits* tally, unsigned* keys) {
   const Problem& p = problem[0];
+  Bits* const record = p.record;
   const Bits wrong = __ldcg(p.state + WRONG);
   const int count = wrong < LOG ? int(wrong) : LOG;
   constexpr int OWN_KEYS = LOG / T1;
@@ -157,8 +158,11 @@ INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* r
   const Bits outcome = changed || open || !p.checked ? 2 : cleared ? 3 : 1;
   const Said said = {p.state[FLAGGED], p.state[CLOSEST], p.state[CALL], p.state[JUDGED]};
   const double least = least_weight(p.sizes, p.v_step ? p.batch : 1);
-  if (tally != nullptr) log_faults(tally, call, record + 8, count < TOLD ? count : TOLD);
-  if (threadIdx.x == 0) write_record(outcome, changed, wrong, said, call, p.m * p.batch, least, record, tally);
+  write_bounds(tau, p.m * p.batch, record);
+  if (tally != nullptr) log_faults(tally, p.call, record + 8, count < TOLD ? count : TOLD);
+  if (threadIdx.x > 0) return;
+  write_record(outcome, changed, wrong, said, p.call, p.m * p.batch, least, record, nullptr);
+  if (tally != nullptr) add_record(tally, record, p.m * p.batch);
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
@@ -255,20 +259,21 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   // at the same time.
   const Said said = {state[FLAGGED], state[CLOSEST], state[CALL], state[JUDGED]};
   const unsigned flagged = unsigned(said.flags);
-  call = number_of(call);
-  record = record_of(tally, call, record);
   const bool records = blockIdx.x == 0 && threadIdx.x < 32;
   const double least = records ? least_weight(sizes, v_step ? batch : 1) : 0;
-  if (records) write_bounds(tau, m * batch, record);
+  const Bits number = number_of(call);
+  Bits* const own = record_of(tally, number, record);
   if (flagged == 0) {
-    if (records && threadIdx.x == 0) write_record(0, 0, 0, said, call, m * batch, least, record, tally);
+    if (records) write_bounds(tau, m * batch, own);
+    if (records && threadIdx.x == 0) write_record(0, 0, 0, said, number, m * batch, least, own, tally);
     return;
   }
   const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = deep > 1 ? deep : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
   if (scratch_bytes < needed) {
-    if (records && threadIdx.x == 0) write_record(2, 0, 0, said, call, m * batch, least, record, tally);
+    if (records) write_bounds(tau, m * batch, own);
+    if (records && threadIdx.x == 0) write_record(2, 0, 0, said, number, m * batch, least, own, tally);
     return;
   }
   encoded = number_of(encoded);
@@ -290,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
                   factor, input_factor, out_factor, k_root, guards, guards0, encoded, left_words, right_words, added_words, w_step,
                   unit_roundoff, rigorous, out_roundoff, underflow, sizes, lines, state, int(flagged), groups, lines, int(flagged),
                   flagged > most, false, false, false, pieces(n, T1), stripes, slabs, pieces(k, slabs),
-                  reinterpret_cast<Fixed*>(scratch), sides, sums, sums + 3 * GROUPS * n};
+                  reinterpret_cast<Fixed*>(scratch), sides, sums, sums + 3 * GROUPS * n, number, own};
   __syncthreads();
 
   Index base = 0, item = next(state, false, ticket);
@@ -321,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       if (stage == SAMPLE || stage == WHOLE_COLUMNS) look_at_column(problem, number, stage == WHOLE_COLUMNS, pool);
       if (stage == LIST_REMAINING || stage == VERIFY) verify(problem, number, stage == VERIFY, pool);
       if (stage == KNOWN) compare_known(problem, number, word_sums);
-      if (stage == RECORD) finish(problem, tau, call, record, tally, keys);
+      if (stage == RECORD) finish(problem, tau, tally, keys);
     }
     base += items;
   }

@@ -58,3 +58,10 @@ INLINE void add_replay(Bits* tally, Bits call, bool judged, Bits outcome, Bits w
   tally[ALL_FLAGS] |= flags;
   tally[NUMBER] = call + 1;
 }
+
+// The same, by the record of a verdict on so many lines.
+INLINE void add_record(Bits* tally, const Bits* record, Index lines) {
+  const Bits call = record[0], flagged = record[1], raised = record[7];
+  const bool judged = raised >> 8 == call && flagged >> 32 == Bits(lines);
+  add_replay(tally, call, judged, record[2], record[6], flagged & 0xffffffffu, record[3], raised & 0xff);
+}
