@@ -97,9 +97,11 @@ def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
 
 def remember(key: Any, product: DeviceProduct) -> None:
     """Know the calls of this key (`key_of`) from now on."""
+    A, B, C = product.operands[:3]
+    if any(stride < 0 for x in (A, B, C) for stride in x.strides):  # which `overlap` does not see through
+        return
     if len(_known) >= _MOST:
         _known.clear()
-    A, B, C = product.operands[:3]
     wide = None if product.operands.wide is None else order_of(C)
     extents = tuple(map(_extent, (A, B, C)))
     _known[key] = KnownCall(product.plan, product.options, product.info, C.shape, C.dtype, wide, extents)
@@ -152,9 +154,14 @@ def run(
     if not policy.synchronous():
         verdict = Pending(records, event, call, tuple(map(pending.owner_of, (A, B, C))))
         return C, policy.queued(verdict, on_error, known.info if reported else None)
-    for record in records:
-        record.bring(stream.ptr)
-    stream.synchronize()
+    try:
+        for record in records:
+            record.bring(stream.ptr)
+        stream.synchronize()
+    except BaseException:
+        for record in records:
+            record.free()
+        raise
     if not reported and all(map(untouched, records)):
         for record in records:
             record.free()
