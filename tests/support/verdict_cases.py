@@ -359,7 +359,7 @@ def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
         or (np.delete(made.state, [0, 1, CALL_WORD, JUDGED_WORD, UNBOUNDED_WORD]) != SEALED).any()
     ):
         found.append("other words of the state were written")
-    unbounded = int((~np.isfinite(tau.ravel()[listed[listed < tau.size]])).sum())
+    unbounded = int((~np.isfinite(tau.ravel()[[x for x in listed if x < tau.size]])).sum())
     if int(made.state[UNBOUNDED_WORD] - np.uint64(SEALED)) != unbounded:
         found.append(f"{unbounded} lines fail without a bound, and others are counted")
     if int(made.state[CALL_WORD]) != CALL or int(made.state[JUDGED_WORD]) != tau.size:
