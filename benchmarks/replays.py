@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -247,7 +248,9 @@ def main(arguments: list[str] | None = None) -> int:
             flush=True,
         )
         if options.output or not options.quick:
-            sheet.write(options.output or "replays", rows)
+            path = Path(options.output) if options.output else sheet.RESULTS / "replays.csv"
+            with sheet.Sheet(path, list(row), append=len(rows) > 1) as file:  # what is done stays, whatever interrupts
+                file.append(row)
     return 0 if all(map(held, rows)) else 1
 
 
