@@ -25,6 +25,7 @@ from benchmarks import (
     lu_gpu_tables,
     lu_tables,
     readme_tables,
+    replays_tables,
     stream_tables,
     tsm2_tables,
 )
@@ -39,7 +40,7 @@ _TABLE = re.compile(
 
 MODULES = (
     *(cpu_tables, tsm2_tables, stream_tables, gemm_tables, lu_tables, lu_gpu_tables, campaign_tables),
-    *(calls_tables, dask_tables, readme_tables),
+    *(calls_tables, replays_tables, dask_tables, readme_tables),
 )
 
 

@@ -505,7 +505,7 @@ def test_launches_are_those_of_one_product(cp: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(replays.ReplayedProduct, "queue", _counting(made, replays.ReplayedProduct.queue))
     A, B, C = operands(cp)
     capture(cp, lambda: ft.protected_gemm(A, B, out=C))
-    assert made == [5]  # weights, B, A; C, repair
+    assert made == [6]  # a pause, weights, B, A; C, repair
 
 
 def _counting(made: list[Any], queue: Callable[..., None]) -> Callable[..., None]:

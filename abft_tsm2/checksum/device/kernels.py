@@ -1,6 +1,6 @@
 """The kernels that encode, verify and repair a product on a GPU, as frozen configurations; which one serves a shape.
 
-`Equilibrate`, `LineSums`, `AcrossSums` and `JudgeKernel` are files of kernels/check, `RepairKernel` is
+`Equilibrate`, `LineSums`, `AcrossSums`, `JudgeKernel` and `PauseKernel` are files of kernels/check, `RepairKernel` is
 kernels/repair/repair.cu: each says there what it does. Fields have the names of the macros that they set.
 """
 
@@ -130,6 +130,15 @@ class Equilibrate:
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
         return {**_types(self.dtype), "T1": self.t1, "TURNED": int(self.turned)}
+
+
+@dataclass(frozen=True)
+class PauseKernel:
+    """kernels/check/pause.cu, which has no constants."""
+
+    file: ClassVar[str] = "check/pause.cu"
+    name: ClassVar[str] = "pause_of_a_launch"
+    macros: ClassVar[dict[str, str | int]] = {}
 
 
 @dataclass(frozen=True)
