@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_numpy, same_bits, to_host
-from abft_tsm2.checksum.bounds import bound_factors, checksum_noise_factor, largest_norm, statistical_bound
+from abft_tsm2.checksum.bounds import BoundFactors, bound_factors, checksum_noise_factor, largest_norm, statistical_bound
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
 from abft_tsm2.core.row_sums import (
@@ -180,22 +180,53 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     first = _residuals(lines, expected, u)
     if first is None or np.count_nonzero(first.fine) < first.fine.size:
         return None
-    C, m, near = lines.C, first.ratio.size, None
-    residuals, products, added = first.size, first.products, first.added
-    if m > _FEW:
-        near = (-first.ratio).argpartition(_FEW)[:_FEW]
-        near.sort()
-        C, residuals, products = take_rows(C, near), residuals.take(near), products.take(near)
-        added = None if added is None else added.take(near)
-    V = expected.carried.weights
-    stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True))).ravel().tolist()
-    sizes, others = products.ravel().tolist(), [0.0] * len(stored) if added is None else added.ravel().tolist()
+    V, sizes = expected.carried.weights, (first.size, first.products, first.added)
     factors = bound_factors(lines.arithmetic, lines.terms, V.shape[0], lines.alpha)
-    more = _estimate(lines.R.shape[0])
+    known = first.underflow, factors, estimate_of(lines.R.shape[0])
+    check = clean_check(lines.side, lines.C, V * V, first.ratio, sizes, *known, np.minimum.reduce(first.weights, axis=None))
+    return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
+
+
+def clean_check(
+    side: str,
+    C: Array,
+    V2: Array,
+    ratio: Floats,
+    sizes: tuple[Floats, Floats, Floats | None],
+    underflow: float,
+    factors: BoundFactors,
+    more: float,
+    smallest: float,
+) -> Check | None:
+    """The check of a product all of whose lines are within the least that their bounds can be, from the few lines that
+    came closest; None where one of these is not within what is known when they have been read once more.
+
+    Parameters
+    ----------
+    V2 : (n, 1) array
+        The squares of the weights.
+    ratio : (m,) array
+        Of residuals and the least bounds.
+    sizes : three arrays of m, one of them or None
+        Residuals, and products and added as in `statistical_bound`.
+    underflow, factors, more
+        Of `BoundFactors.of_line`.
+    smallest : float
+        The least modulus of the weights.
+    """
+    (residuals, products, added), m = sizes, ratio.size
+    if m > _FEW:
+        near = (-ratio).argpartition(_FEW)[:_FEW]
+        near.sort()
+        C, places = take_rows(C, near), near.tolist()
+    else:
+        places = list(range(m))
+    stored = np.sqrt(to_host(summed_squares(C, V2, wide=True))).ravel().tolist()
     bounds, closest, line = [], -1.0, -1
-    for i, residual in enumerate(residuals.ravel().tolist()):
-        tau, largest = factors.of_line(sizes[i], stored[i], others[i], first.underflow, more)
-        if not ((residual <= tau) & math.isfinite(tau) & (stored[i] <= largest)):
+    for i, norm in zip(places, stored, strict=True):
+        residual = residuals.item(i)
+        tau, largest = factors.of_line(products.item(i), norm, 0.0 if added is None else added.item(i), underflow, more)
+        if not ((residual <= tau) & math.isfinite(tau) & (norm <= largest)):
             return None
         bounds.append(tau)
         if residual / tau > closest:
@@ -203,9 +234,7 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     bounds.sort()
     half = len(bounds) // 2
     bound = bounds[half] if len(bounds) % 2 else (bounds[half - 1] + bounds[half]) / 2
-    line = line if near is None else int(near[line])
-    limit = _limit(closest, bound, np.minimum.reduce(first.weights, axis=None))
-    return SideVerdict(first.fine[:, 0], first.ratio, _check_of(lines.side, m, bound, closest, line, limit))
+    return _check_of(side, m, bound, closest, line, _limit(closest, bound, smallest))
 
 
 class FirstVerdict(NamedTuple):
@@ -259,7 +288,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     V = expected.carried.weights
     stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
     known: Any = {"added": added, "underflow": underflow}
-    largest = largest_norm(terms, products=_estimate(lines.R.shape[-2]) * products, **known)
+    largest = largest_norm(terms, products=estimate_of(lines.R.shape[-2]) * products, **known)
     tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
     close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
     ok = close.all(axis=(-2, -1))
@@ -291,7 +320,7 @@ def _lines_at(X: Array, at: Integers) -> Array:
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
 
 
-def _estimate(k: int) -> float:
+def estimate_of(k: int) -> float:
     """P2 estimated from a part of its terms may be short of the whole; so many times as much covers it."""
     h = part_of(k)
     return 1.0 if h == k else 2 * math.sqrt(k / h)
@@ -315,7 +344,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
-    estimate = _estimate(lines.R.shape[0])
+    estimate = estimate_of(lines.R.shape[0])
 
     def compare(at: Any, stored2: Array | None = None, larger: float = estimate) -> None:
         """Judge these lines by what is known of their norms."""
