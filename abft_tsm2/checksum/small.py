@@ -1,4 +1,4 @@
-"""The checksums of one side of a small product on NumPy, in few array calls and in memory that is kept for the next one.
+"""The checksums of one side of a small product on NumPy: in few array calls, and in memory that is kept for the next.
 
 Of small matrices the calls take longer than the arithmetic. The sums here are those of `encoded_right`, `predict` and
 `recompute_checksum`, bit for bit: `ndarray.dot` makes the same call of BLAS as `numpy.matmul` in a third of the time.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.checksum.bounds import Arithmetic, bound_factors, statistical_bound
+from abft_tsm2.checksum.bounds import Arithmetic, bound_factors
 from abft_tsm2.checksum.encode import (
     SQUARED,
     OperandChecksum,
@@ -23,7 +23,7 @@ from abft_tsm2.checksum.encode import (
     read_whole,
 )
 from abft_tsm2.checksum.sides import Floats, Side
-from abft_tsm2.checksum.verify import PredictedSums, clean_check, estimate_of, judge
+from abft_tsm2.checksum.verify import MANY, PredictedSums, clean_check, estimate_of, judge, rounded_check
 from abft_tsm2.checksum.weights import Weights
 from abft_tsm2.core.row_sums import copied, small, squares_of, squares_of_columns
 from abft_tsm2.report import Check
@@ -135,8 +135,9 @@ class SmallSums:
         was hit."""
         V, V2, _, t, _, products2 = self._now
         u = self._u
-        (C if C.dtype is _DOUBLE else copied(C, _DOUBLE)).dot(V, u)
-        if self._a.u_out:  # what is stored is rounded, and most lines need the norm of that
+        X = C if self._wide else copied(C, _DOUBLE)
+        X.dot(V, u)
+        if self._a.u_out and self._m > MANY:
             verdict = judge(self.lines(L, R, C), self.predicted(), u[:, None])
             check = verdict.check if np.count_nonzero(verdict.ok) == self._m else None
             return check if self._memory.tobytes() == self._bits else None
@@ -151,17 +152,19 @@ class SmallSums:
         underflow = self._lost * float(np.add.reduce(weights))
         if not underflow:
             return None
-        tau = statistical_bound(
-            np, self._a, self._k, self._n, products=products, stored=None, added=None, underflow=underflow
-        )
+        factors, more = self._known
+        tau = factors.of_lines(products, underflow)
         fine = np.less_equal(residual, tau, self._ok)
         fine &= np.isfinite(tau, self._finite)
+        sizes, smallest = (residual, products, None), np.minimum.reduce(weights)
+        if self._a.u_out:
+            stored = np.sqrt(np.multiply(X, X, X).dot(V2))
+            known: Any = {"underflow": underflow, "more": more, "smallest": smallest}
+            check = rounded_check(self._side, self._a, self._k, self._n, stored, residual / tau, fine, sizes, **known)
+            return check if self._memory.tobytes() == self._bits else None
         if fine.tobytes() != self._all:
             return None
-        known, more = self._known
-        sizes = residual, products, None
-        smallest = np.minimum.reduce(weights)
-        check = clean_check(self._side, C, V2[:, None], residual / tau, sizes, underflow, known, more, smallest)
+        check = clean_check(self._side, C, V2[:, None], residual / tau, sizes, underflow, factors, more, smallest)
         return check if self._memory.tobytes() == self._bits else None
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:

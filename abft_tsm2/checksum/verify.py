@@ -19,12 +19,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, is_numpy, same_bits, to_host
-from abft_tsm2.checksum.bounds import BoundFactors, bound_factors, checksum_noise_factor, largest_norm, statistical_bound
+from abft_tsm2.checksum.bounds import (
+    Arithmetic,
+    BoundFactors,
+    bound_factors,
+    checksum_noise_factor,
+    largest_norm,
+    statistical_bound,
+)
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
 from abft_tsm2.core.row_sums import (
     in_single,
     rows_per_block,
+    small,
     summed_squares,
     take_rows,
     weighted_squares,
@@ -34,7 +42,7 @@ from abft_tsm2.core.row_sums import (
 from abft_tsm2.report import Check, Fault
 
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came
-_MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before the whole of a few
+MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before the whole of a few
 
 
 class PredictedSums(NamedTuple):
@@ -172,19 +180,72 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
 def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
     """The verdict on a product all of whose residuals are within the least that their bounds can be, and those of the
     few lines that came closest within what is known when these lines of C have been read once more; else None."""
-    if lines.arithmetic.u_out:  # what is stored is rounded, and most lines need the norm of that
-        found = first_verdict(lines, expected, u)
-        if found is None or not found.ok:
-            return None
-        return SideVerdict(np.ones(found.ratio.shape, np.bool_), found.ratio, found.check(lines))
-    first = _residuals(lines, expected, u)
-    if first is None or np.count_nonzero(first.fine) < first.fine.size:
+    a, C, (m, n) = lines.arithmetic, lines.C, lines.C.shape
+    first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
+    if first is None:
         return None
     V, sizes = expected.carried.weights, (first.size, first.products, first.added)
-    factors = bound_factors(lines.arithmetic, lines.terms, V.shape[0], lines.alpha)
-    known = first.underflow, factors, estimate_of(lines.R.shape[0])
-    check = clean_check(lines.side, lines.C, V * V, first.ratio, sizes, *known, np.minimum.reduce(first.weights, axis=None))
+    more, smallest = estimate_of(lines.R.shape[0]), np.minimum.reduce(first.weights, axis=None)
+    if a.u_out:
+        fine = first.fine[:, 0]
+        stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
+        known: Any = {"underflow": first.underflow, "more": more, "smallest": smallest}
+        check = rounded_check(lines.side, a, lines.terms, n, stored, first.ratio, fine, sizes, **known)
+        return None if check is None else SideVerdict(np.ones(m, np.bool_), first.ratio, check)
+    if np.count_nonzero(first.fine) < m:
+        return None
+    factors = bound_factors(a, lines.terms, n, lines.alpha)
+    check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more, smallest)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
+
+
+def rounded_check(
+    side: str,
+    a: Arithmetic,
+    terms: int,
+    n: int,
+    stored: Floats,
+    ratio: Floats,
+    fine: Mask,
+    sizes: tuple[Floats, Floats, Floats | None],
+    *,
+    underflow: float,
+    more: float,
+    smallest: float,
+) -> Check | None:
+    """`clean_check` where what is stored is rounded and most lines need the norm of that, which is known of all: lines
+    that are not `fine` without it are counted among those that came closest.
+
+    Parameters
+    ----------
+    stored, sizes : arrays of m
+        As in `statistical_bound`; the first of `sizes` are the residuals.
+    fine : (m,) boolean array
+        Lines within the least that their bounds can be.
+    """
+    residual, products, added = sizes
+    known: Any = {"added": added, "underflow": underflow}
+    largest = largest_norm(terms, products=more * products, **known)
+    tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
+    close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
+    if np.count_nonzero(close) < close.size:
+        return None
+    ratios, bounds, places = (residual / tau).ravel(), tau.ravel(), None
+    if ratio.size > _FEW:
+        counted = ~fine
+        counted[np.where(fine, -ratio, 0.0).argpartition(_FEW)[:_FEW]] = True
+        places = counted.nonzero()[0]
+        ratios, bounds = ratios[places], bounds[places]
+    line = int(ratios.argmax())
+    closest, bound = ratios.item(line), _median(bounds.tolist())
+    line = line if places is None else places.item(line)
+    return _check_of(side, ratio.size, bound, closest, line, _limit(closest, bound, smallest))
+
+
+def _median(x: list[float]) -> float:
+    x.sort()
+    half = len(x) // 2
+    return x[half] if len(x) % 2 else (x[half - 1] + x[half]) / 2
 
 
 def clean_check(
@@ -221,7 +282,12 @@ def clean_check(
         C, places = take_rows(C, near), near.tolist()
     else:
         places = list(range(m))
-    stored = np.sqrt(to_host(summed_squares(C, V2, wide=True))).ravel().tolist()
+    if isinstance(C, np.ndarray) and small(C):
+        C = C.astype(np.float64, copy=False)
+        stored2 = (C * C).dot(V2)
+    else:
+        stored2 = to_host(summed_squares(C, V2, wide=True))
+    stored = np.sqrt(stored2).ravel().tolist()
     bounds, closest, line = [], -1.0, -1
     for i, norm in zip(places, stored, strict=True):
         residual = residuals.item(i)
@@ -231,9 +297,7 @@ def clean_check(
         bounds.append(tau)
         if residual / tau > closest:
             closest, line = residual / tau, i
-    bounds.sort()
-    half = len(bounds) // 2
-    bound = bounds[half] if len(bounds) % 2 else (bounds[half - 1] + bounds[half]) / 2
+    bound = _median(bounds)
     return _check_of(side, m, bound, closest, line, _limit(closest, bound, smallest))
 
 
@@ -270,7 +334,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     Where what is stored is rounded, the lines that this has to explain are counted among those that came closest.
     """
     a, terms, (m, n) = lines.arithmetic, lines.terms, lines.C.shape[-2:]
-    first = None if a.u_out and m > _MANY else _residuals(lines, expected, u)
+    first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
     if first is None:
         return None
     fine, ratio, residual, products, added, underflow, weights = first
@@ -362,7 +426,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
         ok[at] = np.all(fine, axis=1)
 
     compare(slice(None))  # by a part of P2 alone
-    if np.count_nonzero(~ok) > _MANY:  # sums without cancellation: C is what is large
+    if np.count_nonzero(~ok) > MANY:  # sums without cancellation: C is what is large
         head = expected.carried.weights[: part_of(n), :]
         for at in _portions(np.arange(ok.size), head.shape[0]):
             compare(at, weighted_squares(_gather(lines.C[:, : head.shape[0]], at), head * head))

@@ -139,8 +139,8 @@ def protected_gemm(
     write = on_error is None or on_error == "correct"
     found: tuple[Any, Report | None] | None = None
     if type(a) is type(b) is np.ndarray:
-        plain = c is out is out_dtype is on_stage is verify is precision is None
-        if plain and type(alpha) is type(beta) is float and alpha == 1.0 and beta == 0.0:
+        plain = c is None and out is None and out_dtype is None and verify is None and precision is None
+        if plain and on_stage is None and type(alpha) is type(beta) is float and alpha == 1.0 and beta == 0.0:
             form = small.known(a, b, check)
             if form is not None:
                 policy.check_on_error(on_error)

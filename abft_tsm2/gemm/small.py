@@ -75,7 +75,8 @@ class SmallForm:
         self.shape, self.dtype = (m, n), p.c.dtype
         self._columns = tuple(side == "columns" for side in p.sides("rows" if n <= m else "columns"))
         self._problem = p.a.dtype, p.arithmetic
-        self._sizes: Any = {"operation": "gemm", "m": m, "k": k, "n": n, "dtype": p.dtype}
+        known: Any = {"operation": "gemm", "m": m, "k": k, "n": n, "dtype": p.dtype}
+        self._report = Report.made_of(status=Status.CLEAN, **known)
         self._free: list[_Memory] = []
 
     def _memory(self) -> _Memory:
@@ -84,7 +85,7 @@ class SmallForm:
             return self._free.pop()
         except IndexError:
             pass
-        (m, n), k, (dtype, a) = self.shape, self._sizes["k"], self._problem
+        (m, n), k, (dtype, a) = self.shape, self._report.k, self._problem
         sides = []
         for columns in self._columns:
             lines = (n, k, m) if columns else (m, k, n)
@@ -110,7 +111,7 @@ class SmallForm:
         seconds["verify"] = perf_counter() - multiplied
         if len(self._free) < _IDLE:
             self._free.append(memory)
-        return Report.made_of(status=Status.CLEAN, **self._sizes, checks=checks, seconds=seconds)
+        return self._report.like(checks=checks, seconds=seconds)
 
     def _encode(self, sides: list[SmallSums], A: Array, B: Array) -> None:
         for columns, side in zip(self._columns, sides, strict=True):
@@ -128,9 +129,7 @@ class SmallForm:
             checks.append(check)
         return tuple(checks)
 
-    def _settled(
-        self, sides: list[SmallSums], problem: GemmProblem, seconds: dict[str, float], write: bool
-    ) -> Report:
+    def _settled(self, sides: list[SmallSums], problem: GemmProblem, seconds: dict[str, float], write: bool) -> Report:
         """The report of a product that may be wrong, by the procedure of any other one from its verdict on."""
         caller = np.geterr()
         with np.errstate(all="ignore"):
