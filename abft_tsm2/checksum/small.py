@@ -46,7 +46,7 @@ def serves(L: Array, R: Array, a: Arithmetic) -> bool:
 SMALL = 1 << 17  # elements of C: as of what is `small`
 
 
-class _Places(NamedTuple):
+class _EncodedPlaces(NamedTuple):
     """All that is encoded of a side: arrays of one dimension in one piece of memory."""
 
     V: Array
@@ -57,7 +57,7 @@ class _Places(NamedTuple):
     products: Array
 
     @classmethod
-    def of(cls, memory: Any, sizes: tuple[int, ...], kind: Any) -> _Places:
+    def of(cls, memory: Any, sizes: tuple[int, ...], kind: Any) -> _EncodedPlaces:
         """In this memory, the last two of another type than float64."""
         at, found = 0, []
         for size, dtype in zip(sizes, 4 * (_DOUBLE,) + 2 * (kind,), strict=True):
@@ -91,7 +91,7 @@ class SmallSums:
         self._kind = _DOUBLE if self._wide else _SINGLE
         self._sizes = (n, n, k, m, self._part, m)
         self._memory = np.empty(8 * (2 * n + k + m) + self._kind.itemsize * (self._part + m), np.uint8)
-        self._now = _Places.of(self._memory, self._sizes, self._kind)
+        self._now = _EncodedPlaces.of(self._memory, self._sizes, self._kind)
         self._bits = b""
         self._ones = ones(k, self._kind)
         self._u, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(n)
@@ -174,7 +174,9 @@ class SmallSums:
     def predicted(self) -> PredictedSums:
         """What was encoded, in its place, and the copies of it."""
         V, _, s, t, squares, products = (x[:, None] for x in self._now)
-        V_, _, s_, t_, squares_, products_ = (x[:, None] for x in _Places.of(self._bits, self._sizes, self._kind))
+        V_, _, s_, t_, squares_, products_ = (
+            x[:, None] for x in _EncodedPlaces.of(self._bits, self._sizes, self._kind)
+        )
         right = OperandChecksum(V, s, squares, (V_, s_, squares_), False)
         return PredictedSums(right, t, products, None, None, (t_, products_, None, None))
 

@@ -1,10 +1,9 @@
-"""Verify the lines of C: compare their residuals with what rounding explains, fast and then rescaled.
+"""Verify the lines of C: compare their residuals with what rounding explains.
 
 `predict`, `recompute_checksum` and `judge` verify every product: each matrix is read once, and the 2-norms behind the
 bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a residual within the
 bound it gives is within the true bound (so pass most products, and each of a stack); the few lines that are not are
-compared with the whole. `verify_rescaled` verifies what remains: everything is computed anew, rescaled so that nothing
-overflows, without the columns and lines that hold NaN or Inf from the start.
+compared with the whole. `abft_tsm2.checksum.rescaled` verifies what remains.
 
 Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fault, and so is a bound that overflowed.
 """
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, is_numpy, same_bits, to_host
+from abft_tsm2.arrays import Array, is_numpy, same_bits, to_host
 from abft_tsm2.checksum.bounds import (
     Arithmetic,
     BoundFactors,
@@ -28,7 +27,7 @@ from abft_tsm2.checksum.bounds import (
     statistical_bound,
 )
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
-from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
+from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.core.row_sums import (
     in_single,
     rows_per_block,
@@ -37,7 +36,6 @@ from abft_tsm2.core.row_sums import (
     take_rows,
     weighted_squares,
     weighted_sums,
-    widened,
 )
 from abft_tsm2.report import Check, Fault
 
@@ -430,7 +428,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
         head = expected.carried.weights[: part_of(n), :]
         for at in _portions(np.arange(ok.size), head.shape[0]):
             compare(at, weighted_squares(_gather(lines.C[:, : head.shape[0]], at), head * head))
-    ratio = _ratio(residual, tau)
+    ratio = worst_ratio(residual, tau)
     seen = ~ok  # these get their true bound, and so do the few that came closest
     seen[np.argpartition(np.where(ok, -ratio, 0.0), _FEW)[:_FEW] if ok.size > _FEW else slice(None)] = True
     closer = np.flatnonzero(seen)
@@ -445,11 +443,11 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
                 q2 = weighted_squares(lines.R, V2, wide=True)
             products2[bad] = _host(weighted_squares(_gather(lines.L, bad), q2, wide=True))
             compare(bad, _host(whole)[np.isin(at, bad)], 1.0)
-    ratio[closer] = _ratio(residual[closer], tau[closer])
+    ratio[closer] = worst_ratio(residual[closer], tau[closer])
     bounds = tau[closer].max(axis=1, initial=0.0)
     bounds = bounds[np.isfinite(bounds)]
     bound_seen = float(middle(bounds)) if bounds.size else 0.0
-    return SideVerdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
+    return SideVerdict(ok, ratio, lines_check(lines, V, ok & seen, ratio, bound_seen, ok.size))
 
 
 def _portions(rows: Integers, columns: int) -> list[Integers]:
@@ -462,14 +460,14 @@ def _gather(X: Array, rows: Integers) -> Array:
     return X if rows.size == X.shape[0] else take_rows(X, rows)
 
 
-def _ratio(residual: Floats, tau: Floats) -> Floats:
+def worst_ratio(residual: Floats, tau: Floats) -> Floats:
     """The worst of a line's residuals in units of its bound; 0/0 is 0, everything else that is not finite is inf."""
     with np.errstate(all="ignore"):
         ratio = np.where(residual == 0.0, 0.0, residual / tau)
     return np.asarray(np.where(np.isfinite(ratio) & np.isfinite(tau), ratio, np.inf).max(axis=1, initial=0.0))
 
 
-def _check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
+def lines_check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
     clean = np.where(clean_lines, ratio, -1.0)
     closest = float(clean.max(initial=0.0))
     smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
@@ -591,81 +589,3 @@ class _Apart:
                 same |= (off <= noise) & np.isfinite(noise)
         same |= ~np.isfinite(before) & ~np.isfinite(after)
         return np.asarray(~same), off
-
-
-# ---- rescaled ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class RescaledVerdict:
-    """The verdict of `verify_rescaled`, its scale, and what a change of a line is measured with.
-
-    Attributes
-    ----------
-    verdict : SideVerdict
-        Lines that cannot be checked count as ok.
-    scale : Scale
-    V : (n, r) array
-        Scaled weights, 0 in the columns that cannot be checked.
-    tau : (m, r) array
-        Bounds in the scaled domain.
-    """
-
-    verdict: SideVerdict
-    scale: Scale
-    V: Floats
-    tau: Floats
-
-
-def verify_rescaled(lines: Side, weights: Array, scale: Scale | None = None) -> RescaledVerdict:
-    """Verify all lines anew, exactly rescaled, in blocks. Synchronises with the host."""
-    scale = scale_of(lines) if scale is None else scale
-    L, R, C, C0, a = lines.L, lines.R, lines.C, lines.C0, lines.arithmetic
-    m, (k, n) = L.shape[0], R.shape
-    zero_k = np.zeros(k, np.int64)
-    keep, everywhere = scale.usable_column, np.ones(k, np.bool_)
-    with np.errstate(all="ignore"):
-        common = int(scale.column.max(initial=-2000))  # of all weights: dividing by it keeps their squares in range
-        V = np.ldexp(to_host(weights), (scale.column - common)[:, None])
-    V[~keep] = 0.0
-    r = V.shape[1]
-    V_, V2_ = from_host(V, R), from_host(V * V, R)
-    rows = rows_per_block(max(k, n))
-    with np.errstate(all="ignore"):
-        s, q2 = np.zeros((k, r)), np.zeros((k, r))
-        for at in range(0, k, rows):  # s = R V, q2 = (R o R)(V o V)
-            part = slice(at, min(k, at + rows))
-            block = scaled(widened(R, at, part.stop), zero_k[part], scale.right, keep)
-            s[part], q2[part] = to_host(block @ V_), to_host((block * block) @ V2_)
-        s_, q2_ = from_host(s, R), from_host(q2, R)
-        residual, tau, plausible = np.zeros((m, r)), np.zeros((m, r)), np.ones(m, np.bool_)
-        shift = int(scale.column.min(initial=0))
-        total = (np.abs(V) * np.ldexp(1.0, shift - scale.column)[:, None]).sum(axis=0)
-        for at in range(0, m, rows):
-            part = slice(at, min(m, at + rows))
-            gain = scale.gain(lines.alpha, part, slice(0, 0 if n == 0 else 1))
-            gain = gain if n else np.zeros((part.stop - at, 1))
-            left = scaled(widened(L, at, part.stop), scale.left[part], zero_k, everywhere)
-            value = scaled(widened(C, at, part.stop), scale.line[part], scale.column, keep)
-            expected = gain * to_host(left @ s_)
-            products = np.abs(gain) * np.sqrt(to_host((left * left) @ q2_))
-            stored = np.sqrt(to_host((value * value) @ V2_))
-            added = None
-            if C0 is not None:
-                base = lines.beta * scaled(widened(C0, at, part.stop), scale.line[part], scale.column, keep)
-                expected = expected + to_host(base @ V_)
-                added = np.sqrt(to_host((base * base) @ V2_))
-            residual[part] = np.abs(to_host(value @ V_) - expected)
-            underflow = np.ldexp(a.underflow(lines.terms, lines.alpha) * total, -shift - scale.line[part][:, None])
-            sizes: Any = {"products": products, "added": added, "underflow": underflow}
-            largest = largest_norm(lines.terms, **sizes)
-            tau[part] = statistical_bound(np, a, lines.terms, n, stored=stored, largest=largest, **sizes)
-            plausible[part] = np.all(stored <= largest, axis=1)
-        usable = scale.usable_line & bool(keep.any() or n == 0)
-        ok = (np.all((residual <= tau) & np.isfinite(tau), axis=1) & plausible) | ~usable
-    ratio = np.where(usable, _ratio(residual, tau), 0.0)
-    in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line + common)
-    seen = in_users_units[usable & np.isfinite(in_users_units)]  # a line with an Inf that is right has no bound
-    bound = float(middle(seen)) if seen.size else 0.0
-    check = _check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))
-    return RescaledVerdict(SideVerdict(ok, ratio, check), scale, V, tau)
