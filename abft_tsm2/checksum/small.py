@@ -173,12 +173,11 @@ class SmallSums:
 
     def predicted(self) -> PredictedSums:
         """What was encoded, in its place, and the copies of it."""
-        V, _, s, t, squares, products = (x[:, None] for x in self._now)
-        V_, _, s_, t_, squares_, products_ = (
-            x[:, None] for x in _EncodedPlaces.of(self._bits, self._sizes, self._kind)
-        )
-        right = OperandChecksum(V, s, squares, (V_, s_, squares_), False)
-        return PredictedSums(right, t, products, None, None, (t_, products_, None, None))
+        copies = _EncodedPlaces.of(self._bits, self._sizes, self._kind)
+        now, then = ([x[:, None] for x in places] for places in (self._now, copies))
+        V, _, s, t, squares, products = now
+        right = OperandChecksum(V, s, squares, (then[0], then[2], then[4]), False)
+        return PredictedSums(right, t, products, None, None, (then[3], then[5], None, None))
 
 
 def _times(squares: Array, v: Array, out: Array) -> None:
