@@ -32,7 +32,7 @@ def known(a: Array, b: Array, check: str) -> SmallForm | None:
     """The form of ``a @ b`` into a new array, if there was a product like it before; a and b are plain arrays."""
     dtype = a.dtype
     try:
-        return _forms.get((a.shape, b.shape, a.strides, b.strides, dtype, b.dtype, dtype, check))
+        return _forms.get((a.shape, b.shape, a.strides, b.strides, dtype, b.dtype, dtype, False, check))
     except TypeError:  # a check that has no hash; the checks of the arguments say what is wrong with it
         return None
 
@@ -47,7 +47,8 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
         return None
     if not (small.serves(p.a, p.b, p.arithmetic) and p.c.flags.c_contiguous):
         return None
-    key = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, p.check
+    rounded = p.dtype != p.arithmetic.stored.name  # later, and the report says so
+    key = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check
     form = _forms.get(key)
     if form is None:
         if len(_forms) >= _MOST:
