@@ -2,7 +2,7 @@
 
 Of small matrices the calls take longer than the arithmetic. The sums here are those of `encoded_right`, `predict` and
 `recompute_checksum`, bit for bit: `ndarray.dot` makes the same call of BLAS as `numpy.matmul` in a third of the time.
-All that is encoded lies in one piece of memory, and one comparison tells whether it was hit.
+What is encoded of an operand lies in one piece of memory, and one comparison tells whether it was hit.
 """
 
 from __future__ import annotations
@@ -47,23 +47,22 @@ SMALL = 1 << 17  # elements of C: as of what is `small`
 
 
 class _EncodedPlaces(NamedTuple):
-    """All that is encoded of a side: arrays of one dimension in one piece of memory."""
+    """All that is encoded of a side: arrays of one dimension."""
 
     V: Array
     V2: Array
     s: Array
-    t: Array
     squares: Array
+    t: Array
     products: Array
 
     @classmethod
-    def of(cls, memory: Any, sizes: tuple[int, ...], kind: Any) -> _EncodedPlaces:
-        """In this memory, the last two of another type than float64."""
-        at, found = 0, []
-        for size, dtype in zip(sizes, 4 * (_DOUBLE,) + 2 * (kind,), strict=True):
-            found.append(np.frombuffer(memory, dtype, size, at))
-            at += size * dtype.itemsize
-        return cls(*found)
+    def of(cls, right: Any, left: Any, sizes: tuple[int, int, int, int], kind: Any) -> _EncodedPlaces:
+        """In two pieces of memory, of what R and L have given; the last of each is of another type than float64."""
+        m, k, n, h = sizes
+        V, V2, s = (np.frombuffer(right, _DOUBLE, *part) for part in ((n, 0), (n, 8 * n), (k, 16 * n)))
+        squares = np.frombuffer(right, kind, h, 8 * (2 * n + k))
+        return cls(V, V2, s, squares, np.frombuffer(left, _DOUBLE, m), np.frombuffer(left, kind, m, 8 * m))
 
 
 class SmallSums:
@@ -89,10 +88,11 @@ class SmallSums:
         self._part, self._squared = part_of(k), k * n <= SQUARED
         self._half, self._wide = dtype.itemsize == 2, dtype.itemsize == 8
         self._kind = _DOUBLE if self._wide else _SINGLE
-        self._sizes = (n, n, k, m, self._part, m)
-        self._memory = np.empty(8 * (2 * n + k + m) + self._kind.itemsize * (self._part + m), np.uint8)
-        self._now = _EncodedPlaces.of(self._memory, self._sizes, self._kind)
-        self._bits = b""
+        self._sizes, width = (m, k, n, self._part), self._kind.itemsize
+        self._right = np.empty(8 * (2 * n + k) + width * self._part, np.uint8)
+        self._left = np.empty(8 * m + width * m, np.uint8)
+        self._now = _EncodedPlaces.of(self._right, self._left, self._sizes, self._kind)
+        self._right_bits = self._left_bits = b""  # as they were made
         self._ones = ones(k, self._kind)
         self._u, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(n)
         self._ok, self._finite = np.empty(m, np.bool_), np.empty(m, np.bool_)
@@ -102,7 +102,7 @@ class SmallSums:
 
     def encode(self, L: Array, R: Array) -> None:
         """Weights, sums and norms of R, and what they predict for the sums of C."""
-        V, V2, s, t, part, products = self._now
+        V, V2, s, part, t, products = self._now
         if self._half:  # exact, and elements of 16 bits are slow
             L, R = L.astype(_SINGLE), R.astype(_SINGLE)
         h = self._part
@@ -121,26 +121,32 @@ class SmallSums:
         if self._wide:
             _times(squares, V2, part)
             R.dot(V, s)
+            self._right_bits = self._right.tobytes()  # before anything follows from them
             squares_of(L[:, :h] if h < self._k else L).dot(part, products)
             L.dot(s, t)
         else:
             _times(squares, V2.astype(_SINGLE), part)
             copied(R, _DOUBLE).dot(V, s)
+            self._right_bits = self._right.tobytes()
             squares_of(L[:, :h] if h < self._k else L).dot(part, products)
             copied(L, _DOUBLE).dot(s, t)
-        self._bits = self._memory.tobytes()
+        self._left_bits = self._left.tobytes()
+
+    def _intact(self) -> bool:
+        """Whether what was encoded has the bits that it was made with."""
+        return self._left.tobytes() == self._left_bits and self._right.tobytes() == self._right_bits
 
     def clean(self, C: Array, L: Array, R: Array) -> Check | None:
         """The check of a product that is clean, as `judge` finds it; None where a line may be wrong or what was encoded
         was hit."""
-        V, V2, _, t, _, products2 = self._now
+        V, V2, _, _, t, products2 = self._now
         u = self._u
         X = C if self._wide else copied(C, _DOUBLE)
         X.dot(V, u)
         if self._a.u_out and self._m > MANY:
             verdict = judge(self.lines(L, R, C), self.predicted(), u[:, None])
             check = verdict.check if np.count_nonzero(verdict.ok) == self._m else None
-            return check if self._memory.tobytes() == self._bits else None
+            return check if self._intact() else None
         np.subtract(u, t, u)
         residual = np.absolute(u, u)
         if self._wide:
@@ -161,11 +167,11 @@ class SmallSums:
             stored = np.sqrt(np.multiply(X, X, X).dot(V2))
             known: Any = {"underflow": underflow, "more": more, "smallest": smallest}
             check = rounded_check(self._side, self._a, self._k, self._n, stored, residual / tau, fine, sizes, **known)
-            return check if self._memory.tobytes() == self._bits else None
+            return check if self._intact() else None
         if fine.tobytes() != self._all:
             return None
         check = clean_check(self._side, C, V2[:, None], residual / tau, sizes, underflow, factors, more, smallest)
-        return check if self._memory.tobytes() == self._bits else None
+        return check if self._intact() else None
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:
         """The side as any other; it cannot be multiplied again."""
@@ -173,11 +179,11 @@ class SmallSums:
 
     def predicted(self) -> PredictedSums:
         """What was encoded, in its place, and the copies of it."""
-        copies = _EncodedPlaces.of(self._bits, self._sizes, self._kind)
+        copies = _EncodedPlaces.of(self._right_bits, self._left_bits, self._sizes, self._kind)
         now, then = ([x[:, None] for x in places] for places in (self._now, copies))
-        V, _, s, t, squares, products = now
-        right = OperandChecksum(V, s, squares, (then[0], then[2], then[4]), False)
-        return PredictedSums(right, t, products, None, None, (then[3], then[5], None, None))
+        V, _, s, squares, t, products = now
+        right = OperandChecksum(V, s, squares, (then[0], then[2], then[3]), False)
+        return PredictedSums(right, t, products, None, None, (then[4], then[5], None, None))
 
 
 def _times(squares: Array, v: Array, out: Array) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, errstate, monitor, protected_gemm
+from abft_tsm2.checksum import small as sums
 from abft_tsm2.checksum.encode import encoded_right
 from abft_tsm2.checksum.small import SmallSums
 from abft_tsm2.checksum.verify import predict
@@ -100,10 +101,10 @@ def test_its_sums_are_those_of_the_full_procedure_to_the_last_bit(dtype: Any, or
     A, B = (arrange(x, order) for x, order in zip(pair(*sizes, dtype=dtype), orders, strict=True))
     C = A @ B
     form = small.SmallForm(problem_of(A, B, None, alpha=1.0, beta=0.0, check="both"))
-    for sums in form._memory().sides:
-        L, R, X = (A, B, C) if sums.lines(A, B, C).side == "rows" else (B.T, A.T, C.T)
-        sums.encode(L, R)
-        lines, found = sums.lines(L, R, X), sums.predicted()
+    for side in form._memory().sides:
+        L, R, X = (A, B, C) if side.lines(A, B, C).side == "rows" else (B.T, A.T, C.T)
+        side.encode(L, R)
+        lines, found = side.lines(L, R, X), side.predicted()
         expected = predict(lines, encoded_right(R, host.balanced(R.shape[1])))
         for one, other in zip((*found.carried[:3], *found[1:3]), (*expected.carried[:3], *expected[1:3]), strict=True):
             assert np.array_equal(bits(one), bits(other))
@@ -273,6 +274,27 @@ def test_what_was_encoded_is_hit(field: str, dtype: Any, monkeypatch: pytest.Mon
     assert ended == [False, True]
 
 
+@pytest.mark.parametrize("field", ["V", "s"])
+def test_what_is_hit_while_sums_are_predicted_is_no_change_of_an_operand(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A, B = pair(16, 16, 16)
+    right, honest = protected_gemm(A, B, check="rows"), sums.squares_of
+    form = small.known(A, B, "rows")
+    assert form is not None
+    memory = form._free[-1].sides[0]
+
+    def late(X: Any) -> Any:
+        if X is A:
+            getattr(memory._now, field)[3] = 1e30
+        return honest(X)
+
+    monkeypatch.setattr(sums, "squares_of", late)
+    C, report = protected_gemm(A, B, check="rows", return_report=True)
+    assert report.status is Status.CHECKSUM_FAULT
+    assert np.array_equal(C, right)
+
+
 def test_without_the_comparison_of_bits_a_bound_that_was_hit_hides_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     A, B = pair(16, 16, 16)
     hit(monkeypatch, "products", 1e60)
@@ -280,7 +302,7 @@ def test_without_the_comparison_of_bits_a_bound_that_was_hit_hides_a_fault(monke
     honest = SmallSums.clean
 
     def trusting(self: SmallSums, C: Any, L: Any, R: Any) -> Any:
-        self._bits = self._memory.tobytes()
+        self._right_bits, self._left_bits = self._right.tobytes(), self._left.tobytes()
         return honest(self, C, L, R)
 
     monkeypatch.setattr(SmallSums, "clean", trusting)
