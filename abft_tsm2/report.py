@@ -423,14 +423,6 @@ class Report(Record):
                 entry(of)["faults"] += (fault,)
         return found
 
-    def like(self, **values: Any) -> Self:
-        """A record with these values, and the others of this one, as `made_of`."""
-        record = type(self).__new__(type(self))
-        parts = record.__dict__
-        parts.update(self.__dict__)
-        parts.update(values)
-        return record
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON types, as described by `schema`.
 
