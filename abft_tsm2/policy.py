@@ -14,7 +14,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -82,8 +82,9 @@ class errstate:
     uncorrectable : {"log", "warn", "raise"}, optional
         The result is wrong; by default "raise".
     sync : bool, optional
-        False: products on a GPU are queued, repairs included, and their reports stay PENDING: the host waits for
-        nothing. ``report.wait()``, or the end of a `monitor` block, collects them, and acts and raises as said above.
+        False: products on a GPU are queued, or captured into a CUDA graph, repairs included, and their reports stay
+        PENDING: the host waits for nothing. ``report.wait()``, or the end of a `monitor` block, collects them, and acts
+        and raises as said above.
         True, which is the default: a protected product returns when its verdict is known.
 
     Raises
@@ -540,6 +541,8 @@ def queued(verdict: PendingReport, on_error: str | None, info: CallFacts | None)
 
 def _remember(entry: _Open) -> None:
     _open.append(entry)
+    if entry.verdict is not None and entry.verdict.repeats:  # within a capture nothing is waited for
+        return
     if len(_open) >= _SWEPT_AFTER * _interval[0]:
         _sweep()
 
@@ -559,13 +562,24 @@ def _sweep() -> None:
                 _open.append(entry)
         _interval[0] = 1 + 2 * len(_open) // _SWEPT_AFTER  # not each time at the same ones
     kinds = {type(verdict) for verdict in dropped}
-    for kind in kinds:
-        for verdict in kind.dismiss([one for one in dropped if type(one) is kind]):
-            _act_on_dropped(verdict)
+    left = [v for kind in kinds for v in kind.dismiss([one for one in dropped if type(one) is kind])]
+    _act_on_all(left)
 
 
 _sweeping = threading.Lock()
 _interval = [1]
+
+
+def _act_on_all(verdicts: Iterable[PendingReport]) -> None:
+    """Act on each, whatever acting on another one raises; the first of that at the end."""
+    raised: list[Exception] = []
+    for verdict in verdicts:
+        try:
+            _act_on_dropped(verdict)
+        except Exception as error:
+            raised.append(error)
+    if raised:
+        raise raised[0]
 
 
 def _act_on_dropped(verdict: PendingReport) -> None:
@@ -579,7 +593,6 @@ def _act_on_dropped(verdict: PendingReport) -> None:
 
 @atexit.register
 def _sweep_at_exit() -> None:
-    while _open:
-        entry = _open.popleft()
-        if entry.verdict is not None:
-            _act_on_dropped(entry.verdict)
+    left = [entry.verdict for entry in _open if entry.verdict is not None]
+    _open.clear()
+    _act_on_all(left)

@@ -87,7 +87,8 @@ class Kept:
         self.things = things
         # A graph calls the destructor on a thread of the driver, which must not wait, not for Python's lock either: it
         # posts a semaphore, and `release` sees that.
-        self._gone = ctypes.create_string_buffer(64)  # sem_t
+        release()
+        self._gone = ctypes.c_void_p(_libc().malloc(ctypes.c_size_t(64)))  # sem_t; stays: it may be posted at any time
         _libc().sem_init(self._gone, 0, 0)
         self._object = ctypes.c_void_p()
         post = ctypes.cast(_libc().sem_post, ctypes.c_void_p)
@@ -119,4 +120,6 @@ def release() -> None:
 
 @functools.cache
 def _libc() -> Any:
-    return ctypes.CDLL(None)
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    return libc

@@ -78,11 +78,13 @@ class DeviceRecord:
     call, lines : int
         Number of the call whose verdict it is for, less than 2^56, and 0 for a record that is free; how many lines the
         verdict is on.
+    turn : int
+        Which replay of its graph the call is, from 1 on; 0 for a call that is none.
     owner : object or None
         Who reads it, of one in a ring: its memory is wanted again.
     """
 
-    __slots__ = ("_device", "_of_ring", "_on_host", "_page", "address", "call", "lines", "owner", "words")
+    __slots__ = ("_device", "_of_ring", "_on_host", "_page", "address", "call", "lines", "owner", "turn", "words")
 
     _page: Page | None
 
@@ -91,7 +93,7 @@ class DeviceRecord:
         self._device, self._page, self._of_ring = device, page, of_ring
         self.address, self._on_host = page.on_device.data.ptr + at, page.on_host.ptr + at
         self.words = np.frombuffer(page.on_host, np.uint64, WORDS, at)
-        self.call = self.lines = 0
+        self.call = self.lines = self.turn = 0
         self.owner: Any = None
 
     def bring(self, stream: int) -> None:
@@ -104,7 +106,8 @@ class DeviceRecord:
         """A copy of what was brought; this one is free."""
         copy = DeviceRecord.__new__(DeviceRecord)
         copy._device, copy._page, copy._of_ring, copy.address, copy._on_host = self._device, None, True, 0, 0
-        copy.words, copy.call, copy.lines, copy.owner = self.words.copy(), self.call, self.lines, None
+        copy.words, copy.call, copy.lines = self.words.copy(), self.call, self.lines
+        copy.turn, copy.owner = self.turn, None
         self.free()
         return copy
 
@@ -118,10 +121,11 @@ class DeviceRecord:
         """Whether a record with this head holds the verdict of its call, on all of its lines.
 
         The kernel that repairs writes the number that it was launched with, and the number and the count of lines that
-        those which judge have left in the state. Zeros, what an earlier call has left, or a kernel that did not run are
-        no verdict.
+        those which judge have left in the state; of a replay, how often those have run. Zeros, what an earlier call has
+        left, or a kernel that did not run are no verdict.
         """
-        return head[0] == self.call == head[7] >> 8 and head[1] >> 32 == self.lines
+        numbers = head[0] == self.call == head[7] >> 8 and head[4] == self.turn
+        return numbers and head[1] >> 32 == self.lines
 
     @property
     def usual_bound(self) -> float:

@@ -14,12 +14,15 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, served_elsewhere
-from abft_tsm2.core.capture import current_stream, relaxed
+from abft_tsm2.checksum.encoded import Encoded
+from abft_tsm2.core.capture import current_stream, is_captured, relaxed
 from abft_tsm2.gemm import captured, fallback, known, pending, small, stack
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
 from abft_tsm2.gemm.plan import serves
 from abft_tsm2.report import Report, Status
+
+_FACTORS = (float, int, np.float64, np.float32)
 
 
 def protected_gemm(
@@ -105,7 +108,8 @@ def protected_gemm(
 
     CuPy arrays are multiplied by cuBLAS and checked by kernels on the caller's current stream, repairs included; the
     host waits once, at the end, and not at all under ``errstate(sync=False)``, where the report is PENDING and
-    ``report.wait()`` gives the final one. It waits more often where something was found that the kernels leave to it,
+    ``report.wait()`` gives the final one. There the stream may also be captured into a CUDA graph: ``report.wait()``
+    then sums up all replays so far. The host waits more often where something was found that the kernels leave to it,
     and with `c` where ``verify="float32"``.
 
     Examples
@@ -146,14 +150,16 @@ def protected_gemm(
                 policy.check_on_error(on_error)
                 C = np.empty(form.shape, form.dtype)
                 found = C, form.product(a, b, C, lambda: problem(C), write=write)
-    elif is_cupy(a):
+    elif is_cupy(a.array if isinstance(a, Encoded) else a):
         stream = current_stream()
         if stream.ptr > 1 and stream.is_capturing():  # the default stream cannot be, and must not be asked
             with relaxed():
                 found = _captured(problem(out), on_stage, on_error)
         elif c is None and on_stage is None:
-            factors = alpha, type(alpha), beta, type(beta)  # 2 and 2 + 0j are equal
-            key = known.key_of(a, b, out, (*factors, out_dtype, check, on_error, verify, precision))
+            options = alpha, beta, out_dtype, check, on_error, verify, precision
+            # Of other types one that was changed, or that is complex, may be taken for the one that was checked.
+            if type(alpha) in _FACTORS and type(beta) in _FACTORS:
+                key = known.key_of(a, b, out, options)
             if key is not None:
                 reported = return_report or policy.observed()
                 found = known.run(key, (a, b, out), stream, on_error, reported=reported, ask=problem)
@@ -236,6 +242,8 @@ def verify_gemm(
     if on_error == "correct":
         raise ValueError("verify_gemm changes nothing: use on_error=None, 'detect' or 'raise'")
     alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
+    if is_cupy(C) and is_captured(current_stream()):
+        raise RuntimeError("the stream is captured into a graph, and nothing can be waited for: verify outside of it")
     problem = problem_of(A, B, c, alpha=alpha, beta=beta, existing=C, check=check)
     report = _run(problem, "verify_gemm", None, on_error, write=False)
     policy.deliver(report, on_error)

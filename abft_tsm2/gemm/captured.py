@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from abft_tsm2.checksum.device.record import CallInfo, check_of, faults_of, report_of
 from abft_tsm2.checksum.device.tally import Replays, ReplayTally
 from abft_tsm2.core import cublas, memory
-from abft_tsm2.core.capture import Kept, capture_of, relaxed, release
+from abft_tsm2.core.capture import Kept, capture_of, current_stream, is_captured, relaxed, release
 from abft_tsm2.gemm.device import products_of
 from abft_tsm2.gemm.operands import GemmProblem
 from abft_tsm2.gemm.plan import LaunchSequence, serves
@@ -18,6 +18,7 @@ from abft_tsm2.gemm.replays import ReplayedProduct
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import Check, Report, Status, by_precedence
 
+_LOOKS = 3
 _workspaces: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
 
 
@@ -36,23 +37,25 @@ def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bo
             "such operands cannot be multiplied while the stream is captured: use matrices of one type, not empty, "
             "with contiguous rows or columns, and no c where verify='float32'"
         )
-    release()
+    if problem.c.device != (here_now := cupy.cuda.Device()):
+        raise ValueError(
+            f"the captured stream is of {here_now}, the operands lie on {problem.c.device}: use one device"
+        )
     stream = cupy.cuda.get_current_stream()
     here = capture_of(stream.ptr)
     assert here is not None
     _streams[here.number] = stream
-    with problem.c.device:
-        product = next(products_of(problem, operation, None, write=write))
-        plan, options, operands = product.plan, product.options, product.operands
-        with memory.uncaptured(), memory.own_scratch() as scratch:
-            sequence = LaunchSequence(plan, options)
-            replayed = ReplayedProduct(plan, options, operands, sequence, 1)
-        workspace = _workspaces.get((here.number, stream.ptr))
-        if workspace is None:  # not shared with other graphs: both may be replayed at a time
-            workspace = _workspaces[here.number, stream.ptr] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
-        encoded = [one.device for one in (problem.encoded_a, problem.encoded_b) if one is not None]
-        kept = Kept(here.graph, sequence, scratch, workspace, operands.C0, operands.wide, encoded, replayed.tallies)
-        replayed.queue(stream, workspace)
+    product = next(products_of(problem, operation, None, write=write))
+    plan, options, operands = product.plan, product.options, product.operands
+    with memory.uncaptured(), memory.own_scratch() as scratch:
+        sequence = LaunchSequence(plan, options)
+        replayed = ReplayedProduct(plan, options, operands, sequence, 1)
+    workspace = _workspaces.get((here.number, stream.ptr))
+    if workspace is None:  # not shared with other graphs: both may be replayed at a time
+        workspace = _workspaces[here.number, stream.ptr] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
+    encoded = [one.device for one in (problem.encoded_a, problem.encoded_b) if one is not None]
+    kept = Kept(here.graph, sequence, scratch, workspace, operands.C0, operands.wide, encoded, replayed.tallies)
+    replayed.queue(stream, workspace)
     verdict = CapturedVerdict(replayed.tallies, product.info, kept, here.number)
     info = product.info
     return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
@@ -95,14 +98,30 @@ class CapturedVerdict:
             While a stream is captured, which forbids to wait for the device and is spoilt by that.
         """
         with self._device, relaxed():
-            if not self.arrived and self._capture not in (captures := _captures()):
-                if captures:
-                    raise RuntimeError("a stream is captured, and nothing can be waited for: wait when that has ended")
-                self._device.synchronize()
-            found = [tally.read() for tally in self._tallies]
+            found = self._read()
+            for _ in range(_LOOKS):  # where another thread replays the graph, the last one may be running
+                if not any(one.unended for one in found):
+                    break
+                before, found = found, self._read()
+                found = [
+                    replace(one, begun=one.ended + one.missing) if _went_on(one, old) else one
+                    for one, old in zip(found, before, strict=True)
+                ]
         release()
         self.last = _report(found, self._info)
         return self.last
+
+    def _read(self) -> list[Replays]:
+        if not self.arrived and self._capture not in (captures := _captures()):
+            if captures or is_captured(current_stream()):
+                raise RuntimeError("a stream is captured, and nothing can be waited for: wait when that has ended")
+            self._device.synchronize()
+        return [tally.read() for tally in self._tallies]
+
+
+def _went_on(now: Replays, before: Replays) -> bool:
+    """Whether replays have ended since: what began before them and did not end is counted as missing then."""
+    return now.ended > before.ended
 
 
 _streams: dict[int, Any] = {}
@@ -111,7 +130,10 @@ _streams: dict[int, Any] = {}
 def _captures() -> set[int]:
     """Of captures with protected products, those that have not ended."""
     for number, stream in list(_streams.items()):
-        here = capture_of(stream.ptr)
+        try:
+            here = capture_of(stream.ptr)
+        except RuntimeError:  # a stream that is gone
+            here = None
         if here is None or here.number != number:
             _streams.pop(number, None)
     return set(_streams)
@@ -119,44 +141,50 @@ def _captures() -> set[int]:
 
 def _report(found: list[Replays], info: CallInfo) -> Report:
     """The report of all sides."""
-    replays = max(max(one.ended, one.verdicts) for one in found)
+    replays = max(max(one.ended + one.missing, one.begun) for one in found)
     if not replays:
         m, k, n = info.sizes
         return Report.made_of(
             status=Status.PENDING, operation=info.operation, m=m, k=k, n=n, dtype=info.dtype, seconds={}
         )
-    checks, faults, reasons = [], [], list[str]()
+    checks, faults, wrong, open = [], [], list[str](), list[str]()
     for one, side, lines in zip(found, info.sides, info.lines, strict=True):
         checks.append(_check(one, side, lines))
         if one.elements:
             how = [f"recomputed in float64 on the device, in replay {i}" for i in one.replays]
             faults += faults_of(one.faults, one.elements, side, lines, how)
-        reasons += _reasons(one, side, replays)
+        wrong += _wrong(one, side)
+        if one.unbound:
+            open.append(
+                f"{one.unbound} replays have {side} for which NaN or Inf in the operands leave no bound, the first of "
+                f"them replay {one.first_unbound}"
+            )
     report = report_of(info, tuple(checks), faults)
-    statuses = [report.status, *report.also] + [Status.UNCORRECTABLE] * bool(reasons)
+    statuses = [report.status, *report.also]
+    statuses += [Status.UNCORRECTABLE] * bool(wrong) + [Status.UNVERIFIABLE] * bool(open)
     status, also = by_precedence(statuses)
     suspicions = sum(one.lines for one in found)
-    return replace(report, status=status, also=also, reasons=tuple(reasons), suspicions=suspicions, replays=replays)
+    return replace(report, status=status, also=also, reasons=(*wrong, *open), suspicions=suspicions, replays=replays)
 
 
 def _check(found: Replays, side: str, lines: int) -> Check:
-    """The check of one side, by its last replay and the closest of all."""
+    """The check of one side: the closest residual of all replays, bound and limit of the last."""
     if found.ended == found.unjudged:
         return Check(side, 1, lines, 0, float("nan"), 0.0, -1, float("nan"))
     return check_of(found.last, found.largest, found.last.head[5], side, lines)
 
 
-def _reasons(found: Replays, side: str, replays: int) -> list[str]:
+def _wrong(found: Replays, side: str) -> list[str]:
     """Why C was not verified, or is wrong, in some replays."""
-    reasons = []
-    if found.unjudged:
+    reasons, replays = [], found.ended + found.missing + found.unended
+    if found.unjudged or found.first_unjudged >= 0:
         reasons.append(
             f"{found.unjudged} of {replays} replays have no verdict on all {side}, the first of them replay "
             f"{found.first_unjudged}: launch the graph again, and see that nothing else writes its memory"
         )
-    if found.ended != replays or found.verdicts != replays:
-        reasons.append(f"of {replays} replays {found.verdicts} were judged along {side}, and {found.ended} recorded")
-    if found.refused:
+    if found.missing or found.unended:
+        reasons.append(f"of {replays} replays that began {found.missing + found.unended} left no record along {side}")
+    if found.refused or found.first_refused >= 0:
         changed = ", or an operand had changed" if found.flags & 2 else ""
         reasons.append(
             f"{found.refused} of {replays} replays failed the check along {side} and could not be repaired on the "

@@ -156,7 +156,7 @@ class DeviceProduct:
                     o.C[...] = o.wide
                 run_steps(sequence.judge[i], here, where[i])
             record = memory.take(number, check.spec.m * check.spec.batch)
-            where[i]["record"], where[i]["tally"] = record.address, 0
+            where[i].update(record=record.address, tally=0, ring=1)
             run_steps(sequence.repair[i], here, where[i])
             found.append(record)
         return found

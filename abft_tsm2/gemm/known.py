@@ -49,9 +49,12 @@ class KnownCall:
     extents: tuple[int, ...]
     graphs: dict[Any, GraphCall] = field(default_factory=dict)
 
-    def operands(self, A: Any, B: Any, C: Any) -> Operands:
-        """Of a call."""
-        wide = wide_product(self.shape, self.wide) if self.wide else None
+    def operands(self, A: Any, B: Any, C: Any, call: GraphCall | None = None) -> Operands:
+        """Of a call; of one that has run as a graph, with its float32 product."""
+        if call is not None:
+            wide = call.wide
+        else:
+            wide = wide_product(self.shape, self.wide) if self.wide else None
         if len(self.shape) == 3:
             import cupy
 
@@ -94,9 +97,11 @@ def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
 
 def remember(key: Any, product: DeviceProduct) -> None:
     """Know the calls of this key (`key_of`) from now on."""
+    A, B, C = product.operands[:3]
+    if any(stride < 0 for x in (A, B, C) for stride in x.strides):  # which `overlap` does not see through
+        return
     if len(_known) >= _MOST:
         _known.clear()
-    A, B, C = product.operands[:3]
     wide = None if product.operands.wide is None else order_of(C)
     extents = tuple(map(_extent, (A, B, C)))
     _known[key] = KnownCall(product.plan, product.options, product.info, C.shape, C.dtype, wide, extents)
@@ -143,18 +148,23 @@ def run(
         product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C))
         if policy.synchronous():
             return C, product.report() or fallback.verify_on_host(product, ask(C))
-        return C, pending.queue(product, on_error)
+        return C, policy.queued(pending.queue(product), on_error, known.info if reported else None)
     assert call is not None
     records, event = launched
     if not policy.synchronous():
         verdict = Pending(records, event, call, tuple(map(pending.owner_of, (A, B, C))))
         return C, policy.queued(verdict, on_error, known.info if reported else None)
-    for record in records:
-        record.bring(stream.ptr)
-    stream.synchronize()
+    try:
+        for record in records:
+            record.bring(stream.ptr)
+        stream.synchronize()
+    except BaseException:
+        for record in records:
+            record.free()
+        raise
     if not reported and all(map(untouched, records)):
         for record in records:
             record.free()
         return C, None
-    product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C))
+    product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C, call))
     return C, product.settle(records, call) or fallback.verify_on_host(product, ask(C))

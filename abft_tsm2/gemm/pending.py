@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Iterable
@@ -29,20 +30,25 @@ def run(
     `keep`: called with the product, to know the next call with such arguments.
     """
     with problem.c.device:
-        return queue(next(products_of(problem, operation, None, write=write, keep=keep)), on_error)
+        product = next(products_of(problem, operation, None, write=write, keep=keep))
+        info, verdict = product.info, queue(product)
+    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
 
 
-def queue(product: DeviceProduct, on_error: str | None) -> Deferred:
-    """Queue a product; its report is PENDING."""
+def queue(product: DeviceProduct) -> Pending:
+    """Queue a product: its verdict."""
     import cupy
 
     o, records, done = product.operands, product.queue(), cupy.cuda.Event(disable_timing=True)
     done.record()
     owners, places = zip(*map(_weak, o[:4]), strict=True)
     call = QueuedCall(product.plan, product.options, product.info, cupy.cuda.Device(), places)
-    verdict = Pending(records, done, call, owners)
-    info = product.info
-    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
+    return Pending(records, done, call, owners)
+
+
+_MOST = 4096
+_latest: dict[int, int] = {}  # by the address of a result, the last product that was written there
+_turns = itertools.count(1)
 
 
 class QueuedCall(NamedTuple):
@@ -68,40 +74,56 @@ class Pending:
         `owner_of` A, B, C and c.
     """
 
-    __slots__ = ("_call", "_done", "_lock", "_owners", "_records")
+    __slots__ = ("_call", "_done", "_lock", "_owners", "_records", "_turn")
     repeats, last = False, None
 
     def __init__(
         self, records: list[DeviceRecord], done: Any, call: QueuedCall | GraphCall, owners: tuple[Any, ...]
     ) -> None:
         self._records, self._done, self._call, self._owners = records, done, call, owners
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), next(_turns)
+        if len(_latest) >= _MOST:
+            _latest.clear()
+        C = call.places[2]
+        assert C is not None
+        _latest[C.address] = self._turn
         for record in records:
             record.owner = self
 
     @property
     def arrived(self) -> bool:
-        return bool(self._done.done)
+        done = self._done
+        return done is None or bool(done.done)
 
     @staticmethod
     def dismiss(pending: Iterable[Pending]) -> list[Pending]:
         """Of verdicts that have arrived, those that are not clean; the others are done with."""
         done = list(pending)
         memory.bring(record for one in done for record in one._records)
-        left = [one for one in done if not clean(one._records)]
-        for one in done:
-            if one not in left:
-                for record in one._records:
-                    record.free()
-        return left
+        return [one for one in done if not one._dismissed()]
+
+    def _dismissed(self) -> bool:
+        """Free the records if they are clean; whether they were."""
+        with self._lock:  # not while they are detached
+            if not clean(self._records):
+                return False
+            for record in self._records:
+                record.free()
+            self._records = []
+        return True
 
     def detach(self) -> None:
-        """Keep what the records said when they were brought, which is after `arrived`: their memory is wanted again."""
+        """Keep what the records say, which have arrived: their memory is wanted again."""
+        stream = memory.own_stream()
         with self._lock:
-            self._records = [record.detached() for record in self._records]
+            for record in self._records:
+                record.bring(stream.ptr)
+            stream.synchronize()
+            self._records, self._done = [record.detached() for record in self._records], None
 
     def wait(self) -> Report:
-        self._done.synchronize()
+        if (done := self._done) is not None:
+            done.synchronize()
         with self._lock:
             records, self._records = self._records, []
         with self._call.device:
@@ -119,6 +141,12 @@ class Pending:
         arrays = [_alive(*one) for one in zip(owners, places, strict=True)]
         gone = any(array is None and owner is not None for array, owner in zip(arrays, owners, strict=True))
         report, why = verdict.report(), "its operands are gone"
+        if verdict.changed:
+            reason = "an operand is not what was encoded: load it again and repeat the product"
+            return replace(report, status=Status.INPUT_CHANGED, also=(), reasons=(*report.reasons, reason))
+        C = self._call.places[2]
+        if C is None or _latest.get(C.address) != self._turn:
+            gone, why = True, "another product has been written to the same place since"
         # Right in every element, whatever its operands are by now; perhaps less sharp than can be, as its limit says.
         if verdict.outcome <= DeviceOutcome.CLEARED and (gone or not verdict.missed):
             return report if verdict.explained else replace(report, suspicions=verdict.flagged)

@@ -7,17 +7,19 @@ elsewhere is queued step by step, as the first ones of each are.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from abft_tsm2.checksum.device.record import CallInfo
 from abft_tsm2.checksum.device.tally import ReplayTally
 from abft_tsm2.core import cublas
 from abft_tsm2.core.capture import relaxed
 from abft_tsm2.core.graphs import Graph
-from abft_tsm2.core.memory import DeviceRecord, bring, thread_of
+from abft_tsm2.core.memory import DeviceRecord, thread_of
 from abft_tsm2.gemm.plan import (
     CallOptions,
     LaunchSequence,
@@ -33,6 +35,7 @@ _SEEN_BEFORE = 2  # calls with operands at these addresses, before a graph is ma
 _MOST_SEEN = 4096  # addresses that are remembered
 _MOST = 128  # graphs that are kept,
 _UNUSED = 4096  # until the oldest has not been launched for so many calls
+_LARGEST = 1 << 36  # multiplications of a product: of a larger one the launches do not count, and its memory does
 
 
 class ArrayPlace(NamedTuple):
@@ -67,10 +70,7 @@ class ReplayedProduct:
         """Queue all steps on a stream that is captured, and on its side stream; cuBLAS with this workspace."""
         fork, join, side = side_stream(stream.ptr)
         o, plan = self._operands, self._plan
-        where = [
-            {**o.where(side), "encoded": t.number, "call": t.number, "record": t.records_at, "tally": t.address}
-            for side, t in zip(plan.sides, self.tallies, strict=True)
-        ]
+        where = [{**o.where(side), **tally.where} for side, tally in zip(plan.sides, self.tallies, strict=True)]
         fork.record(stream)
         side.wait_event(fork)
         assert plan.gemm is not None
@@ -100,6 +100,8 @@ class GraphCall:
         Of the product; and its workspaces.
     places : tuple of ArrayPlace
         Of A, B and C. No array of the user's is kept: those of the next call lie at the same addresses.
+    wide : array or None
+        The float32 product behind a C of 16 bits.
     device : Device
     used : int
         When it was launched last.
@@ -112,10 +114,11 @@ class GraphCall:
 
         self.plan, self.options, self.info, self.used, self.device = plan, options, info, 0, cupy.cuda.Device()
         self.places = tuple(ArrayPlace(x.data.ptr, x.shape, x.strides, x.dtype) for x in operands[:3])
-        self.sequence, self._wide = LaunchSequence(plan, options, None, side_stream(stream)[2]), operands.wide
+        self.sequence, self.wide = LaunchSequence(plan, options, None, side_stream(stream)[2]), operands.wide
         product = ReplayedProduct(plan, options, operands, self.sequence, RING)
         self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0
         workspace, capturing = _workspace(stream), _capture_stream()
+        self._workspace = workspace
         with relaxed():
             self._graph = Graph(capturing.ptr, lambda: product.queue(capturing, workspace))
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(RING)]
@@ -126,26 +129,24 @@ class GraphCall:
         Waits where the launch `RING` ones before has not ended. None where another thread reads its verdict just now.
         """
         with self._lock:
-            number, event = self._launched, self._events[self._launched % RING]
+            number, event = self._launched, self._events[self._launched % len(self._events)]
             for tally in self._tallies:
-                if tally.busy(number) and not self._freed(number, event):
+                if (old := tally.of(number)).call and not _freed(old, event):
                     return None
-            self._graph.launch(stream.ptr)
+            # First: where the launch fails, or is interrupted, the host counts one too many, and believes nothing more.
             self._launched += 1
+            self._graph.launch(stream.ptr)
             event.record(stream)
             self.used = _calls[0] = _calls[0] + 1
             return [tally.record(number) for tally in self._tallies], event
 
-    def _freed(self, number: int, event: Any) -> bool:
-        """Let verdicts that have arrived and are still awaited keep what they say themselves; whether the records of
-        that launch are free now."""
-        event.synchronize()
-        owners = {id(x.owner): x.owner for t in self._tallies for x in t.records if x.owner is not None}
-        arrived = [owner for owner in owners.values() if owner.arrived]
-        bring(tally.records[0] for tally in self._tallies)
-        for owner in arrived:
-            owner.detach()
-        return not any(tally.busy(number) for tally in self._tallies)
+
+def _freed(record: DeviceRecord, event: Any) -> bool:
+    """Let a verdict that is still awaited keep what its records say; whether this one is free now."""
+    event.synchronize()
+    if (owner := record.owner) is not None:
+        owner.detach()
+    return record.call == 0
 
 
 _made: dict[GraphCall, tuple[dict[Any, GraphCall], Any]] = {}
@@ -158,7 +159,7 @@ enabled = [True]
 def due(known: Any, where: Any, operands: Callable[[], Operands]) -> GraphCall | None:
     """Make the graph of a known call with operands at these addresses, if it is time to; it is one of its `graphs`."""
     _calls[0] += 1
-    if known.plan.gemm is None or not enabled[0]:
+    if known.plan.gemm is None or math.prod(known.info.sizes) > _LARGEST:
         return None
     with _lock:
         key = id(known), where
@@ -170,8 +171,12 @@ def due(known: Any, where: Any, operands: Callable[[], Operands]) -> GraphCall |
             return None
         if len(_made) >= _MOST and not _made_place():
             return None
+        try:
+            made = GraphCall(known.plan, known.options, known.info, operands(), where[3])
+        except Exception:  # out of memory, say: step by step it goes as before
+            _seen[key] = -_UNUSED
+            return None
         _seen.pop(key, None)
-        made = GraphCall(known.plan, known.options, known.info, operands(), where[3])
         made.used, known.graphs[where] = _calls[0], made
         _made[made] = known.graphs, where
         return made
@@ -210,7 +215,7 @@ def step_by_step() -> Iterator[None]:
         enabled[0] = before
 
 
-_workspaces: dict[Any, Any] = {}
+_workspaces: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 _capture_streams = threading.local()
 
 
@@ -219,9 +224,10 @@ def _workspace(stream: int) -> Any:
     import cupy
 
     key = cupy.cuda.runtime.getDevice(), stream, thread_of(stream)
-    if key not in _workspaces:
-        _workspaces[key] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
-    return _workspaces[key]
+    found = _workspaces.get(key)
+    if found is None:
+        found = _workspaces[key] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
+    return found
 
 
 def _capture_stream() -> Any:

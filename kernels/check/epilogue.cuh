@@ -36,6 +36,7 @@
     if (guards) {                                                                                                     \
       const Index own = product * p + line;                                                                           \
       guards[own] = guard_of(double(OUT(y)), double(OUT(z)), own, number_of(encoded));                                \
+      if (GIVEN && own == 0) count_replay(encoded, STARTED_AT);                                                       \
     }                                                                                                                 \
     if (WORDS) words_out[product * out_step + line] = words;                                                          \
     /* A line this far above the others may have escaped the sample that columns were scaled by. */                   \

@@ -3,17 +3,25 @@
 #include "tsm2/sums.cuh"
 
 // Words of `state`. FLAGGED: how many lines fail, in its low half, and flags of passes; CLOSEST: of the others the largest
-// residual / tau, and its line; CALL, JUDGED: which call's verdict this is, and on how many lines. The others belong to
+// residual / tau, and its line; CALL, JUDGED: which call's verdict this is, and on how many lines; UNBOUNDED: how many
+// fail whose bound is not finite. The others belong to
 // repair.cu. CHANGED_BEFORE, ENTRIES, REMAINING: of stages 0 to 2; HIT, COMPLETED: columns, of stages 9 and 10;
 // CHANGED_AFTER, RIGHT_AFTER: of stage 13; CLEARED: lines that fail although nothing in them is wrong.
 enum State {
   FLAGGED, CLOSEST, TICKETS, DONE, CHANGED, RIGHT_WORDS, WRONG, UNRESOLVED, CHANGED_BEFORE, ENTRIES, REMAINING, HIT, COMPLETED,
-  CLEARED, CHANGED_AFTER, RIGHT_AFTER, CALL, JUDGED
+  CLEARED, CHANGED_AFTER, RIGHT_AFTER, CALL, JUDGED, UNBOUNDED
 };
 
 // Where replays of a product in a graph are counted (repair/tally.cuh): a call has this address for a number, with the
 // topmost bit set. Null for a call that has a number.
 INLINE Bits* tally_of(Bits given) { return given >> 63 ? reinterpret_cast<Bits*>(given << 1 >> 1) : nullptr; }
+
+constexpr int STARTED_AT = 1, VERDICTS_AT = 2;
+
+// Counts a replay there; by one thread.
+INLINE void count_replay(Bits given, int word) {
+  if (Bits* tally = tally_of(given)) tally[word]++;
+}
 
 // The number of a call, or of the replay that runs.
 INLINE Bits number_of(Bits given) { return given >> 63 ? *tally_of(given) : given; }

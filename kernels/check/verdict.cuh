@@ -73,11 +73,12 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
   tau[line] = bound;
   if (line == 0) {
     state[CALL] = number_of(call);
-    if (Bits* tally = tally_of(call)) tally[1]++;  // VERDICTS: what has no record shows
+    count_replay(call, VERDICTS_AT);
   }
   // NaN compares false, and so does a bound that overflowed.
   if (residual <= bound && bound <= 0x1.fffffffffffffp1023 && found <= largest)
     return Bits(to_bits(ratio_of(residual, bound))) << 32 | Bits(line);
+  if (!(bound <= 0x1.fffffffffffffp1023)) atomicAdd(state + UNBOUNDED, 1ull);
   lines[atomicAdd(reinterpret_cast<unsigned*>(state), 1u)] = unsigned(line);
   return 0;
 }

@@ -41,10 +41,11 @@
 //          FIXED + 64 (2 k + (3 + 2 slabs) n) bytes, slabs = max(1, min(264 / ceil(n / STRIPE), ceil(k / 128))),
 //          divided without remainder
 // call     as number_of takes it, and so is `encoded`
-// tally    of the replays of a graph (tally.cuh), `record` being the first of its ring; null for a product that runs once
+// tally    of the replays of a graph (tally.cuh), `record` being the first of a ring of so many; null for a product that
+//          runs once
 // record   0: `call`, the number of the call that this kernel was launched for; 1: flagged lines, and lines that were judged
 //          in the upper half; 2: 0 clean, 1 all repaired, 2 not resolved, 3 not resolved but right
-//          in every element; 3: state[1]; 4: 0;
+//          in every element, 4 not resolved, and no line that fails has a bound; 3: state[1]; 4: VERDICTS of the tally, or 0;
 //          5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L, R or C0 changed, in the low byte, and
 //          above it the number of the call that was judged. The host takes a record for a verdict only where both
 //          numbers and the count are those of its call; from 8 on up
@@ -108,7 +109,7 @@ INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& sai
   record[1] = (flags & 0xffffffffu) | said.judged << 32;
   record[2] = outcome;
   record[3] = closest;
-  record[4] = 0;
+  record[4] = tally == nullptr ? 0 : tally[VERDICTS];
   record[5] = same_bits<Bits>(least);
   record[6] = wrong;
   record[7] = raised | said.call << 8;
@@ -119,8 +120,9 @@ INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& sai
 }
 
 // With the faults that were logged, by line and position.
-INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* record, Bits* tally, unsigned* keys) {
+INLINE void finish(const Problem* problem, const double* tau, Bits* tally, unsigned* keys) {
   const Problem& p = problem[0];
+  Bits* const record = p.record;
   const Bits wrong = __ldcg(p.state + WRONG);
   const int count = wrong < LOG ? int(wrong) : LOG;
   constexpr int OWN_KEYS = LOG / T1;
@@ -154,11 +156,18 @@ INLINE void finish(const Problem* problem, const double* tau, Bits call, Bits* r
   const bool cleared = __ldcg(p.state + CLEARED) != 0;
   const bool changed = has_changed_since(p), open = __ldcg(p.state + UNRESOLVED) != 0 || (wrong == 0 && !cleared);
   if (threadIdx.x >= 32) return;
-  const Bits outcome = changed || open || !p.checked ? 2 : cleared ? 3 : 1;
+  const bool bounded = Bits(p.failing) > __ldcg(p.state + UNBOUNDED);
+  const Bits unresolved = bounded || wrong ? NOT_RESOLVED : NOT_BOUNDED;
+  const Bits outcome = changed || open || !p.checked ? unresolved : Bits(cleared ? ALL_RIGHT : ALL_REPAIRED);
   const Said said = {p.state[FLAGGED], p.state[CLOSEST], p.state[CALL], p.state[JUDGED]};
   const double least = least_weight(p.sizes, p.v_step ? p.batch : 1);
-  if (tally != nullptr) log_faults(tally, call, record + 8, count < TOLD ? count : TOLD);
-  if (threadIdx.x == 0) write_record(outcome, changed, wrong, said, call, p.m * p.batch, least, record, tally);
+  write_bounds(tau, p.m * p.batch, record);
+  if (tally != nullptr) log_faults(tally, p.call, record + 8, count < TOLD ? count : TOLD);
+  if (threadIdx.x > 0) return;
+  write_record(outcome, changed, wrong, said, p.call, p.m * p.batch, least, record, nullptr);
+  if (tally == nullptr) return;
+  record[4] = tally[VERDICTS];
+  add_record(tally, record, p.m * p.batch);
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
@@ -248,27 +257,29 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
           const Bits* left_words, const Bits* right_words, const Bits* added_words, Index w_step,
           double unit_roundoff, double rigorous, double out_roundoff, double underflow, const double* sizes,
           Index repaired, const unsigned* lines, Bits* state, char* scratch, Index scratch_bytes, Bits call, Bits* record,
-          Bits* tally) {
+          Bits* tally, Index ring) {
   after_previous();
   next_may_begin();
   // Nearly always nothing is flagged: as little as possible stands in front of that, and what the record needs is read
   // at the same time.
   const Said said = {state[FLAGGED], state[CLOSEST], state[CALL], state[JUDGED]};
   const unsigned flagged = unsigned(said.flags);
-  call = number_of(call);
-  record = record_of(tally, call, record);
   const bool records = blockIdx.x == 0 && threadIdx.x < 32;
   const double least = records ? least_weight(sizes, v_step ? batch : 1) : 0;
-  if (records) write_bounds(tau, m * batch, record);
+  const Bits number = number_of(call);
+  Bits* const own = record_of(tally, number, record, ring);
   if (flagged == 0) {
-    if (records && threadIdx.x == 0) write_record(0, 0, 0, said, call, m * batch, least, record, tally);
+    if (records) write_bounds(tau, m * batch, own);
+    if (records && threadIdx.x == 0) write_record(ALL_CLEAN, 0, 0, said, number, m * batch, least, own, tally);
     return;
   }
   const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = deep > 1 ? deep : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
   if (scratch_bytes < needed) {
-    if (records && threadIdx.x == 0) write_record(2, 0, 0, said, call, m * batch, least, record, tally);
+    if (records) write_bounds(tau, m * batch, own);
+    const Bits outcome = state[UNBOUNDED] < flagged ? NOT_RESOLVED : NOT_BOUNDED;
+    if (records && threadIdx.x == 0) write_record(outcome, 0, 0, said, number, m * batch, least, own, tally);
     return;
   }
   encoded = number_of(encoded);
@@ -290,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
                   factor, input_factor, out_factor, k_root, guards, guards0, encoded, left_words, right_words, added_words, w_step,
                   unit_roundoff, rigorous, out_roundoff, underflow, sizes, lines, state, int(flagged), groups, lines, int(flagged),
                   flagged > most, false, false, false, pieces(n, T1), stripes, slabs, pieces(k, slabs),
-                  reinterpret_cast<Fixed*>(scratch), sides, sums, sums + 3 * GROUPS * n};
+                  reinterpret_cast<Fixed*>(scratch), sides, sums, sums + 3 * GROUPS * n, number, own};
   __syncthreads();
 
   Index base = 0, item = next(state, false, ticket);
@@ -321,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       if (stage == SAMPLE || stage == WHOLE_COLUMNS) look_at_column(problem, number, stage == WHOLE_COLUMNS, pool);
       if (stage == LIST_REMAINING || stage == VERIFY) verify(problem, number, stage == VERIFY, pool);
       if (stage == KNOWN) compare_known(problem, number, word_sums);
-      if (stage == RECORD) finish(problem, tau, call, record, tally, keys);
+      if (stage == RECORD) finish(problem, tau, tally, keys);
     }
     base += items;
   }

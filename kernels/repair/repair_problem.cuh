@@ -63,6 +63,8 @@ struct Problem {
   double2* sides;  // (y_g(l), a_g(l)) at l groups + g
   double* sums;    // D, |C0| and |C| of GROUPS, n columns each; then z in place of D, candidates and hits of |C0|
   double* parts;   // of (y_g R, a_g |R|)(j) of slab s: ((s GROUPS + g) 2 + q) n + j
+  Bits call;       // its number
+  Bits* record;
 
   INLINE int first(int g) const { return int(unsigned(g) * unsigned(flagged) / unsigned(groups)); }  // of the lines of a group, in order
   INLINE Index line(int place) const { return all ? Index(place) : Index(__ldcg(fixed->order + place)); }

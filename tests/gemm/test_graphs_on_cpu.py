@@ -15,7 +15,7 @@ import pytest
 import abft_tsm2 as ft
 from abft_tsm2 import Status, policy
 from abft_tsm2.core.launch import PreparedLaunch
-from abft_tsm2.errors import CorruptionWarning
+from abft_tsm2.errors import CorruptionWarning, UnverifiableWarning
 from abft_tsm2.gemm import replays
 from benchmarks.planting import planted
 from tests.support import cupy_on_cpu
@@ -38,7 +38,7 @@ def cp(card: tuple[Any, cupy_on_cpu.Kernels]) -> Any:
 def operands(cp: Any, *batch: int, seed: int = 0) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(seed)
     A, B = (rng.standard_normal((*batch, *shape)).astype(np.float32) for shape in ((M, K), (K, N)))
-    return cp.asarray(A), cp.asarray(B), cp.asarray(np.empty((*batch, M, N), np.float32))
+    return cp.asarray(A), cp.asarray(B), cp.asarray(np.zeros((*batch, M, N), np.float32))
 
 
 def right(A: Any, B: Any, C: Any) -> bool:
@@ -153,12 +153,124 @@ def test_a_graph_whose_kernel_does_not_run_is_not_believed(
             assert ft.protected_gemm(A, B, out=C, return_report=True)[1].wait().status is Status.CLEAN
 
 
-def test_everything_wrong_is_left_to_the_host(cp: Any) -> None:
+def test_verdicts_are_those_of_their_own_calls_where_reports_are_read_late(
+    card: tuple[Any, cupy_on_cpu.Kernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repair that does not run shifts the numbers of the device by one: no record is believed from there on."""
+    (cp, kernels), skip = card, list[bool]()
+    run = kernels._run
+
+    def without(config: int, function: int, pointers: int) -> None:
+        if not (skip and kernels._configs[function - 1].file == "repair/repair.cu"):
+            run(config, function, pointers)
+
+    monkeypatch.setattr(kernels, "_run", without)
     A, B, C = operands(cp)
+    reports, bad = [], {7}
+    with ft.errstate(sync=False, **QUIET), planted(Faults(*bad, plant=everything), graphs=True):
+        for i in range(12):
+            if i == 5:
+                skip.append(True)
+            reports.append(ft.protected_gemm(A, B, out=C, return_report=True)[1])
+            skip.clear()
+        (graph,) = replays._made
+        found = [report.wait() for report in reports]
+        assert all(found[i].status is Status.CLEAN and not found[i].suspicions for i in range(5))
+        assert found[5].suspicions or not found[5].ok
+        assert not found[7].ok
+        assert graph not in replays._made
+
+
+def test_verdicts_are_those_of_their_own_calls_after_an_interrupt(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    A, B, C = operands(cp)
+    launch, stop = cupy_on_cpu.CapturedGraph.launch, [False]
+
+    def interrupted(graph: Any, stream: Any = None) -> None:
+        launch(graph, stream)
+        if stop[0]:
+            stop[0] = False
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cupy_on_cpu.CapturedGraph, "launch", interrupted)
+    arm: list[bool] = []
+    with planted(lambda C: everything(C) if arm and arm.pop() else None, graphs=True), ft.errstate(**QUIET):
+        for i in range(12):
+            stop[0] = i == 5
+            arm += [True] * (i in (6, 9))
+            try:
+                report = ft.protected_gemm(A, B, out=C, return_report=True)[1]
+            except KeyboardInterrupt:
+                continue
+            assert right(A, B, C)
+            assert (report.status is Status.CORRECTED) == (i in (6, 9))
+
+
+def test_late_verdicts_are_not_on_what_was_written_since(cp: Any) -> None:
+    A, B, C = operands(cp)
+    with planted(Faults(5, plant=everything), graphs=True), ft.errstate(sync=False, **QUIET):
+        reports = [ft.protected_gemm(A, B, out=C, return_report=True)[1] for _ in range(8)]
+        found = [report.wait() for report in reports]
+    assert [report.status is Status.UNCORRECTABLE for report in found] == [i == 5 for i in range(8)]
+    assert "to the same place since" in found[5].reasons[0]
+
+
+@pytest.mark.parametrize("calls", [1, 6], ids=["step by step", "graph"])
+def test_an_encoded_operand_that_changed_is_told_late(cp: Any, calls: int) -> None:
+    A, B, C = operands(cp)
+    E = ft.encode(B)
+    with ft.errstate(sync=False, **QUIET):
+        for _ in range(calls):
+            ft.protected_gemm(A, E, out=C)
+        B[3, 4] += 1
+        assert ft.protected_gemm(A, E, out=C, return_report=True)[1].wait().status is Status.INPUT_CHANGED
+
+
+def test_factors_that_can_change_are_read_each_time(cp: Any) -> None:
+    class Factor:
+        value = 1.0
+
+        def __float__(self) -> float:
+            return self.value
+
+    A, B, C = operands(cp)
+    alpha: Any = Factor()
+    for alpha.value in (1.0, 1.0, 1.0, 1.0, 3.0):
+        ft.protected_gemm(A, B, out=C, alpha=alpha)
+    assert np.allclose(C, 3 * (np.asarray(A) @ np.asarray(B)), rtol=1e-4, atol=1e-4)
+
+
+def test_overlap_is_seen_of_arrays_that_run_backwards(cp: Any) -> None:
+    pool = cp.asarray(np.random.default_rng(0).standard_normal((6, 8, 8)).astype(np.float32))
+    A, B = pool[3::-1], cp.asarray(np.eye(8, dtype=np.float32))
+    ft.protected_gemm(A, B, out=cp.asarray(np.zeros((4, 8, 8), np.float32)))
+    before = np.array(pool)
+    for _ in range(4):
+        with pytest.raises(ValueError, match="shares memory"):
+            ft.protected_gemm(A, B, out=pool[2:6])
+    assert (pool == before).all()
+
+
+def test_a_graph_that_cannot_be_made_is_done_without(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(replays, "Graph", fails)
+    A, B, C = operands(cp)
+    for _ in range(8):
+        assert ft.protected_gemm(A, B, out=C, return_report=True)[1].status is Status.CLEAN
+    assert not replays._made
+
+
+@pytest.mark.parametrize("how", [{}, {"verify": "float32"}], ids=["float32", "float16 by way of float32"])
+def test_everything_wrong_is_left_to_the_host(cp: Any, how: dict[str, str]) -> None:
+    A, B, C = (x.astype(np.float16) if how else x for x in operands(cp))
     with planted(Faults(5, plant=everything), graphs=True), ft.errstate(corrected="ignore"):
-        found = [ft.protected_gemm(A, B, out=C, return_report=True)[1].status for _ in range(8)]
+        found = []
+        for _ in range(8):
+            found.append(ft.protected_gemm(A, B, out=C, return_report=True, **how)[1].status)
+            assert right(A, B, C)
+    assert len(replays._made) == 1
     assert [i for i, status in enumerate(found) if status is Status.CORRECTED] == [5]
-    assert right(A, B, C)
 
 
 def test_no_more_graphs_are_kept_than_are_used(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +385,7 @@ def test_detected_and_not_repaired(cp: Any) -> None:
     assert found.reasons[0].startswith("1 of 2 replays failed the check along rows")
 
 
-@pytest.mark.parametrize("skipped", ["the verdict", "the repair", "the sums of A"])
+@pytest.mark.parametrize("skipped", ["the verdict", "the repair", "the sums of A", "verdict and repair"])
 def test_a_replay_without_proof_of_work_is_told(
     card: tuple[Any, cupy_on_cpu.Kernels], skipped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +395,9 @@ def test_a_replay_without_proof_of_work_is_told(
         kernel: Any = kernels._configs[function - 1]
         verdict = kernel.file == "check/tsm2r_rows.cu" and kernel.verdict
         sums = kernel.file == "check/tsm2r_rows.cu" and kernel.given
-        named = {"the verdict": verdict, "the repair": kernel.file == "repair/repair.cu", "the sums of A": sums}
+        repair = kernel.file == "repair/repair.cu"
+        named = {"the verdict": verdict, "the repair": repair, "the sums of A": sums}
+        named["verdict and repair"] = verdict or repair
         if not (skip and named[skipped]):
             run(config, function, pointers)
 
@@ -302,7 +416,9 @@ def test_a_replay_without_proof_of_work_is_told(
         assert found.status is Status.UNCORRECTABLE
     else:
         assert found.status is Status.UNCORRECTABLE
-        assert any("replays" in reason and ("no verdict" in reason or "recorded" in reason) for reason in found.reasons)
+        assert any(
+            "replays" in reason and ("no verdict" in reason or "left no record" in reason) for reason in found.reasons
+        )
     assert found.replays == 3
 
 
@@ -316,6 +432,29 @@ def test_an_encoded_operand_that_changes_is_refused(cp: Any) -> None:
     graph.launch()
     with pytest.raises(ft.SilentDataCorruptionError, match="an operand had changed"):
         report.wait()
+
+
+def test_an_encoded_left_operand_is_captured_too(cp: Any) -> None:
+    A, B, C = operands(cp)
+    E = ft.encode(A)
+    graph, (report,) = capture(cp, lambda: ft.protected_gemm(E, B, out=C, return_report=True)[1])
+    for _ in range(3):
+        graph.launch()
+    assert (report.wait().status, report.wait().replays) == (Status.CLEAN, 3)
+    assert right(A, B, C)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_called_wrong(cp: Any, value: float) -> None:
+    A, B, C = operands(cp)
+    graph, (report,) = capture(cp, lambda: ft.protected_gemm(A, B, out=C, return_report=True)[1])
+    graph.launch()
+    A[3, 4] = value
+    graph.launch()
+    with pytest.warns(UnverifiableWarning, match="NaN or Inf in the operands"):
+        found = report.wait()
+    assert (found.status, found.replays) == (Status.UNVERIFIABLE, 2)
+    assert "replay 1" in found.reasons[0]
 
 
 def test_what_cannot_be_captured_says_so(cp: Any) -> None:

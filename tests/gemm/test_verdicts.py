@@ -66,7 +66,7 @@ def left_of(library: Library, work: Work, *, judge: bool = True, repair: bool = 
         guards = (c["guards"], NULL, ENCODED, CALL)
         library.run(JUDGE.name, (1, 1), JUDGE.t1, (M, u, squares, *verdict, work.state, *guards))
     work.state[JUDGED_WORD] = int(work.state[JUDGED_WORD]) - short if judge else 0
-    arguments[-7] = lines
+    arguments[-8] = lines
     if repair:
         library.run(REPAIR.name, 2, REPAIR.t1, tuple(arguments))
     return work.record
@@ -155,7 +155,7 @@ class _Pending(Pending):
     def __init__(self, found: list[DeviceRecord], *, gone: bool) -> None:
         spec = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
         plan: Any = SimpleNamespace(checks=[SimpleNamespace(spec=spec)])
-        places: list[Any] = [None if gone else np.zeros((2, 2), np.float32)] * 3 + [None]
+        places: Any = [SimpleNamespace(address=1, x=None if gone else np.zeros((2, 2), np.float32))] * 3 + [None]
         call = QueuedCall(plan, CallOptions((None,), 1.0, 0.0, True), INFO, _Context(), tuple(places))
         done = SimpleNamespace(synchronize=lambda: None, done=True)
         super().__init__(found, done, call, (True, True, True, None))
@@ -173,7 +173,7 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("abft_tsm2.core.memory.bring", bring)
     monkeypatch.setattr(DeviceRecord, "free", lambda self: None)
-    monkeypatch.setattr(pending, "_alive", lambda owner, place: place)
+    monkeypatch.setattr(pending, "_alive", lambda owner, place: place and place.x)
     monkeypatch.setattr(pending, "problem_of", lambda *arrays, **named: SimpleNamespace(c=arrays[0]))
 
 

@@ -282,14 +282,17 @@ class Kernels:
 
 def _write_clean(pointers: int) -> None:
     """The record of a product in which nothing was found, by the arguments of its repair."""
-    values = [ctypes.c_longlong.from_address(at).value for at in (ctypes.c_void_p * 57).from_address(pointers)]
-    call, at, tally = values[-3:]
+    values = [ctypes.c_longlong.from_address(at).value for at in (ctypes.c_void_p * 58).from_address(pointers)]
+    call, at, tally, ring = values[-4:]
+    turn = 0
     if tally:
         words = (ctypes.c_uint64 * 16).from_address(tally)
         call, words[0] = words[0], words[0] + 1
-        at += 8 * memory.WORDS * (call & words[2])
+        turn = words[2] = words[2] + 1
+        at += 8 * memory.WORDS * (call & (ring - 1))
     record = (ctypes.c_uint64 * memory.WORDS).from_address(at)
-    record[0], record[1], record[2], record[6], record[7] = call, values[0] * values[3] << 32, 0, 0, call << 8
+    record[0], record[1], record[2], record[4], record[7] = call, values[0] * values[3] << 32, 0, turn, call << 8
+    record[6] = 0
 
 
 def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels]:

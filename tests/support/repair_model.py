@@ -133,7 +133,7 @@ class Work:
             *((c["left_words"], c["right_words"]) if self.words else (NULL, NULL)),
             c["added_words"] if self.words and beta else NULL,
             *(k if len(c["right_words"]) > 1 else 0, a.u, bounds.rigorous_factor(a, terms), a.u_out, c["underflow"]),
-            *(c["sizes"], self.most, lines, self.state, scratch, size, CALL, self.record, NULL),
+            *(c["sizes"], self.most, lines, self.state, scratch, size, CALL, self.record, NULL, 1),
         )
 
 

@@ -26,6 +26,7 @@ from tests.support.check_cases import (
     NULL,
     SEALED,
     TYPES_OF_SUMS,
+    UNBOUNDED_WORD,
     UNIT,
     WIDTHS,
     Launch,
@@ -353,8 +354,14 @@ def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
             found.append(f"the closest has ratio {value}, its line {line} has {ratio[line]}")
         if not (ratio[passed] - slack[passed] <= value).all():
             found.append(f"the closest has ratio {value}, the largest is {ratio[passed].max()}")
-    if made.state[0] >> 32 != 0 or (np.delete(made.state, [0, 1, CALL_WORD, JUDGED_WORD]) != SEALED).any():
+    if (
+        made.state[0] >> 32 != 0
+        or (np.delete(made.state, [0, 1, CALL_WORD, JUDGED_WORD, UNBOUNDED_WORD]) != SEALED).any()
+    ):
         found.append("other words of the state were written")
+    unbounded = int((~np.isfinite(tau.ravel()[listed[listed < tau.size]])).sum())
+    if int(made.state[UNBOUNDED_WORD] - np.uint64(SEALED)) != unbounded:
+        found.append(f"{unbounded} lines fail without a bound, and others are counted")
     if int(made.state[CALL_WORD]) != CALL or int(made.state[JUDGED_WORD]) != tau.size:
         found.append(f"{made.state[JUDGED_WORD]} lines are counted for call {made.state[CALL_WORD]}")
     if made.D is not None:

@@ -283,7 +283,7 @@ class DeviceCheck:
             *(at("left_bit_sums"), right.bit_sums, at("added_bit_sums"), self._s_step),
             *(a.u, rigorous_factor(a, spec.terms), float(a.u_out), f.underflow, right.sizes),
             *(max(_FEW, spec.m * spec.batch // 4), at("lines"), at("state")),
-            *(space.data.ptr, nbytes, "call", "record", "tally"),
+            *(space.data.ptr, nbytes, "call", "record", "tally", "ring"),
         )
         return [PreparedLaunch(config, (config.blocks * self._multiprocessors, 1), config.t1, values, space)]
 

@@ -132,6 +132,8 @@ class DeviceVerdict:
         Whether any side's repair is complete.
     missed : bool
         Whether weights may be far off.
+    changed : bool
+        Whether an operand is not what was encoded.
     replaced : bool
         Whether C is not what the verdict was on.
     flagged : int
@@ -144,7 +146,7 @@ class DeviceVerdict:
     def __init__(self, found: list[DeviceRecord], info: CallInfo) -> None:
         self.info = info
         self.outcome, self.flagged = DeviceOutcome.CLEAN, 0
-        self.repaired = self.missed = self.replaced = False
+        self.repaired = self.missed = self.changed = self.replaced = False
         checks, self.faults = [], list[tuple[int, Fault]]()
         for record, side, lines in zip(found, info.sides, info.lines, strict=True):
             head = record.head
@@ -157,6 +159,7 @@ class DeviceVerdict:
                 continue
             self.repaired |= outcome is DeviceOutcome.REPAIRED
             self.missed |= bool(head[7] & MISSED)
+            self.changed |= bool(head[7] & CHANGED)
             self.replaced |= head[6] > 0
             self.flagged += head[1] & _HALF
             checks.append(check_of(record, head[3], head[5], side, lines))
