@@ -48,6 +48,14 @@ class Record:
         parts.update(values)
         return record
 
+    def like(self, **values: Any) -> Self:
+        """A record with these values, and the others of this one, as `made_of`."""
+        record = type(self).__new__(type(self))
+        parts = record.__dict__
+        parts.update(self.__dict__)
+        parts.update(values)
+        return record
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types (non-finite floats as "NaN", "Infinity", "-Infinity")."""
         return {part.name: _plain(getattr(self, part.name)) for part in fields(self) if part.metadata.get("json", True)}

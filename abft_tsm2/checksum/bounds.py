@@ -150,6 +150,10 @@ class BoundFactors(NamedTuple):
     root: float
     underflow: float
 
+    def of_lines(self, products: Any, underflow: float) -> Any:
+        """`statistical_bound` of lines of which no more is known."""
+        return self.factor * products + (self.input_factor * products + underflow if self.input_factor else underflow)
+
     def of_line(
         self, products: float, stored: float, added: float, underflow: float, more: float
     ) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
 from abft_tsm2.checksum.repairs import Written
+from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Scale, Side
 from abft_tsm2.checksum.verify import (
     PredictedSums,
@@ -24,7 +25,6 @@ from abft_tsm2.checksum.verify import (
     differing,
     recompute,
     recompute_checksum,
-    verify_rescaled,
 )
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.report import Check, Fault, Status

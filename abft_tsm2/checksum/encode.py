@@ -141,16 +141,21 @@ def _sample(k: int) -> list[slice]:
     return [slice(0, part_of(k)), *(slice(int(at), int(at) + _SAMPLE_RUN) for at in starts)]
 
 
+def read_whole(k: int) -> bool:
+    """Whether the sample of k rows is all of them."""
+    return len(_sample(k)) == 1
+
+
 def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
     first, *others = _sample(R.shape[-2])
     squares = to_host(squares_of_columns(R[..., first, :] if others else R)).astype(np.float64, copy=False)
     for rows in others:
         squares = squares + to_host(squares_of_columns(R[..., rows, :]))
-    return _exponents_from(0.5 * np.log2(squares), R)
+    return exponents_from(0.5 * np.log2(squares), R)
 
 
-def _exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64], Ends]:
+def exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from norms of a part of them, and their ends; from all of R where these say nothing."""
     if (found := _within(log2_norms, _RELIABLE[float_type(R).name])) is not None:
         return found
@@ -158,7 +163,7 @@ def _exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int6
         return exponents(log2_column_norms(R)), None
     out = np.empty(log2_norms.shape, np.int64)
     for at in np.ndindex(*log2_norms.shape[:-1]):
-        out[at] = _exponents_from(log2_norms[at], R[at])[0]
+        out[at] = exponents_from(log2_norms[at], R[at])[0]
     return out, None
 
 
@@ -284,10 +289,10 @@ def carry(R: Array, base: Weights, *, equilibrate: bool = True, partial: bool = 
 
 def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChecksum:
     """`carry` in the caller's error state; on NumPy also of each of a stack of small matrices."""
-    whole = len(_sample(R.shape[-2])) == 1
+    whole = read_whole(R.shape[-2])
     if isinstance(R, np.ndarray) and small(R):
         R = in_single(R, partial)
-        if whole and R.shape[-2] * R.shape[-1] <= _SQUARED:
+        if whole and R.shape[-2] * R.shape[-1] <= SQUARED:
             return _squared_once(R, base, partial)
     exponent, ends = _sampled_exponents(R)
     first = carried(R, from_host(equilibrated(base, exponent, ends), R), partial=partial)
@@ -297,18 +302,18 @@ def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChec
     return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)
 
 
-_SQUARED = 1 << 12  # elements of what is squared as a whole
+SQUARED = 1 << 12  # elements of what is squared as a whole
 
 
 def _squared_once(R: Array, base: Weights, partial: bool) -> OperandChecksum:
     """`encoded_right` of NumPy's matrices all of whose rows are the sample."""
     k, squares = R.shape[-2], squares_of(R)
-    norms = np.log2(np.matmul(_ones(k, squares.dtype), squares), dtype=np.float64)
+    norms = np.log2(np.matmul(ones(k, squares.dtype), squares), dtype=np.float64)
     norms *= 0.5
-    V = equilibrated(base, *_exponents_from(norms, R))
+    V = equilibrated(base, *exponents_from(norms, R))
     return _carried(R, V, partial, squares_times(squares[..., : part_of(k), :], V * V))
 
 
 @functools.lru_cache(64)
-def _ones(k: int, dtype: Any) -> Any:
+def ones(k: int, dtype: Any) -> Any:
     return np.ones(k, dtype)

@@ -17,8 +17,8 @@ from abft_tsm2.checksum import repairs
 from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT
 from abft_tsm2.checksum.evidence import line_errors, sequential_errors, summed_in_order, weighted_norms
 from abft_tsm2.checksum.repairs import RepairOutcome, Written
+from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side
-from abft_tsm2.checksum.verify import verify_rescaled
 from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
 _MEASURED = 32  # lines, or elements of one, whose own errors are measured

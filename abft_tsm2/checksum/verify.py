@@ -1,10 +1,9 @@
-"""Verify the lines of C: compare their residuals with what rounding explains, fast and then rescaled.
+"""Verify the lines of C: compare their residuals with what rounding explains.
 
 `predict`, `recompute_checksum` and `judge` verify every product: each matrix is read once, and the 2-norms behind the
 bound are first taken over a small part of their terms. Such a part never exceeds the whole, so a residual within the
 bound it gives is within the true bound (so pass most products, and each of a stack); the few lines that are not are
-compared with the whole. `verify_rescaled` verifies what remains: everything is computed anew, rescaled so that nothing
-overflows, without the columns and lines that hold NaN or Inf from the start.
+compared with the whole. `abft_tsm2.checksum.rescaled` verifies what remains.
 
 Verdicts are written ``ok = (residual <= bound) & isfinite(bound)``: NaN is a fault, and so is a bound that overflowed.
 """
@@ -18,23 +17,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, is_numpy, same_bits, to_host
-from abft_tsm2.checksum.bounds import bound_factors, checksum_noise_factor, largest_norm, statistical_bound
+from abft_tsm2.arrays import Array, is_numpy, same_bits, to_host
+from abft_tsm2.checksum.bounds import (
+    Arithmetic,
+    BoundFactors,
+    bound_factors,
+    checksum_noise_factor,
+    largest_norm,
+    statistical_bound,
+)
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
-from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scale_of, scaled
+from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.core.row_sums import (
     in_single,
     rows_per_block,
+    small,
     summed_squares,
     take_rows,
     weighted_squares,
     weighted_sums,
-    widened,
 )
 from abft_tsm2.report import Check, Fault
 
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came
-_MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before the whole of a few
+MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before the whole of a few
 
 
 class PredictedSums(NamedTuple):
@@ -172,40 +178,125 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
 def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
     """The verdict on a product all of whose residuals are within the least that their bounds can be, and those of the
     few lines that came closest within what is known when these lines of C have been read once more; else None."""
-    if lines.arithmetic.u_out:  # what is stored is rounded, and most lines need the norm of that
-        found = first_verdict(lines, expected, u)
-        if found is None or not found.ok:
-            return None
-        return SideVerdict(np.ones(found.ratio.shape, np.bool_), found.ratio, found.check(lines))
-    first = _residuals(lines, expected, u)
-    if first is None or np.count_nonzero(first.fine) < first.fine.size:
+    a, C, (m, n) = lines.arithmetic, lines.C, lines.C.shape
+    first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
+    if first is None:
         return None
-    C, m, near = lines.C, first.ratio.size, None
-    residuals, products, added = first.size, first.products, first.added
+    V, sizes = expected.carried.weights, (first.size, first.products, first.added)
+    more, smallest = estimate_of(lines.R.shape[0]), np.minimum.reduce(first.weights, axis=None)
+    if a.u_out:
+        fine = first.fine[:, 0]
+        stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
+        known: Any = {"underflow": first.underflow, "more": more, "smallest": smallest}
+        check = rounded_check(lines.side, a, lines.terms, n, stored, first.ratio, fine, sizes, **known)
+        return None if check is None else SideVerdict(np.ones(m, np.bool_), first.ratio, check)
+    if np.count_nonzero(first.fine) < m:
+        return None
+    factors = bound_factors(a, lines.terms, n, lines.alpha)
+    check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more, smallest)
+    return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
+
+
+def rounded_check(
+    side: str,
+    a: Arithmetic,
+    terms: int,
+    n: int,
+    stored: Floats,
+    ratio: Floats,
+    fine: Mask,
+    sizes: tuple[Floats, Floats, Floats | None],
+    *,
+    underflow: float,
+    more: float,
+    smallest: float,
+) -> Check | None:
+    """`clean_check` where what is stored is rounded and most lines need the norm of that, which is known of all: lines
+    that are not `fine` without it are counted among those that came closest.
+
+    Parameters
+    ----------
+    stored, sizes : arrays of m
+        As in `statistical_bound`; the first of `sizes` are the residuals.
+    fine : (m,) boolean array
+        Lines within the least that their bounds can be.
+    """
+    residual, products, added = sizes
+    known: Any = {"added": added, "underflow": underflow}
+    largest = largest_norm(terms, products=more * products, **known)
+    tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
+    close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
+    if np.count_nonzero(close) < close.size:
+        return None
+    ratios, bounds, places = (residual / tau).ravel(), tau.ravel(), None
+    if ratio.size > _FEW:
+        counted = ~fine
+        counted[np.where(fine, -ratio, 0.0).argpartition(_FEW)[:_FEW]] = True
+        places = counted.nonzero()[0]
+        ratios, bounds = ratios[places], bounds[places]
+    line = int(ratios.argmax())
+    closest, bound = ratios.item(line), _median(bounds.tolist())
+    line = line if places is None else places.item(line)
+    return _check_of(side, ratio.size, bound, closest, line, _limit(closest, bound, smallest))
+
+
+def _median(x: list[float]) -> float:
+    x.sort()
+    half = len(x) // 2
+    return x[half] if len(x) % 2 else (x[half - 1] + x[half]) / 2
+
+
+def clean_check(
+    side: str,
+    C: Array,
+    V2: Array,
+    ratio: Floats,
+    sizes: tuple[Floats, Floats, Floats | None],
+    underflow: float,
+    factors: BoundFactors,
+    more: float,
+    smallest: float,
+) -> Check | None:
+    """The check of a product all of whose lines are within the least that their bounds can be, from the few lines that
+    came closest; None where one of these is not within what is known when they have been read once more.
+
+    Parameters
+    ----------
+    V2 : (n, 1) array
+        The squares of the weights.
+    ratio : (m,) array
+        Of residuals and the least bounds.
+    sizes : three arrays of m, one of them or None
+        Residuals, and products and added as in `statistical_bound`.
+    underflow, factors, more
+        Of `BoundFactors.of_line`.
+    smallest : float
+        The least modulus of the weights.
+    """
+    (residuals, products, added), m = sizes, ratio.size
     if m > _FEW:
-        near = (-first.ratio).argpartition(_FEW)[:_FEW]
+        near = (-ratio).argpartition(_FEW)[:_FEW]
         near.sort()
-        C, residuals, products = take_rows(C, near), residuals.take(near), products.take(near)
-        added = None if added is None else added.take(near)
-    V = expected.carried.weights
-    stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True))).ravel().tolist()
-    sizes, others = products.ravel().tolist(), [0.0] * len(stored) if added is None else added.ravel().tolist()
-    factors = bound_factors(lines.arithmetic, lines.terms, V.shape[0], lines.alpha)
-    more = _estimate(lines.R.shape[0])
+        C, places = take_rows(C, near), near.tolist()
+    else:
+        places = list(range(m))
+    if isinstance(C, np.ndarray) and small(C):
+        C = C.astype(np.float64, copy=False)
+        stored2 = (C * C).dot(V2)
+    else:
+        stored2 = to_host(summed_squares(C, V2, wide=True))
+    stored = np.sqrt(stored2).ravel().tolist()
     bounds, closest, line = [], -1.0, -1
-    for i, residual in enumerate(residuals.ravel().tolist()):
-        tau, largest = factors.of_line(sizes[i], stored[i], others[i], first.underflow, more)
-        if not ((residual <= tau) & math.isfinite(tau) & (stored[i] <= largest)):
+    for i, norm in zip(places, stored, strict=True):
+        residual = residuals.item(i)
+        tau, largest = factors.of_line(products.item(i), norm, 0.0 if added is None else added.item(i), underflow, more)
+        if not ((residual <= tau) & math.isfinite(tau) & (norm <= largest)):
             return None
         bounds.append(tau)
         if residual / tau > closest:
             closest, line = residual / tau, i
-    bounds.sort()
-    half = len(bounds) // 2
-    bound = bounds[half] if len(bounds) % 2 else (bounds[half - 1] + bounds[half]) / 2
-    line = line if near is None else int(near[line])
-    limit = _limit(closest, bound, np.minimum.reduce(first.weights, axis=None))
-    return SideVerdict(first.fine[:, 0], first.ratio, _check_of(lines.side, m, bound, closest, line, limit))
+    bound = _median(bounds)
+    return _check_of(side, m, bound, closest, line, _limit(closest, bound, smallest))
 
 
 class FirstVerdict(NamedTuple):
@@ -241,7 +332,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     Where what is stored is rounded, the lines that this has to explain are counted among those that came closest.
     """
     a, terms, (m, n) = lines.arithmetic, lines.terms, lines.C.shape[-2:]
-    first = None if a.u_out and m > _MANY else _residuals(lines, expected, u)
+    first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
     if first is None:
         return None
     fine, ratio, residual, products, added, underflow, weights = first
@@ -259,7 +350,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     V = expected.carried.weights
     stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
     known: Any = {"added": added, "underflow": underflow}
-    largest = largest_norm(terms, products=_estimate(lines.R.shape[-2]) * products, **known)
+    largest = largest_norm(terms, products=estimate_of(lines.R.shape[-2]) * products, **known)
     tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
     close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
     ok = close.all(axis=(-2, -1))
@@ -291,7 +382,7 @@ def _lines_at(X: Array, at: Integers) -> Array:
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
 
 
-def _estimate(k: int) -> float:
+def estimate_of(k: int) -> float:
     """P2 estimated from a part of its terms may be short of the whole; so many times as much covers it."""
     h = part_of(k)
     return 1.0 if h == k else 2 * math.sqrt(k / h)
@@ -315,7 +406,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
-    estimate = _estimate(lines.R.shape[0])
+    estimate = estimate_of(lines.R.shape[0])
 
     def compare(at: Any, stored2: Array | None = None, larger: float = estimate) -> None:
         """Judge these lines by what is known of their norms."""
@@ -333,11 +424,11 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
         ok[at] = np.all(fine, axis=1)
 
     compare(slice(None))  # by a part of P2 alone
-    if np.count_nonzero(~ok) > _MANY:  # sums without cancellation: C is what is large
+    if np.count_nonzero(~ok) > MANY:  # sums without cancellation: C is what is large
         head = expected.carried.weights[: part_of(n), :]
         for at in _portions(np.arange(ok.size), head.shape[0]):
             compare(at, weighted_squares(_gather(lines.C[:, : head.shape[0]], at), head * head))
-    ratio = _ratio(residual, tau)
+    ratio = worst_ratio(residual, tau)
     seen = ~ok  # these get their true bound, and so do the few that came closest
     seen[np.argpartition(np.where(ok, -ratio, 0.0), _FEW)[:_FEW] if ok.size > _FEW else slice(None)] = True
     closer = np.flatnonzero(seen)
@@ -352,11 +443,11 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
                 q2 = weighted_squares(lines.R, V2, wide=True)
             products2[bad] = _host(weighted_squares(_gather(lines.L, bad), q2, wide=True))
             compare(bad, _host(whole)[np.isin(at, bad)], 1.0)
-    ratio[closer] = _ratio(residual[closer], tau[closer])
+    ratio[closer] = worst_ratio(residual[closer], tau[closer])
     bounds = tau[closer].max(axis=1, initial=0.0)
     bounds = bounds[np.isfinite(bounds)]
     bound_seen = float(middle(bounds)) if bounds.size else 0.0
-    return SideVerdict(ok, ratio, _check(lines, V, ok & seen, ratio, bound_seen, ok.size))
+    return SideVerdict(ok, ratio, lines_check(lines, V, ok & seen, ratio, bound_seen, ok.size))
 
 
 def _portions(rows: Integers, columns: int) -> list[Integers]:
@@ -369,14 +460,14 @@ def _gather(X: Array, rows: Integers) -> Array:
     return X if rows.size == X.shape[0] else take_rows(X, rows)
 
 
-def _ratio(residual: Floats, tau: Floats) -> Floats:
+def worst_ratio(residual: Floats, tau: Floats) -> Floats:
     """The worst of a line's residuals in units of its bound; 0/0 is 0, everything else that is not finite is inf."""
     with np.errstate(all="ignore"):
         ratio = np.where(residual == 0.0, 0.0, residual / tau)
     return np.asarray(np.where(np.isfinite(ratio) & np.isfinite(tau), ratio, np.inf).max(axis=1, initial=0.0))
 
 
-def _check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
+def lines_check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
     clean = np.where(clean_lines, ratio, -1.0)
     closest = float(clean.max(initial=0.0))
     smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
@@ -498,81 +589,3 @@ class _Apart:
                 same |= (off <= noise) & np.isfinite(noise)
         same |= ~np.isfinite(before) & ~np.isfinite(after)
         return np.asarray(~same), off
-
-
-# ---- rescaled ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class RescaledVerdict:
-    """The verdict of `verify_rescaled`, its scale, and what a change of a line is measured with.
-
-    Attributes
-    ----------
-    verdict : SideVerdict
-        Lines that cannot be checked count as ok.
-    scale : Scale
-    V : (n, r) array
-        Scaled weights, 0 in the columns that cannot be checked.
-    tau : (m, r) array
-        Bounds in the scaled domain.
-    """
-
-    verdict: SideVerdict
-    scale: Scale
-    V: Floats
-    tau: Floats
-
-
-def verify_rescaled(lines: Side, weights: Array, scale: Scale | None = None) -> RescaledVerdict:
-    """Verify all lines anew, exactly rescaled, in blocks. Synchronises with the host."""
-    scale = scale_of(lines) if scale is None else scale
-    L, R, C, C0, a = lines.L, lines.R, lines.C, lines.C0, lines.arithmetic
-    m, (k, n) = L.shape[0], R.shape
-    zero_k = np.zeros(k, np.int64)
-    keep, everywhere = scale.usable_column, np.ones(k, np.bool_)
-    with np.errstate(all="ignore"):
-        common = int(scale.column.max(initial=-2000))  # of all weights: dividing by it keeps their squares in range
-        V = np.ldexp(to_host(weights), (scale.column - common)[:, None])
-    V[~keep] = 0.0
-    r = V.shape[1]
-    V_, V2_ = from_host(V, R), from_host(V * V, R)
-    rows = rows_per_block(max(k, n))
-    with np.errstate(all="ignore"):
-        s, q2 = np.zeros((k, r)), np.zeros((k, r))
-        for at in range(0, k, rows):  # s = R V, q2 = (R o R)(V o V)
-            part = slice(at, min(k, at + rows))
-            block = scaled(widened(R, at, part.stop), zero_k[part], scale.right, keep)
-            s[part], q2[part] = to_host(block @ V_), to_host((block * block) @ V2_)
-        s_, q2_ = from_host(s, R), from_host(q2, R)
-        residual, tau, plausible = np.zeros((m, r)), np.zeros((m, r)), np.ones(m, np.bool_)
-        shift = int(scale.column.min(initial=0))
-        total = (np.abs(V) * np.ldexp(1.0, shift - scale.column)[:, None]).sum(axis=0)
-        for at in range(0, m, rows):
-            part = slice(at, min(m, at + rows))
-            gain = scale.gain(lines.alpha, part, slice(0, 0 if n == 0 else 1))
-            gain = gain if n else np.zeros((part.stop - at, 1))
-            left = scaled(widened(L, at, part.stop), scale.left[part], zero_k, everywhere)
-            value = scaled(widened(C, at, part.stop), scale.line[part], scale.column, keep)
-            expected = gain * to_host(left @ s_)
-            products = np.abs(gain) * np.sqrt(to_host((left * left) @ q2_))
-            stored = np.sqrt(to_host((value * value) @ V2_))
-            added = None
-            if C0 is not None:
-                base = lines.beta * scaled(widened(C0, at, part.stop), scale.line[part], scale.column, keep)
-                expected = expected + to_host(base @ V_)
-                added = np.sqrt(to_host((base * base) @ V2_))
-            residual[part] = np.abs(to_host(value @ V_) - expected)
-            underflow = np.ldexp(a.underflow(lines.terms, lines.alpha) * total, -shift - scale.line[part][:, None])
-            sizes: Any = {"products": products, "added": added, "underflow": underflow}
-            largest = largest_norm(lines.terms, **sizes)
-            tau[part] = statistical_bound(np, a, lines.terms, n, stored=stored, largest=largest, **sizes)
-            plausible[part] = np.all(stored <= largest, axis=1)
-        usable = scale.usable_line & bool(keep.any() or n == 0)
-        ok = (np.all((residual <= tau) & np.isfinite(tau), axis=1) & plausible) | ~usable
-    ratio = np.where(usable, _ratio(residual, tau), 0.0)
-    in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line + common)
-    seen = in_users_units[usable & np.isfinite(in_users_units)]  # a line with an Inf that is right has no bound
-    bound = float(middle(seen)) if seen.size else 0.0
-    check = _check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))
-    return RescaledVerdict(SideVerdict(ok, ratio, check), scale, V, tau)

@@ -78,7 +78,7 @@ def weighted_sums(X: Array, W: Array, partial: bool = False) -> Array:
     if partial and X.dtype == np.float32 and (sums := _panel_sums(X, W)) is not None:
         return sums
     if small(X):
-        return np.matmul(_copied(X, np.float64), W)
+        return np.matmul(copied(X, np.float64), W)
     transposed = is_column_major(X)
     lines = X.T if transposed else X  # its rows are contiguous in memory
     parts = _on_all_cores(lines, lambda lo, hi: _numpy_sums(lines, W, transposed, lo, hi))
@@ -111,7 +111,7 @@ def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
     if on_numpy and small(X := X[..., : W2.shape[-2]]):
         width = X.dtype.itemsize
         if width < 8 and (wide or width < 4):
-            X = _copied(X, np.float64 if wide else np.float32)
+            X = copied(X, np.float64 if wide else np.float32)
             return squares_times(np.multiply(X, X, out=X), W2)
         return squares_times(squares_of(X), W2)
     xp = namespace(X)
@@ -156,7 +156,7 @@ def squares_of(X: Array) -> Array:
     return X * X if X.nbytes <= _FRESH else np.multiply(X, X, out=_kept(X, X.dtype))
 
 
-def _copied(X: Array, dtype: Any) -> Array:
+def copied(X: Array, dtype: Any) -> Array:
     """X in another type, for what is done with it at once."""
     if 8 * X.size <= _FRESH:
         return X.astype(dtype)

@@ -16,7 +16,7 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, served_elsewhere
 from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.core.capture import current_stream, is_captured, relaxed
-from abft_tsm2.gemm import captured, fallback, known, pending, stack
+from abft_tsm2.gemm import captured, fallback, known, pending, small, stack
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
 from abft_tsm2.gemm.plan import serves
@@ -140,8 +140,17 @@ def protected_gemm(
 
     report: Report | None
     key: Any = None
+    write = on_error is None or on_error == "correct"
     found: tuple[Any, Report | None] | None = None
-    if is_cupy(a.array if isinstance(a, Encoded) else a):
+    if type(a) is type(b) is np.ndarray:
+        plain = c is None and out is None and out_dtype is None and verify is None and precision is None
+        if plain and on_stage is None and type(alpha) is type(beta) is float and alpha == 1.0 and beta == 0.0:
+            form = small.known(a, b, check)
+            if form is not None:
+                policy.check_on_error(on_error)
+                C = np.empty(form.shape, form.dtype)
+                found = C, form.product(a, b, C, lambda: problem(C), write=write)
+    elif is_cupy(a.array if isinstance(a, Encoded) else a):
         stream = current_stream()
         if stream.ptr > 1 and stream.is_capturing():  # the default stream cannot be, and must not be asked
             with relaxed():
@@ -156,7 +165,6 @@ def protected_gemm(
                 found = known.run(key, (a, b, out), stream, on_error, reported=reported, ask=problem)
     if found is None:
         asked = problem(out)
-        write = on_error is None or on_error == "correct"
         report = _run(asked, "gemm", on_stage, on_error, write=write, key=key)
         result = asked.result()
     else:
@@ -253,6 +261,8 @@ def _run(
         return fallback.run(problem, operation, on_stage, write=write, keep=keep)
     if problem.wide:
         return _rounded_last(problem, operation, on_stage, write=write)
+    if on_stage is None and (form := small.form_of(problem)) is not None:
+        return form.product(problem.a, problem.b, problem.c, lambda: problem, write=write)
     caller = np.geterr()  # holds for the product itself, as it would for a @ b
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         if problem.batch and on_stage is None and stack.serves(problem):

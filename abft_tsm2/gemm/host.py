@@ -25,17 +25,17 @@ from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 Hook = Callable[[str, Mapping[str, Array]], None]
 _PASSES = 3  # over both sides of one product
-_balanced = lru_cache(64)(partial(weights, "balanced"))  # made once for a length
+balanced = lru_cache(64)(partial(weights, "balanced"))  # made once for a length
 
 
 def carried_by(R: Array, arithmetic: Arithmetic) -> OperandChecksum:
     """What a right operand carries into a product of that arithmetic."""
-    return carry(R, _balanced(R.shape[1]), partial=R.shape[0] >= arithmetic.parts_from)
+    return carry(R, balanced(R.shape[1]), partial=R.shape[0] >= arithmetic.parts_from)
 
 
 def encoded_now(lines: Side) -> OperandChecksum:
     """What the right operand of a side carries, or each of a stack; in the caller's error state."""
-    return encoded_right(lines.R, _balanced(lines.R.shape[-1]), lines.partial)
+    return encoded_right(lines.R, balanced(lines.R.shape[-1]), lines.partial)
 
 
 class EncodedSide(NamedTuple):

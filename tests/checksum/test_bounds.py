@@ -318,3 +318,5 @@ def test_the_bound_of_a_line_in_plain_numbers_is_that_of_arrays(
     np.testing.assert_allclose(found, (tau[0], largest[0]), rtol=1e-13)
     assert found == bound_factors(replace(a), k, n, alpha).of_line(products, stored, added, lost, more)
     assert hash(replace(a)) == hash(a)
+    least = statistical_bound(np, a, k, n, products=np.array([products]), stored=None, added=None, underflow=lost)
+    np.testing.assert_array_equal(bound_factors(a, k, n, alpha).of_lines(np.array([products]), lost), least)

@@ -64,8 +64,8 @@ def test_whole_norms_are_taken_of_a_few_lines_only(data: str, dtype: Any, monkey
     monkeypatch.setattr(verify, "weighted_squares", counted)
     A, B = A.astype(dtype), B.astype(dtype)
     E = encode(B, side="rows", recheck=False)
-    for few, seldom in ((verify._MANY, True), (10**6, data == "normal")):
-        monkeypatch.setattr(verify, "_MANY", few)
+    for few, seldom in ((verify.MANY, True), (10**6, data == "normal")):
+        monkeypatch.setattr(verify, "MANY", few)
         whole.clear()
         C, report = protected_gemm(A, E, return_report=True)
         assert report.status is Status.CLEAN

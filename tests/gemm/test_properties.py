@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, encode, errstate, protected_gemm, verify_gemm
 from abft_tsm2.checksum.bounds import arithmetic, statistical_bound
-from abft_tsm2.gemm import host
+from abft_tsm2.gemm import host, small
 from benchmarks import families
 from tests.support.cases import DTYPES, ORDERS, arrange, finfo
 from tests.support.oracles import WIDE, elements_outside
@@ -372,7 +372,8 @@ def test_a_result_that_is_not_the_librarys_does_not_pass(monkeypatch: pytest.Mon
         arguments[2][0, 0] = np.nextafter(arguments[2][0, 0], np.inf)
 
     clean.hypothesis.inner_test(normal())
-    monkeypatch.setattr(host, "multiply", off_by_a_bit)
+    for steps in host, small:
+        monkeypatch.setattr(steps, "multiply", off_by_a_bit)
     with pytest.raises(AssertionError):
         clean.hypothesis.inner_test(normal())
 

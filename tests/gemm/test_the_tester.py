@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import Encoded, Report, SilentDataCorruptionError, Status, arrays, encode, protected_gemm
-from abft_tsm2.checksum import correct, repairs, storage, verify
+from abft_tsm2.checksum import correct, repairs, rescaled, storage, verify
 from abft_tsm2.checksum import encode as carry
 from abft_tsm2.checksum import encoded as encoding
 from abft_tsm2.checksum import sides as lines
@@ -95,7 +95,7 @@ def test_ones_as_weights_do_not_see_two_elements_swapped(monkeypatch: Patch) -> 
         C[3, [4, 9]] = C[3, [9, 4]]
 
     assert Product(A, B, swap, check="rows").status == "CORRECTED"
-    everywhere(monkeypatch, host._balanced, lambda n: np.ones((n, 1)))
+    everywhere(monkeypatch, host.balanced, lambda n: np.ones((n, 1)))
     everywhere(monkeypatch, exponents, lambda x: np.zeros(x.shape, np.int64))
     assert Product(A, B, swap, check="rows").status == "CLEAN"
 
@@ -236,17 +236,17 @@ def test_without_a_second_look_a_damaged_repair_is_returned(monkeypatch: Patch) 
     hook = at("corrected", "C", put((3, 4), 1e3))
     with pytest.raises(SilentDataCorruptionError):
         Product(A, B, put((3, 4), 1e3), on_stage=hook)
-    honest = verify.verify_rescaled
+    honest = rescaled.verify_rescaled
     looks: list[int] = []
 
-    def only_once(*arguments: Any) -> verify.RescaledVerdict:
+    def only_once(*arguments: Any) -> rescaled.RescaledVerdict:
         found = honest(*arguments)
         if looks:
             found = replace(found, verdict=replace(found.verdict, ok=np.ones_like(found.verdict.ok)))
         looks.append(1)
         return found
 
-    everywhere(monkeypatch, verify.verify_rescaled, only_once)
+    everywhere(monkeypatch, rescaled.verify_rescaled, only_once)
     returned = Product(A, B, put((3, 4), 1e3), on_stage=hook)
     assert returned.status == "CORRECTED"
     assert returned.wrong[3, 4]

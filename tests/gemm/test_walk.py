@@ -7,10 +7,18 @@ import pytest
 from benchmarks import walk
 
 
-def test_a_clean_product_is_a_short_walk() -> None:
-    found = walk.walk()
-    assert found.total <= 110
+@pytest.mark.parametrize("sizes", [(200, 300, 100), (16, 16, 16)])
+def test_a_small_clean_product_is_a_short_walk(sizes: tuple[int, int, int]) -> None:
+    found = walk.walk(*sizes)
+    assert found.total <= 40
     assert len(found.files) <= 8
+    assert found.outside <= 12
+
+
+def test_a_clean_product_is_a_short_walk() -> None:
+    found = walk.walk(400, 500, 300)
+    assert found.total <= 110
+    assert len(found.files) <= 10
     assert found.outside <= 60
 
 
@@ -18,4 +26,4 @@ def test_the_walk_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert walk.main(["--verbose"]) == 0
     text = capsys.readouterr().out
     assert "calls of" in text
-    assert "gemm/host.py Product.report" in text
+    assert "gemm/small.py SmallForm.product" in text

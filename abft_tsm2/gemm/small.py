@@ -1,0 +1,142 @@
+"""One product of small matrices on NumPy: the five steps of `abft_tsm2.gemm.host` in few calls, where all is plain.
+
+What is the same for all products of the same shapes, types and strides is found by one look-up: a `SmallForm`, with the
+memory for what is encoded. A product that is not found clean is settled by a `Product`, with what was encoded for it
+before it was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from abft_tsm2.arrays import Array
+from abft_tsm2.checksum import small
+from abft_tsm2.checksum.small import SmallSums
+from abft_tsm2.core.matmul import multiply
+from abft_tsm2.gemm.host import EncodedSide, Product, balanced
+from abft_tsm2.gemm.operands import GemmProblem
+from abft_tsm2.report import Check, Report, Status
+
+_MOST = 256  # forms that are kept, each with memory of O(m + k + n)
+_IDLE = 8  # sets of that memory: one for each thread that multiplies at the same time
+
+_forms: dict[Any, SmallForm] = {}
+
+
+def known(a: Array, b: Array, check: str) -> SmallForm | None:
+    """The form of ``a @ b`` into a new array, if there was a product like it before; a and b are plain arrays."""
+    dtype = a.dtype
+    try:
+        return _forms.get((a.shape, b.shape, a.strides, b.strides, dtype, b.dtype, dtype, False, check))
+    except TypeError:  # a check that has no hash; the checks of the arguments say what is wrong with it
+        return None
+
+
+def form_of(problem: GemmProblem) -> SmallForm | None:
+    """The form of a product, which is made for the first of its kind; None where it is not one of small matrices, as
+    they are."""
+    p = problem
+    if p.batch or p.exists or p.encoded_a is not None or p.encoded_b is not None or type(p.c) is not np.ndarray:
+        return None
+    if p.c0 is not None or p.alpha != 1.0 or p.wide or p.c.dtype != p.arithmetic.stored.name:
+        return None
+    if not (small.serves(p.a, p.b, p.arithmetic) and p.c.flags.c_contiguous):
+        return None
+    rounded = p.dtype != p.arithmetic.stored.name  # later, and the report says so
+    key = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check
+    form = _forms.get(key)
+    if form is None:
+        if len(_forms) >= _MOST:
+            _forms.clear()
+        form = _forms[key] = SmallForm(p)
+    return form
+
+
+class _Memory:
+    """What one product at a time has to itself: sums of its sides, and a context in which NumPy's errors are ignored,
+    which takes a tenth of the time of `numpy.errstate`."""
+
+    def __init__(self, sides: list[SmallSums]) -> None:
+        self.sides = sides
+        self.ignoring = Context()
+        self.ignoring.run(np.seterr, all="ignore")
+
+
+class SmallForm:
+    """What a product of small matrices is by shapes, types and strides alone: how it is computed, and its report."""
+
+    def __init__(self, problem: GemmProblem) -> None:
+        p = problem
+        (m, k), n = p.a.shape, p.b.shape[1]
+        self.shape, self.dtype = (m, n), p.c.dtype
+        self._columns = tuple(side == "columns" for side in p.sides("rows" if n <= m else "columns"))
+        self._problem = p.a.dtype, p.arithmetic
+        known: Any = {"operation": "gemm", "m": m, "k": k, "n": n, "dtype": p.dtype}
+        self._report = Report.made_of(status=Status.CLEAN, **known)
+        self._free: list[_Memory] = []
+
+    def _memory(self) -> _Memory:
+        """Of a product that has ended, or new: no two products have the same, whatever thread or handler begins one."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            pass
+        (m, n), k, (dtype, a) = self.shape, self._report.k, self._problem
+        sides = []
+        for columns in self._columns:
+            lines = (n, k, m) if columns else (m, k, n)
+            sides.append(SmallSums("columns" if columns else "rows", lines, dtype, a, balanced(lines[2])))
+        return _Memory(sides)
+
+    def product(self, A: Array, B: Array, C: Array, ask: Callable[[], GemmProblem], *, write: bool) -> Report:
+        """Encode, multiply and verify; settle what is not clean. The report.
+
+        `ask`: what makes the problem, for what is not clean. `write`: repair what is wrong.
+        """
+        memory = self._memory()
+        sides, ignoring = memory.sides, memory.ignoring
+        start = perf_counter()
+        ignoring.run(self._encode, sides, A, B)
+        encoded = perf_counter()
+        multiply(A, B, C)  # in the caller's error state, as a @ b
+        multiplied = perf_counter()
+        checks = ignoring.run(self._clean, sides, A, B, C)
+        seconds = {"encode": encoded - start, "multiply": multiplied - encoded}
+        if checks is None:  # the memory is not used again
+            return self._settled(sides, ask(), seconds, write)
+        seconds["verify"] = perf_counter() - multiplied
+        if len(self._free) < _IDLE:
+            self._free.append(memory)
+        return self._report.like(checks=checks, seconds=seconds)
+
+    def _encode(self, sides: list[SmallSums], A: Array, B: Array) -> None:
+        for columns, side in zip(self._columns, sides, strict=True):
+            if columns:
+                side.encode(B.T, A.T)
+            else:
+                side.encode(A, B)
+
+    def _clean(self, sides: list[SmallSums], A: Array, B: Array, C: Array) -> tuple[Check, ...] | None:
+        checks = []
+        for columns, side in zip(self._columns, sides, strict=True):
+            check = side.clean(C.T, B.T, A.T) if columns else side.clean(C, A, B)
+            if check is None:
+                return None
+            checks.append(check)
+        return tuple(checks)
+
+    def _settled(self, sides: list[SmallSums], problem: GemmProblem, seconds: dict[str, float], write: bool) -> Report:
+        """The report of a product that may be wrong, by the procedure of any other one from its verdict on."""
+        caller = np.geterr()
+        with np.errstate(all="ignore"):
+            product = Product(next(problem.tasks()), problem, "gemm", None, write, caller)
+            product.seconds.update(seconds)
+            names = ("columns" if columns else "rows" for columns in self._columns)
+            own = [EncodedSide(product.lines(name), one.predicted()) for name, one in zip(names, sides, strict=True)]
+            product.settle(own)
+            return product.concluded(own, intact=True)
