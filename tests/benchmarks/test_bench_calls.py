@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -244,6 +245,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Called:
     monkeypatch.setattr("benchmarks.ceilings.BYTES", 1 << 20)
     monkeypatch.setattr(calls_gpu, "CALLS", 6)
     monkeypatch.setattr(calls_gpu, "RECORDED", 3)
+    multiply = calls_gpu.cublas.Gemm
+    monkeypatch.setattr(multiply, "on", lambda gemm, handle, *given: multiply.__call__(gemm, *given))
+    monkeypatch.setattr(calls_gpu.cublas, "captured_on", lambda stream, workspace: contextlib.nullcontext())
     made = Called(card)
     monkeypatch.setattr(calls_gpu, "protected_gemm", made)
     return made
