@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from abft_tsm2 import encode, errstate, protected_gemm
 from abft_tsm2.core import cublas
 from abft_tsm2.core.problem import Problem
@@ -163,7 +165,7 @@ def plain_graph(cell: Cell, A: Array, B: Array, stream: Any) -> Loop:
     """A graph of unprotected products, of which one was made before."""
     import cupy
 
-    C, space = array(A.shape, cell.dtype), cupy.empty(cublas.WORKSPACE, cupy.uint8)
+    C, space = array(A.shape, cell.dtype), cupy.empty(cublas.WORKSPACE, np.uint8)
     vendor(cell, A, B, C)
     gemm = _gemm(cell, A, B, C)
 
