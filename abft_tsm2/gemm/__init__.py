@@ -154,7 +154,7 @@ def protected_gemm(
         stream = current_stream()
         if stream.ptr > 1 and stream.is_capturing():  # the default stream cannot be, and must not be asked
             with relaxed():
-                found = _captured(problem(out), on_stage, on_error)
+                found = _captured(problem(out), on_stage, on_error, write=write)
         elif c is None and on_stage is None:
             options = alpha, beta, out_dtype, check, on_error, verify, precision
             # Of other types one that was changed, or that is complex, may be taken for the one that was checked.
@@ -174,13 +174,14 @@ def protected_gemm(
     return (result, report) if return_report else result
 
 
-def _captured(asked: GemmProblem, on_stage: Hook | None, on_error: str | None) -> tuple[Any, Report | None]:
+def _captured(
+    asked: GemmProblem, on_stage: Hook | None, on_error: str | None, *, write: bool
+) -> tuple[Any, Report | None]:
     """The result and the report of a product on a stream that is captured."""
     if policy.synchronous() or on_stage is not None:
         raise RuntimeError(
             "the stream is captured into a graph, and nothing can be waited for: use errstate(sync=False), no on_stage"
         )
-    write = on_error is None or on_error == "correct"
     report = captured.run(asked, "gemm", on_error, write=write)
     return asked.result(), report
 

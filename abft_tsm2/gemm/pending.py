@@ -192,7 +192,7 @@ def _weak(x: Array | None) -> tuple[weakref.ref[Any] | None, ArrayPlace | None]:
     """Owner and place of an array."""
     if x is None:
         return None, None
-    return owner_of(x), ArrayPlace(x.data.ptr, x.shape, x.strides, x.dtype)
+    return owner_of(x), ArrayPlace.of(x)
 
 
 def _alive(owner: weakref.ref[Any] | None, place: ArrayPlace | None) -> Array | None:

@@ -48,6 +48,11 @@ class ArrayPlace(NamedTuple):
     strides: tuple[int, ...]
     dtype: Any
 
+    @classmethod
+    def of(cls, x: Any) -> ArrayPlace:
+        """Of a CuPy array."""
+        return cls(x.data.ptr, x.shape, x.strides, x.dtype)
+
 
 class ReplayedProduct:
     """The steps of a product, each with numbers that the device counts.
@@ -118,7 +123,7 @@ class GraphCall:
         import cupy
 
         self.plan, self.options, self.info, self.used, self.device = plan, options, info, 0, cupy.cuda.Device()
-        self.places = tuple(ArrayPlace(x.data.ptr, x.shape, x.strides, x.dtype) for x in operands[:3])
+        self.places = tuple(map(ArrayPlace.of, operands[:3]))
         self.sequence, self.wide = LaunchSequence(plan, options, None, side_stream(stream)[2]), operands.wide
         product = ReplayedProduct(plan, options, operands, self.sequence, RING)
         self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0
