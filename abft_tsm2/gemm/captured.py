@@ -55,7 +55,7 @@ def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bo
         workspace = _workspaces[here.number, stream.ptr] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
     encoded = [one.device for one in (problem.encoded_a, problem.encoded_b) if one is not None]
     kept = Kept(
-        here.graph, sequence, scratch, workspace, operands.C0, operands.wide, encoded, replayed.tallies, replayed.pause
+        here.graph, sequence, scratch, workspace, operands.C0, operands.wide, encoded, replayed.tallies
     )
     replayed.queue(stream, workspace)
     verdict = CapturedVerdict(replayed.tallies, product.info, kept, here.number)

@@ -206,8 +206,8 @@ class DeviceProduct:
         again, found = LaunchSequence(self.plan, self.options._replace(write=False)), []
         for i, (check, where) in enumerate(zip(self.plan.checks, self._where(), strict=True)):
             run_steps(again.encode[i], stream, where)
-            if recompute:
-                run_steps(again.verify[i], stream, where)
+            if recompute or check.spec.joint:
+                run_steps(again.verify[i], stream, {**where, "call": self._number})
             then, now = sequence.workspaces[i], again.workspaces[i]
             found.append(check.differences(then, now, self.options.carried[i], where, recomputed=recompute))
         return again, found

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.kernels import STATE
-from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout
+from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout, joins
 from abft_tsm2.core import cublas
 from abft_tsm2.core.capture import current_stream, is_captured
 from abft_tsm2.core.device import device_of
@@ -271,6 +271,7 @@ def _planned(
     batch = problem.batch[0] if o.C.ndim == 3 else 1
     dtype, out, a = dtype_name(o.A.dtype), dtype_name(o.multiplied.dtype), problem.arithmetic
     gemm = None if problem.exists else gemm_of(o, batch, tf32=a.u_in > 0)
+    beside = gemm is not None and not hooked and o.wide is None and dtype == out
     checks = []
     for side, recheck in zip(sides, encoded, strict=True):
         arrays, transposed = o.of(side), side == "columns"
@@ -292,6 +293,7 @@ def _planned(
             carried=recheck is not None,
             recheck=bool(recheck),
             split=hooked,
+            joint=beside and joins(layouts["L"], layouts["C"], dtype, lines * k * batch),
         )
         checks.append(DeviceCheck(spec, device.multiprocessors))
     return ProductPlan(sides, tuple(checks), gemm, on_side_stream=not hooked and gemm is not None)

@@ -14,13 +14,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from abft_tsm2.checksum.device.kernels import PauseKernel
 from abft_tsm2.checksum.device.record import CallInfo
 from abft_tsm2.checksum.device.tally import ReplayTally
 from abft_tsm2.core import cublas
 from abft_tsm2.core.capture import relaxed
 from abft_tsm2.core.graphs import Graph
-from abft_tsm2.core.launch import PreparedLaunch
 from abft_tsm2.core.memory import DeviceRecord, thread_of
 from abft_tsm2.gemm.plan import (
     CallOptions,
@@ -62,8 +60,6 @@ class ReplayedProduct:
     sequence : LaunchSequence
     tallies : list of ReplayTally
         One for each side.
-    pause : PreparedLaunch
-        In front of the encoding.
     """
 
     def __init__(
@@ -73,7 +69,6 @@ class ReplayedProduct:
 
         device = cupy.cuda.runtime.getDevice()
         self.sequence, self._plan, self._options, self._operands = sequence, plan, options, operands
-        self.pause = PreparedLaunch(PauseKernel(), (1,), 32, (0,))
         self.tallies = [ReplayTally(device, check.spec.m * check.spec.batch, ring) for check in plan.checks]
 
     def queue(self, stream: Any, workspace: Any) -> None:
@@ -87,10 +82,6 @@ class ReplayedProduct:
         try:
             with cublas.captured_on(stream.ptr, workspace) as handle:
                 multiply(plan.gemm, o, self._options.alpha, self._options.beta, handle)
-            if o.A.itemsize > 2:
-                # So that the product begins first: where others' blocks lie already, two of cuBLAS may come to share a
-                # multiprocessor while another one has none, and the product takes up to twice as long.
-                self.pause(side.ptr, {})
             for steps, at in zip(self.sequence.encode, where, strict=True):
                 run_steps(steps, side.ptr, at)
         finally:
@@ -128,7 +119,7 @@ class GraphCall:
         product = ReplayedProduct(plan, options, operands, self.sequence, RING)
         self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0
         workspace, capturing = _workspace(stream), _capture_stream()
-        self._keeps = workspace, product.pause
+        self._keeps = workspace
         with relaxed():
             self._graph = Graph(capturing.ptr, lambda: product.queue(capturing, workspace))
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(RING)]

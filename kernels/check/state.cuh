@@ -18,9 +18,15 @@ INLINE Bits* tally_of(Bits given) { return given >> 63 ? reinterpret_cast<Bits*>
 
 constexpr int STARTED_AT = 1, VERDICTS_AT = 2;
 
-// Counts a replay there; by one thread.
+// Counts a replay there; by one thread, which waits for nothing.
 INLINE void count_replay(Bits given, int word) {
-  if (Bits* tally = tally_of(given)) tally[word]++;
+  if (Bits* tally = tally_of(given)) atomicAdd(tally + word, 1ull);
+}
+
+// What the first kernel of a product does, by a warp: it wipes the state, and counts the replay.
+INLINE void begin_product(Bits* state, Bits encoded) {
+  state[threadIdx.x] = 0;
+  if (threadIdx.x == 0) count_replay(encoded, STARTED_AT);
 }
 
 // The number of a call, or of the replay that runs.

@@ -98,8 +98,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   after_previous();
   next_may_begin();
 #else
-  // X was there before the kernel in front began, unless that one is no part of this product, or has written X.
-  if (fresh) after_previous();
+  // X was there before the kernel in front began, unless that one has written X.
+  if (written) after_previous();
 #endif
 
   // Each warp comes here once, though there may be no row for it.
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     if (j == begin) {
       after_previous();
       next_may_begin();
-      BEGIN_STATISTICS(blockIdx.x + blockIdx.y + blockIdx.z == 0, blockIdx.x == 0 && blockIdx.y == 0);
+      BEGIN_STATISTICS(blockIdx.x == 0 && blockIdx.y == 0);
     }
 #endif
     ACC right[AHEAD], right2[AHEAD];
@@ -167,9 +167,11 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const Index line = first + own;
   const bool mine = own < LINES && line < p;
 #if VERDICT
-  Expected known = {0, 0, 0, 0};
+  Expected known = {0, 0, 0, 0, 0};
   if (mine) known = EXPECTED_OF(product * p + line, product);
   const Bits kept = kept_closest(state);
+#else
+  const Bits number = guards ? number_of(encoded) : 0;
 #endif
   __syncthreads();
   double y_sum = 0, z_sum = 0;
@@ -222,6 +224,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   keep_closest<T1>(mine, mine ? GIVE_VERDICT(product * p + line, y_sum, z_sum, known) : 0, kept, state);
 #else
   if (!mine) return;
-  STORE_STATISTICS(line, y_sum, z_sum, word_sum);
+  STORE_STATISTICS(line, y_sum, z_sum, word_sum, number);
 #endif
 }

@@ -42,22 +42,35 @@ INLINE float ratio_of(double x, double y) {
 // What is known of a line before its sums are: loaded early, so that the verdict does not wait for memory.
 struct Expected {
   double sum, products, added, least;
+  Bits call;  // for the first line: the number of the call
 };
 
-INLINE Expected expected_of(Index line, Index product, double alpha, double beta, const double* t, const double* p2,
-                            const double* t0, const double* added2, const double* sizes, Index sizes_step,
-                            double underflow, const Bits* guards, const Bits* guards0, Bits encoded) {
-  encoded = number_of(encoded);
-  const double of_products = guarded(t[line], p2[line], line, encoded, guards[line]);
-  Expected e = {alpha * of_products, fabs(alpha) * root_of(p2[line]), 0, underflow * sizes[product * sizes_step]};
+// beta C0 v, and what is rounded in it.
+INLINE Expected added_to(Index line, Index product, double beta, const double* t0, const double* added2,
+                         const double* sizes, Index sizes_step, double underflow, const Bits* guards0, Bits encoded,
+                         Bits call) {
+  Expected e = {0, 0, 0, underflow * sizes[product * sizes_step], line == 0 ? number_of(call) : 0};
   if (t0) {
-    e.sum += beta * guarded(t0[line], added2[line], line, encoded, guards0[line]);
+    e.sum = beta * guarded(t0[line], added2[line], line, number_of(encoded), guards0[line]);
     e.added = fabs(beta) * root_of(added2[line]);
   }
   return e;
 }
-#define EXPECTED_OF(line, product) \
-  expected_of(line, product, alpha, beta, t, p2, t0, added2, sizes, sizes_step, underflow, guards, guards0, encoded)
+#define ADDED_TO(line, product) \
+  added_to(line, product, beta, t0, added2, sizes, sizes_step, underflow, guards0, encoded, call)
+
+// And alpha L (R v).
+INLINE void expect_products(Expected& e, double alpha, double sum, double squares) {
+  e.sum += alpha * sum;
+  e.products = fabs(alpha) * root_of(squares);
+}
+
+INLINE Expected with_products(Expected e, Index line, double alpha, const double* t, const double* p2, const Bits* guards,
+                              Bits encoded) {
+  expect_products(e, alpha, guarded(t[line], p2[line], line, number_of(encoded), guards[line]), p2[line]);
+  return e;
+}
+#define EXPECTED_OF(line, product) with_products(ADDED_TO(line, product), line, alpha, t, p2, guards, encoded)
 
 // Writes the bound of a line, and its number where it fails; else returns residual / bound and the line as one number,
 // which is the larger the closer the residual came.
@@ -72,7 +85,7 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
   const double residual = fabs(u - e.sum);
   tau[line] = bound;
   if (line == 0) {
-    state[CALL] = number_of(call);
+    state[CALL] = e.call;
     count_replay(call, VERDICTS_AT);
   }
   // NaN compares false, and so does a bound that overflowed.

@@ -104,19 +104,19 @@ struct Said {
 
 // By one thread; of the verdict on so many lines.
 INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& said, Bits call, Index lines, double least,
-                         Bits* record, Bits* tally) {
+                         Bits* record, Bits* tally, const Counts& counts) {
   const Bits flags = said.flags, closest = said.closest, raised = flags >> 32 | (changed ? 2 : 0);
   record[1] = (flags & 0xffffffffu) | said.judged << 32;
   record[2] = outcome;
   record[3] = closest;
-  record[4] = tally == nullptr ? 0 : tally[VERDICTS];
+  record[4] = counts.was[VERDICTS];
   record[5] = same_bits<Bits>(least);
   record[6] = wrong;
   record[7] = raised | said.call << 8;
   record[0] = call;
   if (tally == nullptr) return;
   const bool judged = said.call == call && said.judged == Bits(lines);
-  add_replay(tally, call, judged, outcome, wrong, flags & 0xffffffffu, closest, raised);
+  add_replay(tally, counts, call, judged, outcome, wrong, flags & 0xffffffffu, closest, raised);
 }
 
 // With the faults that were logged, by line and position.
@@ -164,10 +164,7 @@ INLINE void finish(const Problem* problem, const double* tau, Bits* tally, unsig
   write_bounds(tau, p.m * p.batch, record);
   if (tally != nullptr) log_faults(tally, p.call, record + 8, count < TOLD ? count : TOLD);
   if (threadIdx.x > 0) return;
-  write_record(outcome, changed, wrong, said, p.call, p.m * p.batch, least, record, nullptr);
-  if (tally == nullptr) return;
-  record[4] = tally[VERDICTS];
-  add_record(tally, record, p.m * p.batch);
+  write_record(outcome, changed, wrong, said, p.call, p.m * p.batch, least, record, tally, Counts(tally));
 }
 
 // ---- the queue ------------------------------------------------------------------------------------------------------
@@ -264,13 +261,14 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   // at the same time.
   const Said said = {state[FLAGGED], state[CLOSEST], state[CALL], state[JUDGED]};
   const unsigned flagged = unsigned(said.flags);
-  const bool records = blockIdx.x == 0 && threadIdx.x < 32;
+  const bool records = blockIdx.x == 0 && threadIdx.x < 32, writes = records && threadIdx.x == 0;
+  const Counts counts(writes ? tally : nullptr);
   const double least = records ? least_weight(sizes, v_step ? batch : 1) : 0;
   const Bits number = number_of(call);
   Bits* const own = record_of(tally, number, record, ring);
   if (flagged == 0) {
     if (records) write_bounds(tau, m * batch, own);
-    if (records && threadIdx.x == 0) write_record(ALL_CLEAN, 0, 0, said, number, m * batch, least, own, tally);
+    if (writes) write_record(ALL_CLEAN, 0, 0, said, number, m * batch, least, own, tally, counts);
     return;
   }
   const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
@@ -279,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   if (scratch_bytes < needed) {
     if (records) write_bounds(tau, m * batch, own);
     const Bits outcome = state[UNBOUNDED] < flagged ? NOT_RESOLVED : NOT_BOUNDED;
-    if (records && threadIdx.x == 0) write_record(outcome, 0, 0, said, number, m * batch, least, own, tally);
+    if (writes) write_record(outcome, 0, 0, said, number, m * batch, least, own, tally, Counts(tally));
     return;
   }
   encoded = number_of(encoded);

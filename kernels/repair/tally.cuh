@@ -2,7 +2,7 @@
 //
 // A tally is followed by the records of the last replays, as many as a power of two. Words of it:
 //   NUMBER                         of the replay that runs, or of the next one; its kernels read it by number_of
-//   STARTED, VERDICTS              replays whose first line was expected, and judged (state.cuh)
+//   STARTED, VERDICTS              replays whose first kernel ran, and whose first line was judged (state.cuh)
 //   ENDED, MISSING                 replays that came to their end, and that others have followed without
 //   UNJUDGED                       of the former, those without a verdict on all lines
 //   REPAIRED, CLEARED_REPLAYS, UNBOUND, REFUSED   of the others, by outcome: the rest is clean
@@ -41,34 +41,42 @@ INLINE void log_faults(Bits* tally, Bits call, const Bits* faults, int count) {
   if (threadIdx.x == 0) tally[LOGGED] = logged + count < TALLY_LOG ? logged + count : TALLY_LOG;
 }
 
-// The verdict of a replay, and the number of the next one; by one thread. Replays of a graph follow one another.
-INLINE void add_replay(Bits* tally, Bits call, bool judged, Bits outcome, Bits wrong, Bits lines, Bits closest,
-                       Bits flags) {
-  // Those in front of this one that have begun and not ended. What has not begun cannot have a verdict.
-  const Bits before = tally[ENDED] + tally[MISSING] + 1;
-  const Bits begun = tally[STARTED] > tally[VERDICTS] ? tally[STARTED] : tally[VERDICTS];
-  if (begun > before) tally[MISSING] += begun - before;
-  tally[ENDED]++;
-  tally[STARTED] = tally[VERDICTS] = tally[ENDED] + tally[MISSING];
-  if (!judged) {
-    if (tally[UNJUDGED]++ == 0) tally[FIRST_UNJUDGED] = call;
-  } else if (outcome == NOT_BOUNDED && !(flags & 2)) {
-    if (tally[UNBOUND]++ == 0) tally[FIRST_UNBOUND] = call;
-  } else if (outcome == NOT_RESOLVED || (flags & 2)) {
-    if (tally[REFUSED]++ == 0) tally[FIRST_REFUSED] = call;
-  } else if (outcome) {
-    tally[outcome == ALL_REPAIRED ? REPAIRED : CLEARED_REPLAYS]++;
-  }
-  tally[ELEMENTS] += wrong;
-  if (judged && outcome == ALL_RIGHT) tally[LINES] += lines;
-  if (closest > tally[LARGEST]) tally[LARGEST] = closest;
-  tally[ALL_FLAGS] |= flags;
-  tally[NUMBER] = call + 1;
-}
+// What a tally holds: read at once, while other words are on their way.
+struct Counts {
+  Bits was[LOGGED];
 
-// The same, by the record of a verdict on so many lines.
-INLINE void add_record(Bits* tally, const Bits* record, Index lines) {
-  const Bits call = record[0], flagged = record[1], raised = record[7];
-  const bool judged = raised >> 8 == call && flagged >> 32 == Bits(lines);
-  add_replay(tally, call, judged, record[2], record[6], flagged & 0xffffffffu, record[3], raised & 0xff);
+  INLINE explicit Counts(const Bits* tally) {
+#pragma unroll
+    for (int word = 0; word < LOGGED; word++) was[word] = tally != nullptr ? tally[word] : 0;
+  }
+};
+
+// The verdict of a replay, and the number of the next one; by one thread. Replays of a graph follow one another.
+INLINE void add_replay(Bits* tally, const Counts& counts, Bits call, bool judged, Bits outcome, Bits wrong, Bits lines,
+                       Bits closest, Bits flags) {
+  const Bits(&was)[LOGGED] = counts.was;
+  // Those in front of this one that have begun and not ended. What has not begun cannot have a verdict.
+  const Bits before = was[ENDED] + was[MISSING] + 1, begun = was[STARTED] > was[VERDICTS] ? was[STARTED] : was[VERDICTS];
+  const Bits missing = was[MISSING] + (begun > before ? begun - before : 0);
+  tally[MISSING] = missing;
+  tally[ENDED] = was[ENDED] + 1;
+  tally[STARTED] = tally[VERDICTS] = was[ENDED] + 1 + missing;
+  const auto add = [&](int word, int first) {
+    tally[word] = was[word] + 1;
+    if (was[word] == 0 && first) tally[first] = call;
+  };
+  if (!judged) {
+    add(UNJUDGED, FIRST_UNJUDGED);
+  } else if (outcome == NOT_BOUNDED && !(flags & 2)) {
+    add(UNBOUND, FIRST_UNBOUND);
+  } else if (outcome == NOT_RESOLVED || (flags & 2)) {
+    add(REFUSED, FIRST_REFUSED);
+  } else if (outcome) {
+    add(outcome == ALL_REPAIRED ? REPAIRED : CLEARED_REPLAYS, 0);
+  }
+  tally[ELEMENTS] = was[ELEMENTS] + wrong;
+  if (judged && outcome == ALL_RIGHT) tally[LINES] = was[LINES] + lines;
+  if (closest > was[LARGEST]) tally[LARGEST] = closest;
+  tally[ALL_FLAGS] = was[ALL_FLAGS] | flags;
+  tally[NUMBER] = call + 1;
 }

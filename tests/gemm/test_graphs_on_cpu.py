@@ -14,6 +14,7 @@ import pytest
 
 import abft_tsm2 as ft
 from abft_tsm2 import Status, policy
+from abft_tsm2.checksum.device import tuned
 from abft_tsm2.core.launch import PreparedLaunch
 from abft_tsm2.errors import CorruptionWarning, UnverifiableWarning
 from abft_tsm2.gemm import replays
@@ -385,16 +386,18 @@ def test_detected_and_not_repaired(cp: Any) -> None:
     assert found.reasons[0].startswith("1 of 2 replays failed the check along rows")
 
 
+@pytest.mark.parametrize("joint", [True, False], ids=["joint", "apart"])
 @pytest.mark.parametrize("skipped", ["the verdict", "the repair", "the sums of A", "verdict and repair"])
 def test_a_replay_without_proof_of_work_is_told(
-    card: tuple[Any, cupy_on_cpu.Kernels], skipped: str, monkeypatch: pytest.MonkeyPatch
+    card: tuple[Any, cupy_on_cpu.Kernels], skipped: str, joint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cp, kernels), skip, run = card, list[bool](), card[1]._run
+    monkeypatch.setattr(tuned, "JOINT", tuned.JOINT if joint else 0)
 
     def without(config: int, function: int, pointers: int) -> None:
         kernel: Any = kernels._configs[function - 1]
         verdict = kernel.file == "check/tsm2r_rows.cu" and kernel.verdict
-        sums = kernel.file == "check/tsm2r_rows.cu" and kernel.given
+        sums = kernel.file == "check/tsm2r_rows.cu" and (kernel.joint or kernel.given)
         repair = kernel.file == "repair/repair.cu"
         named = {"the verdict": verdict, "the repair": repair, "the sums of A": sums}
         named["verdict and repair"] = verdict or repair
@@ -412,7 +415,7 @@ def test_a_replay_without_proof_of_work_is_told(
     graph.launch()
     with ft.errstate(**QUIET):
         found = report.wait()
-    if skipped == "the sums of A":  # what was expected is that of another A: all lines fail
+    if skipped == "the sums of A" and not joint:  # what was expected is that of another A: all lines fail
         assert found.status is Status.UNCORRECTABLE
     else:
         assert found.status is Status.UNCORRECTABLE
@@ -500,12 +503,16 @@ def test_a_report_that_was_never_waited_for_warns_of_what_was_refused(cp: Any, g
     assert not policy._open
 
 
-def test_launches_are_those_of_one_product(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("joint", "launches"), [(True, 4), (False, 5)], ids=["joint", "apart"])
+def test_launches_are_those_of_one_product(
+    cp: Any, joint: bool, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Any] = []
+    monkeypatch.setattr(tuned, "JOINT", tuned.JOINT if joint else 0)
     monkeypatch.setattr(replays.ReplayedProduct, "queue", _counting(made, replays.ReplayedProduct.queue))
     A, B, C = operands(cp)
     capture(cp, lambda: ft.protected_gemm(A, B, out=C))
-    assert made == [6]  # a pause, weights, B, A; C, repair
+    assert made == [launches]  # weights, B, A unless beside C; C, repair
 
 
 def _counting(made: list[Any], queue: Callable[..., None]) -> Callable[..., None]:

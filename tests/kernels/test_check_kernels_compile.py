@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from abft_tsm2.checksum.device.kernels import Equilibrate, JudgeKernel, LineSums, PauseKernel, line_sums
+from abft_tsm2.checksum.device.kernels import Equilibrate, JudgeKernel, LineSums, WipeKernel, line_sums
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.device import KNOWN
 from benchmarks.registers import ARCHITECTURES
@@ -74,7 +74,7 @@ def asked(config: LineSums) -> set[object]:
 
 
 CONFIGS = list(pairs())
-KERNELS = [JudgeKernel(), PauseKernel(), *(Equilibrate(dtype, turned) for dtype in WIDTHS for turned in (False, True))]
+KERNELS = [JudgeKernel(), WipeKernel(), *(Equilibrate(dtype, turned) for dtype in WIDTHS for turned in (False, True))]
 OTHER_KERNELS = [*((kernel, TUNED) for kernel in KERNELS), *zip(KERNELS, itertools.cycle(OTHERS), strict=False)]
 
 

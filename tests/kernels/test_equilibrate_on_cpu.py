@@ -32,7 +32,7 @@ from tests.support.verdict_cases import Judged, Terms, verdicts
 
 names = {"ids": lambda x: getattr(x, "name", x)}
 library = library_of(lambda: texts(EQUILIBRATING))
-SMALL, TURNED, BRAIN = EQUILIBRATING[2], EQUILIBRATING[1], EQUILIBRATING[-1]
+SMALL, TURNED, BRAIN = EQUILIBRATING[2], EQUILIBRATING[1], EQUILIBRATING[7]
 CHECKED = EQUILIBRATING[::3]
 READS = {
     "columns_beyond": (SMALL, " || column >= n", 0, ""),

@@ -17,7 +17,10 @@ from abft_tsm2.core.problem import SIZES
 from tests.support.both_cases import TYPES
 from tests.support.check_cases import SEALED, Launch, Stack, seen, wide
 
-EQUILIBRATING = tuple(Equilibrate(dtype, turned) for dtype in TYPES for turned in (False, True))
+EQUILIBRATING = (
+    *(Equilibrate(dtype, turned) for dtype in TYPES for turned in (False, True)),
+    *(Equilibrate(dtype, turned, SIZES[dtype]) for dtype, turned in (("float32", False), ("float16", True))),
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,9 @@ class Columns:
         """
         rng = np.random.default_rng([seed, self.k, self.n])
         dtype, shape = TYPES[self.config.dtype], (self.batch, self.k, self.n)
-        gap = 1 + seed % 3
-        step = (self.k + gap) * (self.n + gap)
-        strides = (step, 1, self.k + gap) if self.config.turned else (step, self.n + gap, 1)
-        R = Stack.of(shape, dtype, strides, 1)
+        turned, lines = self.config.turned, (self.n, self.k) if self.config.turned else (self.k, self.n)
+        R = Stack.rows(self.batch, *lines, self.config.dtype, self.config.width, seed % 3)
+        R = Stack(R.all, R.x.swapaxes(1, 2)) if turned else R
         extreme = {"float64": 150, "float32": 30, "bfloat16": 35, "float16": 3}[self.config.dtype]
         beyond = 200 if self.config.dtype == "float64" else extreme
         most = {"tens": 2, "large": min(extreme, 30), "extreme": extreme, "beyond": beyond}.get(self.scales, 0)
@@ -75,7 +77,7 @@ class Scaled(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What a launch made: weights, and the sum and the smallest of each block's."""
+    """What a launch made: weights, and the sum and the smallest of each 32."""
 
     v: np.ndarray
     parts: np.ndarray
@@ -93,9 +95,9 @@ def equilibrated(task: Scaled, launch: Launch) -> Weights:
     parts, state = np.full((batch, blocks, 2), np.nan), np.full(STATE, SEALED, np.uint64)
     launch(
         config.name,
-        (blocks, batch),
+        (max(1, n // config.columns), batch),  # one block less than would do: one takes turns
         config.t1,
-        (k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts, enlarge_of(k), state),
+        (k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts, enlarge_of(k), state, 0),
     )
     assert np.isnan(memory[:, n:]).all(), "an element between the weights of two products was written"
     return Weights(v, parts, state)
@@ -113,7 +115,8 @@ def seen_by_all(task: Scaled) -> np.ndarray:
     if k >= SAMPLE:
         runs = np.asarray(task.sample).reshape(-1, 8)
     else:
-        length = -(-k // 16)
+        vector = 16 // SIZES[task.config.dtype] if task.config.turned else 1
+        length = -(-(-(-k // 16)) // vector) * vector
         runs = np.arange(16)[:, None] * length + np.arange(length)
     rows = runs.ravel() if task.config.turned else runs[:, 0]
     return task.R.x[:, rows[rows < k], : 4 if task.config.turned else COLUMNS]
@@ -191,7 +194,10 @@ def sample_faults(config: Equilibrate, k: int, launch: Launch) -> list[str]:
     if sample.size != SAMPLE:
         return [f"{sample.size} rows are looked at"]
     runs, found = sample.reshape(-1, 8), []
-    if (np.diff(runs) != 1).any() or (runs[:, [0, -1]] // (k // len(runs)) != np.arange(len(runs))[:, None]).any():
+    # Where columns are contiguous a run begins with a whole vector, the last one in front of its place.
+    slack = 16 // SIZES[config.dtype] - 1 if config.turned else 0
+    parts = (runs[:, [0, -1]] + np.array([slack, 0])) // (k // len(runs))
+    if (np.diff(runs) != 1).any() or (parts[:, 0] != np.arange(len(runs))).any() or (parts[:, 1] > parts[:, 0]).any():
         found.append(f"the rows looked at are no runs of eight, one in each part: {sample.tolist()}")
     if k >= 1000 and len(set(np.diff(runs[:, 0]))) < len(runs) // 2:
         found.append(f"the rows looked at are periodic: {sample.tolist()}")

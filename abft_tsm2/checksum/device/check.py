@@ -2,7 +2,8 @@
 
 A product is seen line by line as in `abft_tsm2.checksum.sides`: C (m lines of n) = alpha L R + beta C0. Before it,
 `DeviceCheck.encode` takes ``s = R v`` and ``t = L s`` with the squares behind the bounds, and the sums of both
-operands' bits; behind it, `DeviceCheck.verify` takes ``u = C v`` and compares it with t line by line, and
+operands' bits; behind it, `DeviceCheck.verify` takes ``u = C v`` and compares it with t line by line (where a product
+is short it takes t as well: nothing hides a pass over L), and
 `DeviceCheck.repair` lets kernels/repair/repair.cu locate and repair what failed, and write down for the host what it
 found.
 
@@ -19,16 +20,19 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, to_host
 from abft_tsm2.checksum.bounds import arithmetic, bound_factors, rigorous_factor
+from abft_tsm2.checksum.device import tuned
 from abft_tsm2.checksum.device.kernels import (
     CHANGED,
     COLUMNS,
     FIXED,
     MISSED,
     SAMPLE,
+    STATE,
     AcrossPlan,
     Equilibrate,
     JudgeKernel,
     RepairKernel,
+    WipeKernel,
     across_sums,
     line_sums,
 )
@@ -86,7 +90,7 @@ class DeviceCheck:
     # ---- before the product ----
 
     def encode(self, memory: int, carried: CarriedChecksum | None) -> list[Step]:
-        """All that precedes the product: the weights, ``s = R v``, ``t = L s``, ``C0 v``.
+        """All that precedes the product: the weights, ``s = R v``, ``t = L s`` unless `joint`, ``C0 v``.
 
         Parameters
         ----------
@@ -96,23 +100,30 @@ class DeviceCheck:
             Of a right operand that was encoded before.
         """
         spec, right = self.spec, self._right(memory, carried)
-        steps = self.carry(memory) if carried is None else []
-        into = self._lines(memory, "t", "p2", "left_bit_sums", "guards")
-        steps.append(self._pass("L", memory, right.s, right.squares, into, fresh=carried is not None))
+        steps = self.carry(memory, "encoded") if carried is None else [self._wipe(memory, "encoded")]
         if carried is not None and spec.recheck:
             steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.bit_sums))
+        if not spec.joint:
+            into = self._lines(memory, "t", "p2", "left_bit_sums", "guards")
+            steps.append(self._pass("L", memory, right.s, right.squares, into))
         if spec.C0 is not None:
             into = self._lines(memory, "t0", "added2", "added_bit_sums", "guards0")
             steps.append(self._pass("C0", memory, right.v, 0, into))
         return steps
 
-    def carry(self, memory: int) -> list[Step]:
-        """The right operand's part: weights and ``s = R v``."""
-        return [self.equilibrate(memory), self._sums_of_right(memory)]
+    def carry(self, memory: int, encoded: Value = 0) -> list[Step]:
+        """The right operand's part: weights and ``s = R v``; `encoded`: the number of the call, if it is a product's."""
+        return [self.equilibrate(memory, encoded), self._sums_of_right(memory)]
 
-    def _sums_of_right(self, memory: int, *, fresh: bool = False) -> Step:
-        """``s = R v``, the squares and the bit sums, with the weights that are there."""
-        return self._pass("R", memory, self.workspace.right(memory).v, 0, self._carried(memory), fresh=fresh)
+    def sum_again(self, memory: int) -> list[Step]:
+        """``s = R v``, the squares and the bit sums once more, with the weights that are there; flags are wiped."""
+        return [self._wipe(memory), self._sums_of_right(memory)]
+
+    def _wipe(self, memory: int, encoded: Value = 0) -> Step:
+        return PreparedLaunch(WipeKernel(), (1,), STATE, (self.workspace.at(memory, "state"), encoded))
+
+    def _sums_of_right(self, memory: int) -> Step:
+        return self._pass("R", memory, self.workspace.right(memory).v, 0, self._carried(memory))
 
     @np.errstate(all="ignore")
     def weigh_exactly(self, memory: int, R: Array) -> bool:
@@ -134,17 +145,18 @@ class DeviceCheck:
         sizes[0] = abs(better).sum()
         return True
 
-    def equilibrate(self, memory: int) -> Step:
+    def equilibrate(self, memory: int, encoded: Value = 0) -> Step:
         """Weights of the right operand, scaled by the norms of its columns in a sample of its rows."""
         spec, (rs, cs, step, _) = self.spec, self.spec.R
         base = _base(spec.n)
         right, at = self.workspace.right(memory), functools.partial(self.workspace.at, memory)
-        config = Equilibrate(spec.dtype, turned=not spec.R.contiguous)
+        config = Equilibrate(spec.dtype, not spec.R.contiguous, spec.R.width)
         values: tuple[Value, ...] = (
             *(spec.k, spec.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
-            *(max(1.0, spec.k / SAMPLE), at("state")),
+            *(max(1.0, spec.k / SAMPLE), at("state"), encoded),
         )
-        return PreparedLaunch(config, (-(-spec.n // COLUMNS), spec.right_batch), config.t1, values, base)
+        blocks = min(-(-spec.n // config.columns), max(1, tuned.WEIGHT_BLOCKS // spec.right_batch))
+        return PreparedLaunch(config, (blocks, spec.right_batch), config.t1, values, base)
 
     @property
     def outstanding(self) -> float:
@@ -174,12 +186,11 @@ class DeviceCheck:
         into: LineSumsArguments,
         *,
         expected: int = 0,
-        fresh: bool = False,
     ) -> Step:
         """``X w``, ``(X o X) w2`` (w o w unless given) and the bit sums of X, which is R, L, C or C0.
 
-        `expected`: address of bit sums to compare with; `fresh`: this is the first step, and wipes the state. C was
-        written by the step in front: it is not read before that has ended.
+        `expected`: address of bit sums to compare with. C was written by the step in front: it is not read before that
+        has ended.
         """
         spec, state = self.spec, self.workspace.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
@@ -192,7 +203,7 @@ class DeviceCheck:
             into.step,
             float(outstanding),
             state,
-            2 if name == "C" else int(fresh),
+            int(name == "C"),
             expected,
         )
         results += (*(sizes if first else _NONE), *guards)
@@ -243,8 +254,12 @@ class DeviceCheck:
             *((0, 0, 0) if spec.D is None else ("D", spec.D.rs if spec.D.contiguous else spec.D.cs, spec.D.step)),
         )
         counts, weights = (spec.m, spec.n, spec.batch), (right.v, 0, self._v_step)
-        wanted = {"acc": spec.acc, "verdict": True, "out": spec.cast}
-        return [self._over(("C", spec.C, spec.out), counts, weights, results, wanted)]
+        wanted, layout = {"acc": spec.acc, "verdict": True, "out": spec.cast}, spec.C
+        if spec.joint:
+            into = self._lines(memory, "t", "p2", "left_bit_sums", "guards")
+            results += ("L", spec.k, spec.L.rs, spec.L.step, right.s, right.squares, self._s_step, *into[:3], into.guards)
+            wanted["joint"], layout = True, layout._replace(width=min(layout.width, spec.L.width))
+        return [self._over(("C", layout, spec.out), counts, weights, results, wanted)]
 
     def judge(self, memory: int, carried: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
         """The verdict on sums that `verify` has stored."""
@@ -385,7 +400,8 @@ def carried_on_device(X: Array, side: str) -> DeviceOperandChecksum:
             step(stream.ptr, where)
         again = bool(check.flags(at) & MISSED) and check.weigh_exactly(at, X if side == "rows" else X.T)
         if again:
-            check._sums_of_right(at, fresh=True)(stream.ptr, where)
+            for step in check.sum_again(at):
+                step(stream.ptr, where)
         stream.synchronize()  # it may be used on any stream
     return DeviceOperandChecksum(check.workspace.right(at), memory, check.workspace.array(at, "v")[0], again)
 

@@ -1,6 +1,6 @@
 """The kernels that encode, verify and repair a product on a GPU, as frozen configurations; which one serves a shape.
 
-`Equilibrate`, `LineSums`, `AcrossSums`, `JudgeKernel` and `PauseKernel` are files of kernels/check, `RepairKernel` is
+`Equilibrate`, `LineSums`, `AcrossSums`, `JudgeKernel` and `WipeKernel` are files of kernels/check, `RepairKernel` is
 kernels/repair/repair.cu: each says there what it does. Fields have the names of the macros that they set.
 """
 
@@ -15,7 +15,7 @@ from abft_tsm2.checksum.device import tuned
 from abft_tsm2.core.problem import C_TYPES, SIZES
 
 WARP = 32
-COLUMNS = 32  # of a block of kernels/check/equilibrate.cu
+COLUMNS = 32  # whose weights kernels/check/equilibrate.cu adds together
 SAMPLE = 128  # rows that it reads, where there are more
 MISSED, CHANGED = 1, 2
 """Flags of passes: a row stands out that the sample for the weights may have missed; an operand is not what it was."""
@@ -84,6 +84,8 @@ class LineSums(Sums):
     t1, team, rows, ahead, blocks : int
         Threads of a block, warps of a row, rows of a team at a time, vectors loaded at a time, blocks of a
         multiprocessor.
+    joint : bool
+        Whether rows of L are summed beside those that are judged.
     """
 
     file: ClassVar[str] = "check/tsm2r_rows.cu"
@@ -93,52 +95,62 @@ class LineSums(Sums):
     rows: int = 4
     ahead: int = 2
     blocks: int = 2
+    joint: bool = False
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel."""
-        return f"line_{self.kind}_{self.t1}_{self.team}_{self.rows}_{self.ahead}_{self.blocks}"
+        joint = "joint_" * self.joint
+        return f"line_{joint}{self.kind}_{self.t1}_{self.team}_{self.rows}_{self.ahead}_{self.blocks}"
 
     @property
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
         sizes = {"T1": self.t1, "TEAM": self.team, "ROWS": self.rows, "AHEAD": self.ahead, "BLOCKS": self.blocks}
-        return {**_types(self.dtype, self.width, self.acc), **self.flags, **sizes}
+        return {**_types(self.dtype, self.width, self.acc), **self.flags, **sizes, "JOINT": int(self.joint)}
 
     @property
     def lines(self) -> int:
         """Rows of a block."""
-        return self.rows * self.t1 // (WARP * self.team)
+        return self.rows * self.t1 // (WARP * self.team * (1 + self.joint))
 
 
 @dataclass(frozen=True)
 class Equilibrate:
-    """Compile-time constants of kernels/check/equilibrate.cu: the type of R, and whether its columns are contiguous."""
+    """Compile-time constants of kernels/check/equilibrate.cu: the type of R, whether its columns are contiguous, bytes of
+    a load."""
 
     file: ClassVar[str] = "check/equilibrate.cu"
 
     dtype: str
     turned: bool = False
+    width: int = 16
     t1: int = 512
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel."""
-        return f"equilibrate_{self.dtype}{'_turned' * self.turned}"
+        return f"equilibrate_{self.dtype}{'_turned' * self.turned}_{self.width}"
 
     @property
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
-        return {**_types(self.dtype), "T1": self.t1, "TURNED": int(self.turned)}
+        flags = {"T1": self.t1, "TURNED": int(self.turned), "LEAVES_FIRST": 0}
+        return {**_types(self.dtype, self.width), **flags}
+
+    @property
+    def columns(self) -> int:
+        """Of a block."""
+        return WARP * 16 // SIZES[self.dtype]
 
 
 @dataclass(frozen=True)
-class PauseKernel:
-    """kernels/check/pause.cu, which has no constants."""
+class WipeKernel:
+    """kernels/check/wipe.cu, which is compiled for all types at once."""
 
-    file: ClassVar[str] = "check/pause.cu"
-    name: ClassVar[str] = "pause_of_a_launch"
-    macros: ClassVar[dict[str, str | int]] = {}
+    file: ClassVar[str] = "check/wipe.cu"
+    name: ClassVar[str] = "wipe_state"
+    macros: ClassVar[dict[str, str | int]] = {**_types("float32"), "T1": STATE}
 
 
 @dataclass(frozen=True)
@@ -209,12 +221,13 @@ def line_sums(
     out: str = "float64",
     width: int = 16,
     products: int = 1,
+    joint: bool = False,
 ) -> LineSums:
     """The configuration for p rows of q elements, of each of so many products."""
     size, vectors = SIZES[dtype], -(-q * SIZES[dtype] // 16)
-    wanted = {"given": given, "verdict": verdict, "stored": bool(out)}
+    wanted = {"given": given, "verdict": verdict, "stored": bool(out), "joint": joint}
     shape = tuned.line_shape(size, vectors, p, products, multiprocessors, **wanted)
-    return LineSums(dtype, acc, given, words, verdict, out, width, *shape)
+    return LineSums(dtype, acc, given, words, verdict, out, width, *shape, joint)
 
 
 MOST_NARROW = 1 << 16  # rows of a warp whose bits, of elements of 16, are added in 32 bits

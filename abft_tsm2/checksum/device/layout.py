@@ -9,8 +9,10 @@ import numpy as np
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.device import tuned
 from abft_tsm2.checksum.device.kernels import COLUMNS, STATE, sums_of
 from abft_tsm2.core import cublas
+from abft_tsm2.core.problem import SIZES
 
 
 class Layout(NamedTuple):
@@ -87,6 +89,8 @@ class CheckSpec:
         Whether R was encoded before, and whether its bit sums are compared with those of then.
     split : bool
         Whether u is stored before it is judged, for a hook to see.
+    joint : bool
+        Whether the rows of L are summed by the kernel that judges those of C.
     """
 
     m: int
@@ -107,6 +111,7 @@ class CheckSpec:
     carried: bool = False
     recheck: bool = False
     split: bool = False
+    joint: bool = False
 
     @property
     def acc(self) -> str:
@@ -117,6 +122,12 @@ class CheckSpec:
     def shared(self) -> bool:
         """Whether all products have the same right operand."""
         return self.right_batch == 1
+
+
+def joins(L: Layout, C: Layout, dtype: str, elements: int) -> bool:
+    """Whether one kernel sums the lines of a left operand of so many elements, and judges those of the product: where
+    the product is short, and leaves no place on the card for a pass beside it."""
+    return L.contiguous and C.contiguous and SIZES[dtype] == 2 and 2 * elements <= tuned.JOINT
 
 
 def padded(n: int) -> int:

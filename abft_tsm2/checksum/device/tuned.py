@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MANY_ROWS = 64  # of a multiprocessor: enough for warps that take several each
+JOINT = 12 << 20  # bytes of a left operand of 16 bits whose rows are summed where those of the product are judged
+WEIGHT_BLOCKS = 8  # that make weights, while cuBLAS fills 128 of 132 multiprocessors in one wave
 FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
 MOST_ROWS = 48  # of a multiprocessor, so that three blocks are there whose warps take two each
 
@@ -31,13 +33,25 @@ class LineShape(NamedTuple):
 
 
 def line_shape(
-    size: int, vectors: int, p: int, products: int, multiprocessors: int, *, given: bool, verdict: bool, stored: bool
+    size: int,
+    vectors: int,
+    p: int,
+    products: int,
+    multiprocessors: int,
+    *,
+    given: bool,
+    verdict: bool,
+    stored: bool,
+    joint: bool = False,
 ) -> LineShape:
     """The shape of kernels/check/tsm2r_rows.cu for p rows of so many vectors, of each product; `size` bytes an element.
 
     given, verdict : squares have weights of their own; rows are judged. stored : rows that are judged are stored, too.
+    joint : beside those that are judged rows of the left operand are summed.
     """
     rows = p * products
+    if joint:
+        return LineShape(256, 1 if vectors <= 32 else 2, 2, 1, 4)
     if rows >= MANY_ROWS * multiprocessors and vectors <= 256 and size < 8:
         team, at_once, ahead = (1, 8, 1) if vectors <= 32 else (1, 4, 1) if vectors <= 64 else (1, 4, 2)
         return LineShape(128, team, at_once, ahead, 4 if ahead == 1 or (verdict and size == 4) else 3)
