@@ -61,9 +61,8 @@ INLINE void add_replay(Bits* tally, const Counts& counts, Bits call, bool judged
   tally[MISSING] = missing;
   tally[ENDED] = was[ENDED] + 1;
   tally[STARTED] = tally[VERDICTS] = was[ENDED] + 1 + missing;
-  const auto add = [&](int word, int first) {
-    tally[word] = was[word] + 1;
-    if (was[word] == 0 && first) tally[first] = call;
+  const auto add = [&](int word, int first) {  // read now: it is seldom needed
+    if (tally[word]++ == 0 && first) tally[first] = call;
   };
   if (!judged) {
     add(UNJUDGED, FIRST_UNJUDGED);
