@@ -39,9 +39,10 @@ INLINE int half_exponent(double x) { return (int(pattern(2 * x) >> 52) - 1023) >
 
 INLINE bool has_size(double square) { return square > 0 && square <= 0x1.fffffffffffffp1023; }  // not 0, NaN, infinity
 
-// A thread's vector i is so many rows and columns from its first one.
-INLINE int down(int i) { return TURNED ? i % (RUN / V) * V : i; }
-INLINE int right(int i) { return TURNED ? i / (RUN / V) * 32 : 0; }
+// Vector i of a half of a thread's is so many rows and columns from its first one.
+constexpr int HALF = RUN / 2;
+INLINE int down(int i, int half) { return TURNED ? i % (RUN / V) * V : half * HALF + i; }
+INLINE int right(int i, int half) { return TURNED ? (half * HALF + i) / (RUN / V) * 32 : 0; }
 
 // Of float16 exact in float, of others in double, as is their range.
 INLINE float square_of(float16 x) { return widened(x) * widened(x); }
@@ -51,7 +52,7 @@ INLINE double square_of(T x) {
 }
 typedef decltype(square_of(A_TYPE())) Square;
 
-extern "C" __global__ void __launch_bounds__(T1, 1)
+extern "C" __global__ void __launch_bounds__(T1, 2)
     ENTRY(Index k, Index n, const A_TYPE* __restrict__ R, Index rs, Index cs, Index step,
           const float* __restrict__ base, ACC* v, Index v_step, double* parts, double enlarge, Bits* state,
           Bits encoded) {
@@ -78,34 +79,45 @@ extern "C" __global__ void __launch_bounds__(T1, 1)
 #pragma unroll 1
   for (Index first = Index(blockIdx.x) * COLUMNS; first < n; first += Index(gridDim.x) * COLUMNS) {
     const Index j = first + threadIdx.x;
-    const float own_base = warp < V && j < n ? base[j] : 0;  // early: it is far away
     // squares(warp, j) = R(l, j)^2 added over the l of the run. What is not there is not read, and counts nothing; where
-    // all is there, no load waits for another.
-    Vector x[RUN];
+    // all is there, no load of a half waits for another. With all of them on their way two blocks would not fit on a
+    // multiprocessor.
     const A_TYPE* from = at + row * rs + (first + (TURNED ? lane : lane * V)) * cs;
-    if (rows == RUN && first + COLUMNS <= n) {
+    const Index beyond = n - first - (TURNED ? lane : lane * V);
+    const bool whole = rows == RUN && first + COLUMNS <= n;
+    constexpr int SUMS = TURNED ? V / 2 : V;  // columns of a half
+    Square sum[SUMS];
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+      Vector x[HALF];
+      if (whole) {
 #pragma unroll
-      for (int i = 0; i < RUN; i++) x[i] = load(from + down(i) * rs + right(i) * cs);
-    } else {
+        for (int i = 0; i < HALF; i++) x[i] = load(from + down(i, half) * rs + right(i, half) * cs);
+      } else {
 #pragma unroll
-      for (int i = 0; i < RUN; i++) {
-        const Index below = rows - down(i), beyond = n - first - (TURNED ? lane : lane * V) - right(i);
-        x[i] = load(from + down(i) * rs + right(i) * cs, TURNED ? (beyond > 0 ? below : 0) : (below > 0 ? beyond : 0));
+        for (int i = 0; i < HALF; i++) {
+          const Index below = rows - down(i, half), aside = beyond - right(i, half);
+          const Index count = TURNED ? (aside > 0 ? below : 0) : (below > 0 ? aside : 0);
+          x[i] = load(from + down(i, half) * rs + right(i, half) * cs, count);
+        }
       }
+#pragma unroll
+      for (int c = 0; c < SUMS; c++)
+        if (TURNED || half == 0) sum[c] = 0;
+#pragma unroll
+      for (int i = 0; i < HALF; i++)
+#pragma unroll
+        for (int e = 0; e < V; e++) sum[TURNED ? right(i, 0) / 32 : e] += square_of(x[i].x[e]);
+      if (!TURNED && half == 0) continue;
+#pragma unroll
+      for (int c = 0; c < SUMS; c++)
+        squares[warp * COLUMNS + (TURNED ? (half * SUMS + c) * 32 + lane : lane * V + c)] = sum[c];
     }
-    of_all[threadIdx.x] = looks ? square_of(seen) : 0;
-    Square sum[V];
-#pragma unroll
-    for (int c = 0; c < V; c++) sum[c] = 0;
-#pragma unroll
-    for (int i = 0; i < RUN; i++)
-#pragma unroll
-      for (int e = 0; e < V; e++) sum[TURNED ? right(i) / 32 : e] += square_of(x[i].x[e]);
-#pragma unroll
-    for (int c = 0; c < V; c++) squares[warp * COLUMNS + (TURNED ? c * 32 + lane : lane * V + c)] = sum[c];
+    of_all[threadIdx.x] = looks ? double(square_of(seen)) : 0;
     __syncthreads();
 
     if (warp < V) {
+      const float own_base = j < n ? base[j] : 0;
       double square = 0, common = 0;
 #pragma unroll 4
       for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + threadIdx.x], common += of_all[w * 32 + lane];

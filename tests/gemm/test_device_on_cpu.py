@@ -18,6 +18,7 @@ import pytest
 
 import abft_tsm2 as ft
 from abft_tsm2 import Status
+from abft_tsm2.checksum.device import tuned
 from abft_tsm2.checksum.device.check import DeviceCheck, carried_on_device
 from abft_tsm2.checksum.device.layout import elements
 from abft_tsm2.gemm import replays
@@ -41,12 +42,18 @@ def cp(card: tuple[Any, cupy_on_cpu.Kernels]) -> Any:
     return card[0]
 
 
-def normal(cp: Any, *shape: int, seed: int = 0, dtype: str = "float32") -> Any:
-    return cp.asarray(np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype))
+def normal(cp: Any, *shape: int, seed: int = 0) -> Any:
+    return cp.asarray(np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32))
 
 
-def pair(cp: Any, *batch: int, dtype: str = "float32") -> tuple[Any, Any]:
-    return normal(cp, *batch, 60, 50, dtype=dtype), normal(cp, *batch, 50, 70, seed=1, dtype=dtype)
+def pair(cp: Any, *batch: int) -> tuple[Any, Any]:
+    return normal(cp, *batch, 60, 50), normal(cp, *batch, 50, 70, seed=1)
+
+
+@pytest.fixture(params=[True, False], ids=["joint", "apart"])
+def joint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of A are summed where those of C are judged, or by a kernel of their own."""
+    monkeypatch.setattr(tuned, "JOINT", tuned.JOINT if request.param else 0)
 
 
 def wrong(a: Any, b: Any, c: Any) -> bool:
@@ -101,12 +108,10 @@ def test_a_product_that_fails_waits_for_its_side_stream(cp: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batch"])
-@pytest.mark.parametrize(
-    ("check", "dtype"), [("rows", "float32"), ("rows", "float16"), ("columns", "float32"), ("both", "float32")]
-)
+@pytest.mark.parametrize("check", ["rows", "columns", "both"])
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "queued"])
-def test_products_and_repairs(cp: Any, sync: bool, check: str, dtype: str, batch: tuple[int, ...]) -> None:
-    a, b = pair(cp, *batch, dtype=dtype)  # of float16 rows of A are summed where those of C are judged
+def test_products_and_repairs(cp: Any, joint: None, sync: bool, check: str, batch: tuple[int, ...]) -> None:
+    a, b = pair(cp, *batch)
     for _ in range(2):  # the second call is known
         with ft.errstate(sync=sync):
             c, report = ft.protected_gemm(a, b, check=check, return_report=True)
@@ -122,9 +127,8 @@ def test_products_and_repairs(cp: Any, sync: bool, check: str, dtype: str, batch
 
 
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "batch"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_what_the_kernels_do_not_settle_is_left_to_the_host(cp: Any, batch: tuple[int, ...], dtype: str) -> None:
-    a, b = pair(cp, *batch, dtype=dtype)
+def test_what_the_kernels_do_not_settle_is_left_to_the_host(cp: Any, joint: None, batch: tuple[int, ...]) -> None:
+    a, b = pair(cp, *batch)
     for _ in range(2):
         with ft.errstate(**QUIET), planted(once(everything)):
             c, report = ft.protected_gemm(a, b, return_report=True)
@@ -187,9 +191,8 @@ def test_what_a_hook_changes_is_found(cp: Any, name: str) -> None:
     assert not wrong(a, b, c)  # by the operands as they are now, and the last repair
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_an_encoded_operand_that_changed_is_restored(cp: Any, dtype: str) -> None:
-    a, b = pair(cp, dtype=dtype)
+def test_an_encoded_operand_that_changed_is_restored(cp: Any, joint: None) -> None:
+    a, b = pair(cp)
     kept, E = b.copy(), ft.encode(b, side="rows")
     assert ft.protected_gemm(a, E, return_report=True)[1].status is Status.CLEAN
     b[5, 6] += 1e-3  # too little for the check of C, not for that of the bits

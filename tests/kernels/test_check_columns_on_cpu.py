@@ -98,16 +98,6 @@ def test_what_is_not_finite_stays_in_its_line(library: Library, config: AcrossSu
         assert np.array_equal(sums.words, cases.words_of(X))
 
 
-def test_the_first_kernel_of_a_product_raises_flags_too(library: Library) -> None:
-    config = next(config for config in SUMMING if config.words)
-    task = Case(config, 2 * config.lines, 30, 7).task()
-    wanted = cases.words_of(task.lines)
-    wanted[0, -1] ^= np.uint64(1)
-    state = summed(task, library, fresh=True, expected=wanted, outstanding=0).state
-    assert state[0] == 3 << 32
-    assert not state[1:].any()
-
-
 def test_words_of_a_warp_do_not_overflow(library: Library) -> None:
     config = next(x for x in SUMMING if x.words and x.dtype == "float16" and x.width < 8)
     q = (1 << 16) * config.warps
@@ -215,7 +205,16 @@ PLANTED: dict[str, tuple[AcrossSums, str, int, str, str]] = {
         "tickets",
     ),
     "stripes_share_a_ticket": (FULL, "product * gridDim.x + blockIdx.x;", 0, "product;", WRONG),
-    "half_of_the_state": (PLAIN, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "not wiped"),
+    "the_state_is_wiped": (PLAIN, "if (!GIVEN && parts", 0, "state[0] = 0; if (!GIVEN && parts", "word 0 of the state"),
+    "flags_are_replaced": (
+        PLAIN,
+        "atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u)",
+        0,
+        "atomicExch(reinterpret_cast<unsigned*>(state) + 1, 1u)",
+        "word 0 of the state",
+    ),
+    "guards_of_no_call": (PLAIN, "own, number);", 0, "own, 0);", "guards are wrong"),
+    "guards_of_a_tally": (PLAIN, "guards ? number_of(encoded) : 0", 0, "guards ? encoded : 0", "guards are wrong"),
     "the_other_flag": (PLAIN, "+ 1, 2u)", 0, "+ 1, 1u)", "word 0 of the state"),
     "outstanding_unseen": (PLAIN, "+ 1, 1u)", 0, "+ 1, 0u)", "word 0 of the state"),
     "parts_of_the_first": (PLAIN, "parts + 2 * product * part_count", 0, "parts", "sizes are wrong"),

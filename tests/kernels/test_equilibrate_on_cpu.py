@@ -1,4 +1,4 @@
-"""equilibrate.cu on the CPU: weights, their sizes, what is wiped, and whether planted faults are found."""
+"""equilibrate.cu and wipe.cu on the CPU: weights, their sizes, what is wiped, and whether planted faults are found."""
 
 from __future__ import annotations
 
@@ -13,32 +13,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abft_tsm2.checksum import bounds
-from abft_tsm2.checksum.device.kernels import Equilibrate, LineSums
+from abft_tsm2.checksum.device.kernels import Equilibrate, LineSums, WipeKernel
 from tests.support import check_cases as cases
 from tests.support.check_cases import Launch, Stack
 from tests.support.cuda_on_cpu import ORDERS, Library
 from tests.support.equilibrate_cases import (
     EQUILIBRATING,
+    WIPE,
     Columns,
     Scaled,
     Weights,
+    begin_faults,
     equilibrated,
     matrices,
     sample_faults,
     weight_faults,
+    wiped,
 )
 from tests.support.libraries import first_complaint, first_fault, in_every_order, library_of, some, texts, with_faults
 from tests.support.verdict_cases import Judged, Terms, verdicts
 
 names = {"ids": lambda x: getattr(x, "name", x)}
-library = library_of(lambda: texts(EQUILIBRATING))
+library = library_of(lambda: texts((*EQUILIBRATING, WIPE)))
 SMALL, TURNED, BRAIN = EQUILIBRATING[2], EQUILIBRATING[1], EQUILIBRATING[7]
 CHECKED = EQUILIBRATING[::3]
 READS = {
-    "columns_beyond": (SMALL, " || column >= n", 0, ""),
-    "turned_columns_beyond": (TURNED, "(n - column + 3) / 4", 0, "RUN"),
+    "columns_beyond": (SMALL, "below > 0 ? beyond : 0", 0, "below > 0 ? V : 0"),
+    "turned_columns_beyond": (TURNED, "beyond > 0 ? below : 0", 0, "below"),
     "rows_beyond": (SMALL, "smaller(length, k - row)", 0, "length"),
-    "turned_rows_beyond": (TURNED, " && row < k;", 0, ";"),
+    "all_is_there": (SMALL, "rows == RUN && first + COLUMNS <= n", 0, "true"),
+    "turned_rows_beyond": (TURNED, "smaller(length, k - row)", 0, "length"),
+    "all_columns_are_there": (TURNED, "RUN && first + COLUMNS <= n", 0, "RUN"),
+    "turned_columns_beyond_the_next": (TURNED, " - right(i);", 0, ";"),
 }
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
@@ -109,6 +115,22 @@ def test_of_many_rows_runs_are_sampled(library: Library, config: Equilibrate, k:
 @pytest.mark.parametrize("config", [*EQUILIBRATING[:2], *EQUILIBRATING[4:]], **names)
 def test_runs_are_sampled_in_every_type(library: Library, config: Equilibrate) -> None:
     assert not sample_faults(config, 300, launch_on(library, "random"))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kernel", [WIPE, SMALL, TURNED], **names)
+def test_a_product_begins_with_a_wiped_state_and_a_replay_is_counted(
+    library: Library, kernel: Equilibrate | WipeKernel, order: str
+) -> None:
+    assert not what_begins(kernel, launch_on(library, order))
+
+
+def what_begins(kernel: Equilibrate | WipeKernel, launch: Launch) -> list[str]:
+    """What is wrong with the state behind a product's first kernel; that of weights has two matrices and more blocks."""
+    if isinstance(kernel, WipeKernel):
+        return begin_faults(lambda encoded: wiped(launch, encoded))
+    task = Columns(kernel, 5, 2 * kernel.columns, 2).matrices()
+    return begin_faults(lambda encoded: equilibrated(task, launch, encoded).state)
 
 
 # ---- columns whose squares are no numbers ---------------------------------------------------------------------------
@@ -189,33 +211,46 @@ def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> No
 
 
 RACE, WRONG, OVERRUN = "race: |uninitialised shared", "weights are wrong", "global memory overrun"
+COUNTED = "replays are counted"
 # name: (kernel, what is replaced, which occurrence, by what, what is then said)
-PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
+PLANTED: dict[str, tuple[Equilibrate | WipeKernel, str, int, str, str]] = {
     "squares_unfinished": (SMALL, "__syncthreads();", 0, "", RACE),
     "squares_unfinished_turned": (TURNED, "__syncthreads();", 0, "", RACE),
-    "rows_of_a_column_unfinished": (TURNED, "__syncwarp();", 0, "", RACE),
+    "the_next_columns_begun": (SMALL, "__syncthreads();", 1, "", "race: "),
+    "the_next_columns_begun_turned": (TURNED, "__syncthreads();", 1, "", "race: "),
+    "the_first_turn_only": (SMALL, "first += Index(gridDim.x) * COLUMNS", 0, "first = n", WRONG),
+    "every_other_turn": (TURNED, "first += Index(gridDim.x) * COLUMNS", 0, "first += 2 * gridDim.x * COLUMNS", WRONG),
+    "blocks_of_32_columns": (SMALL, "first = Index(blockIdx.x) * COLUMNS", 0, "first = Index(blockIdx.x) * 32", WRONG),
+    "weights_of_a_warp": (SMALL, "if (warp < V) {", 0, "if (warp < 1) {", WRONG),
+    "vectors_of_the_neighbour": (SMALL, "lane * V)) * cs", 0, "lane)) * cs", f"{WRONG}|misaligned"),
+    "rows_in_half_a_vector": (TURNED, "start - start % V", 0, "start", f"{WRONG}|misaligned"),
+    "all_is_there": (SMALL, "rows == RUN && first + COLUMNS <= n", 0, "true", WRONG),
+    "all_is_there_turned": (TURNED, "rows == RUN && first + COLUMNS <= n", 0, "true", WRONG),
+    "all_rows_are_there": (SMALL, "rows == RUN && first", 0, "first", WRONG),
+    "counts_of_the_other_order": (
+        SMALL,
+        "TURNED ? (beyond > 0 ? below : 0) : (below > 0 ? beyond : 0)",
+        0,
+        "TURNED ? (below > 0 ? beyond : 0) : (beyond > 0 ? below : 0)",
+        WRONG,
+    ),
+    "counts_of_the_other_order_turned": (TURNED, "beyond > 0 ? below : 0", 0, "below > 0 ? beyond : 0", WRONG),
+    "rows_below_again": (TURNED, "rows - down(i)", 0, "rows", WRONG),
+    "down_to_the_right": (TURNED, "i % (RUN / V) * V : i", 0, "i / (RUN / V) * V : i", WRONG),
+    "right_and_down": (TURNED, "i / (RUN / V) * 32 : 0", 0, "i % (RUN / V) * 32 : 0", f"{WRONG}|outside of an array"),
+    "sums_of_the_first_columns": (TURNED, "sum[TURNED ? right(i) / 32", 0, "sum[TURNED ? 0", WRONG),
+    "sums_elsewhere": (SMALL, "lane * V + c)] = sum", 0, "c * 32 + lane)] = sum", WRONG),
+    "sums_elsewhere_turned": (TURNED, "c * 32 + lane :", 0, "lane * V + c :", WRONG),
+    "squares_of_the_first_columns": (SMALL, "w * COLUMNS + threadIdx.x]", 0, "w * COLUMNS + lane]", WRONG),
+    "squares_of_float": (BRAIN, "typedef decltype(square_of(A_TYPE())) Square;", 0, "typedef float Square;", WRONG),
     "few_rows_twice": (SMALL, "smaller(length, k - row)", 0, "RUN", f"{WRONG}|{OVERRUN}"),
     "the_last_row_again": (SMALL, "smaller(length, k - row)", 0, "length", f"{WRONG}|{OVERRUN}"),
     "the_last_column_again": (SMALL, " && own_column < n", 0, "", f"{WRONG}|{OVERRUN}"),
     "few_rows_left_out": (SMALL, "int(k + WARPS - 1) / WARPS", 0, "int(k) / WARPS", f"{WRONG}|division by zero"),
-    "other_stride": (TURNED, "row * rs + column", 0, "row * cs + column", f"{WRONG}|{OVERRUN}"),
+    "other_stride": (TURNED, "at + row * rs + (first", 0, "at + row * cs + (first", f"{WRONG}|{OVERRUN}|misaligned"),
     "the_first_matrix_only": (SMALL, "R + product * step", 0, "R", WRONG),
     "a_part_of_the_squares": (SMALL, "w < WARPS; w++) square", 0, "w < WARPS - 1; w++) square", WRONG),
-    "a_part_of_the_rows": (TURNED, "i < RUN; i++) sum[0]", 0, "i < RUN - 1; i++) sum[0]", WRONG),
-    "rows_of_the_first_warp": (
-        TURNED,
-        "by_row[(warp * COLUMNS + lane) * RUN",
-        0,
-        "by_row[lane * RUN",
-        f"{WRONG}|{RACE}",
-    ),
-    "columns_in_another_order": (
-        TURNED,
-        "4 * cs : rs",
-        0,
-        "cs : rs",
-        f"{WRONG}|race",
-    ),
+    "a_part_of_the_rows": (TURNED, "e < V; e++) sum[", 0, "e < V - 1; e++) sum[", WRONG),
     "runs_of_few_rows": (SMALL, "k < RUN * WARPS", 0, "false", WRONG),
     "few_where_there_are_many": (
         SMALL,
@@ -224,7 +259,7 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
         "k < 2 * RUN * WARPS",
         "115 rows are looked at",
     ),
-    "runs_beyond_their_part": (SMALL, "(group - RUN + 1)", 0, "(group + RUN)", f"{WRONG}|no runs|rows are looked at"),
+    "runs_beyond_their_part": (SMALL, "group - RUN + 1;", 0, "group + RUN;", f"{WRONG}|no runs|rows are looked at"),
     "runs_in_one_part": (TURNED, "warp * Index(group)", 0, "warp * Index(RUN)", "no runs|rows are looked at"),
     "periodic_runs": (SMALL, "scattered(warp) %", 0, "0 *", "periodic"),
     "nearly_periodic_runs": (TURNED, "scattered(warp) %", 0, "warp % 2 %", "periodic"),
@@ -242,16 +277,16 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "a_mean_of_infinity": (SMALL, "if (has_size(mean)) centre", 0, "centre", WRONG),
     "the_mean_of_the_block": (
         TURNED,
-        "looks ? row * rs + own_column * cs",
+        "rs + own_column * cs",
         0,
-        "looks ? row * rs + smaller(column, n - 1) * cs",
+        "rs + smaller(Index(blockIdx.x) * COLUMNS + own_column, n - 1) * cs",
         WRONG,
     ),
     "the_mean_of_a_warp": (
         SMALL,
-        "common += of_all[w * COLUMNS + lane]",
+        "common += of_all[w * 32 + lane]",
         0,
-        "common = of_all[w * COLUMNS + lane]",
+        "common = of_all[w * 32 + lane]",
         WRONG,
     ),
     "the_mean_of_a_lane": (SMALL, "common += __shfl_xor_sync(~0u, common, bit)", 0, "", WRONG),
@@ -282,7 +317,7 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
         WRONG,
     ),
     "weights_of_the_first": (SMALL, "v[product * v_step + j]", 0, "v[j]", WRONG),
-    "weights_of_the_first_columns": (SMALL, "base[first + lane]", 0, "base[lane]", WRONG),
+    "weights_of_the_first_columns": (SMALL, "base[j]", 0, "base[threadIdx.x]", WRONG),
     "a_weight_beyond": (SMALL, "if (j < n)", 0, "if (true)", f"{OVERRUN}|between the weights"),
     "smallest_scale_for_zero": (SMALL, "top = max(top, ", 0, "top = min(top, ", WRONG),
     "scale_of_a_lane_for_zero": (SMALL, "top = max(top, __shfl_xor_sync(~0u, top, bit))", 0, "", WRONG),
@@ -291,20 +326,37 @@ PLANTED: dict[str, tuple[Equilibrate, str, int, str, str]] = {
     "all_are_zero": (TURNED, "if (exponent == NONE) exponent", 0, "exponent", WRONG),
     "size_of_a_lane": (SMALL, "total += __shfl_xor_sync", 0, "__shfl_xor_sync", "sum "),
     "least_of_a_lane": (SMALL, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "smallest"),
-    "parts_of_the_first": (SMALL, "product * gridDim.x + blockIdx.x)] ", 0, "blockIdx.x)] ", "sum "),
-    "half_of_the_state": (SMALL, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "not wiped"),
+    "parts_of_the_first": (SMALL, "product * ((n + 31) / 32) + ", 0, "", "sum "),
+    "parts_of_a_block": (SMALL, " + j / 32);", 0, " + blockIdx.x);", "sum "),
+    "a_part_beyond": (SMALL, "if (lane == 0 && j < n)", 0, "if (lane == 0)", f"{OVERRUN}|sum "),
+    "half_of_the_state": (SMALL, "threadIdx.x < 32) begin", 0, "threadIdx.x < 16) begin", "not wiped"),
+    "no_replay_begins": (TURNED, "begin_product(state, encoded)", 0, "begin_product(state, 0)", COUNTED),
+    "replays_of_all_blocks": (SMALL, "blockIdx.x == 0 && blockIdx.y == 0 && thr", 0, "blockIdx.x == 0 && thr", COUNTED),
+    "a_part_is_wiped": (WIPE, "state[threadIdx.x] = 0", 0, "state[threadIdx.x / 2] = 0", "not wiped"),
+    "replays_of_all_lanes": (WIPE, "if (threadIdx.x == 0) count", 0, "count", COUNTED),
+    "replays_of_a_verdict": (
+        WIPE,
+        "count_replay(encoded, STARTED_AT)",
+        0,
+        "count_replay(encoded, VERDICTS_AT)",
+        COUNTED,
+    ),
+    "replays_of_a_number": (WIPE, "given >> 63 ?", 0, "given ?", "address|SIGSEGV"),
 }
-faulty = library_of(lambda: [*with_faults(PLANTED), *texts((SMALL, TURNED, BRAIN))])
+USED = (SMALL, TURNED, BRAIN, WIPE)
+faulty = library_of(lambda: [*with_faults(PLANTED), *texts(USED)])
 
 
-def what_is_found(library: Library, config: Equilibrate, order: str, renamed: str = "") -> str:
+def what_is_found(library: Library, config: Equilibrate | WipeKernel, order: str, renamed: str = "") -> str:
     launch = launch_on(library, order, renamed)
-    problems = itertools.chain(enumerate(matrices(config)), ((k, None) for k in (129, 1000)))
+    if isinstance(config, WipeKernel):
+        return first_complaint([config], lambda kernel: what_begins(kernel, launch))
+    problems = itertools.chain(enumerate(matrices(config)), ((k, None) for k in (0, 129, 1000)))
 
     def judged(problem: tuple[int, Columns | None]) -> list[str]:
         number, case = problem
         if case is None:
-            return sample_faults(config, number, launch)
+            return sample_faults(config, number, launch) if number else what_begins(config, launch)
         task = case.matrices(number)
         return weight_faults(task, equilibrated(task, launch))
 
@@ -317,6 +369,6 @@ def test_planted_faults_are_caught(faulty: Library, name: str, order: str) -> No
     assert re.search(expected, what_is_found(faulty, config, order, name))
 
 
-@in_every_order("config", [SMALL, TURNED, BRAIN])
-def test_without_them_nothing_is_found(faulty: Library, config: Equilibrate, order: str) -> None:
+@in_every_order("config", USED)
+def test_without_them_nothing_is_found(faulty: Library, config: Equilibrate | WipeKernel, order: str) -> None:
     assert what_is_found(faulty, config, order) == "nothing"

@@ -43,6 +43,7 @@ TYPES_OF_SUMS = [
 WIDTHS = {name: tuple(width for width in (16, 8, 4, 2) if width >= SIZES[name]) for name in TYPES}
 CALL_WORD, JUDGED_WORD, UNBOUNDED_WORD = 16, 17, 18  # of the state, as kernels/check/state.cuh has them
 ENCODED, CALL = (1 << 33) + 5, (1 << 41) + 6  # numbers of calls
+STARTED_WORD, VERDICTS_WORD = 1, 2  # of a tally
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}
 
 
@@ -140,6 +141,27 @@ def account(low: int = 0) -> np.ndarray:
     state[0], state[1] = low, 0
     state[[CALL_WORD, JUDGED_WORD]] = 0
     return state
+
+
+class Tally:
+    """Where replays are counted, as kernels/check/state.cuh has it, while the one of this number runs. It lies in this
+    process: under AddressSanitizer kernels run in another one, and do not reach it."""
+
+    def __init__(self, replay: int) -> None:
+        self.words = np.full(8, SEALED, np.uint64)
+        self.words[:3] = replay, 7, 7
+
+    @property
+    def number(self) -> int:
+        """What a kernel takes for the number of the call."""
+        return self.words.ctypes.data | 1 << 63
+
+    def faults(self, *counted: int) -> list[str]:
+        """What is wrong with it, where these words have each counted one replay."""
+        wanted = self.words.copy()
+        wanted[1:], wanted[1:3] = SEALED, 7
+        wanted[list(counted)] += np.uint64(1)
+        return [] if np.array_equal(self.words, wanted) else [f"replays are counted as {self.words[1:3].tolist()}"]
 
 
 def guards_of(sums: np.ndarray, squares: np.ndarray, encoded: int) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Matrices for the kernel that gives columns their weights (equilibrate), and the judge of these.
+"""Matrices for the kernel that gives columns their weights (equilibrate), and the judge of these; what it does beside for
+the product that it begins, as another one (wipe) does alone.
 
 Columns may differ by all that their type holds, and be zero or hold NaN or Inf; where there are many rows, those that
 the kernel looks at are found out by elements so large that a weight tells of them.
@@ -6,21 +7,23 @@ the kernel looks at are found out by elements so large that a weight tells of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from abft_tsm2.checksum.device.kernels import COLUMNS, SAMPLE, STATE, Equilibrate
+from abft_tsm2.checksum.device.kernels import COLUMNS, SAMPLE, STATE, Equilibrate, WipeKernel
 from abft_tsm2.core.problem import SIZES
 from tests.support.both_cases import TYPES
-from tests.support.check_cases import SEALED, Launch, Stack, seen, wide
+from tests.support.check_cases import ENCODED, SEALED, STARTED_WORD, Launch, Stack, Tally, seen, wide
 
 EQUILIBRATING = (
     *(Equilibrate(dtype, turned) for dtype in TYPES for turned in (False, True)),
     *(Equilibrate(dtype, turned, SIZES[dtype]) for dtype, turned in (("float32", False), ("float16", True))),
+    Equilibrate("float16", width=8),
 )
+WIPE = WipeKernel()
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,11 @@ class Weights(NamedTuple):
     state: np.ndarray
 
 
-def equilibrated(task: Scaled, launch: Launch) -> Weights:
-    """Launch; AssertionError where something is written that should stay."""
+def equilibrated(task: Scaled, launch: Launch, encoded: int = ENCODED) -> Weights:
+    """Launch, for a call of this number; AssertionError where something is written that should stay.
+
+    There are fewer blocks than would do: the first takes turns, of one matrix all do.
+    """
     config, (batch, k, n) = task.config, task.R.x.shape
     step, rs, cs = task.R.strides
     blocks = -(-n // COLUMNS)
@@ -95,9 +101,12 @@ def equilibrated(task: Scaled, launch: Launch) -> Weights:
     parts, state = np.full((batch, blocks, 2), np.nan), np.full(STATE, SEALED, np.uint64)
     launch(
         config.name,
-        (max(1, n // config.columns), batch),  # one block less than would do: one takes turns
+        (max(1, n // config.columns // (2 if batch == 1 else 1)), batch),
         config.t1,
-        (k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts, enlarge_of(k), state, 0),
+        (
+            *(k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts),
+            *(enlarge_of(k), state, encoded),
+        ),
     )
     assert np.isnan(memory[:, n:]).all(), "an element between the weights of two products was written"
     return Weights(v, parts, state)
@@ -115,8 +124,8 @@ def seen_by_all(task: Scaled) -> np.ndarray:
     if k >= SAMPLE:
         runs = np.asarray(task.sample).reshape(-1, 8)
     else:
-        vector = 16 // SIZES[task.config.dtype] if task.config.turned else 1
-        length = -(-(-(-k // 16)) // vector) * vector
+        length = -(-k // 16)
+        length += -length % (16 // SIZES[task.config.dtype]) if task.config.turned else 0  # whole vectors
         runs = np.arange(16)[:, None] * length + np.arange(length)
     rows = runs.ravel() if task.config.turned else runs[:, 0]
     return task.R.x[:, rows[rows < k], : 4 if task.config.turned else COLUMNS]
@@ -212,6 +221,21 @@ def sample_faults(config: Equilibrate, k: int, launch: Launch) -> list[str]:
     outside = Columns(config, k, 40, 2).matrices()
     outside.R.x[:, sample, 5] = 0
     return found + weight_faults(outside._replace(sample=sample), equilibrated(outside, launch))
+
+
+def wiped(launch: Launch, encoded: int) -> np.ndarray:
+    """The state behind the kernel that wipes it for a call of this number."""
+    state = np.full(STATE, SEALED, np.uint64)
+    launch(WIPE.name, (1,), STATE, (state, encoded))
+    return state
+
+
+def begin_faults(begin: Callable[[int], np.ndarray]) -> list[str]:
+    """What is wrong with the state that `begin` leaves for a call of a number, and with how replays are counted."""
+    tally = Tally(ENCODED)
+    states = [begin(encoded) for encoded in (0, ENCODED, tally.number)]
+    found = [f"{np.count_nonzero(state)} words of the state were not wiped" for state in states if state.any()]
+    return found + tally.faults(STARTED_WORD)
 
 
 def matrices(config: Equilibrate) -> Iterator[Columns]:

@@ -50,6 +50,7 @@ from abft_tsm2.checksum.weights import MEAN_SQUARE, weights
 from abft_tsm2.core import memory as memories
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
+from abft_tsm2.core.problem import SIZES
 
 # Steps are given addresses under the names "L", "R", "C", "C0" and "D"; "record" is where the repair writes what it
 # found, "tally" where it adds that up for the replays of a graph, or 0. "encoded" and "call" are the numbers of the
@@ -120,7 +121,8 @@ class DeviceCheck:
         return [self._wipe(memory), self._sums_of_right(memory)]
 
     def _wipe(self, memory: int, encoded: Value = 0) -> Step:
-        return PreparedLaunch(WipeKernel(), (1,), STATE, (self.workspace.at(memory, "state"), encoded))
+        pause = tuned.PAUSE[SIZES[self.spec.dtype]] if encoded else 0
+        return PreparedLaunch(WipeKernel(), (1,), STATE, (self.workspace.at(memory, "state"), encoded, pause))
 
     def _sums_of_right(self, memory: int) -> Step:
         return self._pass("R", memory, self.workspace.right(memory).v, 0, self._carried(memory))
@@ -155,7 +157,7 @@ class DeviceCheck:
             *(spec.k, spec.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
             *(max(1.0, spec.k / SAMPLE), at("state"), encoded),
         )
-        blocks = min(-(-spec.n // config.columns), max(1, tuned.WEIGHT_BLOCKS // spec.right_batch))
+        blocks = min(-(-spec.n // config.columns), max(1, tuned.WEIGHT_BLOCKS[SIZES[spec.dtype]] // spec.right_batch))
         return PreparedLaunch(config, (blocks, spec.right_batch), config.t1, values, base)
 
     @property

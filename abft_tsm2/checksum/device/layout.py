@@ -127,7 +127,7 @@ class CheckSpec:
 def joins(L: Layout, C: Layout, dtype: str, elements: int) -> bool:
     """Whether one kernel sums the lines of a left operand of so many elements, and judges those of the product: where
     the product is short, and leaves no place on the card for a pass beside it."""
-    return L.contiguous and C.contiguous and SIZES[dtype] == 2 and 2 * elements <= tuned.JOINT
+    return L.contiguous and C.contiguous and SIZES[dtype] * elements <= tuned.JOINT
 
 
 def padded(n: int) -> int:

@@ -9,8 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MANY_ROWS = 64  # of a multiprocessor: enough for warps that take several each
-JOINT = 12 << 20  # bytes of a left operand of 16 bits whose rows are summed where those of the product are judged
-WEIGHT_BLOCKS = 8  # that make weights, while cuBLAS fills 128 of 132 multiprocessors in one wave
+JOINT = 12 << 20  # bytes of a left operand whose rows are summed where those of the product are judged
+# By bytes of an element: blocks that make weights, while cuBLAS fills 128 of 132 multiprocessors in one wave. Of float32
+# its blocks share a multiprocessor, and do so for good where others lie when they begin: the product takes up to twice as
+# long. So few blocks are there before it, or a kernel of so many clock cycles.
+WEIGHT_BLOCKS = {2: 8, 4: 4, 8: 4}
+PAUSE = {2: 0, 4: 6000, 8: 0}
 FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
 MOST_ROWS = 48  # of a multiprocessor, so that three blocks are there whose warps take two each
 
@@ -51,7 +55,7 @@ def line_shape(
     """
     rows = p * products
     if joint:
-        return LineShape(256, 1 if vectors <= 32 else 2, 2, 1, 4)
+        return LineShape(256, 4, 2, 1, 3) if size == 8 else LineShape(256, 1 if vectors <= 32 else 2, 2, 1, 4)
     if rows >= MANY_ROWS * multiprocessors and vectors <= 256 and size < 8:
         team, at_once, ahead = (1, 8, 1) if vectors <= 32 else (1, 4, 1) if vectors <= 64 else (1, 4, 2)
         return LineShape(128, team, at_once, ahead, 4 if ahead == 1 or (verdict and size == 4) else 3)
