@@ -121,6 +121,8 @@ def _differences(product: DeviceProduct, sequence: LaunchSequence, verdict: Devi
     hit, weights = None, dict[str, Array]()
     for i, (check, found) in enumerate(zip(plan.checks, differing, strict=True)):
         side = plan.sides[i]
+        if check.spec.joint and verdict.outcome is DeviceOutcome.NO_VERDICT:  # nor, perhaps, sums of L
+            found = {name: places for name, places in found.items() if name not in ("L", "t")}
         if product.options.carried[i] is None:
             weights[side] = check.workspace.array(again.workspaces[i], "v").astype("float64")
         else:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from abft_tsm2.arrays import Array, dtype_name
+from abft_tsm2.checksum.device import tuned
 from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.kernels import STATE
-from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout, joins
+from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout
 from abft_tsm2.core import cublas
 from abft_tsm2.core.capture import current_stream, is_captured
 from abft_tsm2.core.device import device_of
@@ -278,6 +279,8 @@ def _planned(
         layouts: Any = {name: None if x is None else Layout.of(x, transposed=transposed) for name, x in arrays.items()}
         lines, length = (n, m) if transposed else (m, n)
         R: Any = arrays["R"]
+        # The product is so short, and fills the card so, that it hides no pass over L.
+        short = beside and tuned.are_joint(o.A.itemsize, lines, k, length, batch)
         spec = CheckSpec(
             m=lines,
             k=k,
@@ -293,7 +296,7 @@ def _planned(
             carried=recheck is not None,
             recheck=bool(recheck),
             split=hooked,
-            joint=beside and joins(layouts["L"], layouts["C"], dtype, lines * k * batch),
+            joint=short and layouts["L"].contiguous and layouts["C"].contiguous,
         )
         checks.append(DeviceCheck(spec, device.multiprocessors))
     return ProductPlan(sides, tuple(checks), gemm, on_side_stream=not hooked and gemm is not None)

@@ -10,7 +10,6 @@ import gc
 import itertools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,19 +26,12 @@ from benchmarks.planting import planted
 from benchmarks.walk import Walk
 from tests.support import cupy_on_cpu
 from tests.support.oracles import Exact
+from tests.support.planted_products import QUIET, everything
 
 ELEMENT = (3, 5)
-QUIET: dict[str, Any] = {"corrected": "ignore", "input_changed": "log", "uncorrectable": "log"}
 
 
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> tuple[Any, cupy_on_cpu.Kernels]:
-    return cupy_on_cpu.install(monkeypatch, build_cache)
-
-
-@pytest.fixture
-def cp(card: tuple[Any, cupy_on_cpu.Kernels]) -> Any:
-    return card[0]
+card, cp = cupy_on_cpu.card, cupy_on_cpu.cp
 
 
 def normal(cp: Any, *shape: int, seed: int = 0) -> Any:
@@ -62,10 +54,6 @@ def wrong(a: Any, b: Any, c: Any) -> bool:
 
 def one_element(C: Any) -> None:
     C[(..., *ELEMENT)] = 1e4
-
-
-def everything(C: Any) -> None:
-    C *= 2
 
 
 def once(plant: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -149,8 +137,11 @@ def test_a_queued_product_that_is_not_settled_says_what_to_do(cp: Any) -> None:
         assert "its operands are gone" in report.wait().reasons[-1]
 
 
-def test_a_verdict_that_was_not_made_is_not_believed(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeviceCheck, "repair", lambda self, memory, *arguments, **named: [])
+@pytest.mark.parametrize("skipped", ["verify", "repair"])
+def test_a_verdict_that_was_not_made_is_not_believed(
+    cp: Any, joint: None, skipped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceCheck, skipped, lambda self, memory, *arguments, **named: [])
     a, b = pair(cp)
     for sync in (True, False):
         with ft.errstate(sync=sync):

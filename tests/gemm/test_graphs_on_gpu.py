@@ -1,5 +1,6 @@
 """Products in CUDA graphs on a GPU: captured by CuPy and by PyTorch, replayed side by side, dropped; and calls that
-become graphs by themselves. ``pytest -m gpu``; without a GPU tests/gemm/test_graphs_on_cpu.py has the verdicts."""
+become graphs by themselves. ``pytest -m gpu``; without a GPU tests/gemm/test_graphs_on_cpu.py and
+test_captures_on_cpu.py have the verdicts."""
 
 from __future__ import annotations
 

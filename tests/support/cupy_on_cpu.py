@@ -373,3 +373,14 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
     patch.setattr(captured, "_streams", {})
     patch.setattr(check, "_base_on", functools.lru_cache(check._base_on.__wrapped__))
     return cupy, kernels
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, build_cache: Path) -> tuple[Any, Kernels]:
+    """CuPy and the kernels, for the tests of a module that has this, and `cp`, among its names."""
+    return install(monkeypatch, build_cache)
+
+
+@pytest.fixture
+def cp(card: tuple[Any, Kernels]) -> Any:
+    return card[0]

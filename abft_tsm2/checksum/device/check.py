@@ -113,7 +113,7 @@ class DeviceCheck:
         return steps
 
     def carry(self, memory: int, encoded: Value = 0) -> list[Step]:
-        """The right operand's part: weights and ``s = R v``; `encoded`: the number of the call, if it is a product's."""
+        """The right operand's part: weights and ``s = R v``; `encoded`: the number of the call, of a product."""
         return [self.equilibrate(memory, encoded), self._sums_of_right(memory)]
 
     def sum_again(self, memory: int) -> list[Step]:
@@ -157,7 +157,7 @@ class DeviceCheck:
             *(spec.k, spec.n, "R", rs, cs, step, base.data.ptr, right.v, self._v_step, at("parts")),
             *(max(1.0, spec.k / SAMPLE), at("state"), encoded),
         )
-        blocks = min(-(-spec.n // config.columns), max(1, tuned.WEIGHT_BLOCKS[SIZES[spec.dtype]] // spec.right_batch))
+        blocks = min(-(-spec.n // config.columns), max(1, tuned.WEIGHT_BLOCKS // spec.right_batch))
         return PreparedLaunch(config, (blocks, spec.right_batch), config.t1, values, base)
 
     @property
@@ -259,7 +259,8 @@ class DeviceCheck:
         wanted, layout = {"acc": spec.acc, "verdict": True, "out": spec.cast}, spec.C
         if spec.joint:
             into = self._lines(memory, "t", "p2", "left_bit_sums", "guards")
-            results += ("L", spec.k, spec.L.rs, spec.L.step, right.s, right.squares, self._s_step, *into[:3], into.guards)
+            results += ("L", spec.k, spec.L.rs, spec.L.step, right.s, right.squares, self._s_step)
+            results += (*into[:3], into.guards)
             wanted["joint"], layout = True, layout._replace(width=min(layout.width, spec.L.width))
         return [self._over(("C", layout, spec.out), counts, weights, results, wanted)]
 

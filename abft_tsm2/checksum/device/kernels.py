@@ -117,8 +117,8 @@ class LineSums(Sums):
 
 @dataclass(frozen=True)
 class Equilibrate:
-    """Compile-time constants of kernels/check/equilibrate.cu: the type of R, whether its columns are contiguous, bytes of
-    a load."""
+    """Compile-time constants of kernels/check/equilibrate.cu: type of R, whether its columns are contiguous, bytes of a
+    load."""
 
     file: ClassVar[str] = "check/equilibrate.cu"
 

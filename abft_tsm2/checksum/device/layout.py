@@ -9,10 +9,8 @@ import numpy as np
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.bounds import Arithmetic
-from abft_tsm2.checksum.device import tuned
 from abft_tsm2.checksum.device.kernels import COLUMNS, STATE, sums_of
 from abft_tsm2.core import cublas
-from abft_tsm2.core.problem import SIZES
 
 
 class Layout(NamedTuple):
@@ -122,12 +120,6 @@ class CheckSpec:
     def shared(self) -> bool:
         """Whether all products have the same right operand."""
         return self.right_batch == 1
-
-
-def joins(L: Layout, C: Layout, dtype: str, elements: int) -> bool:
-    """Whether one kernel sums the lines of a left operand of so many elements, and judges those of the product: where
-    the product is short, and leaves no place on the card for a pass beside it."""
-    return L.contiguous and C.contiguous and SIZES[dtype] * elements <= tuned.JOINT
 
 
 def padded(n: int) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MANY_ROWS = 64  # of a multiprocessor: enough for warps that take several each
-JOINT = 12 << 20  # bytes of a left operand whose rows are summed where those of the product are judged
-# By bytes of an element: blocks that make weights, while cuBLAS fills 128 of 132 multiprocessors in one wave. Of float32
-# its blocks share a multiprocessor, and do so for good where others lie when they begin: the product takes up to twice as
-# long. So few blocks are there before it, or a kernel of so many clock cycles.
-WEIGHT_BLOCKS = {2: 8, 4: 4, 8: 4}
+JOINT = 12 << 20  # bytes of a left operand whose rows are summed where those of the product are judged,
+JOINT_ROWS = 1 << 13  # its rows,
+JOINT_VECTORS = {2: 256, 4: 256, 8: 512}  # and vectors of 16 bytes in the longer rows, by bytes of an element
+WEIGHT_BLOCKS = 4  # that make weights, while cuBLAS fills 128 of 132 multiprocessors in one wave
+# Clock cycles of the kernel in front of a pass, by bytes of an element. cuBLAS's blocks of float32 share
+# multiprocessors, and do so for good where those of a pass lie when they begin: the product takes up to twice as long.
 PAUSE = {2: 0, 4: 6000, 8: 0}
 FEW_ROWS = 2  # of a multiprocessor, so long that a block takes each
 MOST_ROWS = 48  # of a multiprocessor, so that three blocks are there whose warps take two each
@@ -24,6 +25,13 @@ FIXED_ROWS = 64  # of memory, that a block could read while it begins and ends
 # By bytes of a load: rows of memory ahead in sums and in verdicts, blocks of a multiprocessor. As much in flight as
 # there are registers for on every architecture.
 AHEAD = {16: (6, 8, 2), 8: (10, 10, 2), 4: (16, 12, 2), 2: (16, 16, 3)}
+
+
+def are_joint(size: int, m: int, k: int, n: int, products: int) -> bool:
+    """Whether rows of so many left operands, m x k, are summed where those of the products, m x n, are judged; `size`
+    bytes an element."""
+    rows, vectors = m * products, -(-max(k, n) * size // 16)
+    return rows * k * size <= JOINT and rows <= JOINT_ROWS and vectors <= JOINT_VECTORS[size]
 
 
 class LineShape(NamedTuple):
