@@ -6,7 +6,7 @@
 //          the number of the call, as number_of takes it)
 // State    flags in the high half of word 0: 1, some z_i > outstanding; 2, some words_i is not expected_i
 // written  whether the kernel in front may have written X
-// Sizes    sum |w| and smallest |w| of product b, from those of `part_count` blocks of equilibrate.cu each from
+// Sizes    sum |w| and smallest |w| of product b, from those of `part_count` groups of columns (equilibrate.cu), from
 //          parts[2 b part_count] on; `parts` may be null
 #pragma once
 #include "check/verdict.cuh"

@@ -12,7 +12,7 @@
 //
 // Launch   (at most ceil(n / (32 V)), products) blocks of T1 threads
 // Macros   those of wide.cuh; T1 threads, 512: a warp for each run; TURNED 0 where the rows of R are contiguous, 1 where
-//          its columns are; ENTRY the name of the kernel
+//          its columns are; BLOCKS of a multiprocessor; ENTRY the name of the kernel
 // Storage  R(l, j) of product b = R[b step + l rs + j cs]; base and v have n elements, those of product b from b v_step
 //          on. ALIGNED divides the address of R, step, and the larger of rs and cs, in bytes. parts: sum |v| and smallest
 //          |v| of each 32 columns, one product after the other. state: 32 words, wiped. enlarge: k / rows in the sample
@@ -52,7 +52,7 @@ INLINE double square_of(T x) {
 }
 typedef decltype(square_of(A_TYPE())) Square;
 
-extern "C" __global__ void __launch_bounds__(T1, 2)
+extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     ENTRY(Index k, Index n, const A_TYPE* __restrict__ R, Index rs, Index cs, Index step,
           const float* __restrict__ base, ACC* v, Index v_step, double* parts, double enlarge, Bits* state,
           Bits encoded) {
@@ -80,8 +80,7 @@ extern "C" __global__ void __launch_bounds__(T1, 2)
   for (Index first = Index(blockIdx.x) * COLUMNS; first < n; first += Index(gridDim.x) * COLUMNS) {
     const Index j = first + threadIdx.x;
     // squares(warp, j) = R(l, j)^2 added over the l of the run. What is not there is not read, and counts nothing; where
-    // all is there, no load of a half waits for another. With all of them on their way two blocks would not fit on a
-    // multiprocessor.
+    // all is there, no load of a half waits for another. With all of them on their way BLOCKS would not fit.
     const A_TYPE* from = at + row * rs + (first + (TURNED ? lane : lane * V)) * cs;
     const Index beyond = n - first - (TURNED ? lane : lane * V);
     const bool whole = rows == RUN && first + COLUMNS <= n;

@@ -60,7 +60,7 @@ INLINE void join_sizes(double& total, double& least) {
   }
 }
 
-// sum |v| and the smallest |v| of a product, from those of `count` blocks of kernels/check/equilibrate.cu: by a warp.
+// sum |v| and the smallest |v| of a product, from those of `count` groups of columns (kernels/check/equilibrate.cu): by a warp.
 INLINE void add_sizes(const double* parts, Index count, double* sizes) {
   constexpr int AT_ONCE = 2;  // on their way from memory
   double total = 0, least = 0x1.fffffffffffffp1023;

@@ -210,7 +210,7 @@ PLANTED: dict[str, tuple[AcrossSums, str, int, str, str]] = {
         PLAIN,
         "atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u)",
         0,
-        "atomicExch(reinterpret_cast<unsigned*>(state) + 1, 1u)",
+        "reinterpret_cast<unsigned*>(state)[1] = 1u",
         "word 0 of the state",
     ),
     "guards_of_no_call": (PLAIN, "own, number);", 0, "own, 0);", "guards are wrong"),

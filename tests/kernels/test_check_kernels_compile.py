@@ -3,7 +3,8 @@
 Each configuration that `line_sums` chooses for these sizes and 16 bytes a load is compiled for the architecture where
 all its blocks share a multiprocessor (LEAST_BLOCKS of kernels/check/tsm2r_rows.cu); where a thread has most loads on
 their way also for another one, in turn. Of narrower loads each shape is compiled once for each type and width: for what
-is asked, and for the architecture, whose turn it is."""
+is asked, and for the architecture, whose turn it is. Those that sum rows of L beside those of C are compiled for that
+architecture whatever they load at a time, and for another one in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from abft_tsm2.checksum.device.kernels import Equilibrate, JudgeKernel, LineSums, WipeKernel, line_sums
+from abft_tsm2.checksum.device.kernels import Equilibrate, JudgeKernel, LineSums, WipeKernel, line_sums, sums_of
 from abft_tsm2.core.compiler import source
 from abft_tsm2.core.device import KNOWN
 from benchmarks.registers import ARCHITECTURES
@@ -40,7 +41,17 @@ def chosen() -> list[LineSums]:
     return list(found)
 
 
-CHOSEN = chosen()
+def joint() -> Iterator[LineSums]:
+    """What is chosen where rows of L are summed beside those of C, of that type: each once."""
+    found = (
+        line_sums(dtype, p, q, multiprocessors, acc=sums_of(dtype), verdict=True, out="", width=width, joint=True)
+        for dtype, widths in WIDTHS.items()
+        for width, p, q, multiprocessors in itertools.product(widths, SIZES, SIZES, MULTIPROCESSORS)
+    )
+    yield from dict.fromkeys(found)
+
+
+CHOSEN, JOINT = chosen(), list(joint())
 MOST = max(config.rows * config.ahead for config in CHOSEN)
 KINDS = ("given", "words", "verdict", "out")
 OTHERS = tuple(architecture for architecture in ARCHITECTURES if architecture != TUNED)
@@ -66,6 +77,8 @@ def pairs() -> Iterator[tuple[LineSums, str]]:
         config = max(in_turn, key=lambda one: len(asked(one) - met))  # the first of those that add most
         met |= asked(config)
         yield config, ARCHITECTURES[turn % len(ARCHITECTURES)]
+    yield from ((config, TUNED) for config in JOINT)
+    yield from zip(JOINT, itertools.cycle(OTHERS), strict=False)
 
 
 def asked(config: LineSums) -> set[object]:
@@ -74,7 +87,8 @@ def asked(config: LineSums) -> set[object]:
 
 
 CONFIGS = list(pairs())
-KERNELS = [JudgeKernel(), WipeKernel(), *(Equilibrate(dtype, turned) for dtype in WIDTHS for turned in (False, True))]
+WEIGHTS = [Equilibrate(dtype, turned, width) for dtype in WIDTHS for turned in (False, True) for width in WIDTHS[dtype]]
+KERNELS = [JudgeKernel(), WipeKernel(), *WEIGHTS]
 OTHER_KERNELS = [*((kernel, TUNED) for kernel in KERNELS), *zip(KERNELS, itertools.cycle(OTHERS), strict=False)]
 
 
@@ -97,10 +111,13 @@ def test_no_choice_spills(compiled: Cubins, config: LineSums, architecture: str)
 
 
 @pytest.mark.parametrize(("config", "architecture"), mostly_tuned(OTHER_KERNELS), ids=label)
-def test_neither_do_the_others(compiled: Cubins, config: JudgeKernel | Equilibrate, architecture: str) -> None:
+def test_neither_do_the_others(
+    compiled: Cubins, config: JudgeKernel | WipeKernel | Equilibrate, architecture: str
+) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code
     assert spilled(log) == 0, log
+    assert " 0 bytes stack frame" in log, log
 
 
 def test_every_kind_is_among_them() -> None:
@@ -111,7 +128,7 @@ def test_every_kind_is_among_them() -> None:
         assert {config.width for config in same} == set(WIDTHS[dtype])
         assert len({config.team for config in same}) > 1
         assert len({config.rows for config in same}) > 1
-    compiled_ones = [config for config, _ in CONFIGS]
+    compiled_ones = [config for config, _ in CONFIGS if not config.joint]
     assert {shape(config) for config in compiled_ones} == {shape(config) for config in CHOSEN}
     for name in KINDS:
         for narrow in (False, True):
@@ -119,4 +136,11 @@ def test_every_kind_is_among_them() -> None:
             assert {getattr(config, name) for config in compiled_ones if (config.width < 16) == narrow} == wanted
     for narrow in (False, True):
         assert {at for config, at in CONFIGS if (config.width < 16) == narrow} == set(ARCHITECTURES)
-    assert len({config.name for config in CHOSEN}) == len(CHOSEN)
+    assert len({config.name for config in (*CHOSEN, *JOINT)}) == len(CHOSEN) + len(JOINT)
+
+
+def test_every_type_and_width_of_load_has_joint_passes() -> None:
+    for dtype, widths in WIDTHS.items():
+        same = [config for config in JOINT if config.dtype == dtype]
+        assert {config.width for config in same} == set(widths)
+        assert len({config.team for config in same}) == (1 if dtype == "float64" else 2)

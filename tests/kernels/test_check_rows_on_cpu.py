@@ -1,4 +1,4 @@
-"""tsm2r_rows.cu and judge.cu on the CPU: sums, verdicts, copies; whether planted faults are found."""
+"""tsm2r_rows.cu and judge.cu on the CPU: sums, verdicts, both at once, copies; whether planted faults are found."""
 
 from __future__ import annotations
 
@@ -15,13 +15,24 @@ from hypothesis import strategies as st
 
 from abft_tsm2.checksum.device.kernels import JudgeKernel, LineSums
 from tests.support import check_cases as cases
-from tests.support.check_cases import SUMMING, Case, Launch
+from tests.support.check_cases import FULL, OVERRUN, RACE, SUMMING, WRONG, Case, Launch
 from tests.support.cuda_on_cpu import ORDERS, Library
 from tests.support.libraries import first_complaint, first_fault, in_every_order, library_of, some, texts, with_faults
-from tests.support.verdict_cases import JUDGE, JUDGING, Trial, Verdicts, trials, verdict_faults, verdicts
+from tests.support.verdict_cases import (
+    JOINED,
+    JUDGE,
+    JUDGING,
+    Judged,
+    Trial,
+    Verdicts,
+    apart,
+    trials,
+    verdict_faults,
+    verdicts,
+)
 
 names = {"ids": lambda x: getattr(x, "name", x)}
-library = library_of(lambda: texts((*SUMMING, *JUDGING, JUDGE)))
+library = library_of(lambda: texts((*SUMMING, *JUDGING, JUDGE, *JOINED)))
 PLAIN_LINES = JUDGING[0]
 
 
@@ -94,6 +105,7 @@ def test_any_two_constants_meet() -> None:
     types = {(config.dtype, config.acc) for config in SUMMING}
     for a, b in itertools.combinations(("team", "rows", "ahead"), 2):
         assert len({(getattr(x, a), getattr(x, b)) for x in SUMMING}) == (9 if a == "rows" else 12), (a, b)
+        assert len({(getattr(x, a), getattr(x, b)) for x in JOINED}) == (9 if b == "rows" else 6), (a, b)
     for dtype, acc in types:
         some = [config for config in SUMMING if (config.dtype, config.acc) == (dtype, acc)]
         assert {(config.given, config.words) for config in some} == set(itertools.product((False, True), repeat=2))
@@ -103,7 +115,7 @@ def test_any_two_constants_meet() -> None:
 # ---- verdicts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [*JUDGING, JUDGE], **names)
+@pytest.mark.parametrize("config", [*JUDGING, JUDGE, *JOINED], **names)
 def test_verdicts_in_every_order(
     library: Library, config: LineSums | JudgeKernel, orders: Callable[[int], tuple[str, ...]]
 ) -> None:
@@ -115,10 +127,11 @@ def test_verdicts_in_every_order(
             assert not verdict_faults(judged, other), str(trial)
             assert other.tau.tobytes() == results[0].tau.tobytes(), str(trial)
             assert other.state.tobytes() == results[0].state.tobytes(), str(trial)
+            assert [x.tobytes() for x in other.left] == [x.tobytes() for x in results[0].left], str(trial)
 
 
 @given(
-    config=st.sampled_from((*JUDGING, JUDGE)),
+    config=st.sampled_from((*JUDGING, JUDGE, *JOINED)),
     p=st.integers(1, 60),
     q=st.integers(1, 600),
     batch=st.integers(1, 3),
@@ -128,17 +141,18 @@ def test_verdicts_in_every_order(
     beta=st.sampled_from([0.0, 1.0, -2.0, 0.25]),
     special=st.booleans(),
     tf32=st.booleans(),
+    k=st.integers(1, 600),
     order=st.sampled_from(ORDERS),
     seed=st.integers(0, 2**32),
 )
-def test_drawn_verdicts(library, config, p, q, batch, gap, shared, alpha, beta, special, tf32, order, seed):
-    trial = Trial(config, p, q, batch, gap, shared, alpha, beta, special, tf32)
+def test_drawn_verdicts(library, config, p, q, batch, gap, shared, alpha, beta, special, tf32, k, order, seed):
+    trial = Trial(config, p, q, batch, gap, shared, alpha, beta, special, tf32, left_columns=k)
     judged = trial.judged(seed)
     assert not verdict_faults(judged, verdicts(judged, launch_on(library, order))), str(trial)
 
 
 def test_nearly_every_line_of_a_trial_is_decided_both_ways() -> None:
-    for config in (*JUDGING, JUDGE):
+    for config in (*JUDGING, JUDGE, *JOINED):
         decided, ok = (
             np.concatenate([getattr(trial.judged(), name).ravel() for trial in trials(config)])
             for name in ("decided", "ok")
@@ -147,7 +161,40 @@ def test_nearly_every_line_of_a_trial_is_decided_both_ways() -> None:
         assert 0.2 < ok.mean() < 0.8, config.name
 
 
-@pytest.mark.parametrize("config", [JUDGING[0], JUDGE], **names)
+separate = library_of(lambda: texts(itertools.chain(*map(apart, JOINED[::4]))))
+
+
+@pytest.mark.parametrize("config", JOINED[::4], **names)
+def test_a_joint_kernel_gives_what_two_passes_give(library: Library, separate: Library, config: LineSums) -> None:
+    _, judging = apart(config)
+    launch = launch_on(separate, "reverse")
+    for trial in trials(config):
+        judged, guards = trial.judged(), np.zeros((trial.batch, trial.p), np.uint64)
+        assert judged.left is not None
+        made = verdicts(judged, launch_on(library, "random"))
+        sums = cases.summed(judged.left, launch, guards=guards)
+        for found, wanted in zip(made.left, (sums.y, sums.z, sums.words, guards), strict=True):
+            assert found.tobytes() == wanted.tobytes(), str(trial)
+        terms = judged.terms._replace(t=sums.y.copy(), p2=sums.z.copy())
+        again = verdicts(replace(judged, config=judging, terms=terms, left=None), launch)
+        assert made.tau.tobytes() == again.tau.tobytes(), str(trial)
+        assert made.state.tobytes() == again.state.tobytes(), str(trial)
+        assert _listed(made) == _listed(again), str(trial)
+
+
+@pytest.mark.parametrize("config", [JUDGING[0], JUDGE, JOINED[0]], **names)
+def test_the_verdict_on_a_replay_is_counted(library: Library, config: LineSums | JudgeKernel) -> None:
+    assert not replay_faults(Trial(config, 50, 20, 2, beta=2.0).judged(), launch_on(library, "random"))
+
+
+def replay_faults(judged: Judged, launch: Launch) -> list[str]:
+    """What is wrong with the verdict on a replay, whose numbers are in tallies, and with these."""
+    encoded, call = cases.Tally(cases.ENCODED), cases.Tally(cases.CALL)
+    made = verdicts(judged, launch, guards=(*judged.terms.guards[:2], encoded.number, call.number))
+    return [*verdict_faults(judged, made), *encoded.faults(), *call.faults(cases.VERDICTS_WORD)]
+
+
+@pytest.mark.parametrize("config", [JUDGING[0], JUDGE, JOINED[0]], **names)
 def test_verdicts_add_to_a_state(library: Library, config: LineSums | JudgeKernel) -> None:
     judged = Trial(config, 50, 20, 2, near=config == JUDGE).judged()
     launch = launch_on(library, "random")
@@ -216,13 +263,15 @@ def _listed(made: Verdicts) -> set[int]:
 
 # ---- under AddressSanitizer ----------------------------------------------------------------------------------------
 
-CHECKED = (*SUMMING[::2], *JUDGING[1::2], JUDGE)
-FULL = next(config for config in SUMMING if config.ahead > 1 and config.rows > 1 and config.team < 8)
+CHECKED = (*SUMMING[::2], *JUDGING[1::2], JUDGE, *JOINED[::2])
 READS = {
     "rows_beyond": (FULL, "smaller(first + i, p - 1)", 0, "(first + i)"),
-    "elements_beyond": (FULL, "whole + lane < q && ", 0, ""),
+    "elements_beyond": (FULL, "if (l >= q) return;", 0, ""),
     "vectors_beyond": (FULL, "j < whole; j += STRIDE", 0, "j < q; j += STRIDE"),
     "vectors_ahead_beyond": (FULL, "j + (AHEAD - 1) * STRIDE < whole", 0, "j < whole"),
+    "rows_of_the_left_beyond": (JOINED[0], "first, p, of_x", 0, "first, of_x ? p : p + TEAMS * ROWS, of_x"),
+    "rows_of_the_product_beyond": (JOINED[0], "first, p, of_x", 0, "first, of_x ? p + TEAMS * ROWS : p, of_x"),
+    "vectors_of_the_left_beyond": (JOINED[0], "walk<true, true>(k,", 0, "walk<true, true>(k + V,"),
 }
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
@@ -239,71 +288,26 @@ def test_every_path_under_address_sanitizer(sanitized: Library, config: LineSums
 
 @pytest.mark.parametrize("name", some(READS, 3))
 def test_reads_beyond_the_matrix_are_caught(sanitized: Library, name: str) -> None:
-    found = first_fault(
-        (Case(FULL, p, q).task() for p, q in cases.shapes(FULL)),
-        lambda task: cases.faults(task, cases.summed(task, launch_on(sanitized, "forward", name))),
-    )
+    launch = launch_on(sanitized, "forward", name)
+    if READS[name][0].joint:
+        judged = (trial.judged() for trial in trials(READS[name][0]))
+        found = first_fault(judged, lambda one: verdict_faults(one, verdicts(one, launch)))
+    else:
+        tasks = (Case(FULL, p, q).task() for p, q in cases.shapes(FULL))
+        found = first_fault(tasks, lambda task: cases.faults(task, cases.summed(task, launch)))
     assert re.search(r"(?s)heap-buffer-overflow.*READ of size", found)
 
 
 # ---- planted faults ------------------------------------------------------------------------------------------------
 
 
-TEAM = next(config for config in SUMMING if config.team > 2 and config.given and config.words and config.width > 4)
-ALONE = replace(SUMMING[0], words=True, rows=4)
-NARROW = next(config for config in SUMMING if config.dtype == "float16" and config.words)
 COPY = next(config for config in JUDGING if config.out and config.team > 1)
 PLAIN = next(config for config in JUDGING if not config.out)
+JOINT = JOINED[0]  # whose blocks have two teams of two warps for rows of L
 STORED = next(config for config in JUDGING if config.dtype == "float16")  # whose bound is not NaN where it is infinite
-RACE, WRONG, OVERRUN = "race: |uninitialised shared", "are wrong", "global memory overrun"
-FLAGS, LISTED, CLOSEST, COUNTED = "word 0 of the state", "listed", "the closest", "counted"
-# name: (kernel, what is replaced, which occurrence, by what, what is then said)
+LISTED, CLOSEST, COUNTED = "listed", "the closest", "counted"
 PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
-    "no_barrier_of_a_team": (TEAM, "__syncthreads();", 1, "", RACE),
-    "a_member_twice": (TEAM, "y_parts[(warp + member)", 0, "y_parts[(warp + member - 1)", "y are wrong"),
-    "squares_of_members": (TEAM, "z_parts[(warp + member)", 0, "z_parts[(warp + 1)", "z are wrong"),
-    "words_of_members": (TEAM, "word_parts[(warp + member)", 0, "word_parts[(warp + 1)", "words are wrong"),
-    "every_warp_stores": (
-        TEAM,
-        "place < ROWS && warp % TEAM == 0 && row",
-        0,
-        "place < ROWS && row",
-        f"{WRONG}|{FLAGS}",
-    ),
-    "every_lane_adds": (TEAM, "if (place < ROWS) {", 0, "if (true) {", f"{RACE}|{WRONG}|overrun"),
-    "rows_beyond_are_stored": (ALONE, "warp % TEAM == 0 && row < p", 0, "warp % TEAM == 0", f"{OVERRUN}|between two"),
-    "a_row_in_two_places": (ALONE, "product * out_step + line] = OUT(y)", 0, "line] = OUT(y)", WRONG),
-    "rows_of_the_neighbour": (ALONE, "smaller(first + i, p - 1)", 0, "smaller(first + i + 1, p - 1)", WRONG),
-    "the_first_matrix_only": (ALONE, "X + product * step", 0, "X", WRONG),
-    "the_first_weights_only": (ALONE, "weights + product * w_step", 0, "weights", WRONG),
-    "weights_of_y_for_squares": (TEAM, "z += x * x * w2", 0, "z += x * x * w", "z are wrong"),
-    "squares_of_weights_given": (TEAM, "squares + product * w_step", 0, "weights + product * w_step", "z are wrong"),
-    "not_squared": (ALONE, "z += term * term;", 0, "z += x * term;", "z are wrong"),
-    "vectors_beyond_the_row": (FULL, "j < whole; j += STRIDE", 0, "j < q; j += STRIDE", f"{WRONG}|{OVERRUN}"),
-    "vectors_ahead_beyond": (FULL, "j + (AHEAD - 1) * STRIDE < whole", 0, "j < whole", f"{WRONG}|{OVERRUN}"),
-    "last_vectors_forgotten": (FULL, "j < whole; j += STRIDE", 0, "false; j += STRIDE", WRONG),
-    "the_first_vectors_only": (FULL, "take(x[a], j + a * STRIDE);", 0, "take(x[0], j + a * STRIDE);", WRONG),
-    "weights_of_the_first_vectors": (FULL, "take(x[a], j + a * STRIDE);", 0, "take(x[a], j);", WRONG),
-    "the_rest_forgotten": (ALONE, "whole + lane < q && ", 0, "false && ", WRONG),
-    "the_rest_beyond_the_row": (TEAM, "whole + lane < q && ", 0, "", f"{WRONG}|{OVERRUN}"),
-    "the_rest_by_every_warp": (TEAM, "< q && warp % TEAM == 0", 0, "< q", WRONG),
-    "the_rest_of_the_first_row": (ALONE, "at[i][whole + lane]", 0, "at[0][whole + lane]", WRONG),
-    "weights_of_the_rest": (TEAM, "right = w[whole + lane]", 0, "right = w[lane]", "y are wrong"),
-    "square_weights_of_the_rest": (TEAM, "w2[whole + lane]", 0, "w2[lane]", "z are wrong"),
-    "words_of_the_rest": (ALONE, "words[i] += pattern(element);", 0, "", "words are wrong"),
-    "words_differ": (ALONE, "words += pattern(x.x[e]);", 0, "words ^= pattern(x.x[e]);", "words are wrong"),
-    "words_of_narrow_elements": (NARROW, "words += sum;", 0, "words = sum;", "words are wrong"),
-    "outstanding_below": (ALONE, "double(z) > outstanding", 0, "double(z) < outstanding", FLAGS),
-    "outstanding_unseen": (ALONE, "+ 1, 1u)", 0, "+ 1, 0u)", FLAGS),
-    "expected_of_the_first": (ALONE, "expected[product * out_step + line]", 0, "expected[line]", FLAGS),
-    "the_other_flag": (ALONE, "+ 1, 2u)", 0, "+ 1, 1u)", FLAGS),
-    "half_of_the_state": (ALONE, "threadIdx.x < 32) state", 0, "threadIdx.x < 16) state", "were not wiped"),
-    "sizes_of_the_first_product": (ALONE, "sizes + 2 * product", 0, "sizes", "sizes are wrong"),
-    "sizes_of_32_blocks": (ALONE, "b + 32 * i < count;", 0, "i == 0 && b < count;", "sizes are wrong"),
-    "sizes_of_64_blocks": (ALONE, "b += 32 * AT_ONCE", 0, "b += 999", "sizes are wrong"),
-    "sizes_from_the_first_product": (ALONE, "parts + 2 * product * part_count", 0, "parts", "sizes are wrong"),
-    "least_of_a_lane": (ALONE, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "sizes are wrong"),
-    # Verdicts
+    **cases.SUM_FAULTS,
     "no_barrier_of_a_verdict": (PLAIN, "__syncthreads();", 0, "", RACE),
     "infinite_bounds_pass_of_rows": (STORED, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
     "infinite_bounds_pass": (JUDGE, " && bound <= 0x1.fffffffffffffp1023", 0, "", LISTED),
@@ -325,7 +329,7 @@ PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
     "closest_ratio_upside_down": (JUDGE, "ratio_of(residual, bound)", 0, "ratio_of(bound, residual)", CLOSEST),
     "closest_ratio_of_no_bound": (JUDGE, "if (bits >> 52 == 0) return 0;", 0, "", CLOSEST),
     "no_root_of_squares": (JUDGE, "found = root_of(squares)", 0, "found = squares", "bounds are wrong|listed"),
-    "no_root_of_products": (PLAIN, "root_of(p2[line])", 0, "p2[line]", "bounds are wrong|listed"),
+    "no_root_of_products": (PLAIN, "root_of(squares);", 0, "squares;", "bounds are wrong|listed"),
     "no_root_of_what_is_added": (PLAIN, "root_of(added2[line])", 0, "added2[line]", "bounds are wrong|listed"),
     "roots_of_other_digits": (JUDGE, "Bits(2 * half)", 0, "Bits(2 * half + 1)", "bounds are wrong"),
     "roots_of_six_digits": (JUDGE, "sqrtf(float(m))", 0, "sqrtf(float(m) * 0.9999995f)", "bounds are wrong"),
@@ -336,16 +340,13 @@ PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
     "lines_of_a_lane_counted": (JUDGE, "count += __shfl_xor_sync(~0u, count, bit)", 0, "", COUNTED),
     "lines_beyond_counted": (JUDGE, "keep_closest<T1>(mine,", 0, "keep_closest<T1>(true,", COUNTED),
     "one_verdict_a_block": (PLAIN, "unsigned count = judged;", 0, "unsigned count = threadIdx.x == 0;", COUNTED),
-    "a_verdict_for_no_call": (PLAIN, "state[CALL] = number_of(call);", 0, ";", COUNTED),
-    "guards_of_the_sum_alone": (
-        ALONE,
-        "pattern(sum) ^ (bits << 32 | bits >> 32)",
-        0,
-        "pattern(sum)",
-        "guards are wrong",
-    ),
-    "guards_of_the_first_product": (ALONE, "guards[own]", 0, "guards[line]", "guards are wrong"),
-    "guards_of_no_call": (ALONE, "own, number_of(encoded))", 0, "own, 0)", "guards are wrong"),
+    "a_verdict_for_no_call": (PLAIN, "state[CALL] = e.call;", 0, ";", COUNTED),
+    "the_call_of_the_last_line": (PLAIN, "line == 0 ? number_of(call)", 0, "line ? number_of(call)", COUNTED),
+    "a_call_without_a_number": (JUDGE, "? number_of(call) : 0", 0, "? encoded : 0", COUNTED),
+    "expected_of_a_tally": (PLAIN, "p2[line], line, number_of(encoded)", 0, "p2[line], line, encoded", LISTED),
+    "added_of_a_tally": (PLAIN, "added2[line], line, number_of(encoded)", 0, "added2[line], line, encoded", LISTED),
+    "no_replay_is_judged": (PLAIN, "count_replay(call, VERDICTS_AT);", 0, "", "replays are counted"),
+    "replays_of_all_lines": (JUDGE, "count_replay(call, V", 0, "} { count_replay(call, V", "replays are counted"),
     "lines_of_the_first": (PLAIN, "GIVE_VERDICT(product * p + row", 0, "GIVE_VERDICT(row", "listed|bounds are wrong"),
     "lines_of_the_first_judge": (JUDGE, "line = product * count + i", 0, "line = i", "listed|bounds are wrong"),
     "a_line_beyond": (JUDGE, "mine = i < count;", 0, "mine = i <= count;", f"{OVERRUN}|listed|the closest"),
@@ -359,13 +360,85 @@ PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
         "to + i * ld + l",
         f"{OVERRUN}|misaligned|copy is wrong|between two rows",
     ),
-    "rest_elsewhere": (COPY, "to[i * ldd + whole", 0, "to[i * ld + whole", f"{OVERRUN}|copy is wrong|between two rows"),
+    "rest_elsewhere": (COPY, "to[i * ldd + l]", 0, "to[i * ld + l]", f"{OVERRUN}|copy is wrong|between two rows"),
     "packed_wherever_it_begins": (COPY, "(to) % 8 == 0 && ldd", 0, "(to) % 2 == 0 && ldd", "misaligned"),
     "packed_whatever_the_rows": (COPY, "% 8 == 0 && ldd % 4 == 0", 0, "% 8 == 0", "misaligned"),
     "packed_twice": (COPY, "memcpy(&word, narrow, 8)", 0, "memcpy(&word, narrow + 2, 4)", "copy is wrong"),
     "copied_to_the_first": (COPY, "product * cast_step", 0, "0", "copy is wrong"),
     "copy_truncated": (COPY, "0xfffu + (size >> 13 & 1u)", 0, "0u", "copy is wrong"),
     "copy_of_ties": (COPY, "0xfffu + (size >> 13 & 1u)", 0, "0x1000u", "copy is wrong"),
+    # Rows of L beside those of C
+    "what_is_expected_unfinished": (JOINT, "__syncthreads();", 2, "", RACE),
+    "no_barrier_of_joint_teams": (JOINT, "__syncthreads();", 1, "", RACE),
+    "sums_of_another_team": (JOINT, "left_y[beside], l", 0, "left_y[place], l", LISTED),
+    "squares_of_another_team": (JOINT, "left_z[beside])", 0, "left_z[place])", "bounds are wrong"),
+    "teams_in_one_place": (JOINT, "beside = team * ROWS + place", 0, "beside = place", f"race: |{LISTED}"),
+    "teams_of_all_warps": (JOINT, "team = warp % OF_X / TEAM", 0, "team = warp / TEAM", "uninitialised shared|outside"),
+    "weights_of_the_product": (JOINT, "(k, j, s + product * s_step", 0, "(k, j, w", "y are wrong"),
+    "weights_of_the_left": (JOINT, "(q, j, w, w2", 0, "(q, j, s, w2", LISTED),
+    "square_weights_of_the_product": (JOINT, "s2 + product * s_step, early", 0, "w, early", "z are wrong"),
+    "the_first_weights_of_the_left": (JOINT, "(k, j, s + product * s_step", 0, "(k, j, s", "y are wrong"),
+    "the_first_square_weights_of_the_left": (JOINT, "s2 + product * s_step, early", 0, "s2, early", "z are wrong"),
+    "columns_of_the_product": (JOINT, "(k, j, s", 0, "(q, j, s", "y are wrong"),
+    "columns_of_the_left": (JOINT, "walk<GIVEN, WORDS>(q,", 0, "walk<GIVEN, WORDS>(k,", LISTED),
+    "rows_as_far_as_the_products": (JOINT, "of_x ? ld : l_ld", 0, "ld", f"y {WRONG}|misaligned"),
+    "rows_as_far_as_the_lefts": (JOINT, "of_x ? ld : l_ld", 0, "l_ld", f"{LISTED}|misaligned"),
+    "the_first_left_only": (JOINT, "L + product * l_step", 0, "L", "y are wrong"),
+    "the_first_product_only": (JOINT, "X + product * step", 0, "X", LISTED),
+    "squares_of_the_left_not_given": (JOINT, "walk<true, true>", 0, "walk<false, true>", "z are wrong"),
+    "words_of_the_left_left_out": (JOINT, "walk<true, true>", 0, "walk<true, false>", "words are wrong"),
+    "the_rest_of_the_left_forgotten": (
+        JOINT,
+        "if (!of_x) rows.take_rest",
+        0,
+        "if (false) rows.take_rest",
+        "y are wrong",
+    ),
+    "the_rest_of_the_products_columns": (JOINT, "take_rest<true>(k,", 0, "take_rest<true>(q,", "y are wrong"),
+    "the_rest_by_other_weights": (
+        JOINT,
+        "take_rest<true>(k, s + product * s_step",
+        0,
+        "take_rest<true>(k, w",
+        "y are wrong",
+    ),
+    "square_weights_of_the_rest_not_given": (JOINT, "take_rest<true>(k", 0, "take_rest<false>(k", "z are wrong"),
+    "words_of_a_lane": (
+        JOINT,
+        "WORDS || JOINT ? over_warp<ROWS>(rows.words) : 0",
+        0,
+        "rows.words[0]",
+        "words are wrong",
+    ),
+    "words_of_the_left_warp": (JOINT, "(WORDS || JOINT) word_sum +=", 0, "(WORDS) word_sum +=", "words are wrong"),
+    "left_lines_of_the_first": (JOINT, "own = product * p + row", 0, "own = row", "y are wrong"),
+    "sums_not_stored": (JOINT, "t_out[own] = y_sum", 0, "y_sum", "y are wrong"),
+    "squares_not_stored": (JOINT, "p2_out[own] = double(z_sum)", 0, "double(z_sum)", "z are wrong"),
+    "words_not_stored": (JOINT, "words_out[own] = word_sum;", 0, "", "words are wrong"),
+    "guards_not_stored": (JOINT, "guards_out[own] = guard", 0, "guard", "guards are wrong"),
+    "guards_of_another_call": (
+        JOINT,
+        "double(z_sum), own, number)",
+        0,
+        "double(z_sum), own, call)",
+        "guards are wrong",
+    ),
+    "guards_of_the_left_of_a_tally": (
+        JOINT,
+        "Bits number = number_of(encoded);",
+        0,
+        "Bits number = encoded;",
+        "guards are wrong",
+    ),
+    "guards_of_rows": (JOINT, "double(z_sum), own, number)", 0, "double(z_sum), row, number)", "guards are wrong"),
+    "both_halves_store": (JOINT, "if (mine && !of_x) {", 0, "if (mine) {", f"race: |{WRONG}"),
+    "both_halves_judge": (JOINT, "judged = mine && of_x", 0, "judged = mine", COUNTED),
+    "the_other_half_judges": (JOINT, "judged = mine && of_x", 0, "judged = mine && !of_x", LISTED),
+    "the_products_not_expected": (JOINT, "if (mine && of_x) expect_products", 0, "if (false) expect_products", LISTED),
+    "alpha_left_out": (JOINT, "expect_products(known, alpha", 0, "expect_products(known, 1", LISTED),
+    "c0_of_the_first": (JOINT, "JOINT ? ADDED_TO(product * p + row", 0, "JOINT ? ADDED_TO(row", f"{LISTED}|bounds"),
+    "c0_left_out": (JOINT, "if (mine && of_x) known = JOINT", 0, "if (false) known = JOINT", f"{LISTED}|bounds"),
+    "products_in_place_of_c0": (JOINT, "e.sum += alpha * sum;", 0, "e.sum = alpha * sum;", LISTED),
 }
 USED = tuple({plan[0]: 0 for plan in PLANTED.values()})
 faulty = library_of(lambda: [*with_faults(PLANTED), *texts(USED)])
@@ -379,7 +452,7 @@ def what_is_found(library: Library, config: LineSums | JudgeKernel, order: str, 
         judged = lambda task: cases.flag_faults(task, launch)  # noqa: E731
     else:
         problems = (trial.judged() for trial in trials(config))
-        judged = lambda trial: verdict_faults(trial, verdicts(trial, launch))  # noqa: E731
+        judged = lambda trial: replay_faults(trial, launch)  # noqa: E731
     return first_complaint(problems, judged)
 
 

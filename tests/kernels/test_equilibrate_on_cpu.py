@@ -38,13 +38,13 @@ library = library_of(lambda: texts((*EQUILIBRATING, WIPE)))
 SMALL, TURNED, BRAIN = EQUILIBRATING[2], EQUILIBRATING[1], EQUILIBRATING[7]
 CHECKED = EQUILIBRATING[::3]
 READS = {
-    "columns_beyond": (SMALL, "below > 0 ? beyond : 0", 0, "below > 0 ? V : 0"),
-    "turned_columns_beyond": (TURNED, "beyond > 0 ? below : 0", 0, "below"),
+    "columns_beyond": (SMALL, "below > 0 ? aside : 0", 0, "below > 0 ? V : 0"),
+    "turned_columns_beyond": (TURNED, "aside > 0 ? below : 0", 0, "below"),
     "rows_beyond": (SMALL, "smaller(length, k - row)", 0, "length"),
     "all_is_there": (SMALL, "rows == RUN && first + COLUMNS <= n", 0, "true"),
     "turned_rows_beyond": (TURNED, "smaller(length, k - row)", 0, "length"),
     "all_columns_are_there": (TURNED, "RUN && first + COLUMNS <= n", 0, "RUN"),
-    "turned_columns_beyond_the_next": (TURNED, " - right(i);", 0, ";"),
+    "turned_columns_beyond_the_next": (TURNED, "beyond - right(i, half)", 0, "beyond"),
 }
 sanitized = library_of(lambda: [*texts(CHECKED), *with_faults(READS)], sanitize=True)
 
@@ -126,7 +126,7 @@ def test_a_product_begins_with_a_wiped_state_and_a_replay_is_counted(
 
 
 def what_begins(kernel: Equilibrate | WipeKernel, launch: Launch) -> list[str]:
-    """What is wrong with the state behind a product's first kernel; that of weights has two matrices and more blocks."""
+    """What is wrong with the state behind the first kernel of a product; that of weights has four blocks."""
     if isinstance(kernel, WipeKernel):
         return begin_faults(lambda encoded: wiped(launch, encoded))
     task = Columns(kernel, 5, 2 * kernel.columns, 2).matrices()
@@ -229,18 +229,24 @@ PLANTED: dict[str, tuple[Equilibrate | WipeKernel, str, int, str, str]] = {
     "all_rows_are_there": (SMALL, "rows == RUN && first", 0, "first", WRONG),
     "counts_of_the_other_order": (
         SMALL,
-        "TURNED ? (beyond > 0 ? below : 0) : (below > 0 ? beyond : 0)",
+        "TURNED ? (aside > 0 ? below : 0) : (below > 0 ? aside : 0)",
         0,
-        "TURNED ? (below > 0 ? beyond : 0) : (beyond > 0 ? below : 0)",
+        "TURNED ? (below > 0 ? aside : 0) : (aside > 0 ? below : 0)",
         WRONG,
     ),
-    "counts_of_the_other_order_turned": (TURNED, "beyond > 0 ? below : 0", 0, "below > 0 ? beyond : 0", WRONG),
-    "rows_below_again": (TURNED, "rows - down(i)", 0, "rows", WRONG),
-    "down_to_the_right": (TURNED, "i % (RUN / V) * V : i", 0, "i / (RUN / V) * V : i", WRONG),
-    "right_and_down": (TURNED, "i / (RUN / V) * 32 : 0", 0, "i % (RUN / V) * 32 : 0", f"{WRONG}|outside of an array"),
-    "sums_of_the_first_columns": (TURNED, "sum[TURNED ? right(i) / 32", 0, "sum[TURNED ? 0", WRONG),
+    "counts_of_the_other_order_turned": (TURNED, "aside > 0 ? below : 0", 0, "below > 0 ? aside : 0", WRONG),
+    "rows_below_again": (TURNED, "rows - down(i, half)", 0, "rows", WRONG),
+    "down_to_the_right": (TURNED, "i % (RUN / V) * V : half", 0, "i / (RUN / V) * V : half", WRONG),
+    "right_and_down": (TURNED, "+ i) / (RUN / V) * 32", 0, "+ i) % (RUN / V) * 32", f"{WRONG}|outside of an array"),
+    "rows_of_a_half": (SMALL, ": half * HALF + i; }", 0, ": i; }", WRONG),
+    "columns_of_a_half": (TURNED, "(half * HALF + i) / (RUN", 0, "i / (RUN", WRONG),
+    "the_first_half_only": (TURNED, "half < 2", 0, "half < 1", f"{WRONG}|uninitialised shared"),
+    "the_second_half_only": (SMALL, "if (TURNED || half == 0) sum", 0, "sum", WRONG),
+    "both_halves_together": (TURNED, "if (TURNED || half == 0) sum", 0, "if (half == 0) sum", WRONG),
+    "halves_in_one_place": (TURNED, "(half * SUMS + c) * 32", 0, "c * 32", f"{WRONG}|uninitialised shared"),
+    "sums_of_the_first_columns": (BRAIN, "sum[TURNED ? right(i, 0) / 32", 0, "sum[TURNED ? 0", WRONG),
     "sums_elsewhere": (SMALL, "lane * V + c)] = sum", 0, "c * 32 + lane)] = sum", WRONG),
-    "sums_elsewhere_turned": (TURNED, "c * 32 + lane :", 0, "lane * V + c :", WRONG),
+    "sums_elsewhere_turned": (TURNED, "+ c) * 32 + lane :", 0, "+ c) + lane * V :", WRONG),
     "squares_of_the_first_columns": (SMALL, "w * COLUMNS + threadIdx.x]", 0, "w * COLUMNS + lane]", WRONG),
     "squares_of_float": (BRAIN, "typedef decltype(square_of(A_TYPE())) Square;", 0, "typedef float Square;", WRONG),
     "few_rows_twice": (SMALL, "smaller(length, k - row)", 0, "RUN", f"{WRONG}|{OVERRUN}"),

@@ -195,7 +195,7 @@ def faults(task: Task, sums: Sums) -> list[str]:
 
 def flag_faults(task: Task, library: Library, order: str = "forward", renamed: str = "") -> list[str]:
     """What is wrong with the sums, with the flags that they raise, with the state, and with sizes."""
-    case, rng = task.case, np.random.default_rng(1)
+    case, rng, tally = task.case, np.random.default_rng(1), cases.Tally(cases.ENCODED)
 
     def made(**options: Any) -> Sums:
         return summed(task, library, order, renamed, **options)
@@ -223,7 +223,8 @@ def flag_faults(task: Task, library: Library, order: str = "forward", renamed: s
             found.append(f"word 0 of the state is {int(state[0]):#x}, not {5 | flags << 32:#x}")
         if (state[1:] != SEALED).any():
             found.append("other words of the state were written")
-    made(encoded=cases.Tally(cases.ENCODED).number)
+    made(encoded=tally.number)
+    found += tally.faults()
     if case.config.given:
         return found
     parts = rng.random((case.batch, 137, 2))

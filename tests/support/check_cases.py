@@ -1,5 +1,5 @@
-"""Sums for the kernels that check products (line_sums), and judges of what they made of them; verdicts are in
-`tests.support.verdict_cases`, weights in `tests.support.equilibrate_cases`.
+"""Sums for the kernels that check products (line_sums), judges of what they made of them, and faults planted into them;
+verdicts are in `tests.support.verdict_cases`, weights in `tests.support.equilibrate_cases`.
 
 Nothing here runs a kernel: a `Launch` is handed in, which takes the kernel's name, the grid, the threads of a block and
 the arguments.
@@ -21,7 +21,7 @@ lies beyond a matrix is guarded by tests/support/cuda_on_cpu.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,8 +148,8 @@ class Tally:
     process: under AddressSanitizer kernels run in another one, and do not reach it."""
 
     def __init__(self, replay: int) -> None:
-        self.words = np.full(8, SEALED, np.uint64)
-        self.words[:3] = replay, 7, 7
+        self._before = np.array([replay, 7, 7, *[SEALED] * 5], np.uint64)
+        self.words = self._before.copy()
 
     @property
     def number(self) -> int:
@@ -158,8 +158,7 @@ class Tally:
 
     def faults(self, *counted: int) -> list[str]:
         """What is wrong with it, where these words have each counted one replay."""
-        wanted = self.words.copy()
-        wanted[1:], wanted[1:3] = SEALED, 7
+        wanted = self._before.copy()
         wanted[list(counted)] += np.uint64(1)
         return [] if np.array_equal(self.words, wanted) else [f"replays are counted as {self.words[1:3].tolist()}"]
 
@@ -243,12 +242,13 @@ def summed(
     task: Task,
     launch: Launch,
     *,
-    fresh: bool = False,
+    written: bool = False,
     outstanding: float = np.inf,
     expected: np.ndarray | None = None,
     state: np.ndarray | None = None,
     parts: np.ndarray | None = None,
     guards: np.ndarray | None = None,
+    encoded: int = ENCODED,
 ) -> Sums:
     """Launch; AssertionError where something is written that should stay. `parts`: (batch, count, 2); `guards`: where
     they go."""
@@ -270,9 +270,9 @@ def summed(
         (
             *(p, q, task.X.x, ld, step if batch > 1 else 0, task.w, NULL if task.w2 is None else task.w2),
             *(step_of(task.w), *out, words if config.words else NULL, p + 3),
-            *(float(outstanding), state, int(fresh), NULL if padded is None else padded),
+            *(float(outstanding), state, int(written), NULL if padded is None else padded),
             *((NULL, 0, NULL) if parts is None else (parts, parts.shape[1], sizes)),
-            *(NULL if guards is None else guards, ENCODED),
+            *(NULL if guards is None else guards, encoded),
         ),
     )
     for x, before in zip((*out, words), sealed, strict=True):
@@ -307,11 +307,12 @@ def words_of(x: np.ndarray) -> np.ndarray:
 
 
 def sum_faults(exact: dict[str, tuple[np.ndarray, np.ndarray]], sums: dict[str, np.ndarray]) -> list[str]:
-    """Which sums are further from their exact values than the bound beside these allows."""
+    """Which sums are further from their exact values than the bound beside these allows, or another infinity or NaN."""
     found = []
     for name, (value, bound) in exact.items():
         with np.errstate(all="ignore"):
             ok = abs(sums[name].astype(np.longdouble) - value) <= bound
+            ok |= ~np.isfinite(value) & ((sums[name] == value) | (np.isnan(sums[name]) & np.isnan(value)))
         if not ok.all():
             at = tuple(int(i) for i in np.argwhere(~ok)[0])
             found.append(f"{(~ok).sum()} of {name} are wrong, the first {at}: {sums[name][at]}, not {value[at]}")
@@ -336,6 +337,8 @@ def flag_faults(task: Task, launch: Launch) -> list[str]:
     wanted = words_of(task.X.x)
     for what, options, flags in (
         ("nothing", {}, 0),
+        ("both flags", {"state": account(5 | 3 << 32)}, 3),
+        ("one flag", {"state": account(5 | 2 << 32), "written": True, "outstanding": below}, 3),
         ("a little more than the largest", {"outstanding": above}, 0),
         ("a little less", {"outstanding": below}, 1),
         *((("expected words", {"expected": wanted}, 0),) if task.config.words else ()),
@@ -344,18 +347,18 @@ def flag_faults(task: Task, launch: Launch) -> list[str]:
             for line, o in (((0, np.inf), (last, below), (last // 2, above)) if task.config.words else ())
         ),
     ):
-        state = summed(task, launch, state=account(5), **options).state
+        state = summed(task, launch, **{"state": account(5), **options}).state
         if state[0] != 5 | flags << 32:
             found.append(f"with {what} given, word 0 of the state is {int(state[0]):#x}, not {5 | flags << 32:#x}")
         if state[[1, CALL_WORD, JUDGED_WORD]].any() or (state[2:CALL_WORD] != SEALED).any():
             found.append("other words of the state were written")
-    guards = np.zeros(sums.y.shape, np.uint64)
-    sums = summed(task, launch, guards=guards)
-    if not np.array_equal(guards, guards_of(sums.y, sums.z, ENCODED)):
-        found.append("guards are wrong")
-    wiped = summed(task, launch, fresh=True, state=np.full(STATE, SEALED, np.uint64)).state
-    if wiped.any():
-        found.append(f"{np.count_nonzero(wiped)} words of the state were not wiped")
+    tally = Tally(ENCODED)
+    for encoded in (ENCODED, tally.number):
+        guards = np.zeros(sums.y.shape, np.uint64)
+        sums = summed(task, launch, guards=guards, encoded=encoded)
+        if not np.array_equal(guards, guards_of(sums.y, sums.z, ENCODED)):
+            found.append("guards are wrong")
+    found += tally.faults()
     if task.config.given:
         return found
     count = 1 + 7 * task.X.x.shape[1] % 70 + 128 * (task.X.x.shape[1] % 2)
@@ -370,3 +373,84 @@ def _changed(words: np.ndarray, line: int) -> np.ndarray:
     out = words.copy()
     out.ravel()[line] ^= np.uint64(1)
     return out
+
+
+# ---- faults planted into the kernel --------------------------------------------------------------------------------
+
+FULL = next(config for config in SUMMING if config.ahead > 1 and config.rows > 1 and config.team < 8)
+TEAM = next(config for config in SUMMING if config.team > 2 and config.given and config.words and config.width > 4)
+ALONE = replace(SUMMING[0], words=True, rows=4)
+NARROW = next(config for config in SUMMING if config.dtype == "float16" and config.words)
+RACE, WRONG, OVERRUN = "race: |uninitialised shared", "are wrong", "global memory overrun"
+FLAGS = "word 0 of the state"
+# name: (kernel, what is replaced, which occurrence, by what, what is then said)
+SUM_FAULTS: dict[str, tuple[LineSums, str, int, str, str]] = {
+    "no_barrier_of_a_team": (TEAM, "__syncthreads();", 1, "", RACE),
+    "a_member_twice": (TEAM, "y_parts[(warp + member)", 0, "y_parts[(warp + member - 1)", "y are wrong"),
+    "squares_of_members": (TEAM, "z_parts[(warp + member)", 0, "z_parts[(warp + 1)", "z are wrong"),
+    "words_of_members": (TEAM, "word_parts[(warp + member)", 0, "word_parts[(warp + 1)", "words are wrong"),
+    "every_warp_stores": (
+        TEAM,
+        "place < ROWS && warp % TEAM == 0 && row",
+        0,
+        "place < ROWS && row",
+        f"{WRONG}|{FLAGS}",
+    ),
+    "every_lane_adds": (TEAM, "if (place < ROWS) {", 0, "if (true) {", f"{RACE}|{WRONG}|overrun"),
+    "rows_beyond_are_stored": (ALONE, "warp % TEAM == 0 && row < p", 0, "warp % TEAM == 0", f"{OVERRUN}|between two"),
+    "a_row_in_two_places": (ALONE, "product * out_step + line] = OUT(y)", 0, "line] = OUT(y)", WRONG),
+    "rows_of_the_neighbour": (ALONE, "smaller(first + i, p - 1)", 0, "smaller(first + i + 1, p - 1)", WRONG),
+    "the_first_matrix_only": (ALONE, "X + product * step", 1, "X", WRONG),
+    "the_first_weights_only": (ALONE, "weights + product * w_step", 0, "weights", WRONG),
+    "weights_of_y_for_squares": (TEAM, "x * x * w2 :", 0, "x * x * w :", "z are wrong"),
+    "squares_of_weights_given": (TEAM, "squares + product * w_step", 0, "weights + product * w_step", "z are wrong"),
+    "not_squared": (ALONE, ": term * term;", 0, ": x * term;", "z are wrong"),
+    "vectors_beyond_the_row": (FULL, "j < whole; j += STRIDE", 0, "j < q; j += STRIDE", f"{WRONG}|{OVERRUN}"),
+    "vectors_ahead_beyond": (FULL, "j + (AHEAD - 1) * STRIDE < whole", 0, "j < whole", f"{WRONG}|{OVERRUN}"),
+    "last_vectors_forgotten": (FULL, "j < whole; j += STRIDE", 0, "false; j += STRIDE", WRONG),
+    "the_first_vectors_only": (FULL, "(x[a], j + a * STRIDE, w", 0, "(x[0], j + a * STRIDE, w", WRONG),
+    "weights_of_the_first_vectors": (FULL, "(x[a], j + a * STRIDE, w", 0, "(x[a], j, w", WRONG),
+    "the_rest_forgotten": (ALONE, "if (l >= q) return;", 0, "return;", WRONG),
+    "the_rest_beyond_the_row": (TEAM, "if (l >= q) return;", 0, "", f"{WRONG}|{OVERRUN}"),
+    "the_rest_by_every_warp": (TEAM, "if (warp % TEAM == 0) {", 0, "{", WRONG),
+    "the_rest_of_the_first_row": (ALONE, "at[i][l]", 0, "at[0][l]", WRONG),
+    "weights_of_the_rest": (TEAM, "right = w[l]", 0, "right = w[threadIdx.x % 32]", "y are wrong"),
+    "square_weights_of_the_rest": (TEAM, "w2[l]", 0, "w2[threadIdx.x % 32]", "z are wrong"),
+    "words_of_the_rest": (ALONE, "words[i] += pattern(element);", 0, "", "words are wrong"),
+    "words_differ": (ALONE, "words += pattern(x.x[e]);", 0, "words ^= pattern(x.x[e]);", "words are wrong"),
+    "words_of_narrow_elements": (NARROW, "words += sum;", 0, "words = sum;", "words are wrong"),
+    "outstanding_below": (ALONE, "double(z) > outstanding", 0, "double(z) < outstanding", FLAGS),
+    "outstanding_unseen": (ALONE, "+ 1, 1u)", 0, "+ 1, 0u)", FLAGS),
+    "expected_of_the_first": (ALONE, "expected[product * out_step + line]", 0, "expected[line]", FLAGS),
+    "the_other_flag": (ALONE, "+ 1, 2u)", 0, "+ 1, 1u)", FLAGS),
+    "the_state_is_wiped": (ALONE, "if (!GIVEN && parts", 0, "state[0] = 0; if (!GIVEN && parts", FLAGS),
+    "a_word_is_wiped": (
+        ALONE,
+        "if (!GIVEN && parts",
+        0,
+        "state[9] = 0; if (!GIVEN && parts",
+        "other words of the state",
+    ),
+    "flags_are_replaced": (
+        ALONE,
+        "atomicOr(reinterpret_cast<unsigned*>(state) + 1, 1u)",
+        0,
+        "reinterpret_cast<unsigned*>(state)[1] = 1u",
+        FLAGS,
+    ),
+    "guards_of_the_sum_alone": (
+        ALONE,
+        "pattern(sum) ^ (bits << 32 | bits >> 32)",
+        0,
+        "pattern(sum)",
+        "guards are wrong",
+    ),
+    "guards_of_the_first_product": (ALONE, "guards[own]", 0, "guards[line]", "guards are wrong"),
+    "guards_of_no_call": (ALONE, "OUT(z)), own, number)", 0, "OUT(z)), own, 0)", "guards are wrong"),
+    "guards_of_a_tally": (ALONE, "guards ? number_of(encoded) : 0", 0, "guards ? encoded : 0", "guards are wrong"),
+    "sizes_of_the_first_product": (ALONE, "sizes + 2 * product", 0, "sizes", "sizes are wrong"),
+    "sizes_of_32_blocks": (ALONE, "b + 32 * i < count;", 0, "i == 0 && b < count;", "sizes are wrong"),
+    "sizes_of_64_blocks": (ALONE, "b += 32 * AT_ONCE", 0, "b += 999", "sizes are wrong"),
+    "sizes_from_the_first_product": (ALONE, "parts + 2 * product * part_count", 0, "parts", "sizes are wrong"),
+    "least_of_a_lane": (ALONE, "least = fmin(least, __shfl", 0, "least = fmax(least, __shfl", "sizes are wrong"),
+}

@@ -1,5 +1,5 @@
-"""Matrices for the kernel that gives columns their weights (equilibrate), and the judge of these; what it does beside for
-the product that it begins, as another one (wipe) does alone.
+"""Matrices for the kernel that gives columns their weights (equilibrate), and the judge of these; what it does for the
+product that it begins, as another one (wipe) does alone.
 
 Columns may differ by all that their type holds, and be zero or hold NaN or Inf; where there are many rows, those that
 the kernel looks at are found out by elements so large that a weight tells of them.
@@ -226,7 +226,7 @@ def sample_faults(config: Equilibrate, k: int, launch: Launch) -> list[str]:
 def wiped(launch: Launch, encoded: int) -> np.ndarray:
     """The state behind the kernel that wipes it for a call of this number."""
     state = np.full(STATE, SEALED, np.uint64)
-    launch(WIPE.name, (1,), STATE, (state, encoded))
+    launch(WIPE.name, (1,), STATE, (state, encoded, 6000))
     return state
 
 

@@ -3,19 +3,20 @@
 The bounds are those of abft_tsm2/checksum/bounds.py. Residuals are planted at a known part of the bound,
 negative ones too, and between them lines that are zero or hold NaN or Inf, whose bound is not finite, or whose norm is
 above the largest. `judge` takes sums as they are given, and so residuals one part in 10^6 off the bound: square roots
-of a kernel and its ratios have seven digits (ROOT, RATIO).
+of a kernel and its ratios have seven digits (ROOT, RATIO). A joint kernel sums rows of L, which are made for what is
+expected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2.checksum import bounds
-from abft_tsm2.checksum.device.kernels import JudgeKernel, LineSums
+from abft_tsm2.checksum.device.kernels import JudgeKernel, LineSums, sums_of
 from abft_tsm2.core.problem import SIZES
 from tests.support.both_cases import TYPES
 from tests.support.check_cases import (
@@ -31,7 +32,11 @@ from tests.support.check_cases import (
     WIDTHS,
     Launch,
     Stack,
+    Sums,
+    Task,
     account,
+    exactly,
+    faults,
     guards_of,
     laid_out,
     step_of,
@@ -54,7 +59,26 @@ def _judging() -> Iterator[LineSums]:
                 i += 1
 
 
-JUDGING = tuple(_judging())
+def _joining() -> Iterator[LineSums]:
+    """Any two of a team's warps, its rows and the vectors ahead meet."""
+    for dtype, width, t1, team, rows, ahead in (
+        *(("float16", 16, 256, 2, 2, 1), ("float16", 2, 128, 1, 4, 2), ("float16", 8, 512, 4, 1, 1)),
+        *(("bfloat16", 16, 256, 1, 2, 1), ("bfloat16", 4, 256, 4, 4, 2)),
+        *(("float32", 16, 128, 2, 1, 2), ("float32", 4, 64, 1, 1, 2)),
+        *(("float64", 16, 256, 4, 2, 2), ("float64", 8, 256, 2, 4, 1)),
+    ):
+        if dtype in TYPES:
+            shape = {"width": width, "t1": t1, "team": team, "rows": rows, "ahead": ahead}
+            yield LineSums(dtype, sums_of(dtype), verdict=True, out="", joint=True, **shape)
+
+
+def apart(config: LineSums) -> tuple[LineSums, LineSums]:
+    """What does the work of a joint kernel in two passes: the sums of L, the verdict on C."""
+    judging = replace(config, joint=False)
+    return replace(judging, verdict=False, given=True, words=True, out="float64"), judging
+
+
+JUDGING, JOINED = tuple(_judging()), tuple(_joining())
 JUDGE = JudgeKernel()
 RATIOS = (0.0, 0.3, -0.8, 1.3, 0.8, -3.0, 1e-3, 50.0, -0.6)  # of a residual to its bound
 NEAR = (1 - 1e-6, 1 + 1e-6, -1 + 1e-6, -1 - 1e-6, 0.5, 1 + 1e-6, 0.0)
@@ -103,6 +127,8 @@ class Judged:
         How far a kernel's ratio may be off, and relatively its norms and bounds.
     copied : int
         Bytes that the addresses of D are multiples of; 0: of 16 that of the first element, and odd distances.
+    left : Task or None
+        What a joint kernel has t and p2 from.
     """
 
     config: LineSums | JudgeKernel
@@ -118,6 +144,7 @@ class Judged:
     slack: np.ndarray
     delta: float
     copied: int = 2
+    left: Task | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +164,7 @@ class Trial:
     underflow: bool = True  # False: the bound of zero is zero
     near: bool = False  # residuals of NEAR
     copied: int = 2  # as in Judged
+    left_columns: int = 1  # of L, for a joint kernel
 
     @property
     def dtype(self) -> str:
@@ -210,6 +238,7 @@ class Trial:
         t = (t / alpha).astype(np.float64)
 
         # What is not finite comes in when the finite part is known.
+        left, longest, left_norm = None, self.q, 0.0
         with np.errstate(all="ignore"):
             C.x[named == "nan in C", self.q - 1] = np.nan
             C.x[named == "inf in C", 0] = -np.inf
@@ -221,6 +250,10 @@ class Trial:
             t[named == "infinite prediction"] = -np.inf
             if added2 is not None:
                 added2[named == "infinite addend"] = np.inf
+            if isinstance(config, LineSums) and config.joint:
+                left, longest = self._left(t, p2, rng), max(self.q, self.left_columns)
+                (t, _), (p2, _) = exactly(left).values()
+                left_norm = abs(alpha) * np.sqrt(((wide(left.X.x) * wide(left.w)[:, None, :]) ** 2).sum(2))
             norm = np.sqrt(squares)
             tau, largest = judged_by(p2, added2, norm)
             expected = alpha * t.astype(np.longdouble)
@@ -229,10 +262,10 @@ class Trial:
                 expected, scale = expected + beta * t0, scale + abs(beta * t0)
             residual = abs(u - expected)
             v, team = (16 // SIZES[self.dtype], config.team) if isinstance(config, LineSums) else (0, 1)
-            depth = self.q // (32 * team) + v + 10 + team if lines else 0
+            depth = longest // (32 * team) + v + 10 + team if lines else 0
             noise = 4 * 2.0**-53 * scale
             if lines:
-                noise = noise + 4 * norm * (
+                noise = noise + 4 * (norm + left_norm) * (
                     UNIT["float64"] * np.sqrt(depth) + (np.sqrt(v) * UNIT["float32"] if acc == "float32" else 0)
                 )
             delta = depth * UNIT[acc] + 1e-14 + ROOT
@@ -244,10 +277,32 @@ class Trial:
             slack = np.where(tau > 0, noise / tau, 0) + (delta + 1.01 * RATIO) * ratio
         if isinstance(config, LineSums) and config.out:
             _ties(C.x, named == "", config.out, rng)
-        terms = Terms(alpha, beta, t, p2, t0, added2, sizes, factors)
+        terms = Terms(alpha, beta, *(x.astype(np.float64) for x in (t, p2)), t0, added2, sizes, factors)
         decided = ~near | zero
         sums = (C if lines else None, w, u, squares)
-        return Judged(config, *sums, terms, tau, ok, decided, ratio, slack, delta, self.copied)
+        return Judged(config, *sums, terms, tau, ok, decided, ratio, slack, delta, self.copied, left)
+
+    def _left(self, t: np.ndarray, p2: np.ndarray, rng: np.random.Generator) -> Task:
+        """L, s and s2 with L s and (L o L) s2 as near to t and p2 as the digits of L allow: every other column makes up
+        t, where squares weigh little, the others what is left of p2. Where t or p2 is not finite, so are these."""
+        assert isinstance(self.config, LineSums)
+        (batch, p), k, config = t.shape, self.left_columns, self.config
+        vectors, second = 1 if self.shared else batch, np.arange(k) % 2 == 1
+        s = rng.choice([-1.0, 1.0], (vectors, k)) * rng.uniform(1, 2, (vectors, k)) * np.where(second, 2.0**-6, 1)
+        s2 = rng.uniform(1, 2, (vectors, k)) * np.where(second | (k == 1), 1, 2.0**-14)
+        s, s2 = (laid_out(x.astype(config.acc)) for x in (s, s2))
+        x = (0.1 + abs(rng.standard_normal((batch, p, k)))) * np.sign(s)[:, None, :]
+        x[:, :, 2:] *= rng.choice([1, 1, 1, 1, -1], (batch, p, k))[:, :, 2:]
+        part, square = x * s[:, None, :], x**2 * s2[:, None, :]
+        of_second = square[:, :, second].sum(2) if k > 1 else np.inf
+        more = np.zeros((batch, p))
+        for _ in range(3):
+            most = (t - more * part[:, :, second].sum(2)) / part[:, :, ~second].sum(2)
+            more = np.sqrt(np.maximum(p2 - most**2 * square[:, :, ~second].sum(2), 0) / of_second)
+        L = Stack.rows(batch, p, k, self.dtype, config.width, self.gap + 1)
+        x = x * np.where(second, more[:, :, None], most[:, :, None])
+        L.x[...] = np.where(abs(x) < (2.0**-50 if config.acc == "float32" else 0), 0, x)  # squares keep their digits
+        return Task(apart(config)[0], L, s, s2)
 
 
 def _ties(X: np.ndarray, plain: np.ndarray, out: str, rng: np.random.Generator) -> None:
@@ -266,12 +321,13 @@ def _ties(X: np.ndarray, plain: np.ndarray, out: str, rng: np.random.Generator) 
 
 
 class Verdicts(NamedTuple):
-    """What a launch made: tau (batch, p), the lines that it lists, and the state."""
+    """What a launch made: tau (batch, p), the lines that it lists, and the state; of L t, p2, words and guards."""
 
     tau: np.ndarray
     lines: np.ndarray
     state: np.ndarray
     D: np.ndarray | None
+    left: tuple[np.ndarray, ...] = ()
 
 
 def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None, guards: tuple[Any, ...] = ()) -> Verdicts:
@@ -281,9 +337,12 @@ def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None, gu
     q = judged.w.shape[1]
     state = account() if state is None else state
     tau, lines = np.full((batch, p), np.nan), np.full(batch * p, 0xFBFBFBFB, np.uint32)
-    sizes = terms.sizes
+    sizes, of_products = terms.sizes, (terms.t, terms.p2)
+    of_sums, *others = guards or terms.guards
+    if judged.left is not None:  # nothing else has them
+        of_products, of_sums = (NULL, NULL), NULL
     arguments: tuple[Any, ...] = (
-        *(terms.alpha, terms.beta, terms.t, terms.p2, *(NULL if x is None else x for x in (terms.t0, terms.added2))),
+        *(terms.alpha, terms.beta, *of_products, *(NULL if x is None else x for x in (terms.t0, terms.added2))),
         *(
             sizes,
             2 if len(sizes) > 1 else 0,
@@ -291,7 +350,7 @@ def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None, gu
             tau,
             lines,
             state,
-            *(guards or terms.guards),
+            *(of_sums, *others),
         ),
     )
     if isinstance(config, JudgeKernel):
@@ -309,14 +368,20 @@ def verdicts(judged: Judged, launch: Launch, state: np.ndarray | None = None, gu
         around = D.around
         cast = (D.x, D.strides[1], D.strides[0] if batch > 1 else 0)
     step, ld, _ = judged.C.strides
+    left: tuple[np.ndarray, ...] = ()
+    beside: tuple[Any, ...] = ()
+    if judged.left is not None:
+        _, L, s, s2 = judged.left
+        left = tuple(np.full((batch, p), value) for value in (np.nan, np.nan, np.uint64(SEALED), np.uint64(SEALED)))
+        beside = (L.x, L.x.shape[2], L.strides[1], L.strides[0] if batch > 1 else 0, s, s2, step_of(s), *left)
     launch(
         config.name,
         (-(-p // config.lines), batch),
         config.t1,
-        (p, q, judged.C.x, ld, step if batch > 1 else 0, judged.w, NULL, step_of(judged.w), *arguments, *cast),
+        (p, q, judged.C.x, ld, step if batch > 1 else 0, judged.w, NULL, step_of(judged.w), *arguments, *cast, *beside),
     )
     assert D is None or D.around == around, "an element between two rows of the copy was written"
-    return Verdicts(tau, lines, state, None if D is None else D.x)
+    return Verdicts(tau, lines, state, None if D is None else D.x, left)
 
 
 def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
@@ -364,6 +429,11 @@ def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
         found.append(f"{unbounded} lines fail without a bound, and others are counted")
     if int(made.state[CALL_WORD]) != CALL or int(made.state[JUDGED_WORD]) != tau.size:
         found.append(f"{made.state[JUDGED_WORD]} lines are counted for call {made.state[CALL_WORD]}")
+    if judged.left is not None:
+        t, p2, words, guards = made.left
+        found += faults(judged.left, Sums(t, p2, words, made.state, judged.terms.sizes))
+        if not np.array_equal(guards, guards_of(t, p2, ENCODED)):
+            found.append("guards are wrong")
     if made.D is not None:
         assert judged.C is not None
         with np.errstate(all="ignore"):
@@ -377,6 +447,7 @@ def verdict_faults(judged: Judged, made: Verdicts) -> list[str]:
 
 def trials(config: LineSums | JudgeKernel) -> Iterator[Trial]:
     """Batches, gaps, alpha and beta in turn."""
+    columns = [1]
     if isinstance(config, JudgeKernel):
         sizes = [(1, 3), (5, 40), (config.t1 - 1, 9), (config.t1 + 1, 20), (600, 8)]
     else:
@@ -384,10 +455,13 @@ def trials(config: LineSums | JudgeKernel) -> Iterator[Trial]:
         stride = 32 * config.team * v
         sizes = [(1, 1), (7, v + 1), (2 * lines + 1, stride - 1), (lines, stride + v), (30, config.ahead * stride + 3)]
         sizes += [(41, 2 * v + 1)]
+        columns = [1, stride + v, 2 * v + 1, config.ahead * stride + 3, v - 1 or 3, stride - 1, 1, 2 * v]
+        sizes += [(13, 5), (5, 1)] if config.joint else []
     for i, (p, q) in enumerate(sizes):
         alpha, beta = ((1.0, 0.0), (-0.5, 0.0), (2.0, -1.5), (1.0, 0.75), (-3.0, 2.0), (1.0, 1.0))[i % 6]
         yield Trial(
             *(config, p, q, (2, 1, 3)[i % 3], (0, 2, 1)[i % 3], i % 4 == 3, alpha, beta),
+            left_columns=columns[i % len(columns)],
             tf32=i % 2 == 1,
             near=isinstance(config, JudgeKernel) and i % 2 == 1,
             underflow=i % 5 != 4,

@@ -136,7 +136,8 @@ class Equilibrate:
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
         flags = {"T1": self.t1, "TURNED": int(self.turned), "LEAVES_FIRST": 0}
-        return {**_types(self.dtype, self.width), **flags}
+        blocks = 1 if self.dtype == "bfloat16" else 2  # whose columns are eight to a thread, and their squares float64
+        return {**_types(self.dtype, self.width), **flags, "BLOCKS": blocks}
 
     @property
     def columns(self) -> int:
