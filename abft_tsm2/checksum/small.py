@@ -136,9 +136,9 @@ class SmallSums:
         """Whether what was encoded has the bits that it was made with."""
         return self._left.tobytes() == self._left_bits and self._right.tobytes() == self._right_bits
 
-    def clean(self, C: Array, L: Array, R: Array) -> Check | None:
-        """The check of a product that is clean, as `judge` finds it; None where a line may be wrong or what was encoded
-        was hit."""
+    def clean(self, C: Array, L: Array, R: Array, *, told: bool) -> tuple[Check, ...] | None:
+        """The check of a product that is clean, as `judge` finds it, or nothing, where it is not `told`; None where a
+        line may be wrong or what was encoded was hit."""
         V, V2, _, _, t, products2 = self._now
         u = self._u
         X = C if self._wide else copied(C, _DOUBLE)
@@ -146,7 +146,7 @@ class SmallSums:
         if self._a.u_out and self._m > MANY:
             verdict = judge(self.lines(L, R, C), self.predicted(), u[:, None])
             check = verdict.check if np.count_nonzero(verdict.ok) == self._m else None
-            return check if self._intact() else None
+            return (check,) if check is not None and self._intact() else None
         np.subtract(u, t, u)
         residual = np.absolute(u, u)
         if self._wide:
@@ -162,16 +162,20 @@ class SmallSums:
         tau = factors.of_lines(products, underflow)
         fine = np.less_equal(residual, tau, self._ok)
         fine &= np.isfinite(tau, self._finite)
-        sizes, smallest = (residual, products, None), np.minimum.reduce(weights)
+        sizes = residual, products, None
         if self._a.u_out:
+            smallest = np.minimum.reduce(weights)
             stored = np.sqrt(np.multiply(X, X, X).dot(V2))
             known: Any = {"underflow": underflow, "more": more, "smallest": smallest}
             check = rounded_check(self._side, self._a, self._k, self._n, stored, residual / tau, fine, sizes, **known)
-            return check if self._intact() else None
+            return (check,) if check is not None and self._intact() else None
         if fine.tobytes() != self._all:
             return None
+        if not told:
+            return () if self._intact() else None
+        smallest = np.minimum.reduce(weights)
         check = clean_check(self._side, C, V2[:, None], residual / tau, sizes, underflow, factors, more, smallest)
-        return check if self._intact() else None
+        return (check,) if check is not None and self._intact() else None
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:
         """The side as any other; it cannot be multiplied again."""

@@ -149,7 +149,8 @@ def protected_gemm(
             if form is not None:
                 policy.check_on_error(on_error)
                 C = np.empty(form.shape, form.dtype)
-                found = C, form.product(a, b, C, lambda: problem(C), write=write)
+                told = return_report or policy.observed()
+                found = C, form.product(a, b, C, lambda: problem(C), write=write, told=told)
     elif is_cupy(a.array if isinstance(a, Encoded) else a):
         stream = current_stream()
         if stream.ptr > 1 and stream.is_capturing():  # the default stream cannot be, and must not be asked
@@ -263,7 +264,9 @@ def _run(
     if problem.wide:
         return _rounded_last(problem, operation, on_stage, write=write)
     if on_stage is None and (form := small.form_of(problem)) is not None:
-        return form.product(problem.a, problem.b, problem.c, lambda: problem, write=write)
+        report = form.product(problem.a, problem.b, problem.c, lambda: problem, write=write)
+        assert report is not None
+        return report
     caller = np.geterr()  # holds for the product itself, as it would for a @ b
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         if problem.batch and on_stage is None and stack.serves(problem):

@@ -93,10 +93,12 @@ class SmallForm:
             sides.append(SmallSums("columns" if columns else "rows", lines, dtype, a, balanced(lines[2])))
         return _Memory(sides)
 
-    def product(self, A: Array, B: Array, C: Array, ask: Callable[[], GemmProblem], *, write: bool) -> Report:
-        """Encode, multiply and verify; settle what is not clean. The report.
+    def product(
+        self, A: Array, B: Array, C: Array, ask: Callable[[], GemmProblem], *, write: bool, told: bool = True
+    ) -> Report | None:
+        """Encode, multiply and verify; settle what is not clean. The report, or None of a clean product.
 
-        `ask`: what makes the problem, for what is not clean. `write`: repair what is wrong.
+        `ask`: what makes the problem, for what is not clean. `write`: repair what is wrong. `told`: report clean ones.
         """
         memory = self._memory()
         sides, ignoring = memory.sides, memory.ignoring
@@ -105,14 +107,14 @@ class SmallForm:
         encoded = perf_counter()
         multiply(A, B, C)  # in the caller's error state, as a @ b
         multiplied = perf_counter()
-        checks = ignoring.run(self._clean, sides, A, B, C)
+        checks = ignoring.run(self._clean, sides, A, B, C, told)
         seconds = {"encode": encoded - start, "multiply": multiplied - encoded}
         if checks is None:  # the memory is not used again
             return self._settled(sides, ask(), seconds, write)
         seconds["verify"] = perf_counter() - multiplied
         if len(self._free) < _IDLE:
             self._free.append(memory)
-        return self._report.like(checks=checks, seconds=seconds)
+        return self._report.like(checks=checks, seconds=seconds) if told else None
 
     def _encode(self, sides: list[SmallSums], A: Array, B: Array) -> None:
         for columns, side in zip(self._columns, sides, strict=True):
@@ -121,14 +123,14 @@ class SmallForm:
             else:
                 side.encode(A, B)
 
-    def _clean(self, sides: list[SmallSums], A: Array, B: Array, C: Array) -> tuple[Check, ...] | None:
-        checks = []
+    def _clean(self, sides: list[SmallSums], A: Array, B: Array, C: Array, told: bool) -> tuple[Check, ...] | None:
+        checks: tuple[Check, ...] = ()
         for columns, side in zip(self._columns, sides, strict=True):
-            check = side.clean(C.T, B.T, A.T) if columns else side.clean(C, A, B)
+            check = side.clean(C.T, B.T, A.T, told=told) if columns else side.clean(C, A, B, told=told)
             if check is None:
                 return None
-            checks.append(check)
-        return tuple(checks)
+            checks += check
+        return checks
 
     def _settled(self, sides: list[SmallSums], problem: GemmProblem, seconds: dict[str, float], write: bool) -> Report:
         """The report of a product that may be wrong, by the procedure of any other one from its verdict on."""

@@ -181,12 +181,14 @@ def test_a_fault_is_repaired(
     A, B = pair(n, n, n, dtype=dtype)
     right = protected_gemm(A, B, check=check)
     spoil(monkeypatch, after=lambda C: C.__setitem__((3, 4), 99))
+    untold = protected_gemm(A, B, check=check)  # nobody reads a report
     C, report = protected_gemm(A, B, check=check, return_report=True)
+    assert np.array_equal(bits(untold), bits(C))
     assert report.status is Status.CORRECTED
     assert [(fault.rows, fault.columns) for fault in report.faults] == [((3,), (4,))] * len(report.faults)
     np.testing.assert_allclose(C, right, rtol=1e-2 if dtype.itemsize == 2 else 1e-5)
     assert set(report.seconds) == {"encode", "multiply", "verify", "correct"}
-    assert ended == [False, True]
+    assert ended == [False, True, True]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
@@ -194,10 +196,10 @@ def test_without_its_verdict_a_fault_goes_unnoticed(dtype: Any, monkeypatch: pyt
     A, B = pair(16, 16, 16, dtype=dtype)
     _, honest = protected_gemm(A, B, return_report=True)
     spoil(monkeypatch, after=lambda C: C.__setitem__((3, 4), 99))
-    monkeypatch.setattr(SmallSums, "clean", lambda *_: honest.checks[0])
+    monkeypatch.setattr(SmallSums, "clean", lambda *_, told: honest.checks[:told])
     C, report = protected_gemm(A, B, return_report=True)
     assert report.status is Status.CLEAN
-    assert C[3, 4] == 99
+    assert C[3, 4] == protected_gemm(A, B)[3, 4] == 99
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -265,13 +267,14 @@ def test_what_was_encoded_is_hit(field: str, dtype: Any, monkeypatch: pytest.Mon
     right = protected_gemm(A, B, check="rows")
     hit(monkeypatch, field, 1e30)
     spoil(monkeypatch, after=lambda C: C.__setitem__((3, 4), 99))
+    assert protected_gemm(A, B, check="rows")[3, 4] != 99  # nobody reads the report
     C, report = protected_gemm(A, B, check="rows", return_report=True)
     assert report.status is Status.CORRECTED
     assert (Status.CHECKSUM_FAULT in report.also) == (
         field in ("V", "s", "t", "products")
     )  # of others no verdict is made
     np.testing.assert_allclose(C, right, rtol=1e-2 if dtype.itemsize == 2 else 1e-5)
-    assert ended == [False, True]
+    assert ended == [False, True, True]
 
 
 @pytest.mark.parametrize("field", ["V", "s"])
@@ -301,9 +304,9 @@ def test_without_the_comparison_of_bits_a_bound_that_was_hit_hides_a_fault(monke
     spoil(monkeypatch, after=lambda C: C.__setitem__((3, 4), 99))
     honest = SmallSums.clean
 
-    def trusting(self: SmallSums, C: Any, L: Any, R: Any) -> Any:
+    def trusting(self: SmallSums, C: Any, L: Any, R: Any, *, told: bool) -> Any:
         self._right_bits, self._left_bits = self._right.tobytes(), self._left.tobytes()
-        return honest(self, C, L, R)
+        return honest(self, C, L, R, told=told)
 
     monkeypatch.setattr(SmallSums, "clean", trusting)
     C, report = protected_gemm(A, B, check="rows", return_report=True)
@@ -354,8 +357,8 @@ def test_a_product_within_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     inner: list[Any] = []
 
     def interrupted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            result = call(*arguments)
+        def run(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
             if not depth:
                 depth.append(1)
                 inner.append(protected_gemm(X, Y, return_report=True))
