@@ -143,12 +143,12 @@ def protected_gemm(
     write = on_error is None or on_error == "correct"
     found: tuple[Any, Report | None] | None = None
     if type(a) is type(b) is np.ndarray:
-        plain = c is None and out is None and out_dtype is None and verify is None and precision is None
+        plain = c is None and out_dtype is None and verify is None and precision is None
         if plain and on_stage is None and type(alpha) is type(beta) is float and alpha == 1.0 and beta == 0.0:
             form = small.known(a, b, check)
-            if form is not None:
+            if form is not None and (out is None or form.takes(out, a, b)):
                 policy.check_on_error(on_error)
-                C = np.empty(form.shape, form.dtype)
+                C = np.empty(form.shape, form.dtype) if out is None else out
                 told = return_report or policy.observed()
                 found = C, form.product(a, b, C, lambda: problem(C), write=write, told=told)
     elif is_cupy(a.array if isinstance(a, Encoded) else a):

@@ -80,6 +80,14 @@ class SmallForm:
         self._report = Report.made_of(status=Status.CLEAN, **known)
         self._free: list[_Memory] = []
 
+    def takes(self, out: Any, A: Array, B: Array) -> bool:
+        """Whether a result goes to this array as to a new one."""
+        if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != self.shape:
+            return False
+        flags = out.flags
+        apart = flags.c_contiguous and flags.writeable and flags.aligned
+        return apart and not np.may_share_memory(out, A) and not np.may_share_memory(out, B)
+
     def _memory(self) -> _Memory:
         """Of a product that has ended, or new: no two products have the same, whatever thread or handler begins one."""
         try:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from abft_tsm2 import policy
+from abft_tsm2 import SilentDataCorruptionError, policy, protected_gemm
 from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.core.device import known
+from abft_tsm2.gemm import small
 from abft_tsm2.report import Status
 from benchmarks import (
     bench_calls,
@@ -91,6 +92,22 @@ def test_reports_that_are_not_clean_or_not_there_are_told() -> None:
     silent = Loop(lambda: None, 2, np.zeros((2, 2)), reports=1)
     silent.once(lambda: None)
     assert silent.trouble == "2 reports should say CLEAN; there are none"
+
+
+def test_without_a_monitor_a_call_that_finds_anything_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    (A, B), calls = operands("float64", (40, 30, 50)), list[int]()
+    C = np.empty((40, 50))
+
+    def call() -> None:
+        calls.append(1)
+        protected_gemm(A, B, out=C)
+
+    loop = Loop(call, 3, C, watched=False, reports=1)
+    loop.once(lambda: None)
+    assert (loop.trouble, loop.due, len(calls)) == ("", 1, 4)
+    monkeypatch.setattr(small, "multiply", lambda A, B, C: C.fill(1e4))
+    with pytest.raises(SilentDataCorruptionError):
+        loop.once(lambda: None)
 
 
 @pytest.mark.parametrize("dtype", calls_grid.TYPES)

@@ -1,7 +1,7 @@
 """kernels/repair/repair.cu on the CPU: what it repairs, what it leaves, in every order of execution; and compiled.
 
-Every case meets every order of execution: in one configuration it is run in all of them, in the others in one. A case is
-met by a quarter of the configurations, and in the full run by half of them.
+Every case meets every order of execution: in one configuration it is run in all of them, in the others in one. A
+case is met by a quarter of the configurations, and in the full run by half of them.
 """
 
 from __future__ import annotations
