@@ -3,9 +3,8 @@
 A product is seen line by line as in `abft_tsm2.checksum.sides`: C (m lines of n) = alpha L R + beta C0. Before it,
 `DeviceCheck.encode` takes ``s = R v`` and ``t = L s`` with the squares behind the bounds, and the sums of both
 operands' bits; behind it, `DeviceCheck.verify` takes ``u = C v`` and compares it with t line by line (where a product
-is short it takes t as well: nothing hides a pass over L), and
-`DeviceCheck.repair` lets kernels/repair/repair.cu locate and repair what failed, and write down for the host what it
-found.
+is short it takes t as well: nothing hides a pass over L), and `DeviceCheck.repair` lets kernels/repair/repair.cu locate
+and repair what failed, and write down for the host what it found.
 
 Each is TSM2R with one column of weights and an epilogue, which takes statistics or gives the verdict: of matrices whose
 lines are contiguous kernels/check/tsm2r_rows.cu, of the others tsm2r_columns.cu beside it.
@@ -105,8 +104,7 @@ class DeviceCheck:
         if carried is not None and spec.recheck:
             steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.bit_sums))
         if not spec.joint:
-            into = self._lines(memory, "t", "p2", "left_bit_sums", "guards")
-            steps.append(self._pass("L", memory, right.s, right.squares, into))
+            steps.append(self._pass("L", memory, right.s, right.squares, self._of_left(memory)))
         if spec.C0 is not None:
             into = self._lines(memory, "t0", "added2", "added_bit_sums", "guards0")
             steps.append(self._pass("C0", memory, right.v, 0, into))
@@ -173,6 +171,10 @@ class DeviceCheck:
         """The parts of a workspace that a pass over R fills."""
         right = self.workspace.right(memory)
         return LineSumsArguments(right.s, right.squares, right.bit_sums, self.spec.acc, padded(self.spec.k))
+
+    def _of_left(self, memory: int) -> LineSumsArguments:
+        """The parts of a workspace for the sums of L, whichever kernel takes them."""
+        return self._lines(memory, "t", "p2", "left_bit_sums", "guards")
 
     def _lines(self, memory: int, sums: str, squares: str, bit_sums: str, guards: str = "") -> LineSumsArguments:
         """These parts of a workspace, of all lines."""
@@ -258,7 +260,7 @@ class DeviceCheck:
         counts, weights = (spec.m, spec.n, spec.batch), (right.v, 0, self._v_step)
         wanted, layout = {"acc": spec.acc, "verdict": True, "out": spec.cast}, spec.C
         if spec.joint:
-            into = self._lines(memory, "t", "p2", "left_bit_sums", "guards")
+            into = self._of_left(memory)
             results += ("L", spec.k, spec.L.rs, spec.L.step, right.s, right.squares, self._s_step)
             results += (*into[:3], into.guards)
             wanted["joint"], layout = True, layout._replace(width=min(layout.width, spec.L.width))
