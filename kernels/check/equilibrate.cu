@@ -75,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const int own_row = TURNED ? lane % RUN : 0, own_column = TURNED ? lane / RUN : lane;
   const bool looks = own_row < rows && own_column < n;
   const A_TYPE seen = at[looks ? (row + own_row) * rs + own_column * cs : 0];
+  of_all[threadIdx.x] = looks ? double(square_of(seen)) : 0;
 
 #pragma unroll 1
   for (Index first = Index(blockIdx.x) * COLUMNS; first < n; first += Index(gridDim.x) * COLUMNS) {
@@ -112,7 +113,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
       for (int c = 0; c < SUMS; c++)
         squares[warp * COLUMNS + (TURNED ? (half * SUMS + c) * 32 + lane : lane * V + c)] = sum[c];
     }
-    of_all[threadIdx.x] = looks ? double(square_of(seen)) : 0;
     __syncthreads();
 
     if (warp < V) {

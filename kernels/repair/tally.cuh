@@ -1,4 +1,4 @@
-// What the replays of a product in a graph have found so far, added up on the device: nobody reads the records of each.
+// What the replays of a product in a graph have found so far, added up on the device: the record of each is unobserved.
 //
 // A tally is followed by the records of the last replays, as many as a power of two. Words of it:
 //   NUMBER                         of the replay that runs, or of the next one; its kernels read it by number_of
