@@ -531,8 +531,8 @@ class CallFacts(Protocol):
 
 
 def queued(verdict: PendingReport, on_error: str | None, info: CallFacts | None) -> Deferred | None:
-    """The PENDING report of a verdict, by `CallFacts`; None without these: it is unobserved, and what is found is told when
-    verdicts are swept."""
+    """The PENDING report of a verdict, by `CallFacts`; None without these: it is unobserved, and what is found is
+    told when verdicts are swept."""
     if info is None:
         _remember(_Open(None, verdict))
         return None

@@ -146,13 +146,24 @@ def read_whole(k: int) -> bool:
     return len(_sample(k)) == 1
 
 
-def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
-    """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
+@functools.lru_cache(maxsize=64)
+def sampled_rows(k: int) -> NDArray[np.int64]:
+    """The numbers of these rows, the first ones first."""
+    return np.concatenate([np.arange(rows.start, rows.stop) for rows in _sample(k)])
+
+
+def sampled_squares(R: Array) -> NDArray[Any]:
+    """The sum of squares of the sample of each of R's columns, on the host."""
     first, *others = _sample(R.shape[-2])
     squares = to_host(squares_of_columns(R[..., first, :] if others else R)).astype(np.float64, copy=False)
     for rows in others:
         squares = squares + to_host(squares_of_columns(R[..., rows, :]))
-    return exponents_from(0.5 * np.log2(squares), R)
+    return squares
+
+
+def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
+    """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
+    return exponents_from(0.5 * np.log2(sampled_squares(R)), R)
 
 
 def exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64], Ends]:
@@ -167,7 +178,7 @@ def exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64
     return out, None
 
 
-def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
+def missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Better exponents if a row with an outstanding checksum shows that a column was misjudged, else None.
 
     A row can change a column's norm by ``2**4`` only if it is so much larger than the others that its checksum,
@@ -176,6 +187,9 @@ def _missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDA
     size = np.abs(to_host(sums))
     size = size[:, 0] if size.shape[1] == 1 else np.max(size, axis=1, initial=0.0)
     if size.size == 0 or not (largest := size.max()) < np.inf:  # as NaN is not
+        return None
+    # Where more than half of them are a share of the largest, so is the median, which takes longer.
+    if 2 * np.count_nonzero(_SUSPICIOUS * size >= largest) > size.size + 1:
         return None
     usual = _SUSPICIOUS * middle(size)
     if largest <= usual:
@@ -298,7 +312,7 @@ def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChec
     first = carried(R, from_host(equilibrated(base, exponent, ends), R), partial=partial)
     if whole:  # nothing can be missed in all rows
         return first
-    better = _missed_by_sample(R, first.sums, exponent)
+    better = missed_by_sample(R, first.sums, exponent)
     return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)
 
 

@@ -1,8 +1,9 @@
 """The checksums of one side of a small product on NumPy: in few array calls, and in memory that is kept for the next.
 
 Of small matrices the calls take longer than the arithmetic. The sums here are those of `encoded_right`, `predict` and
-`recompute_checksum`, bit for bit: `ndarray.dot` makes the same call of BLAS as `numpy.matmul` in a third of the time.
-What is encoded of an operand lies in one piece of memory, and one comparison tells whether it was hit.
+`recompute_checksum`, bit for bit: `ndarray.dot` makes the same call of BLAS as `numpy.matmul` in a third of the time;
+where they add float32 in parts, they do it here. What is encoded of an operand lies in one piece of memory, and one
+comparison tells whether it was hit.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.bounds import Arithmetic, bound_factors
 from abft_tsm2.checksum.encode import (
     SQUARED,
+    Ends,
     OperandChecksum,
     equilibrated,
     exponents_from,
+    missed_by_sample,
     ones,
     part_of,
     read_whole,
+    sampled_rows,
+    sampled_squares,
 )
 from abft_tsm2.checksum.sides import Floats, Side
 from abft_tsm2.checksum.verify import MANY, PredictedSums, clean_check, estimate_of, judge, rounded_check
 from abft_tsm2.checksum.weights import Weights
-from abft_tsm2.core.row_sums import copied, small, squares_of, squares_of_columns
+from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums
 from abft_tsm2.report import Check
 
 _TYPES = (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16))
@@ -37,13 +42,17 @@ def serves(L: Array, R: Array, a: Arithmetic) -> bool:
     (m, k), n = L.shape, R.shape[1]
     if type(L) is not np.ndarray or type(R) is not np.ndarray or not L.dtype == R.dtype in _TYPES:
         return False
-    if min(m, k, n) < 2 or not read_whole(k) or k >= a.parts_from or m * n >= SMALL:
+    largest, width = max(m * k, k * n, m * n), L.dtype.itemsize
+    if min(m, k, n) < 2 or largest > LARGEST or (width == 2 and k >= a.parts_from):
+        return False
+    # What is copied or squared stays in the cache of a core.
+    if (part_of(k) * max(m, n) if width == 8 or k >= a.parts_from else largest) >= SERIAL_ELEMENTS:
         return False
     # `dot` copies what is not in one piece.
-    return small(L) and small(R) and all(X.flags.c_contiguous or X.flags.f_contiguous for X in (L, R))
+    return all(X.flags.c_contiguous or X.flags.f_contiguous for X in (L, R))
 
 
-SMALL = 1 << 17  # elements of C: as of what is `small`
+LARGEST = 1 << 20  # elements of a matrix: beyond that, what the calls take is lost in a product
 
 
 class _EncodedPlaces(NamedTuple):
@@ -86,6 +95,8 @@ class SmallSums:
         m, k, n = sizes
         self._side, self._m, self._k, self._n, self._a, self._base = side, m, k, n, a, base
         self._part, self._squared = part_of(k), k * n <= SQUARED
+        self._partial = k >= a.parts_from
+        self._sample = None if read_whole(k) else sampled_rows(k)
         self._half, self._wide = dtype.itemsize == 2, dtype.itemsize == 8
         self._kind = _DOUBLE if self._wide else _SINGLE
         self._sizes, width = (m, k, n, self._part), self._kind.itemsize
@@ -93,7 +104,7 @@ class SmallSums:
         self._left = np.empty(8 * m + width * m, np.uint8)
         self._now = _EncodedPlaces.of(self._right, self._left, self._sizes, self._kind)
         self._right_bits = self._left_bits = b""  # as they were made
-        self._ones = ones(k, self._kind)
+        self._ones = ones(k if self._sample is None else self._sample.size, self._kind)
         self._u, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(n)
         self._ok, self._finite = np.empty(m, np.bool_), np.empty(m, np.bool_)
         self._all = np.ones(m, np.bool_).tobytes()
@@ -102,35 +113,47 @@ class SmallSums:
 
     def encode(self, L: Array, R: Array) -> None:
         """Weights, sums and norms of R, and what they predict for the sums of C."""
-        V, V2, s, part, t, products = self._now
+        _, _, s, _, t, products = self._now
         if self._half:  # exact, and elements of 16 bits are slow
             L, R = L.astype(_SINGLE), R.astype(_SINGLE)
         h = self._part
-        if self._squared:
+        if self._sample is not None and R.flags.c_contiguous:
+            columns = self._ones[h:].dot(squares_at(R, self._sample[h:]))
+            squares = squares_of(R[:h])
+            columns += self._ones[:h].dot(squares)
+        elif self._sample is None and self._squared:
             squares = squares_of(R)
             columns = self._ones.dot(squares)
-            squares = squares[:h]
         else:
-            columns = squares_of_columns(R)
+            columns = sampled_squares(R)
             squares = squares_of(R[:h])
         norms = np.log2(columns, dtype=_DOUBLE)
         norms *= 0.5
         exponent, ends = exponents_from(norms, R)
+        self._carry(R, squares[:h], exponent, ends)
+        if self._sample is not None and (better := missed_by_sample(R, s[:, None], exponent)) is not None:
+            self._carry(R, squares_of(R[:h]), better)
+        self._right_bits = self._right.tobytes()  # before anything follows from them
+        squares_of(L[:, :h] if h < self._k else L).dot(self._now.squares, products)
+        self._add(L, s, t)
+        self._left_bits = self._left.tobytes()
+
+    def _carry(self, R: Array, squares: Array, exponent: Array, ends: Ends = None) -> None:
+        """What R carries with weights of these exponents; `squares` of its first rows."""
+        V, V2, s, part, _, _ = self._now
         V[:] = equilibrated(self._base, exponent, ends)[:, 0]
         np.multiply(V, V, V2)
+        _times(squares, V2 if self._wide else V2.astype(_SINGLE), part)
+        self._add(R, V, s)
+
+    def _add(self, X: Array, v: Array, sums: Array) -> None:
+        """``sums = X v``, as `weighted_sums` takes them."""
         if self._wide:
-            _times(squares, V2, part)
-            R.dot(V, s)
-            self._right_bits = self._right.tobytes()  # before anything follows from them
-            squares_of(L[:, :h] if h < self._k else L).dot(part, products)
-            L.dot(s, t)
+            X.dot(v, sums)
+        elif self._partial:
+            sums[:] = weighted_sums(X, v[:, None], True)[:, 0]
         else:
-            _times(squares, V2.astype(_SINGLE), part)
-            copied(R, _DOUBLE).dot(V, s)
-            self._right_bits = self._right.tobytes()
-            squares_of(L[:, :h] if h < self._k else L).dot(part, products)
-            copied(L, _DOUBLE).dot(s, t)
-        self._left_bits = self._left.tobytes()
+            copied(X, _DOUBLE).dot(v, sums)
 
     def _intact(self) -> bool:
         """Whether what was encoded has the bits that it was made with."""
@@ -141,8 +164,7 @@ class SmallSums:
         line may be wrong or what was encoded was hit."""
         V, V2, _, _, t, products2 = self._now
         u = self._u
-        X = C if self._wide else copied(C, _DOUBLE)
-        X.dot(V, u)
+        self._add(C, V, u)
         if self._a.u_out and self._m > MANY:
             verdict = judge(self.lines(L, R, C), self.predicted(), u[:, None])
             check = verdict.check if np.count_nonzero(verdict.ok) == self._m else None
@@ -165,6 +187,7 @@ class SmallSums:
         sizes = residual, products, None
         if self._a.u_out:
             smallest = np.minimum.reduce(weights)
+            X = copied(C, _DOUBLE)
             stored = np.sqrt(np.multiply(X, X, X).dot(V2))
             known: Any = {"underflow": underflow, "more": more, "smallest": smallest}
             check = rounded_check(self._side, self._a, self._k, self._n, stored, residual / tau, fine, sizes, **known)
@@ -179,14 +202,14 @@ class SmallSums:
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:
         """The side as any other; it cannot be multiplied again."""
-        return Side(self._side, L, R, C, None, 1.0, 0.0, self._a, _alone, self._k, False)
+        return Side(self._side, L, R, C, None, 1.0, 0.0, self._a, _alone, self._k, self._partial)
 
     def predicted(self) -> PredictedSums:
         """What was encoded, in its place, and the copies of it."""
         copies = _EncodedPlaces.of(self._right_bits, self._left_bits, self._sizes, self._kind)
         now, then = ([x[:, None] for x in places] for places in (self._now, copies))
         V, _, s, squares, t, products = now
-        right = OperandChecksum(V, s, squares, (then[0], then[2], then[3]), False)
+        right = OperandChecksum(V, s, squares, (then[0], then[2], then[3]), self._partial)
         return PredictedSums(right, t, products, None, None, (then[4], then[5], None, None))
 
 

@@ -35,7 +35,7 @@ from abft_tsm2.arrays import (
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
 
 BLOCK_BYTES = 1 << 20  # half of a common level-2 cache
-_SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
+SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
 PANEL = 256  # columns whose weighted sum may be taken in float32
 _LARGEST_SINGLE = 2.0**60  # weights up to here keep float32 sums clear of both ends of its range
 _PARTS = 16  # of a pass, taken by whichever core is free
@@ -144,7 +144,7 @@ _memory = threading.local()
 def _kept(X: Array, dtype: Any) -> Array:
     """An array like X in memory that this thread keeps, until the next one."""
     if not hasattr(_memory, "bytes") or _memory.bytes.nbytes < 8 * X.size:
-        _memory.bytes = np.empty(8 * max(X.size, _SERIAL_ELEMENTS), np.uint8)
+        _memory.bytes = np.empty(8 * max(X.size, SERIAL_ELEMENTS), np.uint8)
     shape, size = X.shape, X.size * np.dtype(dtype).itemsize
     if shape[-2] > 1 and abs(X.strides[-2]) < abs(X.strides[-1]):  # as a copy of it would lie
         return _memory.bytes[:size].view(dtype).reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
@@ -154,6 +154,13 @@ def _kept(X: Array, dtype: Any) -> Array:
 def squares_of(X: Array) -> Array:
     """The squares of float64 or float32, for what is done with them at once."""
     return X * X if X.nbytes <= _FRESH else np.multiply(X, X, out=_kept(X, X.dtype))
+
+
+def squares_at(X: Array, rows: np.ndarray[Any, Any]) -> Array:
+    """The squares of these rows, which are contiguous, for what is done with them at once."""
+    squares = _kept(X[: rows.size], X.dtype)
+    np.take(X, rows, axis=0, out=squares, mode="clip")  # else NumPy takes them twice
+    return np.multiply(squares, squares, out=squares)
 
 
 def copied(X: Array, dtype: Any) -> Array:
@@ -168,7 +175,7 @@ def copied(X: Array, dtype: Any) -> Array:
 def small(X: Array) -> bool:
     """Whether a NumPy matrix, or each of a stack, is read by one core and stays in its cache."""
     shape: tuple[int, ...] = X.shape
-    return shape[-2] * shape[-1] < _SERIAL_ELEMENTS
+    return shape[-2] * shape[-1] < SERIAL_ELEMENTS
 
 
 def in_single(X: Array, partial: bool = False) -> Array:
@@ -360,7 +367,7 @@ def _on_all_cores(lines: Array, task: Callable[[int, int], Any]) -> list[Any]:
     parts depend on the size alone, so that sums over them do not depend on the number of cores.
     """
     count = lines.shape[0]
-    parts = min(_PARTS, count) if lines.size >= _SERIAL_ELEMENTS else 1
+    parts = min(_PARTS, count) if lines.size >= SERIAL_ELEMENTS else 1
     cuts = [count * i // max(1, parts) for i in range(parts + 1)] if parts else [0, 0]
     done: list[Any] = [None] * (len(cuts) - 1)
     ticket = itertools.count()

@@ -84,7 +84,7 @@ def test_weights_that_do_not_fit_the_columns_see_little(monkeypatch: Patch) -> N
         return found
 
     assert statuses() == ["CORRECTED"] * 4
-    everywhere(monkeypatch, carry._missed_by_sample, lambda *_: None)
+    everywhere(monkeypatch, carry.missed_by_sample, lambda *_: None)
     assert statuses().count("CLEAN") >= 2
 
 
