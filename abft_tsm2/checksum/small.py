@@ -111,11 +111,23 @@ class SmallSums:
         self._lost = a.underflow(k)
         self._known = bound_factors(a, k, n), estimate_of(k)
 
-    def encode(self, L: Array, R: Array) -> None:
-        """Weights, sums and norms of R, and what they predict for the sums of C."""
-        _, _, s, _, t, products = self._now
+    def encode(self, L: Array, R: Array, carried: OperandChecksum | None = None) -> None:
+        """Weights, sums and norms of R, if it has `carried` none with it, and what they predict for the sums of C."""
+        V, V2, s, part, t, products = self._now
         if self._half:  # exact, and elements of 16 bits are slow
             L, R = L.astype(_SINGLE), R.astype(_SINGLE)
+        if carried is None:
+            self._encode_right(R)
+        else:
+            V[:], s[:], part[:] = carried.weights[:, 0], carried.sums[:, 0], carried.squares[:, 0]
+            np.multiply(V, V, V2)
+        self._right_bits = self._right.tobytes()  # before anything follows from them
+        h = self._part
+        squares_of(L[:, :h] if h < self._k else L).dot(part, products)
+        self._add(L, s, t)
+        self._left_bits = self._left.tobytes()
+
+    def _encode_right(self, R: Array) -> None:
         h = self._part
         if self._sample is not None and R.flags.c_contiguous:
             columns = self._ones[h:].dot(squares_at(R, self._sample[h:]))
@@ -131,12 +143,10 @@ class SmallSums:
         norms *= 0.5
         exponent, ends = exponents_from(norms, R)
         self._carry(R, squares[:h], exponent, ends)
-        if self._sample is not None and (better := missed_by_sample(R, s[:, None], exponent)) is not None:
-            self._carry(R, squares_of(R[:h]), better)
-        self._right_bits = self._right.tobytes()  # before anything follows from them
-        squares_of(L[:, :h] if h < self._k else L).dot(self._now.squares, products)
-        self._add(L, s, t)
-        self._left_bits = self._left.tobytes()
+        if self._sample is not None:
+            better = missed_by_sample(R, self._now.s[:, None], exponent)
+            if better is not None:
+                self._carry(R, squares_of(R[:h]), better)
 
     def _carry(self, R: Array, squares: Array, exponent: Array, ends: Ends = None) -> None:
         """What R carries with weights of these exponents; `squares` of its first rows."""
@@ -204,12 +214,12 @@ class SmallSums:
         """The side as any other; it cannot be multiplied again."""
         return Side(self._side, L, R, C, None, 1.0, 0.0, self._a, _alone, self._k, self._partial)
 
-    def predicted(self) -> PredictedSums:
-        """What was encoded, in its place, and the copies of it."""
+    def predicted(self, carried: OperandChecksum | None = None) -> PredictedSums:
+        """What was encoded, in its place, and the copies of it; of R what it has `carried`, if it has."""
         copies = _EncodedPlaces.of(self._right_bits, self._left_bits, self._sizes, self._kind)
         now, then = ([x[:, None] for x in places] for places in (self._now, copies))
         V, _, s, squares, t, products = now
-        right = OperandChecksum(V, s, squares, (then[0], then[2], then[3]), self._partial)
+        right = carried or OperandChecksum(V, s, squares, (then[0], then[2], then[3]), self._partial)
         return PredictedSums(right, t, products, None, None, (then[4], then[5], None, None))
 
 

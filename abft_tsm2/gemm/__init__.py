@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -263,8 +264,12 @@ def _run(
         return fallback.run(problem, operation, on_stage, write=write, keep=keep)
     if problem.wide:
         return _rounded_last(problem, operation, on_stage, write=write)
+    start = perf_counter()
     if on_stage is None and (form := small.form_of(problem)) is not None:
-        report = form.product(problem.a, problem.b, problem.c, lambda: problem, write=write)
+        left, right = problem.encoded_a, problem.encoded_b
+        carried = None if right is None else right.right, None if left is None else left.left
+        operands = problem.a, problem.b, problem.c, lambda: problem
+        report = form.product(*operands, write=write, carried=carried, start=start)
         assert report is not None
         return report
     caller = np.geterr()  # holds for the product itself, as it would for a @ b

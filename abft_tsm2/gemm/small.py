@@ -1,4 +1,5 @@
-"""One product of small matrices on NumPy: the five steps of `abft_tsm2.gemm.host` in few calls, where all is plain.
+"""One product of small matrices on NumPy: the five steps of `abft_tsm2.gemm.host` in few calls, where all is plain,
+or encoded beforehand.
 
 What is the same for all products of the same shapes, types and strides is found by one look-up: a `SmallForm`, with the
 memory for what is encoded. A product that is not found clean is settled by a `Product`, with what was encoded for it
@@ -10,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import Context
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum import small
+from abft_tsm2.checksum.encode import OperandChecksum
+from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.checksum.small import SmallSums
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.gemm.host import EncodedSide, Product, balanced
@@ -26,6 +29,7 @@ _MOST = 256  # forms that are kept, each with memory of O(m + k + n)
 _IDLE = 8  # sets of that memory: one for each thread that multiplies at the same time
 
 _forms: dict[Any, SmallForm] = {}
+Carried = tuple[OperandChecksum | None, OperandChecksum | None]
 
 
 def known(a: Array, b: Array, check: str) -> SmallForm | None:
@@ -39,22 +43,39 @@ def known(a: Array, b: Array, check: str) -> SmallForm | None:
 
 def form_of(problem: GemmProblem) -> SmallForm | None:
     """The form of a product, which is made for the first of its kind; None where it is not one of small matrices, as
-    they are."""
+    they are, or as they were encoded."""
     p = problem
-    if p.batch or p.exists or p.encoded_a is not None or p.encoded_b is not None or type(p.c) is not np.ndarray:
+    if p.batch or p.exists or type(p.c) is not np.ndarray:
         return None
     if p.c0 is not None or p.alpha != 1.0 or p.wide or p.c.dtype != p.arithmetic.stored.name:
         return None
     if not (small.serves(p.a, p.b, p.arithmetic) and p.c.flags.c_contiguous):
         return None
+    if not (_is_as_encoded(p.encoded_a, "left") and _is_as_encoded(p.encoded_b, "right")):
+        return None
     rounded = p.dtype != p.arithmetic.stored.name  # later, and the report says so
-    key = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check
+    check: Any = p.check if p.encoded_a is p.encoded_b is None else p.sides(_usual(p))
+    key = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, check
     form = _forms.get(key)
     if form is None:
         if len(_forms) >= _MOST:
             _forms.clear()
         form = _forms[key] = SmallForm(p)
     return form
+
+
+def _usual(problem: GemmProblem) -> str:
+    return "rows" if problem.b.shape[1] <= problem.a.shape[0] else "columns"
+
+
+def _is_as_encoded(operand: Encoded | None, side: Literal["left", "right"]) -> bool:
+    """Whether it is what it was when it was encoded, or was not; and what it carries has one vector."""
+    if operand is None:
+        return True
+    carried: OperandChecksum | None = getattr(operand, side)
+    if carried is not None and carried.weights.shape[1] != 1:
+        return False
+    return operand.intact() and not (operand.recheck and operand.changed())
 
 
 class _Memory:
@@ -74,7 +95,7 @@ class SmallForm:
         p = problem
         (m, k), n = p.a.shape, p.b.shape[1]
         self.shape, self.dtype = (m, n), p.c.dtype
-        self._columns = tuple(side == "columns" for side in p.sides("rows" if n <= m else "columns"))
+        self._columns = tuple(side == "columns" for side in p.sides(_usual(p)))
         self._problem = p.a.dtype, p.arithmetic
         known: Any = {"operation": "gemm", "m": m, "k": k, "n": n, "dtype": p.dtype}
         self._report = Report.made_of(status=Status.CLEAN, **known)
@@ -102,34 +123,52 @@ class SmallForm:
         return _Memory(sides)
 
     def product(
-        self, A: Array, B: Array, C: Array, ask: Callable[[], GemmProblem], *, write: bool, told: bool = True
+        self,
+        A: Array,
+        B: Array,
+        C: Array,
+        ask: Callable[[], GemmProblem],
+        *,
+        write: bool,
+        told: bool = True,
+        carried: Carried = (None, None),
+        start: float | None = None,
     ) -> Report | None:
         """Encode, multiply and verify; settle what is not clean. The report, or None of a clean product.
 
-        `ask`: what makes the problem, for what is not clean. `write`: repair what is wrong. `told`: report clean ones.
+        Parameters
+        ----------
+        ask : callable
+            Makes the problem, for what is not clean.
+        write, told : bool
+            Repair what is wrong; report clean products.
+        carried : pair
+            What B carries into a check of rows, and A into one of columns, where it was encoded before.
+        start : float
+            When it was begun, if not now.
         """
         memory = self._memory()
         sides, ignoring = memory.sides, memory.ignoring
-        start = perf_counter()
-        ignoring.run(self._encode, sides, A, B)
+        start = start or perf_counter()
+        ignoring.run(self._encode, sides, A, B, carried)
         encoded = perf_counter()
         multiply(A, B, C)  # in the caller's error state, as a @ b
         multiplied = perf_counter()
         checks = ignoring.run(self._clean, sides, A, B, C, told)
         seconds = {"encode": encoded - start, "multiply": multiplied - encoded}
         if checks is None:  # the memory is not used again
-            return self._settled(sides, ask(), seconds, write)
+            return self._settled(sides, ask(), seconds, write, carried)
         seconds["verify"] = perf_counter() - multiplied
         if len(self._free) < _IDLE:
             self._free.append(memory)
         return self._report.like(checks=checks, seconds=seconds) if told else None
 
-    def _encode(self, sides: list[SmallSums], A: Array, B: Array) -> None:
+    def _encode(self, sides: list[SmallSums], A: Array, B: Array, carried: Carried) -> None:
         for columns, side in zip(self._columns, sides, strict=True):
             if columns:
-                side.encode(B.T, A.T)
+                side.encode(B.T, A.T, carried[1])
             else:
-                side.encode(A, B)
+                side.encode(A, B, carried[0])
 
     def _clean(self, sides: list[SmallSums], A: Array, B: Array, C: Array, told: bool) -> tuple[Check, ...] | None:
         checks: tuple[Check, ...] = ()
@@ -140,13 +179,17 @@ class SmallForm:
             checks += check
         return checks
 
-    def _settled(self, sides: list[SmallSums], problem: GemmProblem, seconds: dict[str, float], write: bool) -> Report:
+    def _settled(
+        self, sides: list[SmallSums], problem: GemmProblem, seconds: dict[str, float], write: bool, carried: Carried
+    ) -> Report:
         """The report of a product that may be wrong, by the procedure of any other one from its verdict on."""
         caller = np.geterr()
         with np.errstate(all="ignore"):
             product = Product(next(problem.tasks()), problem, "gemm", None, write, caller)
             product.seconds.update(seconds)
-            names = ("columns" if columns else "rows" for columns in self._columns)
-            own = [EncodedSide(product.lines(name), one.predicted()) for name, one in zip(names, sides, strict=True)]
+            own = []
+            for columns, one in zip(self._columns, sides, strict=True):
+                lines = product.lines("columns" if columns else "rows")
+                own.append(EncodedSide(lines, one.predicted(carried[columns])))
             product.settle(own)
             return product.concluded(own, intact=True)
