@@ -250,13 +250,17 @@ def fingerprint(X: Array) -> Array:
 
 def _panel_sums(X: Array, W: Array) -> Array | None:
     """``X W`` for float32 X: float32 within panels of columns, float64 across; None if W does not suit float32."""
-    single = W.astype(np.float32)
     size = np.abs(W)
-    if not np.all((size <= _LARGEST_SINGLE) & ((size >= 1 / _LARGEST_SINGLE) | (size == 0))):
+    if not np.maximum.reduce(size, axis=None, initial=0.0) <= _LARGEST_SINGLE:  # as NaN is not
         return None
+    if np.minimum.reduce(size, axis=None, initial=1.0) < 1 / _LARGEST_SINGLE and not np.all(
+        (size >= 1 / _LARGEST_SINGLE) | (size == 0)
+    ):
+        return None
+    single = W.astype(np.float32)
     width = PANEL // 4 if is_column_major(X) else PANEL  # column by column, BLAS adds to one sum and not to sixteen
-    sums = np.zeros((X.shape[0], W.shape[1]))
-    for at in range(0, X.shape[1], width):  # Y += X(:, p:q) W(p:q, :)
+    sums = np.matmul(X[:, :width], single[:width]).astype(np.float64)
+    for at in range(width, X.shape[1], width):  # Y += X(:, p:q) W(p:q, :)
         sums += np.matmul(X[:, at : at + width], single[at : at + width])
     return sums
 

@@ -54,8 +54,9 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
     if not (_is_as_encoded(p.encoded_a, "left") and _is_as_encoded(p.encoded_b, "right")):
         return None
     rounded = p.dtype != p.arithmetic.stored.name  # later, and the report says so
-    check: Any = p.check if p.encoded_a is p.encoded_b is None else p.sides(_usual(p))
-    key = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, check
+    key: Any = (p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check)
+    if p.encoded_a is not None or p.encoded_b is not None:
+        key += (p.sides(_usual(p)),)
     form = _forms.get(key)
     if form is None:
         if len(_forms) >= _MOST:
