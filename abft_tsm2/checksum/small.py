@@ -43,7 +43,7 @@ def serves(L: Array, R: Array, a: Arithmetic) -> bool:
     if type(L) is not np.ndarray or type(R) is not np.ndarray or not L.dtype == R.dtype in _TYPES:
         return False
     largest, width = max(m * k, k * n, m * n), L.dtype.itemsize
-    if min(m, k, n) < 2 or largest > LARGEST or (width == 2 and k >= a.parts_from):
+    if min(m, k, n) < 2 or m + k + n > LONGEST or largest > LARGEST or (width == 2 and k >= a.parts_from):
         return False
     # What is copied or squared stays in the cache of a core.
     if (part_of(k) * max(m, n) if width == 8 or k >= a.parts_from else largest) >= SERIAL_ELEMENTS:
@@ -53,6 +53,7 @@ def serves(L: Array, R: Array, a: Arithmetic) -> bool:
 
 
 LARGEST = 1 << 20  # elements of a matrix: beyond that, what the calls take is lost in a product
+LONGEST = 1 << 13  # sides together: half a megabyte is kept for a product of these
 
 
 class _EncodedPlaces(NamedTuple):
@@ -112,7 +113,7 @@ class SmallSums:
         self._known = bound_factors(a, k, n), estimate_of(k)
 
     def encode(self, L: Array, R: Array, carried: OperandChecksum | None = None) -> None:
-        """Weights, sums and norms of R, if it has `carried` none with it, and what they predict for the sums of C."""
+        """Weights, sums and norms of R, or those that it has `carried` since it was encoded; what they predict of C."""
         V, V2, s, part, t, products = self._now
         if self._half:  # exact, and elements of 16 bits are slow
             L, R = L.astype(_SINGLE), R.astype(_SINGLE)

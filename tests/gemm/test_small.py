@@ -482,6 +482,8 @@ def test_what_is_not_plain_goes_the_full_way(ended: list[bool]) -> None:
     protected_gemm(A[::2, ::2], B[::2, ::2])
     protected_gemm(A, B, out=np.empty((16, 16), order="F"))
     protected_gemm(A[0], B)
+    protected_gemm(*pair(9000, 2, 3))
+    protected_gemm(*pair(16, 1100, 1100))
     assert ended == []
 
 
