@@ -46,7 +46,7 @@ def weight_columns(n: int, r: int, seed: int = 1) -> np.ndarray:
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with four cores, however small the matrix."""
     monkeypatch.setattr(row_sums, "workers", lambda: 4)
-    monkeypatch.setattr(row_sums, "_SERIAL_ELEMENTS", 1)
+    monkeypatch.setattr(row_sums, "SERIAL_ELEMENTS", 1)
     monkeypatch.setattr(row_sums, "BLOCK_BYTES", 4096)
 
 
