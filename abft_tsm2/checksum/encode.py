@@ -147,9 +147,10 @@ def read_whole(k: int) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def sampled_rows(k: int) -> NDArray[np.int64]:
-    """The numbers of these rows, the first ones first."""
-    return np.concatenate([np.arange(rows.start, rows.stop) for rows in _sample(k)])
+def sampled_beyond(k: int) -> NDArray[np.int64] | None:
+    """The numbers of the rows that the sample has beyond the `part_of` (k) first; None where it is all k rows."""
+    _, *others = _sample(k)
+    return np.concatenate([np.arange(rows.start, rows.stop) for rows in others]) if others else None
 
 
 def sampled_squares(R: Array) -> NDArray[Any]:

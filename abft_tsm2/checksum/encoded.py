@@ -93,6 +93,11 @@ class Encoded:
         """
         return not np.array_equal(to_host(self.fingerprint), to_host(fingerprint(self.as_encoded())))
 
+    def is_in_doubt(self) -> bool:
+        """Whether what it carries was hit, or the array has changed, which is read where `recheck` is set: asked before
+        a product uses it."""
+        return not self.intact() or (self.recheck and self.changed())
+
     def diagnose(self) -> Diagnosis:
         """Compare the array with its integer checksums, and locate what is wrong."""
         return diagnose_storage(self.as_encoded(), self.integers)

@@ -23,8 +23,7 @@ from abft_tsm2.checksum.encode import (
     missed_by_sample,
     ones,
     part_of,
-    read_whole,
-    sampled_rows,
+    sampled_beyond,
     sampled_squares,
 )
 from abft_tsm2.checksum.sides import Floats, Side
@@ -95,9 +94,9 @@ class SmallSums:
     def __init__(self, side: str, sizes: tuple[int, int, int], dtype: Any, a: Arithmetic, base: Weights) -> None:
         m, k, n = sizes
         self._side, self._m, self._k, self._n, self._a, self._base = side, m, k, n, a, base
-        self._part, self._squared = part_of(k), k * n <= SQUARED
+        self._part, self._beyond = part_of(k), sampled_beyond(k)
+        self._squared = self._beyond is None and k * n <= SQUARED
         self._partial = k >= a.parts_from
-        self._sample = None if read_whole(k) else sampled_rows(k)
         self._half, self._wide = dtype.itemsize == 2, dtype.itemsize == 8
         self._kind = _DOUBLE if self._wide else _SINGLE
         self._sizes, width = (m, k, n, self._part), self._kind.itemsize
@@ -105,7 +104,7 @@ class SmallSums:
         self._left = np.empty(8 * m + width * m, np.uint8)
         self._now = _EncodedPlaces.of(self._right, self._left, self._sizes, self._kind)
         self._right_bits = self._left_bits = b""  # as they were made
-        self._ones = ones(k if self._sample is None else self._sample.size, self._kind)
+        self._ones = ones(k, self._kind)
         self._u, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(n)
         self._ok, self._finite = np.empty(m, np.bool_), np.empty(m, np.bool_)
         self._all = np.ones(m, np.bool_).tobytes()
@@ -129,14 +128,15 @@ class SmallSums:
         self._left_bits = self._left.tobytes()
 
     def _encode_right(self, R: Array) -> None:
-        h = self._part
-        if self._sample is not None and R.flags.c_contiguous:
-            columns = self._ones[h:].dot(squares_at(R, self._sample[h:]))
-            squares = squares_of(R[:h])
-            columns += self._ones[:h].dot(squares)
-        elif self._sample is None and self._squared:
+        """What R carries, with weights from the sample of its rows; squares are taken once, where that is quicker."""
+        h, beyond = self._part, self._beyond
+        if self._squared:
             squares = squares_of(R)
             columns = self._ones.dot(squares)
+        elif beyond is not None and R.flags.c_contiguous:
+            columns = self._ones[: beyond.size].dot(squares_at(R, beyond))
+            squares = squares_of(R[:h])
+            columns += self._ones[:h].dot(squares)
         else:
             columns = sampled_squares(R)
             squares = squares_of(R[:h])
@@ -144,7 +144,7 @@ class SmallSums:
         norms *= 0.5
         exponent, ends = exponents_from(norms, R)
         self._carry(R, squares[:h], exponent, ends)
-        if self._sample is not None:
+        if beyond is not None:
             better = missed_by_sample(R, self._now.s[:, None], exponent)
             if better is not None:
                 self._carry(R, squares_of(R[:h]), better)
@@ -159,7 +159,7 @@ class SmallSums:
 
     def _add(self, X: Array, v: Array, sums: Array) -> None:
         """``sums = X v``, as `weighted_sums` takes them."""
-        if self._wide:
+        if X.dtype == _DOUBLE:
             X.dot(v, sums)
         elif self._partial:
             sums[:] = weighted_sums(X, v[:, None], True)[:, 0]
@@ -175,7 +175,8 @@ class SmallSums:
         line may be wrong or what was encoded was hit."""
         V, V2, _, _, t, products2 = self._now
         u = self._u
-        self._add(C, V, u)
+        X = copied(C, _DOUBLE) if self._a.u_out else C
+        self._add(X, V, u)
         if self._a.u_out and self._m > MANY:
             verdict = judge(self.lines(L, R, C), self.predicted(), u[:, None])
             check = verdict.check if np.count_nonzero(verdict.ok) == self._m else None
@@ -198,7 +199,6 @@ class SmallSums:
         sizes = residual, products, None
         if self._a.u_out:
             smallest = np.minimum.reduce(weights)
-            X = copied(C, _DOUBLE)
             stored = np.sqrt(np.multiply(X, X, X).dot(V2))
             known: Any = {"underflow": underflow, "more": more, "smallest": smallest}
             check = rounded_check(self._side, self._a, self._k, self._n, stored, residual / tau, fine, sizes, **known)

@@ -266,10 +266,8 @@ def _run(
         return _rounded_last(problem, operation, on_stage, write=write)
     start = perf_counter()
     if on_stage is None and (form := small.form_of(problem)) is not None:
-        left, right = problem.encoded_a, problem.encoded_b
-        carried = None if right is None else right.right, None if left is None else left.left
         operands = problem.a, problem.b, problem.c, lambda: problem
-        report = form.product(*operands, write=write, carried=carried, start=start)
+        report = form.product(*operands, write=write, carried=problem.carried(), start=start)
         assert report is not None
         return report
     caller = np.geterr()  # holds for the product itself, as it would for a @ b

@@ -233,7 +233,7 @@ class Product:
             return True
         operands, fine, start = self.encoded(), True, perf_counter()
         for name, encoded in operands:
-            if not encoded.intact() or (encoded.recheck and encoded.changed()):
+            if encoded.is_in_doubt():
                 fine = self.restore(name, encoded) and fine
         if not fine:
             self.statuses.append(Status.INPUT_CHANGED)

@@ -24,6 +24,7 @@ from abft_tsm2.arrays import (
     type_name,
 )
 from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
+from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Encoded
 
 CHECKS = ("auto", "rows", "columns", "both")
@@ -86,22 +87,28 @@ class GemmProblem:
     def tasks(self) -> Iterator[GemmTask]:
         """One task for each product of the batch, in order."""
         a, b, c, c0 = self.a, self.b, self.c, self.c0
-        sides = self.sides("rows" if b.shape[-1] <= a.shape[-2] else "columns")
-        more = self.encoded_a, self.encoded_b, sides
+        more = self.encoded_a, self.encoded_b, self.sides()
         if not self.batch:
             return iter([GemmTask(a, b, c, c0, *more, ())])
         each = ((index, (*index, ...)) for index in np.ndindex(*self.batch))
         return (GemmTask(a[at], b[at], c[at], None if c0 is None else c0[at], *more, index) for index, at in each)
 
-    def sides(self, usual: str) -> tuple[str, ...]:
-        """Which lines are checked; "auto": the one side that an encoded operand pays for, else the `usual` one."""
+    def sides(self, usual: str | None = None) -> tuple[str, ...]:
+        """Which lines are checked; "auto": the one side that an encoded operand pays for, else the `usual` one, or
+        the one whose lines are shorter."""
         if self.check == "both":
             return ("rows", "columns")
         if self.check != "auto":
             return (self.check,)
-        rows = self.encoded_b is not None and self.encoded_b.right is not None
-        columns = self.encoded_a is not None and self.encoded_a.left is not None
-        return (usual,) if rows == columns else ("rows",) if rows else ("columns",)
+        rows, columns = (carried is not None for carried in self.carried())
+        if rows != columns:
+            return ("rows",) if rows else ("columns",)
+        return (usual or ("rows" if self.b.shape[-1] <= self.a.shape[-2] else "columns"),)
+
+    def carried(self) -> tuple[OperandChecksum | None, OperandChecksum | None]:
+        """What B carries into a check of rows, and A into one of columns, where it was encoded before."""
+        a, b = self.encoded_a, self.encoded_b
+        return None if b is None else b.right, None if a is None else a.left
 
     def result(self) -> Array:
         if self.given is not None:

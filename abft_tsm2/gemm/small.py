@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import Context
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum import small
 from abft_tsm2.checksum.encode import OperandChecksum
-from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.checksum.small import SmallSums
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.gemm.host import EncodedSide, Product, balanced
@@ -51,32 +50,21 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
         return None
     if not (small.serves(p.a, p.b, p.arithmetic) and p.c.flags.c_contiguous):
         return None
-    if not (_is_as_encoded(p.encoded_a, "left") and _is_as_encoded(p.encoded_b, "right")):
+    encoded = [operand for operand in (p.encoded_a, p.encoded_b) if operand is not None]
+    if any(carried is not None and carried.weights.shape[1] != 1 for carried in p.carried()):
+        return None
+    if any(operand.is_in_doubt() for operand in encoded):
         return None
     rounded = p.dtype != p.arithmetic.stored.name  # later, and the report says so
     key: Any = (p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check)
-    if p.encoded_a is not None or p.encoded_b is not None:
-        key += (p.sides(_usual(p)),)
+    if encoded:
+        key += (p.sides(),)
     form = _forms.get(key)
     if form is None:
         if len(_forms) >= _MOST:
             _forms.clear()
         form = _forms[key] = SmallForm(p)
     return form
-
-
-def _usual(problem: GemmProblem) -> str:
-    return "rows" if problem.b.shape[1] <= problem.a.shape[0] else "columns"
-
-
-def _is_as_encoded(operand: Encoded | None, side: Literal["left", "right"]) -> bool:
-    """Whether it is what it was when it was encoded, or was not; and what it carries has one vector."""
-    if operand is None:
-        return True
-    carried: OperandChecksum | None = getattr(operand, side)
-    if carried is not None and carried.weights.shape[1] != 1:
-        return False
-    return operand.intact() and not (operand.recheck and operand.changed())
 
 
 class _Memory:
@@ -96,7 +84,7 @@ class SmallForm:
         p = problem
         (m, k), n = p.a.shape, p.b.shape[1]
         self.shape, self.dtype = (m, n), p.c.dtype
-        self._columns = tuple(side == "columns" for side in p.sides(_usual(p)))
+        self._columns = tuple(side == "columns" for side in p.sides())
         self._problem = p.a.dtype, p.arithmetic
         known: Any = {"operation": "gemm", "m": m, "k": k, "n": n, "dtype": p.dtype}
         self._report = Report.made_of(status=Status.CLEAN, **known)
@@ -144,7 +132,7 @@ class SmallForm:
         write, told : bool
             Repair what is wrong; report clean products.
         carried : pair
-            What B carries into a check of rows, and A into one of columns, where it was encoded before.
+            As of `GemmProblem.carried`.
         start : float
             When it was begun, if not now.
         """

@@ -117,7 +117,7 @@ class Stack:
         if self.A.ndim == self.B.ndim == 2:  # all products are the same: their checksums are made for each nevertheless
             self.B = problem.b[at]
         self.C0 = None if problem.c0 is None else problem.c0[at]
-        self.sides = problem.sides("rows" if self.C.shape[-1] <= self.C.shape[-2] else "columns")
+        self.sides = problem.sides()
         self.seconds: dict[str, float] = {}
 
     def outcome(self, operation: str, write: bool) -> StackOutcome:
