@@ -74,7 +74,7 @@ class Pending:
         `owner_of` A, B, C and c.
     """
 
-    __slots__ = ("_call", "_done", "_lock", "_owners", "_records", "_turn")
+    __slots__ = ("_call", "_done", "_lock", "_owners", "_records", "_turn", "_verdict")
     repeats, last = False, None
 
     def __init__(
@@ -82,6 +82,7 @@ class Pending:
     ) -> None:
         self._records, self._done, self._call, self._owners = records, done, call, owners
         self._lock, self._turn = threading.Lock(), next(_turns)
+        self._verdict: DeviceVerdict | None = None
         if len(_latest) >= _MOST:
             _latest.clear()
         C = call.places[2]
@@ -107,10 +108,13 @@ class Pending:
         with self._lock:  # not while they are detached
             if not clean(self._records):
                 return False
-            for record in self._records:
-                record.free()
-            self._records = []
+            self._free()
         return True
+
+    def _free(self) -> None:
+        """Free the records, each once even if this is interrupted and repeated."""
+        while self._records:
+            self._records.pop().free()
 
     def detach(self) -> None:
         """Keep what the records say, which have arrived: their memory is wanted again."""
@@ -124,16 +128,25 @@ class Pending:
     def wait(self) -> Report:
         if (done := self._done) is not None:
             done.synchronize()
-        with self._lock:
-            records, self._records = self._records, []
-        with self._call.device:
-            memory.bring(records)
-        verdict = DeviceVerdict(records, self._call.info)
+        verdict = self._read()
+        if verdict is None:
+            (m, k, n), info = self._call.info.sizes, self._call.info
+            return Report.made_of(
+                status=Status.CLEAN, operation=info.operation, m=m, k=k, n=n, dtype=info.dtype, seconds={}
+            )
         if isinstance(self._call, GraphCall) and verdict.outcome is DeviceOutcome.NO_VERDICT:
             forget(self._call)
-        for record in records:
-            record.free()
         return verdict.report() if verdict.settled else self._verify_late(verdict)
+
+    def _read(self) -> DeviceVerdict | None:
+        """The verdict, which stays where the call that waits for it is interrupted; None where it was dismissed."""
+        with self._lock:
+            if self._verdict is None and self._records:
+                with self._call.device:
+                    memory.bring(self._records)
+                self._verdict = DeviceVerdict(self._records, self._call.info)
+            self._free()
+        return self._verdict
 
     def _verify_late(self, verdict: DeviceVerdict) -> Report:
         """What can still be said of a product that the kernels could not settle: its operands may be gone."""

@@ -132,6 +132,49 @@ def test_what_is_left_at_the_end_is_not_silent() -> None:
     assert not module._open
 
 
+class Interrupted(Verdict):
+    """Whoever waits for it, or looks at it, is interrupted, the first time."""
+
+    interrupts = 1
+
+    def wait(self) -> Report:
+        type(self)._interrupt()
+        return super().wait()
+
+    @classmethod
+    def _interrupt(cls) -> None:
+        if cls.interrupts:
+            cls.interrupts -= 1
+            raise KeyboardInterrupt
+
+
+class InterruptedLook(Interrupted):
+    @staticmethod
+    def dismiss(pending: Iterable[Verdict]) -> list[Verdict]:
+        InterruptedLook._interrupt()
+        return Verdict.dismiss(pending)
+
+    def wait(self) -> Report:
+        return Verdict.wait(self)
+
+
+@pytest.mark.parametrize("kind", [Interrupted, InterruptedLook], ids=["acted on", "looked at"])
+def test_verdicts_that_an_interrupted_sweep_has_not_acted_on_are_told_later(
+    kind: type[Interrupted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "interrupts", 1)
+    verdicts = [kind(Status.UNCORRECTABLE) for _ in range(3)]
+    for verdict in verdicts:
+        pending(verdict)
+    gc.collect()
+    with pytest.raises(KeyboardInterrupt):
+        module._sweep()
+    with pytest.warns(CorruptionWarning, match="never waited"):
+        module._sweep()
+    assert [verdict.waits for verdict in verdicts] == [1, 1, 1]
+    assert not module._open
+
+
 def test_plain_reports_equal_converted_ones() -> None:
     given: Any = {"status": Status.CLEAN, "operation": "gemm", "m": 2, "k": 3, "n": 4, "dtype": "float32"}
     assert Report.made_of(**given) == Report(**given)

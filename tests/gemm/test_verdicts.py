@@ -216,3 +216,45 @@ def test_a_verdict_is_not_verified_again(library: Library, waited: Waited) -> No
     second = _Second(Status.UNCORRECTABLE)
     report = waited(left_behind(library, "element"), second, gone=True)
     assert (report.status, second.asked) == (Status.CORRECTED, 0)
+
+
+def _interrupted_once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
+    """The first call of this function is interrupted when it has done its work."""
+    real, left = getattr(place, name), [1]
+
+    def first(*arguments: Any, **named: Any) -> Any:
+        made = real(*arguments, **named)
+        if left:
+            left.pop()
+            raise KeyboardInterrupt
+        return made
+
+    monkeypatch.setattr(place, name, first)
+
+
+@pytest.mark.parametrize("step", ["brought", "read", "freed", "reported"])
+def test_an_interrupt_of_the_wait_loses_no_verdict(
+    library: Library, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    freed = list[DeviceRecord]()
+    monkeypatch.setattr(DeviceRecord, "free", lambda self: freed.append(self))
+    place: tuple[Any, str] = {
+        "brought": (pending.memory, "bring"),
+        "read": (pending, "DeviceVerdict"),
+        "freed": (DeviceRecord, "free"),
+        "reported": (DeviceVerdict, "report"),
+    }[step]
+    _interrupted_once(monkeypatch, *place)
+    records = [record_of(left_behind(library, "element"))]
+    verdict = _Pending(list(records), gone=False)
+    with pytest.raises(KeyboardInterrupt):
+        verdict.wait()
+    assert verdict.wait().status is Status.CORRECTED
+    assert freed == records  # once: two calls shall not write to one
+
+
+def test_what_was_dismissed_was_clean(library: Library) -> None:
+    good = _Pending([record_of(left_behind(library, "clean"))], gone=False)
+    assert Pending.dismiss([good]) == []
+    report = good.wait()
+    assert (report.status, report.m, report.k, report.n) == (Status.CLEAN, M, K, N)
