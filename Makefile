@@ -47,7 +47,7 @@ demo: $(VENV)/.demo ## a photograph, a planted fault, the repair: table, picture
 test: $(VENV)/.test ## the tests, in six minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-test-all: $(VENV)/.test ## the tests marked `full` as well: every architecture, every order of threads, the sanitizer
+test-all: $(VENV)/.test ## the tests marked `full` as well: other architectures, every order of threads, the sanitizer
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" $(ARGS)
 
 lint: $(VENV)/.lint ## formatting and ruff's rules

@@ -1,5 +1,5 @@
-"""The kernels that certify finished factors compile for every architecture, without a GPU, and hold what they have in
-registers."""
+"""The kernels that certify finished factors compile without a GPU, each for two architectures, and hold what they have
+in registers."""
 
 from __future__ import annotations
 

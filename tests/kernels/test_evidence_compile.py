@@ -1,5 +1,5 @@
-"""Kernels that compare a step of LU with A compile for every architecture, without a GPU, and nearly without spills;
-`found` has one order in both languages."""
+"""Kernels that compare a step of LU with A compile without a GPU, each for two architectures, and nearly without
+spills; `found` has one order in both languages."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from abft_tsm2.core.compiler import source
 from abft_tsm2.core.device import KNOWN, known
 from abft_tsm2.core.paper.config import T2, Config, choices, is_valid
 from benchmarks.registers import ARCHITECTURES
-from tests.support.cubins import TUNED, Cubins, mostly_tuned
+from tests.support.cubins import Cubins, mostly_tuned
 
 CONFIGS = sorted({config for device in KNOWN.values() for config in choices(device)}, key=lambda config: config.name)
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -38,15 +38,7 @@ def heaviest(file: str) -> Config:
 
 
 HEAVIEST = [heaviest(file) for file in sorted({config.file for config in CONFIGS})]
-OTHERS = [architecture for architecture in ARCHITECTURES if architecture != TUNED]
-EVERY = mostly_tuned(
-    {
-        **dict.fromkeys((config, TUNED) for config in CONFIGS),
-        **dict.fromkeys(zip(CONFIGS, itertools.cycle(OTHERS))),  # neighbours differ little
-        **dict.fromkeys(itertools.product(HEAVIEST, ARCHITECTURES)),
-    },
-    HEAVIEST,
-)
+EVERY = mostly_tuned(itertools.product(CONFIGS, ARCHITECTURES), HEAVIEST)
 
 
 @pytest.mark.parametrize(("config", "architecture"), EVERY, ids=lambda x: getattr(x, "name", x))

@@ -1,4 +1,5 @@
-"""Kernels that move rows and solve for rows of U compile for every architecture, without a GPU, and without spills."""
+"""Kernels that move rows and solve for rows of U compile without a GPU, each for two architectures, and without
+spills."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from abft_tsm2.core.compiler import source
 from benchmarks.registers import ARCHITECTURES
 from tests.kernels.test_kernels_compile import spilled
 from tests.support.both_cases import TYPES
-from tests.support.cubins import Cubins, mostly_tuned
+from tests.support.cubins import Cubins, tuned_first
 from tests.support.cuda_on_cpu import ORDERS, KernelFault, Library
 from tests.support.libraries import Texts, library_of, texts
 from tests.support.planting import bits
@@ -271,7 +271,7 @@ def test_planted_faults_are_caught(library: Library, name: str) -> None:
     assert re.search(said, found), found
 
 
-@pytest.mark.parametrize(("config", "architecture"), mostly_tuned(SHIPPED), **names)
+@pytest.mark.parametrize(("config", "architecture"), tuned_first(SHIPPED), **names)
 def test_it_compiles_without_spills(compiled: Cubins, config: RepairKernel, architecture: str) -> None:
     code, log = compiled(source(config), architecture)
     assert config.name.encode() in code

@@ -1,4 +1,4 @@
-"""The kernels that check solutions compile for every architecture, without a GPU, and hold what they have in
+"""The kernels that check solutions compile without a GPU, each for two architectures, and hold what they have in
 registers."""
 
 from __future__ import annotations

@@ -40,8 +40,21 @@ TUNED = "sm_90"  # the architecture of the results
 
 
 def mostly_tuned(pairs: Iterable[tuple[Any, str]], heaviest: Iterable[Any] = ()) -> list[Any]:
-    """Kernels and architectures: for others than `TUNED` only the heaviest kernels, but all in the full run."""
-    kept = set(heaviest)
+    """Kernels and architectures: the heaviest kernels for all that they are paired with; others for `TUNED`, and in the
+    full run for one more, in turn: neighbours differ little."""
+    kept, of = set(heaviest), dict[Any, list[str]]()
+    for config, architecture in pairs:
+        of.setdefault(config, []).append(architecture)
+    chosen = []
+    for turn, (config, architectures) in enumerate(of.items()):
+        others = [one for one in architectures if one != TUNED]
+        in_turn = others if config in kept else others[turn % max(1, len(others)) :][:1]
+        chosen += [(config, one) for one in architectures if one == TUNED or one in in_turn]
+    return tuned_first(chosen, kept)
+
+
+def tuned_first(pairs: Iterable[tuple[Any, str]], kept: Iterable[Any] = ()) -> list[Any]:
+    """These kernels and architectures; in the full run only, unless it is `TUNED`, or the kernel is `kept`."""
     return [
         pytest.param(config, architecture, marks=() if architecture == TUNED or config in kept else pytest.mark.full)
         for config, architecture in pairs
