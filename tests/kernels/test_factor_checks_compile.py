@@ -1,4 +1,4 @@
-"""Kernels that carry and judge checksums of LU compile without a GPU, each for two architectures, and without spills."""
+"""Kernels that carry and judge checksums of LU compile without a GPU, each for two architectures, and do not spill."""
 
 from __future__ import annotations
 
