@@ -295,6 +295,25 @@ def from_host(x: np.ndarray[Any, Any], like: Array) -> Array:
     return xp.asarray(x, device=like.device) if not hasattr(like, "get") else xp.asarray(x)
 
 
+def laid_out(X: Array, memory: Array) -> Array:
+    """NumPy's contiguous memory as an array like X, a matrix or a stack: each matrix lies as a copy of it alone would,
+    the axes of a stack outside of it."""
+    shape = X.shape
+    if shape[-2] > 1 and abs(X.strides[-2]) < abs(X.strides[-1]):
+        return memory.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
+    return memory.reshape(shape)
+
+
+def converted(X: Array, dtype: Any) -> Array:
+    """A NumPy matrix or stack in another type, each matrix as if it were alone: products with it add in the same order
+    then. (NumPy's copy of what is broadcast over the axes of a stack has these inside of the matrices.)"""
+    if X.ndim == 2:
+        return X.astype(dtype)
+    copy = laid_out(X, np.empty(X.size, dtype))
+    copy[...] = X
+    return copy
+
+
 def is_column_major(x: Array) -> bool:
     """Whether the first axis of the matrix `x` is the one that runs fastest in memory.
 

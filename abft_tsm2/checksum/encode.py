@@ -313,8 +313,20 @@ def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChec
     first = carried(R, from_host(equilibrated(base, exponent, ends), R), partial=partial)
     if whole:  # nothing can be missed in all rows
         return first
-    better = missed_by_sample(R, first.sums, exponent)
+    better = _missed(R, first.sums, exponent)
     return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)
+
+
+def _missed(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """`missed_by_sample`, of each of a stack: better exponents of all where those of one are."""
+    if R.ndim == 2:
+        return missed_by_sample(R, sums, exponent)
+    found = exponent
+    for one in np.ndindex(R.shape[:-2]):
+        if (better := missed_by_sample(R[one], sums[one], exponent[one])) is not None:
+            found = found.copy() if found is exponent else found
+            found[one] = better
+    return None if found is exponent else found
 
 
 SQUARED = 1 << 12  # elements of what is squared as a whole

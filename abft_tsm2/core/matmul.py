@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, dtype_name, float_type, is_cupy, is_numpy, namespace
+from abft_tsm2.arrays import Array, converted, dtype_name, float_type, is_cupy, is_numpy, namespace
 from abft_tsm2.core import cublas
 from abft_tsm2.core.problem import Problem
 
@@ -138,7 +138,7 @@ def _multiply_halves(A: Array, B: Array, out: Array, C0: Array | None, alpha: fl
 
 
 def _in_single(X: Array) -> Array:
-    return X.astype(np.float32, copy=False)
+    return X if X.dtype == np.float32 else converted(X, np.float32)
 
 
 def _parts(count: int, width: int) -> Iterator[slice]:

@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ import numpy as np
 from abft_tsm2.arrays import (
     Array,
     bit_pattern,
+    converted,
     float_type,
     from_host,
     in_float64,
     is_column_major,
     is_cupy,
     is_numpy,
+    laid_out,
     namespace,
 )
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
@@ -141,19 +144,31 @@ _FRESH = 1 << 16  # bytes: what is larger is new to the process each time, and c
 _memory = threading.local()
 
 
+def _counted() -> int:
+    """References to what a thread keeps, as `_kept` counts them, while nobody has an array in it."""
+    memory = _memory.bytes = np.empty(0, np.uint8)
+    return getrefcount(memory)
+
+
+_IDLE = _counted()
+
+
 def _kept(X: Array, dtype: Any) -> Array:
-    """An array like X in memory that this thread keeps, until the next one."""
-    if not hasattr(_memory, "bytes") or _memory.bytes.nbytes < 8 * X.size:
-        _memory.bytes = np.empty(8 * max(X.size, SERIAL_ELEMENTS), np.uint8)
-    shape, size = X.shape, X.size * np.dtype(dtype).itemsize
-    if shape[-2] > 1 and abs(X.strides[-2]) < abs(X.strides[-1]):  # as a copy of it would lie
-        return _memory.bytes[:size].view(dtype).reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
-    return _memory.bytes[:size].view(dtype).reshape(shape)
+    """An array like X in memory that this thread keeps, until nobody has that array any more; in fresh memory while
+    somebody has one: a signal handler may multiply in the middle of a product."""
+    memory = getattr(_memory, "bytes", None)
+    if memory is None or (memory.nbytes < 8 * X.size and getrefcount(memory) <= _IDLE):
+        memory = _memory.bytes = np.empty(8 * max(X.size, SERIAL_ELEMENTS), np.uint8)
+    if getrefcount(memory) > _IDLE:
+        return laid_out(X, np.empty(X.size, dtype))
+    return laid_out(X, memory[: X.size * np.dtype(dtype).itemsize].view(dtype))
 
 
 def squares_of(X: Array) -> Array:
     """The squares of float64 or float32, for what is done with them at once."""
-    return X * X if X.nbytes <= _FRESH else np.multiply(X, X, out=_kept(X, X.dtype))
+    if X.nbytes > _FRESH:
+        return np.multiply(X, X, out=_kept(X, X.dtype))
+    return X * X if X.ndim == 2 else np.multiply(X, X, out=laid_out(X, np.empty(X.size, X.dtype)))
 
 
 def squares_at(X: Array, rows: np.ndarray[Any, Any]) -> Array:
@@ -166,7 +181,7 @@ def squares_at(X: Array, rows: np.ndarray[Any, Any]) -> Array:
 def copied(X: Array, dtype: Any) -> Array:
     """X in another type, for what is done with it at once."""
     if 8 * X.size <= _FRESH:
-        return X.astype(dtype)
+        return converted(X, dtype)
     copy = _kept(X, dtype)
     copy[...] = X
     return copy
@@ -183,7 +198,7 @@ def in_single(X: Array, partial: bool = False) -> Array:
     conversion of such elements takes several times as long as their sum. Not where its sums would be `partial` then."""
     if partial or not isinstance(X, np.ndarray) or X.dtype.itemsize != 2 or not small(X):
         return X
-    return X.astype(np.float32)
+    return converted(X, np.float32)
 
 
 def _by_blocks(

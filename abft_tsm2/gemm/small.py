@@ -9,7 +9,7 @@ before it was computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import copy_context
 from time import perf_counter
 from typing import Any
 
@@ -67,16 +67,6 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
     return form
 
 
-class _Memory:
-    """What one product at a time has to itself: sums of its sides, and a context in which NumPy's errors are ignored,
-    which takes a tenth of the time of `numpy.errstate`."""
-
-    def __init__(self, sides: list[SmallSums]) -> None:
-        self.sides = sides
-        self.ignoring = Context()
-        self.ignoring.run(np.seterr, all="ignore")
-
-
 class SmallForm:
     """What a product of small matrices is by shapes, types and strides alone: how it is computed, and its report."""
 
@@ -88,7 +78,7 @@ class SmallForm:
         self._problem = p.a.dtype, p.arithmetic
         known: Any = {"operation": "gemm", "m": m, "k": k, "n": n, "dtype": p.dtype}
         self._report = Report.made_of(status=Status.CLEAN, **known)
-        self._free: list[_Memory] = []
+        self._free: list[list[SmallSums]] = []
 
     def takes(self, out: Any, A: Array, B: Array) -> bool:
         """Whether a result goes to this array as to a new one."""
@@ -98,8 +88,9 @@ class SmallForm:
         apart = flags.c_contiguous and flags.writeable and flags.aligned
         return apart and not np.may_share_memory(out, A) and not np.may_share_memory(out, B)
 
-    def _memory(self) -> _Memory:
-        """Of a product that has ended, or new: no two products have the same, whatever thread or handler begins one."""
+    def _sides(self) -> list[SmallSums]:
+        """Those of a product that has ended, or new ones: what no two products have at a time, whatever thread or
+        handler begins one."""
         try:
             return self._free.pop()
         except IndexError:
@@ -109,7 +100,7 @@ class SmallForm:
         for columns in self._columns:
             lines = (n, k, m) if columns else (m, k, n)
             sides.append(SmallSums("columns" if columns else "rows", lines, dtype, a, balanced(lines[2])))
-        return _Memory(sides)
+        return sides
 
     def product(
         self,
@@ -136,20 +127,23 @@ class SmallForm:
         start : float
             When it was begun, if not now.
         """
-        memory = self._memory()
-        sides, ignoring = memory.sides, memory.ignoring
+        sides = self._sides()
         start = start or perf_counter()
+        # Of its own, so that an interrupt leaves the caller's error state as it is, which `numpy.errstate` may not; but a
+        # copy: what a signal handler does meanwhile it does under the caller's `errstate` and `monitor`.
+        ignoring = copy_context()
+        ignoring.run(np.seterr, all="ignore")  # what is not finite shows in a verdict
         ignoring.run(self._encode, sides, A, B, carried)
         encoded = perf_counter()
         multiply(A, B, C)  # in the caller's error state, as a @ b
         multiplied = perf_counter()
         checks = ignoring.run(self._clean, sides, A, B, C, told)
         seconds = {"encode": encoded - start, "multiply": multiplied - encoded}
-        if checks is None:  # the memory is not used again
+        if checks is None:  # they are not used again
             return self._settled(sides, ask(), seconds, write, carried)
         seconds["verify"] = perf_counter() - multiplied
         if len(self._free) < _IDLE:
-            self._free.append(memory)
+            self._free.append(sides)
         return self._report.like(checks=checks, seconds=seconds) if told else None
 
     def _encode(self, sides: list[SmallSums], A: Array, B: Array, carried: Carried) -> None:

@@ -83,7 +83,7 @@ def test_its_sums_are_those_of_the_full_procedure_to_the_last_bit(
     A, B = (arrange(x, order) for x, order in zip((A, B), orders, strict=True))
     C, partial = np.zeros((len(A), B.shape[1]), dtype), dtype.itemsize == 4 and len(B) >= 512
     form = small.SmallForm(problem_of(A, B, None, alpha=1.0, beta=0.0, check="both"))
-    for side in form._memory().sides:
+    for side in form._sides():
         L, R, X = (A, B, C) if side.lines(A, B, C).side == "rows" else (B.T, A.T, C.T)
         side.encode(L, R)
         assert len(tries) == (2 if outlier and len(R) >= 512 else 1)
@@ -269,7 +269,7 @@ def test_what_is_hit_while_sums_are_predicted_is_no_change_of_an_operand(
     right, honest = protected_gemm(A, B, check="rows"), sums.squares_of
     form = small.known(A, B, "rows")
     assert form is not None
-    memory = form._free[-1].sides[0]
+    memory = form._free[-1][0]
 
     def late(X: Any) -> Any:
         if X is A:
