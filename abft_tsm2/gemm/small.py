@@ -129,8 +129,8 @@ class SmallForm:
         """
         sides = self._sides()
         start = start or perf_counter()
-        # Of its own, so that an interrupt leaves the caller's error state as it is, which `numpy.errstate` may not; but a
-        # copy: what a signal handler does meanwhile it does under the caller's `errstate` and `monitor`.
+        # Of its own, so that an interrupt leaves the caller's error state as it is, which `numpy.errstate` may not; but
+        # a copy: what a signal handler does meanwhile it does under the caller's `errstate` and `monitor`.
         ignoring = copy_context()
         ignoring.run(np.seterr, all="ignore")  # what is not finite shows in a verdict
         ignoring.run(self._encode, sides, A, B, carried)
