@@ -281,7 +281,8 @@ def equilibrated(V: Weights, exponent: NDArray[np.int64], ends: Ends = None) -> 
         return np.asarray(np.ldexp(V, (half - exponent)[:, None]))
     power = exponent.max(axis=-1, keepdims=True) // 2 - exponent
     power -= np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
-    return np.asarray(np.ldexp(V, power[..., None]))
+    # In one piece for each, as copies of them are: BLAS adds in another order where numbers lie apart.
+    return np.asarray(np.ldexp(V, power[..., None], order="C"))
 
 
 @np.errstate(all="ignore")
@@ -321,8 +322,12 @@ def _missed(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.in
     """`missed_by_sample`, of each of a stack: better exponents of all where those of one are."""
     if R.ndim == 2:
         return missed_by_sample(R, sums, exponent)
-    found = exponent
-    for one in np.ndindex(R.shape[:-2]):
+    size, found = np.abs(sums), exponent
+    size = size[..., 0] if size.shape[-1] == 1 else size.max(axis=-1)
+    largest = size.max(axis=-1, keepdims=True)
+    size *= _SUSPICIOUS
+    usual = np.count_nonzero(size >= largest, axis=-1)
+    for one in map(tuple, np.argwhere(2 * usual <= size.shape[-1] + 1).tolist()):  # of all others it finds nothing
         if (better := missed_by_sample(R[one], sums[one], exponent[one])) is not None:
             found = found.copy() if found is exponent else found
             found[one] = better
