@@ -15,9 +15,9 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from sys import getrefcount
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -141,27 +141,40 @@ def squares_times(squares: Array, W2: Array) -> Array:
 
 
 _FRESH = 1 << 16  # bytes: what is larger is new to the process each time, and costs more than what is done with it
-_memory = threading.local()
+_PIECES = 2  # of memory for one thread: squares may live while a copy is made
 
 
-def _counted() -> int:
-    """References to what a thread keeps, as `_kept` counts them, while nobody has an array in it."""
-    memory = _memory.bytes = np.empty(0, np.uint8)
-    return getrefcount(memory)
+class _Own(threading.local):
+    """What a thread has to itself: pieces of memory, each with a reference to the array that lay in it last; whether it
+    is asking others for help."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[bytearray, weakref.ref[Any]]] = []
+        self.asking = False
 
 
-_IDLE = _counted()
+_own = _Own()
 
 
 def _kept(X: Array, dtype: Any) -> Array:
-    """An array like X in memory that this thread keeps, until nobody has that array any more; in fresh memory while
-    somebody has one: a signal handler may multiply in the middle of a product."""
-    memory = getattr(_memory, "bytes", None)
-    if memory is None or (memory.nbytes < 8 * X.size and getrefcount(memory) <= _IDLE):
-        memory = _memory.bytes = np.empty(8 * max(X.size, SERIAL_ELEMENTS), np.uint8)
-    if getrefcount(memory) > _IDLE:
-        return laid_out(X, np.empty(X.size, dtype))
-    return laid_out(X, memory[: X.size * np.dtype(dtype).itemsize].view(dtype))
+    """An array like X in memory that the thread keeps. Nothing else lies there while that array lives, or a view of it.
+
+    A signal handler or a finaliser may multiply between any two steps: a piece is taken away in one of them, and comes
+    back with the reference that tells whether it is in use.
+    """
+    pieces, busy, size = _own.pieces, [], 8 * X.size
+    try:
+        while True:
+            piece = memory, lying = pieces.pop()
+            if lying() is not None:
+                busy.append(piece)
+            elif len(memory) >= size:
+                break
+    except IndexError:
+        memory = bytearray(max(size, 8 * SERIAL_ELEMENTS))
+    lent = np.frombuffer(memory, dtype, X.size)  # the base of all its views, as its own is no array
+    pieces += [*busy, (memory, weakref.ref(lent))][-_PIECES:]
+    return laid_out(X, lent)
 
 
 def squares_of(X: Array) -> Array:
@@ -364,8 +377,20 @@ def _threads() -> ThreadPoolExecutor:
     global _pool
     with _pool_lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(8, thread_name_prefix="abft_tsm2")
+            _pool = ThreadPoolExecutor(8, "abft_tsm2", lambda: setattr(_own, "asking", True))
         return _pool
+
+
+def _helpers(work: Callable[[], None], number: int) -> list[Future[None]]:
+    """So many threads that work; none for what runs in the middle of this, a signal handler say: locks are held here
+    that a thread cannot take twice. Helpers have none either."""
+    if _own.asking:
+        return []
+    _own.asking = True
+    try:
+        return [_threads().submit(work) for _ in range(number)]
+    finally:
+        _own.asking = False
 
 
 def _forget_threads() -> None:
@@ -396,7 +421,7 @@ def _on_all_cores(lines: Array, task: Callable[[int, int], Any]) -> list[Any]:
             while (i := next(ticket)) < len(done):
                 done[i] = task(cuts[i], cuts[i + 1])
 
-    helpers = [_threads().submit(work) for _ in range(min(workers(), len(done)) - 1)]
+    helpers = _helpers(work, min(workers(), len(done)) - 1)
     work()
     for helper in helpers:
         if not helper.cancel():  # one that has not begun finds nothing left to do

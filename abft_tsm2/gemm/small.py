@@ -129,15 +129,17 @@ class SmallForm:
         """
         sides = self._sides()
         start = start or perf_counter()
-        # Of its own, so that an interrupt leaves the caller's error state as it is, which `numpy.errstate` may not; but
-        # a copy: what a signal handler does meanwhile it does under the caller's `errstate` and `monitor`.
-        ignoring = copy_context()
-        ignoring.run(np.seterr, all="ignore")  # what is not finite shows in a verdict
-        ignoring.run(self._encode, sides, A, B, carried)
-        encoded = perf_counter()
-        multiply(A, B, C)  # in the caller's error state, as a @ b
-        multiplied = perf_counter()
-        checks = ignoring.run(self._clean, sides, A, B, C, told)
+        surrounding = copy_context()
+        try:
+            self._encode(sides, A, B, carried)
+            encoded = perf_counter()
+            multiply(A, B, C)  # in the caller's error state, as a @ b
+            multiplied = perf_counter()
+            checks = self._clean(sides, A, B, C, told)
+        except BaseException:
+            # An interrupt may come just when `numpy.errstate` has set the state, and leave it so.
+            np.seterr(**surrounding.run(np.geterr))
+            raise
         seconds = {"encode": encoded - start, "multiply": multiplied - encoded}
         if checks is None:  # they are not used again
             return self._settled(sides, ask(), seconds, write, carried)
@@ -146,6 +148,7 @@ class SmallForm:
             self._free.append(sides)
         return self._report.like(checks=checks, seconds=seconds) if told else None
 
+    @np.errstate(all="ignore")  # what is not finite shows in a verdict; in half the time of a `with`
     def _encode(self, sides: list[SmallSums], A: Array, B: Array, carried: Carried) -> None:
         for columns, side in zip(self._columns, sides, strict=True):
             if columns:
@@ -153,6 +156,7 @@ class SmallForm:
             else:
                 side.encode(A, B, carried[0])
 
+    @np.errstate(all="ignore")
     def _clean(self, sides: list[SmallSums], A: Array, B: Array, C: Array, told: bool) -> tuple[Check, ...] | None:
         checks: tuple[Check, ...] = ()
         for columns, side in zip(self._columns, sides, strict=True):

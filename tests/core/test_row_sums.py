@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
+import itertools
 import multiprocessing
 import os
 import signal
@@ -28,6 +30,7 @@ from abft_tsm2.core.row_sums import (
     widened,
 )
 from tests.support.cases import DTYPES, ORDERS, arrange
+from tests.support.nesting import after_calls
 
 IDS = [dtype.name for dtype in DTYPES]
 SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 9), (9, 1), (3, 4), (8, 8), (17, 33), (130, 67), (7, 3001), (3001, 7))
@@ -261,6 +264,75 @@ def test_how_many_cores(monkeypatch: pytest.MonkeyPatch, asked: str | None, most
     assert row_sums.workers() == most
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5}, raising=False)
     assert row_sums.workers() == 1
+
+
+# ---- within each other --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="alarms are POSIX")
+def test_a_pass_amid_every_step_of_another(four_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a signal handler, say: the locks of the threads that help may be held just then."""
+    x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
+    places = {module.__file__ for module in (row_sums, threading, concurrent.futures.thread)}
+    expected, wrong, asked = encoding_pass(x, W).tobytes(), [], []
+    monkeypatch.setattr(row_sums, "_pool", None)  # so that threads are started
+
+    def stuck(*_: Any) -> None:
+        raise TimeoutError("a pass waits for a lock that its own thread holds")
+
+    def within() -> None:
+        asked.append(row_sums._own.asking)
+        if encoding_pass(x, W).tobytes() != expected:
+            wrong.append(len(asked))
+
+    before = signal.signal(signal.SIGALRM, stuck)
+    signal.alarm(20)
+    try:
+        with after_calls(places.__contains__, within):
+            assert encoding_pass(x, W).tobytes() == expected
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert not wrong
+    assert set(asked) == {False, True}
+    assert row_sums._own.asking is False
+    assert row_sums._threads().submit(lambda: row_sums._helpers(print, 3)).result() == []  # helpers ask nobody
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x,
+        lambda x: x[3:5],
+        lambda x: x.T[:, ::2],
+        lambda x: x.reshape(-1)[7:9].view(np.uint8),
+        lambda x: np.asarray(memoryview(x))[1:],
+    ],
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_memory_that_is_kept_is_nobody_elses_while_a_view_of_it_lives(view: Any, order: str) -> None:
+    x = sample((250, 300), np.float64, order)
+    row_sums._own.pieces.clear()
+    squares = row_sums.squares_of(x)
+    seen = view(squares)
+    expected = seen.copy()
+    del squares
+    others = [row_sums.squares_of(2 * x), row_sums.copied(x, np.float64), row_sums.squares_at(x, np.arange(200))]
+    weighted_sums(x.astype(np.float32), np.ones((300, 1)))
+    summed_squares(x.astype(np.float16), np.ones((300, 1)))
+    assert np.array_equal(seen, expected)
+    assert not any(np.may_share_memory(one, another) for one, another in itertools.combinations([seen, *others], 2))
+    assert len(row_sums._own.pieces) <= row_sums._PIECES
+    row_sums._own.pieces.clear()
+    others.clear()
+    del seen
+    again = row_sums.squares_of(x)
+    place = again.__array_interface__["data"][0]
+    del again
+    for _ in range(3):
+        assert row_sums.copied(x, np.float64).__array_interface__["data"][0] == place
+    assert row_sums.squares_of(np.full((500, 600), 3.0)).sum() == 2.7e6  # larger than what is kept
+    assert len(row_sums._own.pieces) == 1
 
 
 # ---- after a fork -------------------------------------------------------------------------------------------
