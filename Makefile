@@ -44,7 +44,7 @@ demo: $(VENV)/.demo ## a photograph, a planted fault, the repair: table, picture
 	$(BIN)/abft-tsm2 demo $(ARGS)
 
 # Each process takes one half of the tests, and what the other has not begun when it is done: kernels are compiled once.
-test: $(VENV)/.test ## the tests, in six minutes on two cores
+test: $(VENV)/.test ## the tests, by two processes
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-all: $(VENV)/.test ## the tests marked `full` as well: other architectures, every order of threads, the sanitizer

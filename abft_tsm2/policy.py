@@ -549,7 +549,7 @@ def _remember(entry: _Open) -> None:
 
 def _sweep() -> None:
     """Let go of what was waited for, and act on verdicts that have arrived and whose reports were dropped."""
-    dropped: list[_Open] = []
+    dropped: list[PendingReport] = []
     try:
         with _sweeping:
             for _ in range(len(_open)):
@@ -558,37 +558,35 @@ def _sweep() -> None:
                 if verdict is None:
                     continue
                 if entry.dropped and verdict.arrived:
-                    dropped.append(entry)
+                    dropped.append(verdict)
                 else:
                     _open.append(entry)
             _interval[0] = 1 + 2 * len(_open) // _SWEPT_AFTER  # not each time at the same ones
-        verdicts = [entry.verdict for entry in dropped if entry.verdict is not None]
-        kinds = {type(verdict) for verdict in verdicts}
-        left = {id(v) for kind in kinds for v in kind.dismiss([one for one in verdicts if type(one) is kind])}
+        kinds = {type(verdict) for verdict in dropped}
+        left = [v for kind in kinds for v in kind.dismiss([one for one in dropped if type(one) is kind])]
     except BaseException:  # an interrupt: they are swept the next time
-        _open.extend(dropped)
+        _open.extend(_Open(None, verdict) for verdict in dropped)
         raise
-    _act_on_all(entry for entry in dropped if id(entry.verdict) in left)
+    _act_on_all(left)
 
 
 _sweeping = threading.Lock()
 _interval = [1]
 
 
-def _act_on_all(entries: Iterable[_Open]) -> None:
-    """Act on the verdict of each, whatever acting on another one raises; the first of that at the end."""
+def _act_on_all(verdicts: Iterable[PendingReport]) -> None:
+    """Act on each, whatever acting on another one raises; the first of that at the end."""
     raised: list[Exception] = []
-    left = deque(entries)
+    left = deque(verdicts)
     try:
         while left:
             try:
-                if (verdict := left[0].verdict) is not None:
-                    _act_on_dropped(verdict)
+                _act_on_dropped(left[0])
             except Exception as error:
                 raised.append(error)
             left.popleft()
     finally:  # after an interrupt: they are acted on the next time
-        _open.extend(left)
+        _open.extend(_Open(None, verdict) for verdict in left)
     if raised:
         raise raised[0]
 
@@ -604,6 +602,6 @@ def _act_on_dropped(verdict: PendingReport) -> None:
 
 @atexit.register
 def _sweep_at_exit() -> None:
-    left = list(_open)
+    left = [entry.verdict for entry in _open if entry.verdict is not None]
     _open.clear()
     _act_on_all(left)

@@ -179,14 +179,19 @@ def exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64
     return out, None
 
 
+def _sizes(sums: Array) -> NDArray[Any]:
+    """How large the checksums of each row are, in a new array; of a matrix, or of each of a stack."""
+    size: NDArray[Any] = np.abs(to_host(sums))
+    return size[..., 0] if size.shape[-1] == 1 else np.max(size, axis=-1, initial=0.0)
+
+
 def missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Better exponents if a row with an outstanding checksum shows that a column was misjudged, else None.
 
     A row can change a column's norm by ``2**4`` only if it is so much larger than the others that its checksum,
     a signed sum of its elements, stands out (except where they cancel to one part in a thousand).
     """
-    size = np.abs(to_host(sums))
-    size = size[:, 0] if size.shape[1] == 1 else np.max(size, axis=1, initial=0.0)
+    size = _sizes(sums)
     if size.size == 0 or not (largest := size.max()) < np.inf:  # as NaN is not
         return None
     # Where more than half of them are a share of the largest, so is the median, which takes longer.
@@ -322,8 +327,7 @@ def _missed(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.in
     """`missed_by_sample`, of each of a stack: better exponents of all where those of one are."""
     if R.ndim == 2:
         return missed_by_sample(R, sums, exponent)
-    size, found = np.abs(sums), exponent
-    size = size[..., 0] if size.shape[-1] == 1 else size.max(axis=-1)
+    size, found = _sizes(sums), exponent
     largest = size.max(axis=-1, keepdims=True)
     size *= _SUSPICIOUS
     usual = np.count_nonzero(size >= largest, axis=-1)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from abft_tsm2.arrays import Array, float_type
-from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict, clean
+from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict, clean, report_of
 from abft_tsm2.core import memory
 from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.gemm import fallback
@@ -130,10 +130,7 @@ class Pending:
             done.synchronize()
         verdict = self._read()
         if verdict is None:
-            (m, k, n), info = self._call.info.sizes, self._call.info
-            return Report.made_of(
-                status=Status.CLEAN, operation=info.operation, m=m, k=k, n=n, dtype=info.dtype, seconds={}
-            )
+            return report_of(self._call.info, (), [])
         if isinstance(self._call, GraphCall) and verdict.outcome is DeviceOutcome.NO_VERDICT:
             forget(self._call)
         return verdict.report() if verdict.settled else self._verify_late(verdict)
