@@ -223,25 +223,27 @@ class Monitor:
     """
 
     def __init__(self) -> None:
-        self._reports: list[Report] = []
-        self._places: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._reports: dict[object, Report] = {}  # by identity, or a key of its own where there is none
+        self._lock = threading.RLock()
 
     def _receive(self, report: Report, identity: str) -> None:
-        """Take a report in, unless this identity has one that is no better."""
+        """Take a report in, unless this identity has one that is no better.
+
+        Reports without an identity need no lock: one that another thread held while the process was forked would never
+        be released.
+        """
+        if not identity:
+            self._reports[object()] = report
+            return
         with self._lock:
-            at = self._places.get(identity) if identity else None
-            if at is None:
-                if identity:
-                    self._places[identity] = len(self._reports)
-                self._reports.append(report)
-            elif PRECEDENCE.index(report.status) < PRECEDENCE.index(self._reports[at].status):
-                self._reports[at] = report
+            known = self._reports.get(identity)
+            if known is None or PRECEDENCE.index(report.status) < PRECEDENCE.index(known.status):
+                self._reports[identity] = report
 
     @property
     def reports(self) -> list[Report]:
         """The reports so far (a new list)."""
-        return self._reports.copy()
+        return list(self._reports.values())
 
     @property
     def counts(self) -> Counter[Status]:
@@ -251,12 +253,12 @@ class Monitor:
     def _collect(self) -> None:
         """Wait for what is pending; raise the first of what they raise when all have been collected."""
         raised: list[SilentDataCorruptionError] = []
-        for i, report in enumerate(self.reports):
+        for key, report in list(self._reports.items()):
             if report.status is Status.PENDING:
                 try:
-                    self._reports[i] = report.wait()
+                    self._reports[key] = report.wait()
                 except SilentDataCorruptionError as error:
-                    self._reports[i] = error.report
+                    self._reports[key] = error.report
                     raised.append(error)
         if raised:
             raise raised[0]
@@ -273,9 +275,9 @@ class Monitor:
 
 
 # Replaced as a whole under the lock and read without it: a process forked while another thread delivers must
-# not inherit a lock that is never released.
+# not inherit a lock that is never released. A signal handler that comes meanwhile may begin and end one, too.
 _monitors: tuple[Monitor, ...] = ()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class ReportSource(Protocol):

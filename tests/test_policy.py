@@ -20,6 +20,7 @@ import abft_tsm2.policy
 from abft_tsm2.errors import AbftError, CorruptionWarning, SilentDataCorruptionError, UnverifiableWarning
 from abft_tsm2.policy import ACTIONS, ON_ERROR, check_on_error, deliver, errstate, geterr, monitor
 from abft_tsm2.report import Fault, Report, Status
+from tests.support.nesting import after_calls
 
 DEFAULTS = {
     "corrected": "log",
@@ -287,6 +288,23 @@ def test_a_monitor_sees_every_thread() -> None:
         sys.setswitchinterval(interval)
     assert own == [each] * threads
     assert sorted(report.index for report in log) == sorted(itertools.product(range(threads), range(each)))
+
+
+def test_a_monitor_amid_the_beginning_and_the_end_of_another() -> None:
+    """In a signal handler, say."""
+    lengths = []
+
+    def amid() -> None:
+        with monitor() as inner:
+            deliver(example(Status.CLEAN))
+        lengths.append(len(inner))
+
+    with after_calls(lambda path: path == abft_tsm2.policy.__file__, amid), monitor() as log:
+        deliver(example(Status.CORRECTED))
+    deliver(example(Status.CLEAN))
+    assert log.counts[Status.CORRECTED] == 1
+    assert set(lengths) == {1}
+    assert len(lengths) > 5
 
 
 def in_package(name: str, source: str) -> Callable[..., object]:
