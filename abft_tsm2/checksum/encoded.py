@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, to_host
+from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, same_bits, to_host
 from abft_tsm2.checksum.device.encode import DeviceChecksums, encode_on_device, norms_on_device
 from abft_tsm2.checksum.encode import OperandChecksum, Sided, carry, log2_column_norms
 from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose_storage, integer_checksums, restore
@@ -91,7 +91,7 @@ class Encoded:
 
         Finds every single wrong element; changes that cancel within a line only `verify` finds.
         """
-        return not np.array_equal(to_host(self.fingerprint), to_host(fingerprint(self.as_encoded())))
+        return not same_bits(self.fingerprint, fingerprint(self.as_encoded()))
 
     def is_in_doubt(self) -> bool:
         """Whether what it carries was hit, or the array has changed, which is read where `recheck` is set: asked before

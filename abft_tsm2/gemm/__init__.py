@@ -143,16 +143,18 @@ def protected_gemm(
     key: Any = None
     write = on_error is None or on_error == "correct"
     found: tuple[Any, Report | None] | None = None
-    if type(a) is type(b) is np.ndarray:
+    A, B = (a.array if isinstance(a, Encoded) else a), (b.array if isinstance(b, Encoded) else b)
+    if type(A) is type(B) is np.ndarray:
         plain = c is None and out_dtype is None and verify is None and precision is None
         if plain and on_stage is None and type(alpha) is type(beta) is float and alpha == 1.0 and beta == 0.0:
-            form = small.known(a, b, check)
-            if form is not None and (out is None or form.takes(out, a, b)):
+            start, usual = perf_counter(), small.known(a, b, check)
+            if usual is not None and (out is None or usual[0].takes(out, A, B)):
                 policy.check_on_error(on_error)
+                form, carried = usual
                 C = np.empty(form.shape, form.dtype) if out is None else out
-                told = return_report or policy.observed()
-                found = C, form.product(a, b, C, lambda: problem(C), write=write, told=told)
-    elif is_cupy(a.array if isinstance(a, Encoded) else a):
+                more: Any = {"write": write, "told": return_report or policy.observed(), "carried": carried}
+                found = C, form.product(A, B, C, lambda: problem(C), start=start, **more)
+    elif is_cupy(A):
         stream = current_stream()
         if stream.ptr > 1 and stream.is_capturing():  # the default stream cannot be, and must not be asked
             with relaxed():

@@ -8,7 +8,7 @@ before it was computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from time import perf_counter
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum import small
 from abft_tsm2.checksum.encode import OperandChecksum
+from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.checksum.small import SmallSums
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.gemm.host import EncodedSide, Product, balanced
@@ -29,15 +30,36 @@ _IDLE = 8  # sets of that memory: one for each thread that multiplies at the sam
 
 _forms: dict[Any, SmallForm] = {}
 Carried = tuple[OperandChecksum | None, OperandChecksum | None]
+_NOTHING: Carried = None, None
 
 
-def known(a: Array, b: Array, check: str) -> SmallForm | None:
-    """The form of ``a @ b`` into a new array, if there was a product like it before; a and b are plain arrays."""
-    dtype = a.dtype
+def known(a: Any, b: Any, check: str) -> tuple[SmallForm, Carried] | None:
+    """The form of ``a @ b`` into a new array, and what the operands carry, if there was a product like it before.
+
+    a and b are NumPy's arrays, or such that were encoded, and are what they were.
+    """
+    encoded: list[Encoded] = []
+    A, B, carried = a, b, _NOTHING
+    if not type(a) is type(b) is np.ndarray:
+        encoded += [x for x in (a, b) if isinstance(x, Encoded)]
+        A, B = (x.as_encoded() if isinstance(x, Encoded) else x for x in (a, b))
+        carried = b.right if isinstance(b, Encoded) else None, a.left if isinstance(a, Encoded) else None
+    dtype = A.dtype
+    like = A.shape, B.shape, A.strides, B.strides, dtype, B.dtype, dtype, False, check
     try:
-        return _forms.get((a.shape, b.shape, a.strides, b.strides, dtype, b.dtype, dtype, False, check))
+        form = _forms.get((*like, carried[0] is None, carried[1] is None))
     except TypeError:  # a check that has no hash; the checks of the arguments say what is wrong with it
         return None
+    if form is None or (encoded and not _serve(encoded, carried)):
+        return None
+    return form, carried
+
+
+def _serve(encoded: Iterable[Encoded], carried: Carried) -> bool:
+    """Whether what these carry is as it was made, and one column of weights each."""
+    if any(side is not None and side.weights.shape[1] != 1 for side in carried):
+        return False
+    return not any(operand.is_in_doubt() for operand in encoded)
 
 
 def form_of(problem: GemmProblem) -> SmallForm | None:
@@ -50,15 +72,12 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
         return None
     if not (small.serves(p.a, p.b, p.arithmetic) and p.c.flags.c_contiguous):
         return None
-    encoded = [operand for operand in (p.encoded_a, p.encoded_b) if operand is not None]
-    if any(carried is not None and carried.weights.shape[1] != 1 for carried in p.carried()):
-        return None
-    if any(operand.is_in_doubt() for operand in encoded):
+    carried = p.carried()
+    if not _serve([operand for operand in (p.encoded_a, p.encoded_b) if operand is not None], carried):
         return None
     rounded = p.dtype != p.arithmetic.stored.name  # later, and the report says so
-    key: Any = (p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check)
-    if encoded:
-        key += (p.sides(),)
+    like = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check
+    key = *like, carried[0] is None, carried[1] is None
     form = _forms.get(key)
     if form is None:
         if len(_forms) >= _MOST:
@@ -111,7 +130,7 @@ class SmallForm:
         *,
         write: bool,
         told: bool = True,
-        carried: Carried = (None, None),
+        carried: Carried = _NOTHING,
         start: float | None = None,
     ) -> Report | None:
         """Encode, multiply and verify; settle what is not clean. The report, or None of a clean product.

@@ -267,7 +267,7 @@ def test_what_is_hit_while_sums_are_predicted_is_no_change_of_an_operand(
 ) -> None:
     A, B = pair(16, 16, 16)
     right, honest = protected_gemm(A, B, check="rows"), sums.squares_of
-    form = small.known(A, B, "rows")
+    form, _ = small.known(A, B, "rows")
     assert form is not None
     memory = form._free[-1][0]
 
@@ -329,7 +329,7 @@ def test_threads_have_memory_of_their_own() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(many, range(len(operands))))
-    form = small.known(*operands[0], "auto")
+    form, _ = small.known(*operands[0], "auto")
     assert form is not None
     assert len(form._free) <= small._IDLE
 

@@ -57,7 +57,7 @@ def test_encoded_operands_are_those_of_the_full_procedure(
 ) -> None:
     plain, results = pair(*sizes, dtype=dtype), []
     honest = host.multiply
-    for procedure in (protected_gemm, fully):
+    for procedure in (protected_gemm, protected_gemm, fully):  # the first of its form, another one
         A, B = ENCODED[which](*(x.copy() for x in plain))
         DAMAGE[damage]("before", A, B, None)
         done: list[int] = []
@@ -75,17 +75,28 @@ def test_encoded_operands_are_those_of_the_full_procedure(
             monkeypatch.setattr(steps, "multiply", spoiled)
         C, report = procedure(A, B, check=check, on_error="detect", return_report=True)
         results.append((bits(C), told(report), [bits(x.array) for x in (A, B) if isinstance(x, Encoded)]))
-    short, full = results
-    assert short[1] == full[1]
-    assert np.array_equal(short[0], full[0])
-    assert all(np.array_equal(x, y) for x, y in zip(short[2], full[2], strict=True))
-    assert (short[1]["status"] == "CLEAN") == (damage == "none")
+    *short, full = results
+    for C, report, operands in short:
+        assert report == full[1]
+        assert np.array_equal(C, full[0])
+        assert all(np.array_equal(x, y) for x, y in zip(operands, full[2], strict=True))
+    assert (full[1]["status"] == "CLEAN") == (damage == "none")
     before = damage in ("sums", "weights") or (damage == "operands" and which != "not rechecked")
-    assert len(ended) == (not before and (dtype.itemsize > 2 or sizes[1] < 512))
+    assert len(ended) == 2 * (not before and (dtype.itemsize > 2 or sizes[1] < 512))
+
+
+def test_an_array_that_was_typed_anew_is_refused_in_every_product() -> None:
+    A, B = pair(16, 16, 16)
+    right = encode(B)
+    protected_gemm(A, right)
+    B.dtype = np.int64
+    with pytest.raises(ValueError, match=r"encoded as .* float64 and is .* int64 now"):
+        protected_gemm(A, right)
 
 
 def test_more_than_one_vector_goes_the_full_way(ended: list[bool]) -> None:
     A, B = pair(16, 16, 16)
     weights = np.stack([np.linspace(1, 2, 16), np.linspace(2, 1, 16)], axis=1)
+    protected_gemm(A, encode(B, "rows"))
     assert protected_gemm(A, encode(B, "rows", weights), return_report=True)[1].checks[0].vectors == 2
-    assert ended == []
+    assert len(ended) == 1
