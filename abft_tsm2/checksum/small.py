@@ -32,14 +32,13 @@ from abft_tsm2.checksum.weights import Weights
 from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums
 from abft_tsm2.report import Check
 
-_TYPES = (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16))
-_DOUBLE, _SINGLE = _TYPES[:2]
+_DOUBLE, _SINGLE = np.dtype(np.float64), np.dtype(np.float32)
 
 
 def serves(L: Array, R: Array, a: Arithmetic) -> bool:
     """Whether `SmallSums` has the sums of a product of these."""
     (m, k), n = L.shape, R.shape[1]
-    if type(L) is not np.ndarray or type(R) is not np.ndarray or not L.dtype == R.dtype in _TYPES:
+    if type(L) is not np.ndarray or type(R) is not np.ndarray or not L.dtype == R.dtype:
         return False
     largest, width = max(m * k, k * n, m * n), L.dtype.itemsize
     if min(m, k, n) < 2 or m + k + n > LONGEST or largest > LARGEST or (width == 2 and k >= a.parts_from):

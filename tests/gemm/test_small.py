@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from tests.support.cases import arrange
 from tests.support.planting import bits, normal, pair
 from tests.support.short_way import fully, told
 
-DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")]
+DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16", ml_dtypes.bfloat16)]
 IDS = [dtype.name for dtype in DTYPES]
 CHECKS = ["auto", "rows", "columns", "both"]
 SIZES = [(16, 16, 16), (3, 2, 7), (65, 70, 33), (40, 300, 60), (130, 20, 128)]
@@ -210,7 +211,7 @@ def test_an_operand_that_changes_after_it_was_encoded(
     A, B = pair(16, 16, 16, dtype=dtype)
     protected_gemm(A, B, check=check)
     operand = {"A": A, "B": B}[name]
-    spoil(monkeypatch, before=lambda: operand.__setitem__((3, 4), 99))
+    spoil(monkeypatch, before=lambda: operand.__setitem__((5, 4), 99))
     with pytest.raises(SilentDataCorruptionError, match=f"{name} changed") as raised:
         protected_gemm(A, B, check=check)
     assert raised.value.report.status is Status.INPUT_CHANGED
