@@ -27,7 +27,15 @@ from abft_tsm2.checksum.encode import (
     sampled_squares,
 )
 from abft_tsm2.checksum.sides import Floats, Side
-from abft_tsm2.checksum.verify import MANY, PredictedSums, clean_check, estimate_of, judge, rounded_check
+from abft_tsm2.checksum.verify import (
+    MANY,
+    PredictedSums,
+    clean_check,
+    estimate_of,
+    judge,
+    rounded_bounds,
+    rounded_check,
+)
 from abft_tsm2.checksum.weights import Weights
 from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums
 from abft_tsm2.report import Check
@@ -38,7 +46,7 @@ _DOUBLE, _SINGLE = np.dtype(np.float64), np.dtype(np.float32)
 def serves(L: Array, R: Array, a: Arithmetic) -> bool:
     """Whether `SmallSums` has the sums of a product of these."""
     (m, k), n = L.shape, R.shape[1]
-    if type(L) is not np.ndarray or type(R) is not np.ndarray or not L.dtype == R.dtype:
+    if type(L) is not np.ndarray or type(R) is not np.ndarray or L.dtype != R.dtype:
         return False
     largest, width = max(m * k, k * n, m * n), L.dtype.itemsize
     if min(m, k, n) < 2 or m + k + n > LONGEST or largest > LARGEST or (width == 2 and k >= a.parts_from):
@@ -197,11 +205,12 @@ class SmallSums:
         fine &= np.isfinite(tau, self._finite)
         sizes = residual, products, None
         if self._a.u_out:
-            smallest = np.minimum.reduce(weights)
             stored = np.sqrt(np.multiply(X, X, X).dot(V2))
-            known: Any = {"underflow": underflow, "more": more, "smallest": smallest}
-            check = rounded_check(self._side, self._a, self._k, self._n, stored, residual / tau, fine, sizes, **known)
-            return (check,) if check is not None and self._intact() else None
+            bounds = rounded_bounds(self._a, self._k, self._n, stored, sizes, underflow, more)
+            if bounds is None or not self._intact():
+                return None
+            known = residual, bounds, residual / tau, fine
+            return (rounded_check(self._side, *known, np.minimum.reduce(weights)),) if told else ()
         if fine.tobytes() != self._all:
             return None
         if not told:

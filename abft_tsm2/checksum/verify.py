@@ -187,9 +187,11 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     if a.u_out:
         fine = first.fine[:, 0]
         stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
-        known: Any = {"underflow": first.underflow, "more": more, "smallest": smallest}
-        check = rounded_check(lines.side, a, lines.terms, n, stored, first.ratio, fine, sizes, **known)
-        return None if check is None else SideVerdict(np.ones(m, np.bool_), first.ratio, check)
+        tau = rounded_bounds(a, lines.terms, n, stored, sizes, first.underflow, more)
+        if tau is None:
+            return None
+        rounded = rounded_check(lines.side, first.size, tau, first.ratio, fine, smallest)
+        return SideVerdict(np.ones(m, np.bool_), first.ratio, rounded)
     if np.count_nonzero(first.fine) < m:
         return None
     factors = bound_factors(a, lines.terms, n, lines.alpha)
@@ -197,37 +199,34 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
-def rounded_check(
-    side: str,
+def rounded_bounds(
     a: Arithmetic,
     terms: int,
     n: int,
     stored: Floats,
-    ratio: Floats,
-    fine: Mask,
     sizes: tuple[Floats, Floats, Floats | None],
-    *,
     underflow: float,
     more: float,
-    smallest: float,
-) -> Check | None:
-    """`clean_check` where what is stored is rounded and most lines need the norm of that, which is known of all: lines
-    that are not `fine` without it are counted among those that came closest.
+) -> Floats | None:
+    """The bounds where what is stored is rounded and most lines need the norm of that, which is known of all; None
+    where a line is not within them.
 
     Parameters
     ----------
     stored, sizes : arrays of m
         As in `statistical_bound`; the first of `sizes` are the residuals.
-    fine : (m,) boolean array
-        Lines within the least that their bounds can be.
     """
     residual, products, added = sizes
     known: Any = {"added": added, "underflow": underflow}
     largest = largest_norm(terms, products=more * products, **known)
-    tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
+    tau: Floats = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
     close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
-    if np.count_nonzero(close) < close.size:
-        return None
+    return tau if np.count_nonzero(close) == close.size else None
+
+
+def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask, smallest: float) -> Check:
+    """`clean_check` of residuals within `rounded_bounds`: lines that are not `fine`, within the least that their bounds
+    can be, are counted among those that came closest."""
     ratios, bounds, places = (residual / tau).ravel(), tau.ravel(), None
     if ratio.size > _FEW:
         counted = ~fine
