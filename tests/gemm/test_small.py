@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -333,34 +332,6 @@ def test_threads_have_memory_of_their_own() -> None:
     form, _ = small.known(*operands[0], "auto")
     assert form is not None
     assert len(form._free) <= small._IDLE
-
-
-def test_a_product_within_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal handler may begin one at any time."""
-    (A, B), (X, Y), honest, depth = pair(16, 16, 16), pair(16, 16, 16, seed=5), SmallSums.encode, []
-    (C, full), (Z, other) = (fully(*one, return_report=True) for one in ((A, B), (X, Y)))
-    inner: list[Any] = []
-
-    def interrupted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            result = call(*arguments, **options)
-            if not depth:
-                depth.append(1)
-                inner.append(protected_gemm(X, Y, return_report=True))
-                depth.clear()
-            return result
-
-        return run
-
-    monkeypatch.setattr(SmallSums, "encode", interrupted(honest))
-    monkeypatch.setattr(SmallSums, "clean", interrupted(SmallSums.clean))
-    found, report = protected_gemm(A, B, return_report=True)
-    assert np.array_equal(found, C)
-    assert told(report) == told(full)
-    assert len(inner) == 2
-    for one, its in inner:
-        assert np.array_equal(one, Z)
-        assert told(its) == told(other)
 
 
 def test_what_is_not_plain_goes_the_full_way(ended: list[bool]) -> None:
