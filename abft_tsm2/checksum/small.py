@@ -46,7 +46,7 @@ _DOUBLE, _SINGLE = np.dtype(np.float64), np.dtype(np.float32)
 def serves(L: Array, R: Array, a: Arithmetic) -> bool:
     """Whether `SmallSums` has the sums of a product of these."""
     (m, k), n = L.shape, R.shape[1]
-    if type(L) is not np.ndarray or type(R) is not np.ndarray or L.dtype != R.dtype:
+    if type(L) is not np.ndarray or type(R) is not np.ndarray or L.dtype != R.dtype or not L.dtype.isnative:
         return False
     largest, width = max(m * k, k * n, m * n), L.dtype.itemsize
     if min(m, k, n) < 2 or m + k + n > LONGEST or largest > LARGEST or (width == 2 and k >= a.parts_from):
@@ -54,8 +54,8 @@ def serves(L: Array, R: Array, a: Arithmetic) -> bool:
     # What is copied or squared stays in the cache of a core.
     if (part_of(k) * max(m, n) if width == 8 or k >= a.parts_from else largest) >= SERIAL_ELEMENTS:
         return False
-    # `dot` copies what is not in one piece.
-    return all(X.flags.c_contiguous or X.flags.f_contiguous for X in (L, R))
+    # `dot` copies what is not in one piece, or not aligned, and may add it in another order than matmul does.
+    return all((X.flags.c_contiguous or X.flags.f_contiguous) and X.flags.aligned for X in (L, R))
 
 
 LARGEST = 1 << 20  # elements of a matrix: beyond that, what the calls take is lost in a product

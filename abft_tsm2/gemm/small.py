@@ -50,7 +50,7 @@ def known(a: Any, b: Any, check: str) -> tuple[SmallForm, Carried] | None:
         form = _forms.get((*like, carried[0] is None, carried[1] is None))
     except TypeError:  # a check that has no hash; the checks of the arguments say what is wrong with it
         return None
-    if form is None or (encoded and not _serve(encoded, carried)):
+    if form is None or not (A.flags.aligned and B.flags.aligned) or (encoded and not _serve(encoded, carried)):
         return None
     return form, carried
 

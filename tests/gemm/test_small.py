@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -332,6 +333,39 @@ def test_threads_have_memory_of_their_own() -> None:
     form, _ = small.known(*operands[0], "auto")
     assert form is not None
     assert len(form._free) <= small._IDLE
+
+
+def off_by_one_byte(x: Any) -> Any:
+    memory = np.empty(x.nbytes + 1, np.uint8)
+    moved = np.ndarray(x.shape, x.dtype, memory, 1, x.strides)
+    moved[...] = x
+    return moved
+
+
+@pytest.mark.parametrize("stored", [off_by_one_byte, lambda x: x.astype(x.dtype.newbyteorder())])
+@pytest.mark.parametrize("check", ["rows", "columns"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_operands_that_numpy_copies_first_go_the_full_way(
+    order: str, check: str, stored: Callable[[Any], Any], ended: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sums have other last bits where `dot` takes them, by which a fault would be that of an operand."""
+    A, B = (arrange(x, order) for x in pair(9, 7, 5))
+    right = protected_gemm(A, B, check=check)
+    ended.clear()
+    for operands in ((stored(A), stored(B)), (stored(A), B), (A, stored(B))):
+        with monkeypatch.context() as patch:
+            honest = host.multiply
+
+            def spoiled(*given: Any, honest: Any = honest, patch: Any = patch, **options: Any) -> None:
+                honest(*given, **options)
+                given[2][3, 4] = 99
+                patch.undo()
+
+            patch.setattr(host, "multiply", spoiled)
+            C, report = protected_gemm(*operands, check=check, return_report=True)
+        assert report.status is Status.CORRECTED
+        np.testing.assert_allclose(C, right, rtol=1e-12, atol=1e-12)
+    assert ended == []
 
 
 def test_what_is_not_plain_goes_the_full_way(ended: list[bool]) -> None:
