@@ -27,18 +27,27 @@ if TYPE_CHECKING:
     from abft_tsm2.checksum.weights import weights
     from abft_tsm2.core.encode_both import encode_both
     from abft_tsm2.core.tsm2 import tall_skinny_matmul, tsm2l, tsm2r
-    from abft_tsm2.errors import AbftError, KernelCompileError, NotSuitable, SilentDataCorruptionError
+    from abft_tsm2.errors import (
+        AbftError,
+        CorruptionWarning,
+        KernelCompileError,
+        NotSuitable,
+        SilentDataCorruptionError,
+        UnverifiableWarning,
+    )
     from abft_tsm2.gemm import protected_gemm, verify_gemm
     from abft_tsm2.linalg.cholesky import protected_cho_factor, protected_cholesky
     from abft_tsm2.linalg.lu import protected_lu_factor
-    from abft_tsm2.linalg.solve import protected_lu_solve, protected_solve
-    from abft_tsm2.policy import errstate, geterr, monitor
-    from abft_tsm2.report import Fault, Report, Status
+    from abft_tsm2.linalg.solve import protected_cho_solve, protected_lu_solve, protected_solve
+    from abft_tsm2.policy import errstate, geterr, monitor, seterr
+    from abft_tsm2.report import Check, Fault, Report, Status
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AbftError",
+    "Check",
+    "CorruptionWarning",
     "Encoded",
     "Fault",
     "KernelCompileError",
@@ -46,6 +55,7 @@ __all__ = [
     "Report",
     "SilentDataCorruptionError",
     "Status",
+    "UnverifiableWarning",
     "__version__",
     "detection_limit",
     "encode",
@@ -54,11 +64,13 @@ __all__ = [
     "geterr",
     "monitor",
     "protected_cho_factor",
+    "protected_cho_solve",
     "protected_cholesky",
     "protected_gemm",
     "protected_lu_factor",
     "protected_lu_solve",
     "protected_solve",
+    "seterr",
     "tall_skinny_matmul",
     "tsm2l",
     "tsm2r",
@@ -73,12 +85,19 @@ _NAMES = {
     "abft_tsm2.linalg.cholesky": ("protected_cho_factor", "protected_cholesky"),
     "abft_tsm2.core.encode_both": ("encode_both",),
     "abft_tsm2.core.tsm2": ("tall_skinny_matmul", "tsm2l", "tsm2r"),
-    "abft_tsm2.errors": ("AbftError", "KernelCompileError", "NotSuitable", "SilentDataCorruptionError"),
+    "abft_tsm2.errors": (
+        "AbftError",
+        "CorruptionWarning",
+        "KernelCompileError",
+        "NotSuitable",
+        "SilentDataCorruptionError",
+        "UnverifiableWarning",
+    ),
     "abft_tsm2.gemm": ("protected_gemm", "verify_gemm"),
     "abft_tsm2.linalg.lu": ("protected_lu_factor",),
-    "abft_tsm2.linalg.solve": ("protected_lu_solve", "protected_solve"),
-    "abft_tsm2.policy": ("errstate", "geterr", "monitor"),
-    "abft_tsm2.report": ("Fault", "Report", "Status"),
+    "abft_tsm2.linalg.solve": ("protected_cho_solve", "protected_lu_solve", "protected_solve"),
+    "abft_tsm2.policy": ("errstate", "geterr", "monitor", "seterr"),
+    "abft_tsm2.report": ("Check", "Fault", "Report", "Status"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -92,4 +111,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -183,6 +183,73 @@ _ADVICE = {
 }
 
 
+def _advice_on_jax(x: Any, name: str) -> str:
+    if any(base.__name__ == "Tracer" for base in type(x).__mro__):
+        return (
+            "JAX traces this function (jit, grad, vmap), and there are no numbers yet that could be checked; "
+            "call it outside of what is traced, or through jax.pure_callback"
+        )
+    return f"nothing can be written into a JAX array, as repairs do; pass numpy.asarray({name})"
+
+
+def _advice_on_tensor(x: Any, name: str) -> str:
+    device = str(getattr(x, "device", "cpu")).partition(":")[0]
+    tensor = f"{name}.detach()" if (gradient := getattr(x, "requires_grad", False)) else name
+    tensor += "" if str(getattr(x, "layout", "torch.strided")) == "torch.strided" else ".to_dense()"
+    if device == "cuda":
+        call = f"cupy.from_dlpack({tensor})"
+    else:
+        wide = ".float()" if dtype_name(getattr(x, "dtype", None)) == "bfloat16" else ""
+        call = f"{tensor}{'' if device == 'cpu' else '.cpu()'}{wide}.numpy()"
+    return f"{'it needs a gradient, which ends here; ' if gradient else ''}pass {call}"
+
+
+_Advice = Callable[[Any, str], str]
+_REFUSED: dict[str, _Advice] = {
+    "jax": _advice_on_jax,
+    "jaxlib": _advice_on_jax,
+    "torch": _advice_on_tensor,
+    "tensorflow": lambda x, name: f"pass {name}.numpy()",
+    "pandas": lambda x, name: f"pass {name}.to_numpy(dtype='float64')",
+    "sparse": lambda x, name: f"pass {name}.todense()",
+    "scipy": lambda x, name: f"pass {name}.toarray()" if hasattr(x, "toarray") else "pass a NumPy or CuPy array",
+}
+_REFUSED["cupyx"] = _REFUSED["scipy"]
+"""Of libraries whose arrays are not taken: what to do."""
+
+
+@functools.cache
+def _refused_library(kind: type) -> str | None:
+    """The one of `_REFUSED` that a type, or one that it is derived from, is of."""
+    return next((library for base in kind.__mro__ if (library := _library_of(base)) in _REFUSED), None)
+
+
+def refuse_other_containers(x: Any, name: str) -> None:
+    """TypeError, with what to do, for arrays of libraries that are not taken, masked arrays and `numpy.matrix`."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array and its mask would be ignored: pass {name}.filled(value)")
+    if isinstance(x, np.matrix):  # of which slices, sums and products have other shapes than those of an array
+        raise TypeError(f"{name} is a numpy.matrix, whose operations are not those of arrays: use np.asarray({name})")
+    if (library := _refused_library(type(x))) is not None:
+        raise TypeError(f"{name} is a {_shown_type(x)}: {_REFUSED[library](x, name)}")
+
+
+def _shown_type(x: Any) -> str:
+    """Library and name of a type, without the modules in between."""
+    library, name = _library(type(x)), type(x).__name__
+    return name if library == "builtins" else f"{library}.{name}"
+
+
+def in_numpy(x: Any, name: str) -> np.ndarray[Any, Any]:
+    """What NumPy makes of lists, scalars and the like; TypeError where that is nothing."""
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise TypeError(f"{name} is not a rectangular array of numbers: {error}") from error
+    except (TypeError, RuntimeError) as error:  # of what refuses to be converted
+        raise TypeError(f"NumPy makes no array of {name}, whose type is {_shown_type(x)}: {error}") from error
+
+
 def as_operand(x: Any, name: str) -> Array:
     """Turn `x` into an array this package works on, without copying one that already is.
 
@@ -196,23 +263,12 @@ def as_operand(x: Any, name: str) -> Array:
     """
     if type(x) is np.ndarray and _numpy_name(x.dtype) in FLOATS:
         return x
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array and its mask would be ignored: pass {name}.filled(value)")
-    if isinstance(x, np.matrix):  # of which slices, sums and products have other shapes than those of an array
-        raise TypeError(f"{name} is a numpy.matrix, whose operations are not those of arrays: use np.asarray({name})")
-    library = _library(type(x))
-    if library == "cupy" or (hasattr(x, "__array_namespace__") and not isinstance(x, np.ndarray)):
-        pass
-    elif library in ("scipy", "torch", "jax", "pandas", "tensorflow"):
-        raise TypeError(
-            f"{name} is a {type(x).__module__}.{type(x).__name__}: pass a NumPy or CuPy array "
-            "(x.toarray() for a sparse matrix, x.numpy() for a tensor or a data frame)"
-        )
-    else:
-        try:
-            x = np.asarray(x)
-        except ValueError as error:
-            raise TypeError(f"{name} is not a rectangular array of numbers: {error}") from error
+    if not is_cupy(x):
+        refuse_other_containers(x, name)
+        if isinstance(x, np.ndarray | np.generic) or not hasattr(x, "__array_namespace__"):
+            x = in_numpy(x, name)
+        elif not hasattr(x, "__dlpack__"):
+            raise TypeError(f"{name} is a {_shown_type(x)}, without __dlpack__: pass a NumPy or CuPy array")
     dtype = dtype_name(x.dtype)
     if dtype in FLOATS:
         return x
@@ -256,7 +312,9 @@ def real_number(value: Any, name: str) -> float:
             raise TypeError("not a real number")
         return float(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is {value!r}: expected a real number") from error
+        text = repr(value)
+        shown = text if len(text) < 80 and "\n" not in text else f"a {_shown_type(value)}"
+        raise TypeError(f"{name} is {shown}: expected a real number") from error
     except OverflowError as error:
         raise ValueError(
             f"{name} is beyond {FLOATS['float64'].largest:.3g}, the largest float64: scale an operand instead"

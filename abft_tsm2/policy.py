@@ -96,6 +96,7 @@ class errstate:
 
     See Also
     --------
+    seterr : the same without a block.
     geterr : the actions in force.
 
     Notes
@@ -137,11 +138,15 @@ class errstate:
         self._changes = {key: _checked(key, action) for key, action in given.items() if action is not None}
         self._sync = sync
 
+    def _changed(self, scope: _Scope, outer: _Scope | None) -> _Scope:
+        """This policy instead of that of a scope, and the scope to return to."""
+        sync = scope.sync if self._sync is None else self._sync
+        return _Scope({**scope.actions, **self._changes}, outer, sync, scope.kept)
+
     def __enter__(self) -> None:
         # The scope to return to is kept in the context, not in this object, which several threads may hold at once.
         outer = _scope.get()
-        sync = outer.sync if self._sync is None else self._sync
-        _scope.set(_Scope({**outer.actions, **self._changes}, outer, sync, outer.kept))
+        _scope.set(self._changed(outer, outer))
 
     def __exit__(self, *exception: object) -> None:
         outer = _scope.get().outer
@@ -189,6 +194,59 @@ def geterr() -> dict[str, Action]:
     'raise'
     """
     return dict(_scope.get().actions)
+
+
+def seterr(
+    *,
+    corrected: Action | None = None,
+    checksum_fault: Action | None = None,
+    unverifiable: Action | None = None,
+    input_changed: Action | None = None,
+    uncorrectable: Action | None = None,
+    sync: bool | None = None,
+    **unknown: Never,
+) -> dict[str, Any]:
+    """Set what happens when something was found: here, from now on, as `numpy.seterr` does.
+
+    Parameters
+    ----------
+    corrected, checksum_fault, unverifiable, input_changed, uncorrectable, sync : optional
+        As of `errstate`. What is not given stays as it is. Inside of an `errstate` block they hold to its end.
+
+    Returns
+    -------
+    dict
+        What was in force before, ``sync`` included: ``seterr(**old)`` restores it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As of `errstate`; then nothing has changed.
+
+    See Also
+    --------
+    errstate : for a block or a function.
+    geterr : the actions in force.
+
+    Examples
+    --------
+    >>> old = seterr(corrected="raise")
+    >>> geterr()["corrected"]
+    'raise'
+    >>> _ = seterr(**old)
+    >>> geterr()["corrected"]
+    'log'
+    """
+    given: dict[str, Any] = {
+        "corrected": corrected,
+        "checksum_fault": checksum_fault,
+        "unverifiable": unverifiable,
+        "input_changed": input_changed,
+        "uncorrectable": uncorrectable,
+    }
+    new, scope = errstate(**given, sync=sync, **unknown), _scope.get()
+    _scope.set(new._changed(scope, scope.outer))
+    return {**scope.actions, "sync": scope.sync}
 
 
 def synchronous() -> bool:
@@ -466,11 +524,19 @@ class Deferred(Report):
 
     @classmethod
     def of(
-        cls, pending: PendingReport, on_error: str | None, *, operation: str, sizes: tuple[int, int, int], dtype: str
+        cls,
+        pending: PendingReport,
+        on_error: str | None,
+        *,
+        operation: str,
+        sizes: tuple[int, int, int],
+        dtype: str,
+        device: str,
     ) -> Deferred:
         """The report of a product whose verdict is pending."""
         m, k, n = sizes
-        self = cls.made_of(status=Status.PENDING, operation=operation, m=m, k=k, n=n, dtype=dtype, seconds={})
+        known: dict[str, Any] = {"operation": operation, "m": m, "k": k, "n": n, "dtype": dtype, "device": device}
+        self = cls.made_of(status=Status.PENDING, **known, seconds={})
         entry = _Open(weakref.ref(self), pending)
         state = {"_open": entry, "_final": None, "_lock": threading.Lock(), "_on_error": on_error}
         self.__dict__.update(state)
@@ -530,6 +596,8 @@ class CallFacts(Protocol):
     def sizes(self) -> tuple[int, int, int]: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
 
 
 def queued(verdict: PendingReport, on_error: str | None, info: CallFacts | None) -> Deferred | None:
@@ -538,7 +606,8 @@ def queued(verdict: PendingReport, on_error: str | None, info: CallFacts | None)
     if info is None:
         _remember(_Open(None, verdict))
         return None
-    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
+    known: dict[str, Any] = {"operation": info.operation, "sizes": info.sizes, "dtype": info.dtype}
+    return Deferred.of(verdict, on_error, **known, device=info.device)
 
 
 def _remember(entry: _Open) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from functools import cache
 from importlib import resources
 from operator import index
 from typing import Any, ClassVar, Self
+
+from abft_tsm2.place import host_name, usual_device
 
 
 class Record:
@@ -79,6 +82,13 @@ class Record:
         return self.to_dict() == other.to_dict()
 
     __hash__ = None  # type: ignore[assignment]  # as a report holds a dict
+
+    def __repr__(self) -> str:
+        """What is not as usual; long tuples are cut."""
+        usual = _defaults(type(self))
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        shown = [f"{name}={_brief(x)}" for name, x in values.items() if name not in usual or x != usual[name]]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def each(convert: Callable[[Any], Any]) -> Callable[[Iterable[Any]], tuple[Any, ...]]:
@@ -146,6 +156,9 @@ def _defaults(kind: Any) -> dict[str, Any]:
     return found | {name: made() for name, made in factories.items() if made is not MISSING}
 
 
+os.register_at_fork(after_in_child=_defaults.cache_clear)  # device and host are among them
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_dict()
@@ -158,6 +171,19 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value)
+    if not isinstance(value, tuple):
+        return repr(value)
+    if value and isinstance(value[0], Report):
+        return f"<{len(value)} reports>"
+    shown = [_brief(item) for item in value[:POSITIONS_SHOWN]]
+    if len(value) > len(shown):
+        shown.append(f"... {len(value)} in all")
+    return f"({', '.join(shown)}{',' if len(value) == 1 else ''})"
 
 
 SIDES = ("rows", "columns")
@@ -206,7 +232,7 @@ def by_precedence(statuses: Iterable[Status]) -> tuple[Status, tuple[Status, ...
     return worst, tuple(status for status in rest if status is not Status.CLEAN)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fault(Record):
     """One fault: where it was, how large, and how it was repaired.
 
@@ -255,7 +281,7 @@ class Fault(Record):
         return f"{where} {off} {self.magnitude:.3g}: {self.repair or 'not repaired'}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Check(Record):
     """One side's check: how many lines were verified and how sharp the check was.
 
@@ -296,7 +322,7 @@ class Check(Record):
         return f"{text}, sure to find a change of {self.detection_limit:.2g}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report(Record):
     """The account of one protected operation, or of a batch of them.
 
@@ -305,7 +331,7 @@ class Report(Record):
     status, also : Status, tuple of Status
         The status that wins by `PRECEDENCE`, and the others that hold.
     operation : str
-        "gemm", "verify_gemm", "encoded", "lu_factor", "lu_solve", "solve", "cholesky".
+        "gemm", "verify_gemm", "encoded", "lu_factor", "lu_solve", "solve", "cholesky", "cho_solve".
     m, k, n, dtype : int, str
         Sizes of (one) product, (m, k) times (k, n), and data type of the result; L and U are such a product.
     checks, faults : tuple of Check, tuple of Fault
@@ -322,8 +348,11 @@ class Report(Record):
         Of a factorisation: "online" or "offline", and why.
     restarted : bool
         Whether a factorisation that stayed wrong was done again from its matrix; not in the JSON.
-    worker, host, device : str
-        Of a task on a cluster: where it ran; empty elsewhere.
+    worker : str
+        Of a task on a cluster: the address of the worker that it ran on; empty elsewhere.
+    host, device : str
+        Where the operation ran: the name of the machine, and UUID and name of the GPU, what the environment variable
+        ABFT_TSM2_DEVICE says of a CPU, or "cpu". Of a batch: all of them, with commas.
     replays : int
         Of a product in a CUDA graph: how many replays the report is on; 0 elsewhere.
 
@@ -354,8 +383,8 @@ class Report(Record):
     mode: str = field(default="", metadata={"optional": True})
     restarted: bool = field(default=False, compare=False, metadata={"optional": True, "json": False})
     worker: str = field(default="", metadata={"optional": True})
-    host: str = field(default="", metadata={"optional": True})
-    device: str = field(default="", metadata={"optional": True})
+    host: str = field(default_factory=host_name, metadata={"optional": True})
+    device: str = field(default_factory=usual_device, metadata={"optional": True})
     replays: int = field(default=0, metadata={"optional": True})
 
     SCHEMA: ClassVar[str] = "abft_tsm2/report/1"
@@ -440,6 +469,8 @@ class Report(Record):
         """Build the report that `to_dict` gave, also through JSON; ValueError for anything else, and another schema."""
         if isinstance(data, Mapping) and data.get("schema") != cls.SCHEMA:
             raise ValueError(f"cannot read schema {data.get('schema')!r}: this version reads {cls.SCHEMA!r}")
+        if isinstance(data, Mapping):
+            data = {"host": "", "device": "", **data}  # unless it says so, it was not made here
         return super().from_dict(data)
 
     @staticmethod
@@ -478,6 +509,8 @@ class Report(Record):
             seconds=seconds,
             products=tuple(reports),
             restarted=any(report.restarted for report in reports),
+            host=", ".join(dict.fromkeys(report.host for report in reports)),
+            device=", ".join(dict.fromkeys(report.device for report in reports)),
         )
 
     def followed_by(self, later: Report) -> Report:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 LAYERS = [
     ["errors"],
     ["arrays"],
+    ["place"],
     ["report"],
     ["policy"],
     ["core"],
@@ -36,9 +37,10 @@ LAYERS = [
     ["__main__"],
 ]
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
-FOUNDATION = {"errors", "arrays", "report", "policy"}
+FOUNDATION = {"errors", "arrays", "place", "report", "policy"}
 APART = {("checksum.correct", "checksum.verify")}  # neighbours that must not know each other, beside those of a layer
-DOORS = {("arrays", "interop.dask")}  # where arrays arrive that another module serves
+# Where arrays arrive that another module serves, and operators of what products are made of.
+DOORS = {("arrays", "interop.dask"), ("checksum.encoded", "gemm")}
 PUBLIC = {"core.config", "core.model"}  # paths that users import, and nothing in the package
 
 TOP = ""  # the package itself: its lazy names reach everything, so only the outermost layer may take them

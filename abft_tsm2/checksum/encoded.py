@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import importlib
+from dataclasses import dataclass, replace
+from typing import Any, Never
 
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, same_bits, to_host
+from abft_tsm2.arrays import (
+    Array,
+    as_operand,
+    dtype_name,
+    float_type,
+    from_host,
+    in_numpy,
+    is_column_major,
+    is_cupy,
+    same_bits,
+    to_host,
+)
 from abft_tsm2.checksum.device.encode import DeviceChecksums, encode_on_device, norms_on_device
 from abft_tsm2.checksum.encode import OperandChecksum, Sided, carry, log2_column_norms
 from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose_storage, integer_checksums, restore
 from abft_tsm2.checksum.weights import Weights, weights
 from abft_tsm2.core.cublas import layout
 from abft_tsm2.core.row_sums import fingerprint
+from abft_tsm2.place import device_name
 from abft_tsm2.report import Fault, Report, Status
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Encoded:
     """A matrix with its checksums. Made by `encode`.
+
+    ``A @ E`` and ``E @ B`` are `protected_gemm`. It is no array: where one is meant, take ``E.array``.
 
     Attributes
     ----------
@@ -69,6 +84,59 @@ class Encoded:
     @property
     def shape(self) -> tuple[int, int]:
         return self.array.shape[0], self.array.shape[1]
+
+    __array_ufunc__ = None  # NumPy and CuPy leave A @ E to E
+
+    def __matmul__(self, other: Any) -> Any:
+        return _multiplied(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _multiplied(other, self)
+
+    def __radd__(self, other: Any) -> Never:
+        # NumPy, which offers its sum to E, takes a refusal for a list's, and says so.
+        raise TypeError(f"a {type(other).__name__} and an Encoded are not added: use E.array")
+
+    def __array__(self, *_: Any, **__: Any) -> Never:
+        raise TypeError(
+            "an Encoded is not made an array in silence, as what is computed with that is not protected: "
+            "use E.array where an array is meant, protected_gemm or @ for products"
+        )
+
+    @property
+    def T(self) -> Encoded:
+        """The transpose, of the same memory: what the one carries as a right operand, the other carries as a left one.
+
+        Raises
+        ------
+        TypeError
+            If the array does not say in which order its elements lie: of a library without strides.
+        """
+        A = self.as_encoded()
+        if A.size and 1 not in A.shape and is_column_major(A) == is_column_major(A.T):  # lines of its fingerprint
+            raise TypeError("the array has no strides, or equal ones, that tell its rows from its columns: encode A.T")
+        rows, columns, i = self.norms.rows, self.norms.columns, self.integers
+        device = self.device and DeviceChecksums(Sided(*reversed(self.device.sides)), self.device.memory)
+        return replace(
+            self,
+            array=A.T,
+            norms=Sided(columns, rows),
+            integers=IntegerChecksums((i.shape[1], i.shape[0]), i.itemsize, i.columns, i.rows),
+            fingerprint=self.fingerprint if A.size else fingerprint(A.T),
+            right=self.left,
+            left=self.right,
+            device=device,
+        )
+
+    def __repr__(self) -> str:
+        A, sides = self.array, (("row", self.row_checksums), ("column", self.column_checksums))
+        made = [f"{name} checksums {tuple(sums.shape)}" for name, sums in sides if sums is not None]
+        kind = f"{type(A).__module__.partition('.')[0]} array on {device_name(A)}"
+        return (
+            f"{type(self).__name__}: {' x '.join(map(str, A.shape))} {dtype_name(A.dtype)}, {kind}\n"
+            f"  carries {' and '.join(made)}\n"
+            f"  repair={self.repair}, recheck={self.recheck}"
+        )
 
     def as_encoded(self) -> Array:
         """`array`, in the shape and type in which it was encoded.
@@ -174,6 +242,7 @@ class Encoded:
             dtype=float_type(self.array).name,
             faults=faults,
             reasons=reasons,
+            device=device_name(self.array),
         )
 
 
@@ -192,6 +261,10 @@ class Carrying(Encoded):
     def diagnose(self) -> Diagnosis:
         refused = "it is not what it was when its sums were taken" if self.changed() else ""
         return Diagnosis(False, refused=refused, checksum_fault=not refused)
+
+
+def _multiplied(a: Any, b: Any) -> Any:
+    return importlib.import_module("abft_tsm2.gemm").protected_gemm(a, b)
 
 
 def _shown(dtype: Any) -> str:
@@ -221,7 +294,7 @@ def _chosen_weights(given: Any, n: int, name: str) -> tuple[Weights, bool]:
     if given is None or isinstance(given, str):
         kind = given or "balanced"
         return weights(kind, n), kind == "balanced"
-    V = np.asarray(given)
+    V = in_numpy(given, f"{name} weights")
     if V.dtype.kind not in "iuf":
         raise TypeError(f"{name} weights have dtype {V.dtype}: real numbers are expected")
     V = V.astype(np.float64)

@@ -21,6 +21,7 @@ from abft_tsm2.gemm import captured, fallback, known, pending, small, stack
 from abft_tsm2.gemm.host import Hook, Product
 from abft_tsm2.gemm.operands import GemmProblem, factor, problem_of
 from abft_tsm2.gemm.plan import serves
+from abft_tsm2.place import device_name
 from abft_tsm2.report import Report, Status
 
 _FACTORS = (float, int, np.float64, np.float32)
@@ -283,7 +284,8 @@ def _run(
         return reports[0]
     if not reports:  # a batch of no products
         (m, k), n = problem.a.shape[-2:], problem.b.shape[-1]
-        return Report(status=Status.CLEAN, operation=operation, m=m, k=k, n=n, dtype=problem.dtype)
+        what: Any = {"operation": operation, "m": m, "k": k, "n": n, "dtype": problem.dtype}
+        return Report(status=Status.CLEAN, **what, device=device_name(problem.c))
     return Report.merge(reports, operation=operation)
 
 

@@ -58,7 +58,8 @@ def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bo
     replayed.queue(stream, workspace)
     verdict = CapturedVerdict(replayed.tallies, product.info, kept, here.number)
     info = product.info
-    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
+    known: Any = {"operation": info.operation, "sizes": info.sizes, "dtype": info.dtype, "device": info.device}
+    return Deferred.of(verdict, on_error, **known)
 
 
 class CapturedVerdict:
@@ -144,9 +145,8 @@ def _report(found: list[Replays], info: CallInfo) -> Report:
     replays = max(max(one.ended + one.missing, one.begun) for one in found)
     if not replays:
         m, k, n = info.sizes
-        return Report.made_of(
-            status=Status.PENDING, operation=info.operation, m=m, k=k, n=n, dtype=info.dtype, seconds={}
-        )
+        known: Any = {"operation": info.operation, "m": m, "k": k, "n": n, "dtype": info.dtype, "device": info.device}
+        return Report.made_of(status=Status.PENDING, **known, seconds={})
     checks, faults, wrong, open = [], [], list[str](), list[str]()
     for one, side, lines in zip(found, info.sides, info.lines, strict=True):
         checks.append(_check(one, side, lines))

@@ -32,6 +32,7 @@ from abft_tsm2.gemm.plan import (
     wide_product,
 )
 from abft_tsm2.gemm.replays import GraphCall, forget
+from abft_tsm2.place import device_name
 from abft_tsm2.report import Fault, Report
 
 ROUNDS = 3  # repairs that were undone before giving up
@@ -253,7 +254,8 @@ def _product(
     plan = plan_of(operands, p, sides, carried, on_stage is not None)
     products, index = (p.batch[0], ()) if task is None else (None, task.index)
     lines = tuple(check.spec.m for check in plan.checks)
-    info = CallInfo(operation, (A.shape[-2], A.shape[-1], B.shape[-1]), p.dtype, products, index, sides, lines)
+    shape, device = (A.shape[-2], A.shape[-1], B.shape[-1]), device_name(C)
+    info = CallInfo(operation, shape, p.dtype, products, index, sides, lines, device)
     return DeviceProduct(plan, CallOptions(carried, p.alpha, p.beta, write), info, operands, on_stage)
 
 

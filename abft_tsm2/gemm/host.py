@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, is_writable, namespace
+from abft_tsm2.arrays import Array, is_numpy, is_writable, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.checksum.diagnose import Decision, diagnose
 from abft_tsm2.checksum.encode import OperandChecksum, carry, encoded_right
@@ -21,6 +21,7 @@ from abft_tsm2.checksum.verify import PredictedSums, SideVerdict, changed_operan
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.matmul import multiply, same_layout
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
+from abft_tsm2.place import device_name
 from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 Hook = Callable[[str, Mapping[str, Array]], None]
@@ -286,6 +287,8 @@ class Product:
     def summary(self) -> Report:
         (m, k), n, p = self.A.shape, self.B.shape[1], self.problem
         sizes: Any = {"operation": self.operation, "m": m, "k": k, "n": n, "dtype": p.dtype}
+        if not is_numpy(self.A):
+            sizes["device"] = device_name(self.A)
         made: Any = {"checks": tuple(self.checks), "seconds": self.seconds, "index": self.task.index}
         if not (self.statuses or self.decisions or self.faults or self.reasons):
             return Report.made_of(status=Status.CLEAN, **sizes, **made)

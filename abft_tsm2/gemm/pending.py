@@ -32,7 +32,8 @@ def run(
     with problem.c.device:
         product = next(products_of(problem, operation, None, write=write, keep=keep))
         info, verdict = product.info, queue(product)
-    return Deferred.of(verdict, on_error, operation=info.operation, sizes=info.sizes, dtype=info.dtype)
+    known: Any = {"operation": info.operation, "sizes": info.sizes, "dtype": info.dtype, "device": info.device}
+    return Deferred.of(verdict, on_error, **known)
 
 
 def queue(product: DeviceProduct) -> Pending:

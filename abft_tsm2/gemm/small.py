@@ -8,6 +8,7 @@ before it was computed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from time import perf_counter
@@ -29,6 +30,7 @@ _MOST = 256  # forms that are kept, each with memory of O(m + k + n)
 _IDLE = 8  # sets of that memory: one for each thread that multiplies at the same time
 
 _forms: dict[Any, SmallForm] = {}
+os.register_at_fork(after_in_child=_forms.clear)  # their reports name the device, which may have another name now
 Carried = tuple[OperandChecksum | None, OperandChecksum | None]
 _NOTHING: Carried = None, None
 

@@ -96,7 +96,12 @@ class BatchReport(Report):
 
     @cached_property
     def products(self) -> tuple[Report, ...]:
-        made: tuple[Report, ...] = self.__dict__.pop("_make")()
+        make = self.__dict__.get("_make")
+        if make is None:  # another thread has made them meanwhile
+            made: tuple[Report, ...] = self.__dict__["products"]
+            return made
+        made = self.__dict__["products"] = make()
+        self.__dict__.pop("_make", None)  # not before: an interrupt leaves the report as it was
         return made
 
     def __eq__(self, other: object) -> bool:

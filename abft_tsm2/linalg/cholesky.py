@@ -22,6 +22,7 @@ from abft_tsm2.linalg.evidence import Evidence, definite_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, stacked
 from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.outcome import FACTORS, Clock, FactorOutcome, Findings, Origin, Unrepairable, check_of_steps
+from abft_tsm2.place import device_name
 from abft_tsm2.report import Check, Fault, Report, Status
 
 
@@ -198,12 +199,9 @@ def _factored(a: Any, options: CholeskyOptions, check_finite: bool) -> tuple[Arr
     if A.ndim < 2:
         A = namespace(A).reshape(A, (1, -1))
     *batch, m, n = A.shape
-    if 0 in batch:
-        function = "cholesky" if options.clear else "cho_factor"
-        raise ValueError(f"`{function}` does not support zero-size batches.")
     if m != n:
         raise ValueError(f"Input array is expected to be square but has the shape: {(m, n)}.")
-    if n == 0:
+    if 0 in A.shape:  # as numpy.linalg.cholesky; SciPy refuses batches of no matrices
         c, report = namespace(A).empty_like(A), _report(Findings(), A, options, Clock())
     elif not batch:
         c, report = _one(A, options, unknown)
@@ -244,7 +242,8 @@ def _report(
 ) -> Report:
     n = int(A.shape[-1])
     findings.faults[:] = [_in_result(fault, options.lower) for fault in findings.faults]
-    report = findings.report("cholesky", (n, n, n), dtype_name(A.dtype), clock.seconds, checks=checks)
+    more: dict[str, Any] = {"checks": checks, "device": device_name(A)}
+    report = findings.report("cholesky", (n, n, n), dtype_name(A.dtype), clock.seconds, **more)
     # half as many operations as an LU
     return replace(report, recomputed=2 * report.recomputed) if report.recomputed else report
 

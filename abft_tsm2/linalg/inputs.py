@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, as_operand, dtype_name, is_numpy, namespace, to_host
+from abft_tsm2.arrays import (
+    Array,
+    as_operand,
+    dtype_name,
+    in_numpy,
+    is_cupy,
+    is_numpy,
+    namespace,
+    refuse_other_containers,
+    to_host,
+)
 from abft_tsm2.report import Report
 
 NATIVE = ("float32", "float64")
@@ -42,21 +52,21 @@ def as_array(x: Any, name: str, *, check_finite: bool = True) -> Array:
     return x
 
 
-def pair_of(lu_and_piv: Any) -> tuple[Any, Any]:
-    """lu and piv; TypeError for what is no pair."""
+def pair_of(given: Any, name: str = "lu_and_piv", parts: str = "(lu, piv)") -> tuple[Any, Any]:
+    """The two parts of a pair; TypeError for what is none."""
     try:
-        lu, piv = lu_and_piv
+        first, second = given
     except (TypeError, ValueError) as error:
-        raise TypeError(f"lu_and_piv is a {type(lu_and_piv).__name__}: the pair (lu, piv) is expected") from error
-    return lu, piv
+        raise TypeError(f"{name} is a {type(given).__name__}: the pair {parts} is expected") from error
+    return first, second
 
 
 def pivots_of(piv: Any, shape: tuple[int, ...]) -> Any:
     """Pivots, as LAPACK takes them, of an lu of that shape; ValueError where one of them is no row."""
     *batch, n, _ = shape
-    if isinstance(piv, np.ma.MaskedArray):
-        raise TypeError("piv is a masked array and its mask would be ignored: pass piv.filled(value)")
-    given = np.asarray(to_host(piv) if hasattr(piv, "dtype") and not isinstance(piv, np.generic) else piv)
+    refuse_other_containers(piv, "piv")
+    foreign = is_cupy(piv) or (hasattr(piv, "__array_namespace__") and not isinstance(piv, np.generic))
+    given = to_host(piv) if foreign else in_numpy(piv, "piv")
     if given.size and given.dtype.kind not in "iuf":
         raise TypeError(f"piv holds {given.dtype}: the numbers of rows are expected, as lu_factor returns them")
     if given.ndim == 0 or given.shape[-1] != n or not _broadcasts(given.shape[:-1], tuple(batch)):

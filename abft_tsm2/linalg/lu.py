@@ -38,6 +38,7 @@ from abft_tsm2.linalg.once_more import factored_once_more
 from abft_tsm2.linalg.outcome import FACTORS, FactorOutcome, Findings, Overflowed, Unrepairable, check_of_steps, largest
 from abft_tsm2.linalg.pending import PendingFactors
 from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
+from abft_tsm2.place import device_name
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
@@ -181,12 +182,14 @@ def protected_lu_factor(
     if 0 in A.shape:
         xp = namespace(A)
         lu, piv = xp.empty_like(A), xp.zeros((*A.shape[:-2], min(A.shape[-2:])), dtype=xp.int32)
-        report = Findings().report("lu_factor", _sizes(A), dtype_name(A.dtype), {}, mode="nothing to do")
+        more: Any = {"mode": "nothing to do", "device": device_name(A)}
+        report = Findings().report("lu_factor", _sizes(A), dtype_name(A.dtype), {}, **more)
     elif A.ndim == 2 and options.queues(A) and not policy.synchronous():
         # Whether A is finite is not known before the verdict, which then says so.
         verdict = PendingFactors(_run_of(A, replace(options, check_finite=False)))
         lu, piv = verdict.factors
-        report = Deferred.of(verdict, on_error, operation="lu_factor", sizes=_sizes(A), dtype=dtype_name(A.dtype))
+        known: Any = {"sizes": _sizes(A), "dtype": dtype_name(A.dtype), "device": device_name(A)}
+        report = Deferred.of(verdict, on_error, operation="lu_factor", **known)
     elif A.ndim == 2:
         factors = factored(A, options)
         lu, piv, report = factors.W, factors.piv, factors.report
@@ -289,7 +292,7 @@ class LuFactorisation(BlockedFactorisation):
 
     def finish(self, mode: str, why: str) -> None:
         """Set the report."""
-        more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}"}
+        more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}", "device": device_name(self.W)}
         kind = _sizes(self.A), dtype_name(self.A.dtype), self.clock.seconds
         self.report = self.findings.report("lu_factor", *kind, **more)
 

@@ -18,7 +18,16 @@ from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu import factored
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.outcome import Findings, check_of
-from abft_tsm2.linalg.substitution import ATTEMPTS, Work, queued, same, substituted, substituted_carefully, wrong_rows
+from abft_tsm2.linalg.substitution import (
+    ATTEMPTS,
+    Work,
+    queued,
+    same,
+    substituted,
+    substituted_carefully,
+    substituted_twice,
+    wrong_rows,
+)
 from abft_tsm2.linalg.triangular import (
     Triangle,
     check_solution,
@@ -27,6 +36,7 @@ from abft_tsm2.linalg.triangular import (
     solution_evidence,
     summing_weights,
 )
+from abft_tsm2.place import device_name
 from abft_tsm2.report import Report, Status
 
 GENERAL = (None, "gen", "general")
@@ -128,10 +138,103 @@ def protected_lu_solve(
 
         x = substituted(lu, piv, B, int(trans), work, verify)
         sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
-        return x, work.findings.report("lu_solve", sizes, dtype_name(B.dtype), seconds, checks=work.checks)
+        more: dict[str, Any] = {"checks": work.checks, "device": device_name(B)}
+        return x, work.findings.report("lu_solve", sizes, dtype_name(B.dtype), seconds, **more)
 
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         x, report = _each(one, "lu_solve", lu, piv, B)
+    policy.deliver(report, on_error)
+    return (x, report) if return_report else x
+
+
+def protected_cho_solve(
+    c_and_lower: Any,
+    b: Any,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+    *,
+    on_error: str | None = None,
+    return_report: bool = False,
+    on_stage: Hook | None = None,
+) -> Any:
+    """Solve ``a x = b`` with Cholesky's factor of a; each substitution is checked by its residual.
+
+    Parameters
+    ----------
+    c_and_lower : tuple
+        From `protected_cho_factor` or `scipy.linalg.cho_factor`: c (..., n, n), and whether its lower triangle is the
+        factor. The other triangle may hold anything finite.
+    b : (n,) or (..., n, r) array_like
+    overwrite_b : bool
+        Accepted for SciPy's sake; b is kept, for repairs.
+    check_finite : bool
+        Refuse NaN and Inf, in all of c.
+    on_error, return_report
+        As in `protected_lu_factor`.
+    on_stage : callable, optional
+        ``on_stage(stage, arrays)`` at "inputs" (c, b), "forward" (z) and "backward" (x) with the live arrays.
+
+    Returns
+    -------
+    x : array
+        Of b's shape.
+    report : Report
+        With ``return_report=True``.
+
+    Raises
+    ------
+    SilentDataCorruptionError
+        The solution is wrong and could not be repaired.
+    TypeError, ValueError
+        Shapes that do not fit, with SciPy's messages; Dask arrays.
+
+    Warns
+    -----
+    UnverifiableWarning
+        The solution is not finite: the factor has a zero on its diagonal, or it overflows, or a number on the way to it
+        does.
+
+    See Also
+    --------
+    protected_solve : certifies the solution with a, which is not known here.
+
+    Notes
+    -----
+    As `protected_lu_solve`, with ``L z = b`` and ``L' x = z`` (N. J. Higham, Accuracy and Stability of Numerical
+    Algorithms, 2002, theorem 8.5). CuPy arrays are solved by CuPy's triangular solves, and every check waits for the
+    host.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import abft_tsm2 as ft
+    >>> A = np.array([[4.0, 2.0], [2.0, 3.0]])
+    >>> [round(float(x), 12) for x in ft.protected_cho_solve(ft.protected_cho_factor(A), np.array([8.0, 8.0]))]
+    [1.0, 2.0]
+    """
+    c, lower = pair_of(c_and_lower, "c_and_lower", "(c, lower)")
+    if served_elsewhere(c, b) is not None:
+        raise TypeError("c or b is a Dask array: protected_solve(a, b, assume_a='pos') solves systems of these")
+    policy.check_on_error(on_error)
+    C, B = as_array(c, "c", check_finite=check_finite), as_array(b, "b", check_finite=check_finite)
+    namespace(C, B)
+    if C.ndim < 2 or C.shape[-1] != C.shape[-2]:
+        raise ValueError("The factored matrix c is not square.")
+    n = C.shape[-1]
+    if n != (B.shape[-2] if B.ndim > 1 else B.shape[0] if B.ndim else -1):
+        raise ValueError(f"incompatible dimensions ({tuple(C.shape)} and {tuple(B.shape)})")
+    C, B = _of_one_type(C, B)
+
+    def one(C: Array, _: Any, B: Array) -> tuple[Array, Report]:
+        work, C, B = Work(on_stage, repair=on_error != "detect"), for_blas(C), for_blas(B)
+        work.stage("inputs", c=C, b=B)
+        x = substituted_twice(C if lower else C.T, B, work)
+        more: dict[str, Any] = {"checks": work.checks, "device": device_name(B)}
+        sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
+        return x, work.findings.report("cho_solve", sizes, dtype_name(B.dtype), seconds, **more)
+
+    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
+        x, report = _each(one, "cho_solve", C, None, B)
     policy.deliver(report, on_error)
     return (x, report) if return_report else x
 
@@ -250,7 +353,8 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
     work = Work(options.on_stage, options.repair)
     n, r = B.shape
     if 0 in (n, r):
-        return namespace(B).zeros_like(B), Findings().report("solve", (n, n, r), dtype_name(B.dtype), {})
+        report = Findings().report("solve", (n, n, r), dtype_name(B.dtype), {}, device=device_name(B))
+        return namespace(B).zeros_like(B), report
     X = namespace(B).full_like(B, float("nan"))  # until there is a solution
     for _ in range(ATTEMPTS):
         factors = factored(A, options, warn=False)
@@ -282,7 +386,7 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
     _warn_of_condition(A, factors.W)
     sizes, seconds = (n, n, r), work.clock.seconds
-    more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode}
+    more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode, "device": device_name(B)}
     report = work.findings.report("solve", sizes, dtype_name(B.dtype), seconds, **more)
     return X, report
 
@@ -423,5 +527,6 @@ def _each(
         x, report = stacked([x for x, _ in done], batch), merged([one for _, one in done], batch, operation)
     else:
         x = xp.zeros_like(B)
-        report = Findings().report(operation, (B.shape[-2], B.shape[-2], B.shape[-1]), dtype_name(B.dtype), {})
+        sizes = (B.shape[-2], B.shape[-2], B.shape[-1])
+        report = Findings().report(operation, sizes, dtype_name(B.dtype), {}, device=device_name(B))
     return (x[..., 0] if vector else x), report

@@ -116,6 +116,13 @@ def _substituted(lu: Array, order: Any, B: Array, trans: int, work: Work) -> Arr
     return substitution(upper, z, t, "backward", "x", work)
 
 
+def substituted_twice(L: Array, B: Array, work: Work) -> Array:
+    """The solution of ``L L' X = B``, for the lower triangle of L, both substitutions checked."""
+    t = summing_weights(B)
+    z = substitution(Triangle(L, True, False), B, t, "forward", "z", work)
+    return substitution(Triangle(L.T, False, False), z, t, "backward", "x", work)
+
+
 def substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, work: Work) -> Array:
     """Solve, check, and solve again where the check failed."""
     xp, last = namespace(B), None

@@ -50,6 +50,8 @@ class CallInfo:
         In a batch, of one of its products.
     lines : tuple of int
         Of each side.
+    device : str
+        The GPU, as `place.device_name` has it.
     """
 
     operation: str
@@ -59,6 +61,7 @@ class CallInfo:
     index: tuple[int, ...]
     sides: tuple[str, ...]
     lines: tuple[int, ...]
+    device: str = ""
 
 
 def untouched(record: DeviceRecord) -> bool:
@@ -205,6 +208,7 @@ def report_of(info: CallInfo, checks: tuple[Check, ...], found: list[tuple[int, 
                 checks=checks,
                 faults=faults,
                 index=info.index if info.products is None else (number,),
+                device=info.device,
             )
         )
     return reports[0] if info.products is None else Report.merge(reports, operation=info.operation)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import socket
 import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from abft_tsm2.place import cpu_name, gpu_name, host_name
 from abft_tsm2.report import Fault
-
-DEVICE_VARIABLE = "ABFT_TSM2_DEVICE"
 
 
 class Place(NamedTuple):
@@ -43,12 +39,11 @@ def task_key() -> Any:
 def place() -> Place:
     """Where this thread's task runs.
 
-    The device is the UUID of the current GPU where the process has one in use, else what the environment variable
-    ABFT_TSM2_DEVICE says (several workers of a host may each have a socket of their own), else "cpu".
+    The device is the current GPU where the process has one in use, else the CPU, by their names in reports.
     """
     here = worker()
     address = "" if here is None else here.address
-    return Place(address, socket.gethostname(), _device())
+    return Place(address, host_name(), _device())
 
 
 def located(fault: Fault) -> Fault:
@@ -57,17 +52,8 @@ def located(fault: Fault) -> Fault:
 
 
 def _device() -> str:
-    if named := os.environ.get(DEVICE_VARIABLE):
-        return named
     if "cupy" in sys.modules:
         import cupy
 
-        return _name_of_gpu(cupy.cuda.Device().id)
-    return "cpu"
-
-
-@functools.cache
-def _name_of_gpu(number: int) -> str:
-    import cupy
-
-    return f"GPU-{bytes(cupy.cuda.runtime.getDeviceProperties(number)['uuid']).hex()}"
+        return gpu_name(cupy.cuda.runtime.getDevice())
+    return cpu_name()
