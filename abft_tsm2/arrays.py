@@ -287,6 +287,8 @@ def as_output(out: Any) -> Array:
     ValueError
         If it is read-only, or overlaps itself.
     """
+    if _refused_library(type(out)) is not None:  # what as_operand advises makes a copy
+        raise TypeError(f"out is a {_shown_type(out)}: it must be a NumPy or CuPy array, to be written into")
     x = as_operand(out, "out")
     if not (x is out or isinstance(out, np.ndarray)):
         raise TypeError(f"out is a {type(out).__name__}: it must be an array, to be written into")

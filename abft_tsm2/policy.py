@@ -531,7 +531,7 @@ class Deferred(Report):
         operation: str,
         sizes: tuple[int, int, int],
         dtype: str,
-        device: str,
+        device: str = "",
     ) -> Deferred:
         """The report of a product whose verdict is pending."""
         m, k, n = sizes
