@@ -1,4 +1,4 @@
-"""The report of a clean batch makes those of its products when they are asked for, by several threads or interrupted."""
+"""Reports of a clean batch's products are made when they are asked for: by several threads, or interrupted."""
 
 from __future__ import annotations
 

@@ -137,6 +137,20 @@ def test_batches(shape: tuple[int, ...]) -> None:
         protected_cholesky(a)
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 3, 3), (3, 0, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_empty_batches_are_numpys(shape: tuple[int, ...], dtype: Any) -> None:
+    a = np.empty(shape, dtype)
+    for c, report in (
+        protected_cholesky(a, return_report=True),
+        (lambda found: (found[0][0], found[1]))(protected_cho_factor(a, return_report=True)),
+    ):
+        right = np.linalg.cholesky(a)
+        assert (c.shape, c.dtype, report.status) == (right.shape, right.dtype, Status.CLEAN)
+    with pytest.raises(ValueError, match="square"):
+        protected_cholesky(np.empty((0, 2, 3)))
+
+
 PLAIN: Mapping[str, Any] = {
     "empty": np.empty((0, 0)),
     "empty float32": np.empty((0, 0), np.float32),
