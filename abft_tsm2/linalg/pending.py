@@ -58,6 +58,8 @@ class PendingFactors:
     def wait(self) -> Report:
         """The report; an exception of the first time is raised each time."""
         if self._queued is not None:
+            with self._device:
+                self._done.synchronize()  # an interrupt of this wait leaves all as it was
             queued, self._queued = self._queued, None
             try:
                 self._await(queued)
@@ -71,7 +73,6 @@ class PendingFactors:
 
     def _await(self, queued: DeviceFactorisation) -> None:
         with self._device:
-            self._done.synchronize()
             run, (lu, piv) = self._run, self.factors
             run.await_device(queued, *self._mode)
             if run.W is not lu:

@@ -88,6 +88,22 @@ def test_verdicts_that_are_awaited() -> None:
         assert not lu_outside(np.asarray(lu), np.asarray(piv), a).any()
 
 
+def test_a_wait_that_is_interrupted_is_begun_again(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [KeyboardInterrupt()]
+
+    class Event(cupy.cuda.Event):  # type: ignore[misc,name-defined]
+        def synchronize(self) -> None:
+            if left:
+                raise left.pop()
+
+    monkeypatch.setattr(cupy.cuda, "Event", Event)
+    with errstate(sync=False):
+        _, report = protected_lu_factor(on_card(normal(150, 150)), return_report=True)
+    with pytest.raises(KeyboardInterrupt):
+        report.wait()
+    assert report.wait().status is Status.CLEAN
+
+
 def test_what_does_not_fit_is_said_before_it_begins(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class OutOfMemoryError(MemoryError):
         pass
