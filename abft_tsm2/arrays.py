@@ -218,10 +218,12 @@ _REFUSED["cupyx"] = _REFUSED["scipy"]
 """Of libraries whose arrays are not taken: what to do."""
 
 
-@functools.cache
-def _refused_library(kind: type) -> str | None:
+def _find_refused_library(kind: type) -> str | None:
     """The one of `_REFUSED` that a type, or one that it is derived from, is of."""
     return next((library for base in kind.__mro__ if (library := _library_of(base)) in _REFUSED), None)
+
+
+_refused_library: Callable[[type], str | None] = functools.cache(_find_refused_library)
 
 
 def refuse_other_containers(x: Any, name: str) -> None:

@@ -85,10 +85,11 @@ class Record:
 
     def __repr__(self) -> str:
         """What is not as usual; long tuples are cut."""
-        usual = _defaults(type(self))
+        kind: Any = type(self)
+        usual = _defaults(kind)
         values = {part.name: getattr(self, part.name) for part in fields(self)}
         shown = [f"{name}={_brief(x)}" for name, x in values.items() if name not in usual or x != usual[name]]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return f"{kind.__name__}({', '.join(shown)})"
 
 
 def each(convert: Callable[[Any], Any]) -> Callable[[Iterable[Any]], tuple[Any, ...]]:
