@@ -430,3 +430,20 @@ def test_a_second_look_adds_to_the_first() -> None:
     assert (worse.status, worse.also, worse.faults) == (Status.UNCORRECTABLE, (Status.CORRECTED,), (fault, other))
     batch = Report.merge([first, clean], operation="gemm").followed_by(Report.merge([clean, clean], operation="gemm"))
     assert [one.status for one in batch.products] == [Status.CORRECTED, Status.CLEAN]
+
+
+def test_its_repr_has_what_is_not_as_usual() -> None:
+    report = Report(Status.CLEAN, "gemm", 2, 3, 4, "float64", index=(5,))
+    assert repr(report) == ("Report(status=Status.CLEAN, operation='gemm', m=2, k=3, n=4, dtype='float64', index=(5,))")
+    assert eval(repr(report)) == report
+    assert eval(repr(example())) == example()
+
+
+def test_its_repr_is_short_whatever_was_found() -> None:
+    fault = Fault("C", "rows", tuple(range(0, 5000, 2)), (), 5000, math.inf)
+    assert "rows=(0, 2, 4, 6, ... 2500 in all)" in repr(fault)
+    entries = [example(faults=(fault,) * 1000, index=(i,)) for i in range(1000)]
+    assert len(repr(entries[0])) < 2000
+    batch = Report.merge(entries, operation="gemm")
+    assert repr(batch).endswith("products=<1000 reports>)")
+    assert len(repr(batch)) < 500
