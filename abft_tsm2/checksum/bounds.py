@@ -46,6 +46,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from abft_tsm2.arrays import FLOATS, FloatType, Namespace, type_name
 from abft_tsm2.checksum.weights import MEAN_SQUARE
 
@@ -163,6 +165,30 @@ class BoundFactors(NamedTuple):
         norm = min(stored, largest)
         rounded = self.input_factor * products + self.out_factor * norm + underflow
         return self.factor * max(products, added, norm) + rounded, largest
+
+    def of_norms(
+        self, products: Any, stored: Any, added: Any, underflow: float, more: float, added_factor: float = 0.0
+    ) -> tuple[Any, Any]:
+        """`of_line` of lines, `stored` of which may not be known yet; `added_factor`: of `added`, as it is rounded."""
+        largest = (self.root * more) * products
+        if added is not None:
+            largest += SLACK * added
+        largest += underflow
+        scale = products if added is None else np.maximum(products, added)
+        if stored is None:
+            tau = self.factor * scale
+        else:
+            norm = np.minimum(stored, largest)
+            tau = np.maximum(scale, norm)
+            tau *= self.factor
+            if self.out_factor:
+                tau += self.out_factor * norm
+            if added is not None and added_factor:
+                tau += added_factor * added
+        if self.input_factor:
+            tau += self.input_factor * products
+        tau += underflow
+        return tau, largest
 
 
 @functools.lru_cache(1024)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, namespace, same_bits, to_host
+from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, namespace, same_bits, to_host
 from abft_tsm2.checksum.weights import SEED, Weights
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -169,7 +169,7 @@ def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
 def exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from norms of a sample of their rows, and their ends; a column of which the sample says
     nothing is read as a whole. Of a matrix, or of each of a stack."""
-    lowest = _reliable(R)
+    lowest = _reliable(dtype_name(R.dtype), R.shape[-2])
     if (found := _within(log2_norms, lowest, lambda: _are_zero(R, log2_norms))) is not None:
         return found
     if R.ndim == 2:
@@ -180,16 +180,19 @@ def exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64
     return out, None
 
 
-def _reliable(R: Array) -> float:
+@functools.lru_cache(64)
+def _reliable(dtype: str, k: int) -> float:
     """log2 of the least norm of k rows that is known to two digits although squares that underflow are lost: all of
     them together are less than a 64th of its square."""
-    return (_SUMMED[float_type(R).name] + math.log2(64 * max(1, R.shape[-2]))) / 2
+    return (_SUMMED[dtype] + math.log2(64 * max(1, k))) / 2
 
 
 def _are_zero(R: Array, log2_norms: NDArray[Any]) -> bool:
     """Whether the columns whose squares add to 0 hold nothing else; False of those that were not read as a whole."""
-    if R.ndim > 2 or not read_whole(R.shape[0]):
+    if not read_whole(R.shape[-2]):
         return False
+    if R.ndim > 2:
+        return not bool(((R != 0).any(axis=-2) & (log2_norms == -np.inf)).any())
     return not bool(namespace(R).any(_columns(R, log2_norms == -np.inf) != 0))
 
 
@@ -251,7 +254,7 @@ def missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDAr
         return None
     large = np.flatnonzero(size > usual)
     if large.size > 16 + R.shape[0] // 16:
-        exact = exponents(_norms(R, _reliable(R)))
+        exact = exponents(_norms(R, _reliable(dtype_name(R.dtype), R.shape[-2])))
     else:
         xp = namespace(R)
         total = np.full(R.shape[1], 1 / _share(R.shape[0]))  # the sample's own norm, in units of 2^e, squared
@@ -293,7 +296,7 @@ def _within(
 ) -> tuple[NDArray[np.int64], Ends] | None:
     """`exponents` and their ends, where all norms, (..., n), are finite and beyond the lowest; else None.
 
-    `are_zero`: whether columns without a norm, of one matrix, are columns of zeros."""
+    `are_zero`: whether columns without a norm are columns of zeros."""
     n, ordered = log2_norms.shape[-1], log2_norms.copy()
     if ordered.size == 0:
         return None
@@ -310,10 +313,17 @@ def _within(
         centre = ordered.item(half) if (n - zeros) % 2 else (ordered.item(half - 1) + ordered.item(half)) / 2
         shift = centre - round(centre)
         return np.rint(log2_norms - shift).astype(np.int64), (round(low - shift), round(high - shift))
-    if not ((ordered[..., 0] > lowest) & (ordered[..., -1] < _HIGHEST)).all():
+    low, half = ordered[..., :1], n // 2
+    pair = ordered[..., (n - 1) // 2 : half + 1]
+    if bool((low == -np.inf).any()) and are_zero():
+        zeros = np.count_nonzero(ordered == -np.inf, axis=-1, keepdims=True)
+        low = np.take_along_axis(ordered, np.minimum(zeros, n - 1), axis=-1)
+        low = np.where(zeros == n, 0.0, low)  # a matrix of zeros
+        log2_norms, ordered = np.maximum(log2_norms, low), np.maximum(ordered, low)
+        pair = np.take_along_axis(ordered, np.concatenate([(n + zeros - 1) // 2, (n + zeros) // 2], axis=-1) % n, axis=-1)
+    if not ((low[..., 0] > lowest) & (ordered[..., -1] < _HIGHEST)).all():
         return None
-    exponent = _centred(log2_norms, ordered[..., (n - 1) // 2 : n // 2 + 1].mean(axis=-1, keepdims=True))
-    return exponent.astype(np.int64), None
+    return _centred(log2_norms, pair.mean(axis=-1, keepdims=True)).astype(np.int64), None
 
 
 def _centred(log2_norms: NDArray[Any], centre: Any) -> NDArray[Any]:

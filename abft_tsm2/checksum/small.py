@@ -26,16 +26,9 @@ from abft_tsm2.checksum.encode import (
     sampled_beyond,
     sampled_squares,
 )
+from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
 from abft_tsm2.checksum.sides import Floats, Side
-from abft_tsm2.checksum.verify import (
-    MANY,
-    PredictedSums,
-    clean_check,
-    estimate_of,
-    judge,
-    rounded_bounds,
-    rounded_check,
-)
+from abft_tsm2.checksum.verify import PredictedSums, clean_check, rounded_check
 from abft_tsm2.checksum.weights import Weights
 from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums
 from abft_tsm2.report import Check
@@ -184,10 +177,6 @@ class SmallSums:
         u = self._u
         X = copied(C, _DOUBLE) if self._a.u_out else C
         self._add(X, V, u)
-        if self._a.u_out and self._m > MANY:
-            verdict = judge(self.lines(L, R, C), self.predicted(), u[:, None])
-            check = verdict.check if np.count_nonzero(verdict.ok) == self._m else None
-            return (check,) if check is not None and self._intact() else None
         np.subtract(u, t, u)
         residual = np.absolute(u, u)
         if self._wide:
@@ -203,20 +192,19 @@ class SmallSums:
         tau = factors.of_lines(products, underflow)
         fine = np.less_equal(residual, tau, self._ok)
         fine &= np.isfinite(tau, self._finite)
-        sizes = residual, products, None
-        if self._a.u_out:
-            stored = np.sqrt(np.multiply(X, X, X).dot(V2))
-            bounds = rounded_bounds(self._a, self._k, self._n, stored, sizes, underflow, more)
-            if bounds is None or not self._intact():
+        clean = fine.tobytes() == self._all
+        if not clean:
+            bounds, sizes = tau.copy(), (residual, products, None)
+            operands = X, L, R
+            unexplained = UnexplainedLines(operands, V2[:, None], self._a, self._k, bounds, fine, sizes, underflow)
+            if not (unexplained.explain(whole=told) and self._intact()):
                 return None
             known = residual, bounds, residual / tau, fine
             return (rounded_check(self._side, *known, np.minimum.reduce(weights)),) if told else ()
-        if fine.tobytes() != self._all:
-            return None
         if not told:
             return () if self._intact() else None
-        smallest = np.minimum.reduce(weights)
-        check = clean_check(self._side, C, V2[:, None], residual / tau, sizes, underflow, factors, more, smallest)
+        smallest, known = np.minimum.reduce(weights), (residual / tau, (residual, products, None), underflow)
+        check = clean_check(self._side, C, V2[:, None], *known, factors, more, smallest)
         return (check,) if check is not None and self._intact() else None
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:

@@ -27,6 +27,7 @@ from abft_tsm2.checksum.bounds import (
     statistical_bound,
 )
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
+from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -129,6 +130,8 @@ class _LineResiduals(NamedTuple):
         Which are within the least that their bounds can be.
     ratio : (..., m) array
         In units of that.
+    tau : (..., m, 1) array
+        That.
     size, products, added : (..., m, 1) arrays
         ``|u - t|``, and as in `statistical_bound`.
     underflow : (..., 1, 1) array or float
@@ -138,6 +141,7 @@ class _LineResiduals(NamedTuple):
 
     fine: Mask
     ratio: Floats
+    tau: Floats
     size: Floats
     products: Floats
     added: Floats | None
@@ -172,61 +176,35 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     n: int = V.shape[-2]
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
-    return _LineResiduals(fine, (size / tau)[..., 0], size, products, added, underflow, weights)
+    return _LineResiduals(fine, (size / tau)[..., 0], tau, size, products, added, underflow, weights)
 
 
 def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
-    """The verdict on a product all of whose residuals are within the least that their bounds can be, and those of the
-    few lines that came closest within what is known when these lines of C have been read once more; else None."""
+    """The verdict on a product all of whose residuals are within the least that their bounds can be, or within what is
+    known when those lines have been read once more, and the few that came closest; else None."""
     a, C, (m, n) = lines.arithmetic, lines.C, lines.C.shape
-    first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
+    first = _residuals(lines, expected, u)
     if first is None:
         return None
     V, sizes = expected.carried.weights, (first.size, first.products, first.added)
-    more, smallest = estimate_of(lines.R.shape[0]), np.minimum.reduce(first.weights, axis=None)
-    if a.u_out:
-        fine = first.fine[:, 0]
-        stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
-        tau = rounded_bounds(a, lines.terms, n, stored, sizes, first.underflow, more)
-        if tau is None:
+    more, smallest, fine = estimate_of(lines.R.shape[0]), np.minimum.reduce(first.weights, axis=None), first.fine[:, 0]
+    if np.count_nonzero(fine) < m:
+        tau, known = first.tau[:, 0].copy(), tuple(None if x is None else x[:, 0] for x in sizes)
+        operands = C, lines.L, lines.R
+        how = a, lines.terms, tau, fine, known, first.underflow, lines.alpha
+        unexplained = UnexplainedLines(operands, V * V, *how)
+        if not unexplained.explain(whole=True):
             return None
-        rounded = rounded_check(lines.side, first.size, tau, first.ratio, fine, smallest)
-        return SideVerdict(np.ones(m, np.bool_), first.ratio, rounded)
-    if np.count_nonzero(first.fine) < m:
-        return None
+        explained = rounded_check(lines.side, first.size[:, 0], tau, first.ratio, fine, smallest)
+        return SideVerdict(np.ones(m, np.bool_), first.ratio, explained)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
     check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more, smallest)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
-def rounded_bounds(
-    a: Arithmetic,
-    terms: int,
-    n: int,
-    stored: Floats,
-    sizes: tuple[Floats, Floats, Floats | None],
-    underflow: float,
-    more: float,
-) -> Floats | None:
-    """The bounds where what is stored is rounded and most lines need the norm of that, which is known of all; None
-    where a line is not within them.
-
-    Parameters
-    ----------
-    stored, sizes : arrays of m
-        As in `statistical_bound`; the first of `sizes` are the residuals.
-    """
-    residual, products, added = sizes
-    known: Any = {"added": added, "underflow": underflow}
-    largest = largest_norm(terms, products=more * products, **known)
-    tau: Floats = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
-    close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
-    return tau if np.count_nonzero(close) == close.size else None
-
-
 def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask, smallest: float) -> Check:
-    """`clean_check` of residuals within `rounded_bounds`: lines that are not `fine`, within the least that their bounds
-    can be, are counted among those that came closest."""
+    """`clean_check` of residuals within bounds tau: lines that are not `fine`, within the least that their bounds can
+    be, are counted among those that came closest."""
     ratios, bounds, places = (residual / tau).ravel(), tau.ravel(), None
     if ratio.size > _FEW:
         counted = ~fine
@@ -328,33 +306,41 @@ class FirstVerdict(NamedTuple):
 def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdict | None:
     """What `judge` finds of each of a stack of products without reading operands again; None where it has to be asked.
 
-    Where what is stored is rounded, the lines that this has to explain are counted among those that came closest.
+    Where lines are not within the least that their bounds can be, and where what is stored is rounded, these are counted
+    among those that came closest.
     """
-    a, terms, (m, n) = lines.arithmetic, lines.terms, lines.C.shape[-2:]
-    first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
+    a, terms, (m, n), k = lines.arithmetic, lines.terms, lines.C.shape[-2:], lines.R.shape[-2]
+    first = _residuals(lines, expected, u)
     if first is None:
         return None
-    fine, ratio, residual, products, added, underflow, weights = first
+    fine, ratio, _, residual, products, added, underflow, weights = first
+    V, every = expected.carried.weights, bool(fine.all())
     few = None  # all lines
     if m > _FEW:
-        few = np.argpartition(np.where(fine[..., 0], -ratio, 0.0) if a.u_out else -ratio, _FEW, axis=-1)[..., :_FEW]
+        few = np.argpartition(-ratio if every else np.where(fine[..., 0], -ratio, 0.0), _FEW, axis=-1)[..., :_FEW]
         few.sort(axis=-1)
     C, counted = lines.C, None
-    if few is not None and a.u_out:
+    if few is not None and not every:
         counted = ~fine[..., 0]
         np.put_along_axis(counted, few, True, axis=-1)
     elif few is not None:
         C, residual, products = _lines_at(C, few), _lines_at(residual, few), _lines_at(products, few)
         added = None if added is None else _lines_at(added, few)
-    V = expected.carried.weights
     stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
     known: Any = {"added": added, "underflow": underflow}
-    largest = largest_norm(terms, products=estimate_of(lines.R.shape[-2]) * products, **known)
-    tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
-    close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
+
+    def compared(products: Floats, more: float) -> tuple[Floats, Mask]:
+        largest = largest_norm(terms, products=more * products, **known)
+        tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
+        return tau, (residual <= tau) & np.isfinite(tau) & (stored <= largest)
+
+    tau, close = compared(products, estimate_of(k))
+    if not every:
+        close |= fine
+        if part_of(k) < k and not close.all():
+            tau, again = compared(abs(lines.alpha) * np.sqrt(_all_products(lines, V * V)), 1.0)
+            close |= again
     ok = close.all(axis=(-2, -1))
-    if not a.u_out:
-        ok &= fine.all(axis=(-2, -1))
     bounds, ratios = tau[..., 0], (residual / tau)[..., 0]
     if counted is not None:
         bounds, ratios = np.where(counted, bounds, np.inf), np.where(counted, ratios, -1.0)
@@ -363,6 +349,11 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
         line = np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
     bound = _middle(bounds, counted)
     return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, weights.min(axis=(-2, -1))))
+
+
+def _all_products(lines: Side, V2: Array) -> Floats:
+    """``P2^2`` of each of a stack, of all terms."""
+    return to_host(summed_squares(lines.L, summed_squares(lines.R, V2, True), True))
 
 
 def _middle(x: Floats, counted: Mask | None) -> Any:
@@ -379,12 +370,6 @@ def _middle(x: Floats, counted: Mask | None) -> Any:
 def _lines_at(X: Array, at: Integers) -> Array:
     """The lines with these numbers, (f,) of a matrix or (..., f) of each of a stack."""
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
-
-
-def estimate_of(k: int) -> float:
-    """P2 estimated from a part of its terms may be short of the whole; so many times as much covers it."""
-    h = part_of(k)
-    return 1.0 if h == k else 2 * math.sqrt(k / h)
 
 
 def _limit(closest: Any, bound: Any, smallest: Any) -> Any:
