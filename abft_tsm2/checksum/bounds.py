@@ -124,7 +124,6 @@ class Arithmetic:
         """From which k on checksums may be summed from float32 parts."""
         return PARTIAL if self.accumulator.bits == 32 else math.inf
 
-    @functools.lru_cache(1024)  # noqa: B019  # of a few frozen instances
     def underflow(self, k: int, alpha: float = 1.0) -> float:
         """The most that underflow takes from one element: in k products, in scaling and adding, in storing."""
         summed, stored = (
@@ -191,7 +190,6 @@ class BoundFactors(NamedTuple):
         return tau, largest
 
 
-@functools.lru_cache(1024)
 def bound_factors(a: Arithmetic, k: int, n: int, alpha: float = 1.0) -> BoundFactors:
     """The factors of `statistical_bound`, for kernels that work it out line by line."""
     root = SLACK * math.sqrt(k)
@@ -216,7 +214,6 @@ def arithmetic(inputs: str, output: str, *, library: str = "numpy", tf32: bool =
     )
 
 
-@functools.lru_cache(1024)
 def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
     """What multiplies ``max(|alpha| P2, ||C o v||, |beta| ||C0 o v||)`` in the statistical bound.
 

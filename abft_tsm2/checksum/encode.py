@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, namespace, same_bits, to_host
 from abft_tsm2.checksum.weights import SEED, Weights
+from abft_tsm2.core.kept import compared
 from abft_tsm2.core.row_sums import (
     in_single,
     rows_per_block,
@@ -163,25 +164,25 @@ def sampled_squares(R: Array) -> NDArray[Any]:
 
 def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
-    return exponents_from(0.5 * np.log2(sampled_squares(R)), R)
+    lowest = reliable(dtype_name(R.dtype), R.shape[-2])
+    return exponents_from(0.5 * np.log2(sampled_squares(R)), R, lowest)
 
 
-def exponents_from(log2_norms: NDArray[Any], R: Array) -> tuple[NDArray[np.int64], Ends]:
+def exponents_from(log2_norms: NDArray[Any], R: Array, lowest: float) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from norms of a sample of their rows, and their ends; a column of which the sample says
-    nothing is read as a whole. Of a matrix, or of each of a stack."""
-    lowest = _reliable(dtype_name(R.dtype), R.shape[-2])
+    nothing, by norms that are not beyond the `lowest`, is read as a whole. Of a matrix, or of each of a stack."""
     if (found := _within(log2_norms, lowest, lambda: _are_zero(R, log2_norms))) is not None:
         return found
     if R.ndim == 2:
         return exponents(_measured(log2_norms, lowest, R)), None
     out = np.empty(log2_norms.shape, np.int64)
     for at in np.ndindex(*log2_norms.shape[:-1]):
-        out[at] = exponents_from(log2_norms[at], R[at])[0]
+        out[at] = exponents_from(log2_norms[at], R[at], lowest)[0]
     return out, None
 
 
 @functools.lru_cache(64)
-def _reliable(dtype: str, k: int) -> float:
+def reliable(dtype: str, k: int) -> float:
     """log2 of the least norm of k rows that is known to two digits although squares that underflow are lost: all of
     them together are less than a 64th of its square."""
     return (_SUMMED[dtype] + math.log2(64 * max(1, k))) / 2
@@ -254,7 +255,7 @@ def missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDAr
         return None
     large = np.flatnonzero(size > usual)
     if large.size > 16 + R.shape[0] // 16:
-        exact = exponents(_norms(R, _reliable(dtype_name(R.dtype), R.shape[-2])))
+        exact = exponents(_norms(R, reliable(dtype_name(R.dtype), R.shape[-2])))
     else:
         xp = namespace(R)
         total = np.full(R.shape[1], 1 / _share(R.shape[0]))  # the sample's own norm, in units of 2^e, squared
@@ -320,7 +321,9 @@ def _within(
         low = np.take_along_axis(ordered, np.minimum(zeros, n - 1), axis=-1)
         low = np.where(zeros == n, 0.0, low)  # a matrix of zeros
         log2_norms, ordered = np.maximum(log2_norms, low), np.maximum(ordered, low)
-        pair = np.take_along_axis(ordered, np.concatenate([(n + zeros - 1) // 2, (n + zeros) // 2], axis=-1) % n, axis=-1)
+        pair = np.take_along_axis(
+            ordered, np.concatenate([(n + zeros - 1) // 2, (n + zeros) // 2], axis=-1) % n, axis=-1
+        )
     if not ((low[..., 0] > lowest) & (ordered[..., -1] < _HIGHEST)).all():
         return None
     return _centred(log2_norms, pair.mean(axis=-1, keepdims=True)).astype(np.int64), None
@@ -413,10 +416,11 @@ def _squared_once(R: Array, base: Weights, partial: bool) -> OperandChecksum:
     k, squares = R.shape[-2], squares_of(R)
     norms = np.log2(np.matmul(ones(k, squares.dtype), squares), dtype=np.float64)
     norms *= 0.5
-    V = equilibrated(base, *exponents_from(norms, R))
+    V = equilibrated(base, *exponents_from(norms, R, reliable(dtype_name(R.dtype), k)))
     return _carried(R, V, partial, squares_times(squares[..., : part_of(k), :], V * V))
 
 
-@functools.lru_cache(64)
+@compared
 def ones(k: int, dtype: Any) -> Any:
+    """So many ones: ``ones.dot(X)`` adds the rows of X in a third of the time of `numpy.sum`."""
     return np.ones(k, dtype)

@@ -19,7 +19,6 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, is_numpy, same_bits, to_host
 from abft_tsm2.checksum.bounds import (
-    Arithmetic,
     BoundFactors,
     bound_factors,
     checksum_noise_factor,
@@ -306,8 +305,7 @@ class FirstVerdict(NamedTuple):
 def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdict | None:
     """What `judge` finds of each of a stack of products without reading operands again; None where it has to be asked.
 
-    Where lines are not within the least that their bounds can be, and where what is stored is rounded, these are counted
-    among those that came closest.
+    Lines that are not within the least that their bounds can be are counted among those that came closest.
     """
     a, terms, (m, n), k = lines.arithmetic, lines.terms, lines.C.shape[-2:], lines.R.shape[-2]
     first = _residuals(lines, expected, u)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -18,14 +18,13 @@ from abft_tsm2.checksum.second_product import excusable
 from abft_tsm2.checksum.sides import Side
 from abft_tsm2.checksum.storage import restore
 from abft_tsm2.checksum.verify import PredictedSums, SideVerdict, changed_operands, judge, predict, recompute_checksum
-from abft_tsm2.checksum.weights import weights
+from abft_tsm2.checksum.weights import balanced
 from abft_tsm2.core.matmul import multiply, same_layout
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 Hook = Callable[[str, Mapping[str, Array]], None]
 _PASSES = 3  # over both sides of one product
-balanced = lru_cache(64)(partial(weights, "balanced"))  # made once for a length
 
 
 def carried_by(R: Array, arithmetic: Arithmetic) -> OperandChecksum:

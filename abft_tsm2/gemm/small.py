@@ -21,12 +21,14 @@ from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.checksum.small import SmallSums
 from abft_tsm2.core.matmul import multiply
-from abft_tsm2.gemm.host import EncodedSide, Product, balanced
+from abft_tsm2.gemm.host import EncodedSide, Product
 from abft_tsm2.gemm.operands import GemmProblem
 from abft_tsm2.report import Check, Report, Status
 
-_MOST = 256  # forms that are kept, each with memory of O(m + k + n)
+_MOST = 24 << 20  # bytes of all forms that are kept, with their memory of O(m + k + n)
 _IDLE = 8  # sets of that memory: one for each thread that multiplies at the same time
+_OBJECTS = 1 << 13  # bytes of a form's objects, and of a set's, beside their arrays
+_SHARE = 1 << 18  # bytes of a form's sets, of which one is kept whatever it has
 
 _forms: dict[Any, SmallForm] = {}
 Carried = tuple[OperandChecksum | None, OperandChecksum | None]
@@ -80,9 +82,10 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
     key = *like, carried[0] is None, carried[1] is None
     form = _forms.get(key)
     if form is None:
-        if len(_forms) >= _MOST:
+        form = SmallForm(p)
+        if form.most + sum(one.most for one in list(_forms.values())) > _MOST:
             _forms.clear()
-        form = _forms[key] = SmallForm(p)
+        _forms[key] = form
     return form
 
 
@@ -98,6 +101,11 @@ class SmallForm:
         known: Any = {"operation": "gemm", "m": m, "k": k, "n": n, "dtype": p.dtype}
         self._report = Report.made_of(status=Status.CLEAN, **known)
         self._free: list[list[SmallSums]] = []
+        sides = self._sides()
+        nbytes = _OBJECTS + sum(side.nbytes for side in sides)
+        self._idle = max(1, min(_IDLE, _SHARE // nbytes))
+        self.most = _OBJECTS + self._idle * nbytes
+        self._free.append(sides)
 
     def takes(self, out: Any, A: Array, B: Array) -> bool:
         """Whether a result goes to this array as to a new one."""
@@ -118,7 +126,7 @@ class SmallForm:
         sides = []
         for columns in self._columns:
             lines = (n, k, m) if columns else (m, k, n)
-            sides.append(SmallSums("columns" if columns else "rows", lines, dtype, a, balanced(lines[2])))
+            sides.append(SmallSums("columns" if columns else "rows", lines, dtype, a))
         return sides
 
     def product(
@@ -163,7 +171,7 @@ class SmallForm:
         if checks is None:  # they are not used again
             return self._settled(sides, ask(), seconds, write, carried)
         seconds["verify"] = perf_counter() - multiplied
-        if len(self._free) < _IDLE:
+        if len(self._free) < self._idle:
             self._free.append(sides)
         return self._report.like(checks=checks, seconds=seconds) if told else None
 
