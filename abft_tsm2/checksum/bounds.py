@@ -225,6 +225,13 @@ def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
     return math.hypot(product, checksum, partial) + (a.u * TRUNCATION * k if a.truncating else 0.0)
 
 
+def recomputed_noise_factor(n: int, *, partial: bool = False) -> float:
+    """How far the rounding of ``u = C v`` moves where an element of C changes, in units of ``||C_i o v||``: its own part
+    of f. Measured over float64 and float32, n = 40 to 3000: two thirds of it at most, nine tenths where it is
+    `partial`."""
+    return PARTIAL_SUMS * FLOATS["float32"].unit_roundoff if partial else CHECKSUM_UNIT * CHECKSUM * math.sqrt(2 * n)
+
+
 def checksum_noise_factor(k: int, n: int, *, partial: bool = False) -> float:
     """Two evaluations of one checksum never differ by more: its own part of the bound, with a margin of eight."""
     if partial:  # float32 sums of 256 terms, in sixteen lanes

@@ -164,7 +164,7 @@ def sampled_squares(R: Array) -> NDArray[Any]:
 
 def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
-    lowest = reliable(dtype_name(R.dtype), R.shape[-2])
+    lowest = reliable(R.dtype, R.shape[-2])
     return exponents_from(0.5 * np.log2(sampled_squares(R)), R, lowest)
 
 
@@ -182,10 +182,10 @@ def exponents_from(log2_norms: NDArray[Any], R: Array, lowest: float) -> tuple[N
 
 
 @functools.lru_cache(64)
-def reliable(dtype: str, k: int) -> float:
+def reliable(dtype: Any, k: int) -> float:
     """log2 of the least norm of k rows that is known to two digits although squares that underflow are lost: all of
     them together are less than a 64th of its square."""
-    return (_SUMMED[dtype] + math.log2(64 * max(1, k))) / 2
+    return (_SUMMED[dtype_name(dtype)] + math.log2(64 * max(1, k))) / 2
 
 
 def _are_zero(R: Array, log2_norms: NDArray[Any]) -> bool:
@@ -211,7 +211,7 @@ def _measured(log2_norms: NDArray[Any], lowest: float, R: Array) -> NDArray[Any]
 def _norms(R: Array, lowest: float) -> NDArray[Any]:
     """log2 of the norm of each column, to two digits: one read of R, and two more of columns that are 0 or whose
     squares leave the range."""
-    norms = 0.5 * np.log2(to_host(squares_of_columns(R)), dtype=np.float64)
+    norms: NDArray[Any] = 0.5 * np.log2(to_host(squares_of_columns(R)), dtype=np.float64)
     unsure = ~((norms > lowest) & (norms < _HIGHEST))
     if unsure.any():
         norms[unsure] = _exact_norms(_columns(R, unsure))
@@ -220,7 +220,7 @@ def _norms(R: Array, lowest: float) -> NDArray[Any]:
 
 def _exact_norms(columns: Array) -> NDArray[Any]:
     """`log2_column_norms` of columns most of which are 0."""
-    return log2_column_norms(columns) if bool(namespace(columns).any(columns != 0)) else np.float64(-np.inf)
+    return log2_column_norms(columns) if bool(namespace(columns).any(columns != 0)) else np.asarray(-np.inf)
 
 
 def _columns(R: Array, which: NDArray[np.bool_]) -> Array:
@@ -229,7 +229,7 @@ def _columns(R: Array, which: NDArray[np.bool_]) -> Array:
 
 def _share(k: int) -> float:
     """The share of k rows that the sample is."""
-    return sum(rows.stop - rows.start for rows in _sample(k)) / max(1, k)
+    return float(sum(rows.stop - rows.start for rows in _sample(k)) / max(1, k))
 
 
 def _sizes(sums: Array) -> NDArray[Any]:
@@ -255,7 +255,7 @@ def missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDAr
         return None
     large = np.flatnonzero(size > usual)
     if large.size > 16 + R.shape[0] // 16:
-        exact = exponents(_norms(R, reliable(dtype_name(R.dtype), R.shape[-2])))
+        exact = exponents(_norms(R, reliable(R.dtype, R.shape[-2])))
     else:
         xp = namespace(R)
         total = np.full(R.shape[1], 1 / _share(R.shape[0]))  # the sample's own norm, in units of 2^e, squared
@@ -289,7 +289,7 @@ def exponents(log2_norms: NDArray[Any]) -> NDArray[np.int64]:
     if not usual.size:
         return np.zeros(log2_norms.shape, np.int64)
     centred = _centred(np.where(positive, log2_norms, usual.min()), middle(usual))
-    return np.minimum(np.maximum(centred, _LOWEST), _HIGHEST).astype(np.int64)
+    return np.asarray(np.minimum(np.maximum(centred, _LOWEST), _HIGHEST).astype(np.int64))
 
 
 def _within(
@@ -416,7 +416,7 @@ def _squared_once(R: Array, base: Weights, partial: bool) -> OperandChecksum:
     k, squares = R.shape[-2], squares_of(R)
     norms = np.log2(np.matmul(ones(k, squares.dtype), squares), dtype=np.float64)
     norms *= 0.5
-    V = equilibrated(base, *exponents_from(norms, R, reliable(dtype_name(R.dtype), k)))
+    V = equilibrated(base, *exponents_from(norms, R, reliable(R.dtype, k)))
     return _carried(R, V, partial, squares_times(squares[..., : part_of(k), :], V * V))
 
 

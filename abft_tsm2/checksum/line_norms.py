@@ -75,7 +75,8 @@ class UnexplainedLines:
         self._added_factor = 4 * a.u_added
         self._at = (~fine).nonzero()[0]
         residual, products, added = sizes
-        self._residual, self._products, self._stored = residual[self._at], products[self._at], None
+        self._residual, self._products = residual[self._at], products[self._at]
+        self._stored: _Floats | None = None
         self._added = None if added is None else added[self._at]
         self._more = estimate_of(self._k)
 
@@ -98,7 +99,7 @@ class UnexplainedLines:
     def _are_short(self) -> bool:
         """Whether of most lines P2 is known so badly that ``||C_i o v||`` tells nothing."""
         short = self._products == 0 if self._stored is None else self._stored > self._largest
-        return 2 * int(np.count_nonzero(short)) >= short.size
+        return bool(2 * np.count_nonzero(short) >= short.size)
 
     def _measure_stored(self, width: int) -> None:
         """``||C_i o v||`` over so many columns."""

@@ -26,6 +26,7 @@ from abft_tsm2.checksum.encode import (
     sampled_beyond,
     sampled_squares,
 )
+from abft_tsm2.checksum.limits import measured
 from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
 from abft_tsm2.checksum.sides import Floats, Side
 from abft_tsm2.checksum.verify import PredictedSums, clean_check, rounded_check
@@ -92,7 +93,7 @@ class SmallSums:
     def __init__(self, side: str, sizes: tuple[int, int, int], dtype: Any, a: Arithmetic) -> None:
         m, k, n = sizes
         self._side, self._m, self._k, self._n, self._a = side, m, k, n, a
-        self._part, self._beyond, self._lowest = part_of(k), sampled_beyond(k), reliable(dtype.name, k)
+        self._part, self._beyond, self._lowest = part_of(k), sampled_beyond(k), reliable(dtype, k)
         self._squared = self._beyond is None and k * n <= SQUARED
         self._partial = k >= a.parts_from
         self._half, self._wide = dtype.itemsize == 2, dtype.itemsize == 8
@@ -208,15 +209,16 @@ class SmallSums:
             unexplained = UnexplainedLines(operands, V2[:, None], self._a, self._k, bounds, fine, sizes, underflow)
             if not (unexplained.explain(whole=told) and self._intact()):
                 return None
-            known = residual, bounds, residual / tau, fine
-            return (rounded_check(self._side, *known, np.minimum.reduce(weights)),) if told else ()
+            return (rounded_check(self._side, residual, bounds, residual / tau, fine),) if told else ()
         if not told:
             return () if self._intact() else None
-        smallest, known = np.minimum.reduce(weights), (residual / tau, (residual, products, None), underflow)
-        check = clean_check(
-            self._side, C, V2[:, None], *known, BoundFactors._make(numbers), estimate_of(self._k), smallest
-        )
+        known = residual / tau, (residual, products, None), underflow, BoundFactors._make(numbers), estimate_of(self._k)
+        check = clean_check(self._side, C, V2[:, None], *known)
         return (check,) if check is not None and self._intact() else None
+
+    def measured(self, check: Check, C: Array, L: Array, R: Array) -> Check:
+        """The check that `clean` has found, with the limits of all lines."""
+        return measured(check, self.lines(L, R, C), self._now.V[:, None], self._u[:, None])
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:
         """The side as any other; it cannot be multiplied again."""

@@ -134,8 +134,6 @@ class _LineResiduals(NamedTuple):
     size, products, added : (..., m, 1) arrays
         ``|u - t|``, and as in `statistical_bound`.
     underflow : (..., 1, 1) array or float
-    weights : (..., n, 1) array
-        Their moduli.
     """
 
     fine: Mask
@@ -145,7 +143,6 @@ class _LineResiduals(NamedTuple):
     products: Floats
     added: Floats | None
     underflow: Any
-    weights: Floats
 
 
 def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals | None:
@@ -175,7 +172,7 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     n: int = V.shape[-2]
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
-    return _LineResiduals(fine, (size / tau)[..., 0], tau, size, products, added, underflow, weights)
+    return _LineResiduals(fine, (size / tau)[..., 0], tau, size, products, added, underflow)
 
 
 def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
@@ -186,22 +183,22 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     if first is None:
         return None
     V, sizes = expected.carried.weights, (first.size, first.products, first.added)
-    more, smallest, fine = estimate_of(lines.R.shape[0]), np.minimum.reduce(first.weights, axis=None), first.fine[:, 0]
+    more, fine = estimate_of(lines.R.shape[0]), first.fine[:, 0]
     if np.count_nonzero(fine) < m:
-        tau, known = first.tau[:, 0].copy(), tuple(None if x is None else x[:, 0] for x in sizes)
-        operands = C, lines.L, lines.R
+        tau, added = first.tau[:, 0].copy(), None if first.added is None else first.added[:, 0]
+        known, operands = (first.size[:, 0], first.products[:, 0], added), (C, lines.L, lines.R)
         how = a, lines.terms, tau, fine, known, first.underflow, lines.alpha
         unexplained = UnexplainedLines(operands, V * V, *how)
         if not unexplained.explain(whole=True):
             return None
-        explained = rounded_check(lines.side, first.size[:, 0], tau, first.ratio, fine, smallest)
+        explained = rounded_check(lines.side, first.size[:, 0], tau, first.ratio, fine)
         return SideVerdict(np.ones(m, np.bool_), first.ratio, explained)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
-    check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more, smallest)
+    check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
-def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask, smallest: float) -> Check:
+def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask) -> Check:
     """`clean_check` of residuals within bounds tau: lines that are not `fine`, within the least that their bounds can
     be, are counted among those that came closest."""
     ratios, bounds, places = (residual / tau).ravel(), tau.ravel(), None
@@ -213,7 +210,7 @@ def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine:
     line = int(ratios.argmax())
     closest, bound = ratios.item(line), _median(bounds.tolist())
     line = line if places is None else places.item(line)
-    return _check_of(side, ratio.size, bound, closest, line, _limit(closest, bound, smallest))
+    return _check_of(side, ratio.size, bound, closest, line)
 
 
 def _median(x: list[float]) -> float:
@@ -231,7 +228,6 @@ def clean_check(
     underflow: float,
     factors: BoundFactors,
     more: float,
-    smallest: float,
 ) -> Check | None:
     """The check of a product all of whose lines are within the least that their bounds can be, from the few lines that
     came closest; None where one of these is not within what is known when they have been read once more.
@@ -246,8 +242,6 @@ def clean_check(
         Residuals, and products and added as in `statistical_bound`.
     underflow, factors, more
         Of `BoundFactors.of_line`.
-    smallest : float
-        The least modulus of the weights.
     """
     (residuals, products, added), m = sizes, ratio.size
     if m > _FEW:
@@ -272,7 +266,7 @@ def clean_check(
         if residual / tau > closest:
             closest, line = residual / tau, i
     bound = _median(bounds)
-    return _check_of(side, m, bound, closest, line, _limit(closest, bound, smallest))
+    return _check_of(side, m, bound, closest, line)
 
 
 class FirstVerdict(NamedTuple):
@@ -285,8 +279,9 @@ class FirstVerdict(NamedTuple):
         nothing.
     ratio : (..., m) array
         As in `SideVerdict`, or more.
-    bound, closest, closest_line, limit : (...) arrays
+    bound, closest, closest_line : (...) arrays
         As in `Check`.
+    residual : (..., m, 1) array
     """
 
     ok: Any
@@ -294,12 +289,7 @@ class FirstVerdict(NamedTuple):
     bound: Any
     closest: Any
     closest_line: Any
-    limit: Any
-
-    def check(self, lines: Side, at: Any = ()) -> Check:
-        """The check of one of these products."""
-        found = (float(self.bound[at]), float(self.closest[at]), int(self.closest_line[at]), self.limit[at])
-        return _check_of(lines.side, lines.C.shape[-2], *found)
+    residual: Floats
 
 
 def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdict | None:
@@ -311,7 +301,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     first = _residuals(lines, expected, u)
     if first is None:
         return None
-    fine, ratio, _, residual, products, added, underflow, weights = first
+    fine, ratio, _, residual, products, added, underflow = first
     V, every = expected.carried.weights, bool(fine.all())
     few = None  # all lines
     if m > _FEW:
@@ -346,7 +336,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     if counted is None and few is not None:
         line = np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
     bound = _middle(bounds, counted)
-    return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, weights.min(axis=(-2, -1))))
+    return FirstVerdict(ok, ratio, bound, closest, line, first.size)
 
 
 def _all_products(lines: Side, V2: Array) -> Floats:
@@ -368,11 +358,6 @@ def _middle(x: Floats, counted: Mask | None) -> Any:
 def _lines_at(X: Array, at: Integers) -> Array:
     """The lines with these numbers, (f,) of a matrix or (..., f) of each of a stack."""
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
-
-
-def _limit(closest: Any, bound: Any, smallest: Any) -> Any:
-    """The smallest change that is certain to be found; inf where a weight is 0 and sees nothing."""
-    return (1.0 + closest) * bound / smallest
 
 
 def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
@@ -452,11 +437,8 @@ def worst_ratio(residual: Floats, tau: Floats) -> Floats:
 def lines_check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
     clean = np.where(clean_lines, ratio, -1.0)
     closest = float(clean.max(initial=0.0))
-    smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
-    with np.errstate(all="ignore"):
-        limit = _limit(closest, bound, smallest)
     line = int(np.argmax(clean)) if clean.size and clean.max() >= 0 else -1
-    return _check_of(lines.side, clean.size, bound, closest, line, limit, vectors=V.shape[1], verified=verified)
+    return _check_of(lines.side, clean.size, bound, closest, line, vectors=V.shape[1], verified=verified)
 
 
 def _check_of(
@@ -465,7 +447,6 @@ def _check_of(
     bound: float,
     closest: float,
     line: int,
-    limit: Any,
     vectors: int = 1,
     verified: int | None = None,
 ) -> Check:
@@ -477,7 +458,7 @@ def _check_of(
         bound=bound,
         closest=closest,
         closest_line=line,
-        detection_limit=float(limit),
+        detection_limit=math.nan,
     )
 
 

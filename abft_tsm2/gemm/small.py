@@ -138,6 +138,7 @@ class SmallForm:
         *,
         write: bool,
         told: bool = True,
+        limits: bool = True,
         carried: Carried = _NOTHING,
         start: float | None = None,
     ) -> Report | None:
@@ -147,8 +148,8 @@ class SmallForm:
         ----------
         ask : callable
             Makes the problem, for what is not clean.
-        write, told : bool
-            Repair what is wrong; report clean products.
+        write, told, limits : bool
+            Repair what is wrong; report clean products; and measure how small changes are sure to be found.
         carried : pair
             As of `GemmProblem.carried`.
         start : float
@@ -162,14 +163,14 @@ class SmallForm:
             encoded = perf_counter()
             multiply(A, B, C)  # in the caller's error state, as a @ b
             multiplied = perf_counter()
-            checks = self._clean(sides, A, B, C, told)
+            checks = self._clean(sides, A, B, C, told, limits)
         except BaseException:
             # An interrupt may come just when `numpy.errstate` has set the state, and leave it so.
             np.seterr(**surrounding.run(np.geterr))
             raise
         seconds = {"encode": encoded - start, "multiply": multiplied - encoded}
         if checks is None:  # they are not used again
-            return self._settled(sides, ask(), seconds, write, carried)
+            return self._settled(sides, ask(), seconds, write, carried, limits)
         seconds["verify"] = perf_counter() - multiplied
         if len(self._free) < self._idle:
             self._free.append(sides)
@@ -184,22 +185,31 @@ class SmallForm:
                 side.encode(A, B, carried[0])
 
     @np.errstate(all="ignore")
-    def _clean(self, sides: list[SmallSums], A: Array, B: Array, C: Array, told: bool) -> tuple[Check, ...] | None:
+    def _clean(
+        self, sides: list[SmallSums], A: Array, B: Array, C: Array, told: bool, limits: bool
+    ) -> tuple[Check, ...] | None:
         checks: tuple[Check, ...] = ()
         for columns, side in zip(self._columns, sides, strict=True):
-            check = side.clean(C.T, B.T, A.T, told=told) if columns else side.clean(C, A, B, told=told)
+            X, L, R = (C.T, B.T, A.T) if columns else (C, A, B)
+            check = side.clean(X, L, R, told=told)
             if check is None:
                 return None
-            checks += check
+            checks += tuple(side.measured(one, X, L, R) for one in check) if limits else check
         return checks
 
     def _settled(
-        self, sides: list[SmallSums], problem: GemmProblem, seconds: dict[str, float], write: bool, carried: Carried
+        self,
+        sides: list[SmallSums],
+        problem: GemmProblem,
+        seconds: dict[str, float],
+        write: bool,
+        carried: Carried,
+        limits: bool,
     ) -> Report:
         """The report of a product that may be wrong, by the procedure of any other one from its verdict on."""
         caller = np.geterr()
         with np.errstate(all="ignore"):
-            product = Product(next(problem.tasks()), problem, "gemm", None, write, caller)
+            product = Product(next(problem.tasks()), problem, "gemm", None, write, caller, limits=limits)
             product.seconds.update(seconds)
             own = []
             for columns, one in zip(self._columns, sides, strict=True):
