@@ -16,6 +16,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
 from abft_tsm2.checksum.repairs import Written
+from abft_tsm2.checksum.reproduced import is_reproduced
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Scale, Side
 from abft_tsm2.checksum.verify import (
@@ -103,6 +104,11 @@ def diagnose(
         decision.faults.append(fault)
     else:
         decision.suspicions = int(np.count_nonzero(~verdict.ok))
+        if not foreign and earlier is None:
+            failing = np.flatnonzero(~verdict.ok)
+            if is_reproduced(lines, failing[np.argsort(-verdict.residual[failing], kind="stable")]):
+                decision.multiplications += lines.L.size * lines.R.shape[1]
+                return decision
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
     rescaled = verify_rescaled(lines, V)

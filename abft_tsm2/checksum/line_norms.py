@@ -13,13 +13,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import Array, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import Arithmetic, bound_factors
 from abft_tsm2.checksum.encode import part_of
 from abft_tsm2.core.row_sums import rows_per_block, summed_squares, take_rows
 
 _Floats = NDArray[np.float64]
 _PART = 64  # columns of a line at least that are looked at first
+_NEAR = 2.0**-560, 2.0**360  # residuals of products whose squares are in the range, those of float32 widened
 _RUNS, _RUN = 8, 8  # places along k, and terms at each, that are looked at beside the first ones
 
 
@@ -37,6 +38,17 @@ def further(k: int) -> list[slice]:
         return [slice(first, k)]
     starts = (first + i * (k - first - _RUN) // (_RUNS - 1) for i in range(_RUNS))
     return [slice(at, at + _RUN) for at in starts]
+
+
+def _scaled_norms(X: Array, W2: Array) -> tuple[_Floats, int]:
+    """``sqrt((X o X) W2)``, and the power of two that it is to be multiplied with."""
+    exponent, xp = 0, namespace(X)
+    if X.dtype.itemsize == 8 and 0 not in X.shape:  # of narrower types, squares in float64 stay in the range
+        exponent = math.frexp(float(xp.max(xp.abs(X))))[1]
+        X = X * 2.0 ** -(exponent // 2) * 2.0 ** -(exponent - exponent // 2)
+    norms = np.sqrt(to_host(summed_squares(X, W2, True))[:, 0])
+    further = math.frexp(float(norms.max(initial=0.0)))[1]
+    return np.ldexp(norms, -further), exponent + further
 
 
 class UnexplainedLines:
@@ -89,6 +101,9 @@ class UnexplainedLines:
         terms = [None] if k <= 4 * _PART else [further(k), None]
         if part_of(k) == k:
             terms = []
+        if self._at.size and not _NEAR[0] < self._residual.max() < _NEAR[1]:
+            widths, terms = [], []  # squares of what rounds like that may have left the range
+            self._measure_in_range()
         while self._at.size and (widths or terms):
             if terms and (not widths or self._are_short()):
                 self._measure_products(terms.pop(0))
@@ -118,6 +133,15 @@ class UnexplainedLines:
             found *= self._alpha
         self._products = found if terms is None else np.hypot(self._products, found)
         self._more = estimate_of(self._k, count)
+        self._compare()
+
+    def _measure_in_range(self) -> None:
+        """All norms, with matrices scaled by powers of two so that no square leaves the range."""
+        q, of_q = _scaled_norms(self._R, self._V2)
+        p, of_p = _scaled_norms(take_rows(self._L, self._at), from_host((q * q)[:, None], self._L))
+        c, of_c = _scaled_norms(take_rows(self._C, self._at), self._V2)
+        self._products, self._stored = np.ldexp(self._alpha * p, of_p + of_q), np.ldexp(c, of_c)
+        self._more = 1.0
         self._compare()
 
     def _squares(self, X: Array, W2: Array) -> _Floats:

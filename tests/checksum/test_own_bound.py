@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import Status, encode, protected_gemm, weights
-from abft_tsm2.checksum import verify
 from abft_tsm2.checksum.bounds import arithmetic, statistical_bound
 from tests.support.cases import DTYPES, finfo
 from tests.support.planting import Product, pair, put
@@ -61,7 +60,7 @@ def test_the_closest_line_is_that_of_whole_norms(data: str, dtype: Any) -> None:
     C, report = protected_gemm(A, E, return_report=True)
     assert report.status is Status.CLEAN
     assert report.suspicions == 0
-# The lines that were picked are those that came closest (float32 checksums round a little themselves).
+    # (float32 checksums round a little themselves)
     V, wide = E.weights.rows, [x.astype(np.float64) for x in (A, B, C)]
     residual = np.abs(wide[2] @ V - wide[0] @ (wide[1] @ V))
     sizes = np.sqrt(wide[0] ** 2 @ (wide[1] ** 2 @ V**2)), np.sqrt(wide[2] ** 2 @ V**2)
