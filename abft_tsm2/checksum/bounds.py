@@ -226,8 +226,8 @@ def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
 
 
 def recomputed_noise_factor(n: int, *, partial: bool = False) -> float:
-    """How far the rounding of ``u = C v`` moves where an element of C changes, in units of ``||C_i o v||``: u's own part
-    of f. Measured over float64 and float32, n = 40 to 3000: two thirds of it at most, nine tenths where it is
+    """How far the rounding of ``u = C v`` moves where an element of C changes, in units of ``||C_i o v||``: its part of
+    f. Measured over float64 and float32, n = 40 to 3000: two thirds of it at most, nine tenths where it is
     `partial`."""
     return PARTIAL_SUMS * FLOATS["float32"].unit_roundoff if partial else CHECKSUM_UNIT * CHECKSUM * math.sqrt(2 * n)
 

@@ -1,4 +1,4 @@
-"""Dismiss a suspicion where a second product comes out the same bit for bit, and its worst lines hold element by element.
+"""Dismiss a suspicion where a second product has the same bits, and the worst lines hold element by element.
 
 Equal terms round in one direction, so that clean products of constant data exceed bounds that count with random
 directions. A second product of the same operands by the same call tells such a pattern from a fault that has passed; an
