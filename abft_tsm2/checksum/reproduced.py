@@ -41,9 +41,9 @@ def _is_moderate(X: Array) -> bool:
     xp = namespace(X)
     if 0 in X.shape:
         return False
-    # Of NaN neither comparison is true.
-    largest = float(xp.astype(xp.max(xp.abs(X)), xp.float64))
-    return largest == 0.0 or _MODERATE[0] < largest < _MODERATE[1]
+    high, low = (abs(float(xp.astype(ends(X), xp.float64))) for ends in (xp.max, xp.min))
+    largest = np.maximum(high, low)  # NaN where one is, of which no comparison is true
+    return bool((largest == 0) | ((largest > _MODERATE[0]) & (largest < _MODERATE[1])))
 
 
 def _hold(lines: Side, at: Integers) -> bool:
