@@ -68,6 +68,7 @@ OUTLIER = 8.0  # an element this many times further off than nine tenths of its 
 # error of a quarter of it at least (random signs: Hoeffding).
 STANDS_OUT = 4.0
 CHECKSUM_UNIT = FLOATS["float64"].unit_roundoff  # every checksum is summed in float64
+LEAST_BOUND = FLOATS["float64"].smallest_normal  # where all of it underflows: 0 is compared with that, not with 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, namespace, to_host
-from abft_tsm2.checksum.bounds import bound_factors, largest_norm, recomputed_noise_factor, statistical_bound
+from abft_tsm2.checksum.bounds import (
+    LEAST_BOUND,
+    bound_factors,
+    largest_norm,
+    recomputed_noise_factor,
+    statistical_bound,
+)
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Floats, Mask, Side
 from abft_tsm2.core.row_sums import summed_squares
@@ -98,7 +104,8 @@ def _bounds_of_lines(lines: Side, V: Array) -> Floats:
         added = abs(lines.beta) * np.sqrt(squares[2])
     known: Any = {"products": abs(lines.alpha) * np.sqrt(squares[0]), "added": added}
     total = np.abs(to_host(V)).sum(axis=-2, keepdims=True)
-    known["underflow"] = a.underflow(lines.terms, lines.alpha) * (total if V.ndim > 2 else total[0])
+    lost = np.maximum(a.underflow(lines.terms, lines.alpha) * total, LEAST_BOUND)
+    known["underflow"] = lost if V.ndim > 2 else lost[0]
     largest = largest_norm(lines.terms, **known)
     tau: Floats = statistical_bound(np, a, lines.terms, n, stored=np.sqrt(squares[1]), largest=largest, **known)
     largest_of = functools.reduce(np.maximum, squares)
@@ -108,7 +115,7 @@ def _bounds_of_lines(lines: Side, V: Array) -> Floats:
     fine |= (largest_of == 0) & _holds_nothing(lines)[..., None]
     if lines.C.ndim > 2:
         return np.where(fine, tau, np.inf)
-    return tau if fine.all() else verify_rescaled(lines, V).bounds
+    return tau if fine.all() else np.maximum(verify_rescaled(lines, V).bounds, LEAST_BOUND)
 
 
 def _holds_nothing(lines: Side) -> Mask:

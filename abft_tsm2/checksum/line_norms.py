@@ -102,13 +102,14 @@ class UnexplainedLines:
         if part_of(k) == k:
             terms = []
         if self._at.size and not _NEAR[0] < self._residual.max() < _NEAR[1]:
-            widths, terms = [], []  # squares of what rounds like that may have left the range
-            self._measure_in_range()
+            widths, terms = [], []  # squares of what rounds like that have left the range
         while self._at.size and (widths or terms):
             if terms and (not widths or self._are_short()):
                 self._measure_products(terms.pop(0))
             else:
                 self._measure_stored(widths.pop(0))
+        if self._at.size:
+            self._measure_in_range()
         return not self._at.size
 
     def _are_short(self) -> bool:

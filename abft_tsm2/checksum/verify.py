@@ -19,6 +19,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, is_numpy, same_bits, to_host
 from abft_tsm2.checksum.bounds import (
+    LEAST_BOUND,
     BoundFactors,
     bound_factors,
     checksum_noise_factor,
@@ -146,7 +147,7 @@ class _LineResiduals(NamedTuple):
 
 
 def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals | None:
-    """None where there is nothing to compare, more than one checksum of a line, or a bound that may be 0."""
+    """None where there is nothing to compare, or more than one checksum of a line."""
     V, products2, a = expected.carried.weights, expected.products, lines.arithmetic
     if 0 in lines.C.shape or lines.R.shape[-2] == 0 or V.shape[-1] != 1:
         return None
@@ -162,13 +163,9 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     lost = a.underflow(lines.terms, lines.alpha)
     underflow: Any
     if V.ndim == 2:
-        underflow = lost * float(np.add.reduce(weights, axis=None))
-        if not underflow:
-            return None
+        underflow = max(lost * float(np.add.reduce(weights, axis=None)), LEAST_BOUND)
     else:
-        underflow = lost * np.add.reduce(weights, axis=-2, keepdims=True)
-        if not underflow.all():
-            return None
+        underflow = np.maximum(lost * np.add.reduce(weights, axis=-2, keepdims=True), LEAST_BOUND)
     n: int = V.shape[-2]
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
