@@ -17,7 +17,7 @@ from enum import Enum
 from functools import cache
 from importlib import resources
 from operator import index
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from abft_tsm2.place import host_name, usual_device
 
@@ -87,7 +87,7 @@ class Record:
         """What is not as usual; long tuples are cut."""
         kind: Any = type(self)
         usual = _defaults(kind)
-        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        values = {part.name: getattr(self, part.name) for part in fields(self) if part.repr}
         shown = [f"{name}={_brief(x)}" for name, x in values.items() if name not in usual or x != usual[name]]
         return f"{kind.__name__}({', '.join(shown)})"
 
@@ -144,6 +144,7 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "bool": bool,
     "tuple[int, ...]": each(index),
     "tuple[str, ...]": each(_text),
+    "LineLimits | None": lambda value: value,  # made here, never read
     "Mapping[str, float]": _numbers,  # a plain dict, not a mapping proxy, because a report has to be picklable
 }
 """Of values, by the text of the annotation; those that define records add theirs."""
@@ -282,6 +283,30 @@ class Fault(Record):
         return f"{where} {off} {self.magnitude:.3g}: {self.repair or 'not repaired'}"
 
 
+class LineLimits(NamedTuple):
+    """What `Check.limit` is worked out from.
+
+    Attributes
+    ----------
+    side : str
+        "rows" or "columns": what a line is.
+    allowed : list of float
+        By how much the residual of each line may change unseen.
+    moduli : list of float
+        The moduli of the weights along a line.
+    """
+
+    side: str
+    allowed: list[float]
+    moduli: list[float]
+
+    def of(self, row: int, column: int) -> float:
+        """The smallest change of this element of C that is sure to be found."""
+        line, position = (row, column) if self.side == "rows" else (column, row)
+        weight = self.moduli[position]
+        return self.allowed[line] / weight if weight else math.inf
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Check(Record):
     """One side's check: how many lines were verified and how sharp the check was.
@@ -296,8 +321,12 @@ class Check(Record):
         How far rounding alone may move a line's residual (median over the lines).
     closest, closest_line : float, int
         Largest ``residual / bound`` over the lines found clean, 0 to 1, and its line; -1 when none was clean.
-    detection_limit : float
-        The smallest change of one element of C that is sure to be found (median over the lines).
+    detection_limit, median_limit : float
+        The smallest change of any one element that is sure to be found: in whatever line (the largest over the lines),
+        and in half of them (the median). NaN where they were not measured: for that a report has to be asked for by
+        ``return_report=True``.
+    limits : LineLimits or None
+        Of each line, for `Report.limit`; not in the JSON.
     """
 
     side: str = field(metadata={"choices": SIDES})
@@ -308,11 +337,17 @@ class Check(Record):
     closest: float
     closest_line: int = field(metadata={"least": -1})
     detection_limit: float
+    median_limit: float = field(default=math.nan, metadata={"optional": True})
+    limits: LineLimits | None = field(default=None, repr=False, metadata={"json": False, "optional": True})
 
-    def certain_from(self, bounds: float) -> Check:
-        """The same with a limit of no less than a change of so many bounds of its line."""
-        larger = (bounds + self.closest) / (1.0 + self.closest)
-        return self if larger <= 1.0 else replace(self, detection_limit=larger * self.detection_limit)
+    def with_limits(self, limits: LineLimits, bound: float, closest: float, line: int) -> Check:
+        """The same with the limits, bounds and closest residual of all lines."""
+        least = min(limits.moduli, default=0.0)
+        every = sorted(limits.allowed)
+        middle = (every[(len(every) - 1) // 2] + every[len(every) // 2]) / 2
+        of = (x / least if least else math.inf for x in (middle, every[-1]))
+        found = dict(zip(("median_limit", "detection_limit"), of, strict=True))
+        return self.like(**found, limits=limits, bound=bound, closest=closest, closest_line=line)
 
     def __str__(self) -> str:
         vectors = "1 checksum vector" if self.vectors == 1 else f"{self.vectors} checksum vectors"
@@ -320,7 +355,12 @@ class Check(Record):
         if self.closest_line >= 0:
             line = f"{self.side.removesuffix('s')} {self.closest_line}"
             text += f", closest clean residual {self.closest:.2g} of its bound ({line})"
-        return f"{text}, sure to find a change of {self.detection_limit:.2g}"
+        if math.isnan(self.detection_limit):
+            return text
+        text += f", sure to find a change of {self.detection_limit:.2g}"
+        if self.median_limit < self.detection_limit / 2:
+            text += f", of {self.median_limit:.2g} in half of the {self.side}"
+        return text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -400,6 +440,48 @@ class Report(Record):
         """The largest clean residual over its bound, of all checks and products; 0.0 if none."""
         ratios = [check.closest for check in self.checks] + [product.closest for product in self.products]
         return max((ratio for ratio in ratios if not math.isnan(ratio)), default=0.0)
+
+    def limit(self, row: int, column: int) -> float:
+        """The smallest change of element (row, column) of C that is sure to be found, in C's units.
+
+        Parameters
+        ----------
+        row, column : int
+            As indices of C: negative ones count from the end.
+
+        Returns
+        -------
+        limit : float
+            Of the side that sees more, where both were checked.
+
+        Raises
+        ------
+        IndexError
+            If C has no such element.
+        ValueError
+            If the limits were not measured, or if this is the report of a batch: its `products` have them.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import abft_tsm2 as ft
+        >>> A, B = np.random.default_rng(0).standard_normal((2, 64, 64))
+        >>> C, report = ft.protected_gemm(A, B, return_report=True)
+        >>> 0 < report.limit(5, 7) <= report.checks[0].detection_limit < 1e-10
+        True
+        """
+        if self.products:
+            raise ValueError(f"this is the report of {len(self.products)} products: ask report.products[i].limit")
+        sizes = {"rows": self.m, "columns": self.n}
+        at = []
+        for name, (place, size) in zip(("row", "column"), zip((row, column), sizes.values(), strict=True), strict=True):
+            if not -size <= index(place) < size:
+                raise IndexError(f"{name} {place} of a C that is {self.m} x {self.n}")
+            at.append(index(place) % size)
+        found = [check.limits.of(*at) for check in self.checks if check.limits is not None]
+        if not found:
+            raise ValueError("limits were not measured: ask for the report of a product by return_report=True")
+        return min(found)
 
     @property
     def total_seconds(self) -> float:

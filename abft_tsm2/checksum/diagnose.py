@@ -16,6 +16,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
 from abft_tsm2.checksum.repairs import Written
+from abft_tsm2.checksum.reproduced import is_reproduced
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Scale, Side
 from abft_tsm2.checksum.verify import (
@@ -42,6 +43,8 @@ class Decision:
         Every status that holds; empty when all is well.
     changed : list of str
         Which of "L", "R", "C0" changed after they were encoded; nothing else was verified then.
+    excused : float
+        A change of less than so many bounds of its line is taken for rounding.
     """
 
     check: Check
@@ -51,6 +54,7 @@ class Decision:
     changed: list[str] = field(default_factory=list)
     suspicions: int = 0
     multiplications: float = 0.0
+    excused: float = 0.0
     repaired: bool = False
 
     def input_changed(self, *operands: str) -> Decision:
@@ -100,11 +104,16 @@ def diagnose(
         decision.faults.append(fault)
     else:
         decision.suspicions = int(np.count_nonzero(~verdict.ok))
+        if not foreign and earlier is None:
+            failing = np.flatnonzero(~verdict.ok)
+            if is_reproduced(lines, failing[np.argsort(-verdict.residual[failing], kind="stable")]):
+                decision.multiplications += lines.L.size * lines.R.shape[1]
+                return decision
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
     rescaled = verify_rescaled(lines, V)
     found: list[Fault] = []
-    mass, written, excused = False, Written(), 0.0
+    mass, written = False, Written()
     for turn in range(_ROUNDS + 1):
         suspects = np.flatnonzero(~rescaled.verdict.ok)
         others = suspects[:0]
@@ -127,7 +136,7 @@ def diagnose(
         )
         mass = mass or suspects.size > few(lines)
         decision.multiplications += outcome.multiplications
-        excused = max(excused, outcome.excused)
+        decision.excused = max(decision.excused, outcome.excused)
         if outcome.overflowed:
             decision.statuses.append(Status.UNVERIFIABLE)
             decision.reasons.append(
@@ -158,7 +167,7 @@ def diagnose(
         decision.suspicions = 0
         if Status.UNCORRECTABLE not in decision.statuses:
             decision.statuses.append(Status.CORRECTED)
-    decision.check = rescaled.verdict.check.certain_from(excused)
+    decision.check = rescaled.verdict.check
     decision.reasons += unverifiable(lines, rescaled.scale)
     if not (rescaled.scale.usable_line.all() and rescaled.scale.usable_column.all()):
         decision.statuses.append(Status.UNVERIFIABLE)

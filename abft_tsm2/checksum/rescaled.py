@@ -29,12 +29,15 @@ class RescaledVerdict:
         Scaled weights, 0 in the columns that cannot be checked.
     tau : (m, r) array
         Bounds in the scaled domain.
+    bounds : (m, r) array
+        In the user's units; inf where these have no such number.
     """
 
     verdict: SideVerdict
     scale: Scale
     V: Floats
     tau: Floats
+    bounds: Floats
 
 
 def verify_rescaled(lines: Side, weights: Array, scale: Scale | None = None) -> RescaledVerdict:
@@ -84,8 +87,9 @@ def verify_rescaled(lines: Side, weights: Array, scale: Scale | None = None) -> 
         usable = scale.usable_line & bool(keep.any() or n == 0)
         ok = (np.all((residual <= tau) & np.isfinite(tau), axis=1) & plausible) | ~usable
     ratio = np.where(usable, worst_ratio(residual, tau), 0.0)
-    in_users_units = np.ldexp(tau.max(axis=1, initial=0.0), scale.line + common)
+    bounds = np.ldexp(tau, (scale.line + common)[:, None])
+    in_users_units = bounds.max(axis=1, initial=0.0)
     seen = in_users_units[usable & np.isfinite(in_users_units)]  # a line with an Inf that is right has no bound
     bound = float(middle(seen)) if seen.size else 0.0
     check = lines_check(lines, to_host(weights), ok & usable, ratio, bound, int(np.count_nonzero(usable)))
-    return RescaledVerdict(SideVerdict(ok, ratio, check), scale, V, tau)
+    return RescaledVerdict(SideVerdict(ok, ratio, check), scale, V, tau, bounds)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.checksum.bounds import Arithmetic, bound_factors
+from abft_tsm2.checksum.bounds import LEAST_BOUND, Arithmetic, BoundFactors, bound_factors
 from abft_tsm2.checksum.encode import (
     SQUARED,
     Ends,
@@ -21,22 +21,16 @@ from abft_tsm2.checksum.encode import (
     equilibrated,
     exponents_from,
     missed_by_sample,
-    ones,
     part_of,
+    reliable,
     sampled_beyond,
     sampled_squares,
 )
+from abft_tsm2.checksum.limits import measured
+from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
 from abft_tsm2.checksum.sides import Floats, Side
-from abft_tsm2.checksum.verify import (
-    MANY,
-    PredictedSums,
-    clean_check,
-    estimate_of,
-    judge,
-    rounded_bounds,
-    rounded_check,
-)
-from abft_tsm2.checksum.weights import Weights
+from abft_tsm2.checksum.verify import PredictedSums, clean_check, rounded_check
+from abft_tsm2.checksum.weights import balanced
 from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums
 from abft_tsm2.report import Check
 
@@ -92,16 +86,14 @@ class SmallSums:
     dtype : dtype
         Of L and R.
     a : Arithmetic
-    base : (n, 1) array
-        Weights before equilibration.
 
     All methods work in the caller's error state, which has to ignore everything.
     """
 
-    def __init__(self, side: str, sizes: tuple[int, int, int], dtype: Any, a: Arithmetic, base: Weights) -> None:
+    def __init__(self, side: str, sizes: tuple[int, int, int], dtype: Any, a: Arithmetic) -> None:
         m, k, n = sizes
-        self._side, self._m, self._k, self._n, self._a, self._base = side, m, k, n, a, base
-        self._part, self._beyond = part_of(k), sampled_beyond(k)
+        self._side, self._m, self._k, self._n, self._a = side, m, k, n, a
+        self._part, self._beyond, self._lowest = part_of(k), sampled_beyond(k), reliable(dtype, k)
         self._squared = self._beyond is None and k * n <= SQUARED
         self._partial = k >= a.parts_from
         self._half, self._wide = dtype.itemsize == 2, dtype.itemsize == 8
@@ -111,16 +103,27 @@ class SmallSums:
         self._left = np.empty(8 * m + width * m, np.uint8)
         self._now = _EncodedPlaces.of(self._right, self._left, self._sizes, self._kind)
         self._right_bits = self._left_bits = b""  # as they were made
-        self._ones = ones(k, self._kind)
         self._u, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(n)
         self._ok, self._finite = np.empty(m, np.bool_), np.empty(m, np.bool_)
-        self._all = np.ones(m, np.bool_).tobytes()
-        self._lost = a.underflow(k)
-        self._known = bound_factors(a, k, n), estimate_of(k)
+        self._fixed = np.empty(8 * (n + len(BoundFactors._fields)) + width * k, np.uint8)
+        self._base = np.frombuffer(self._fixed.data, _DOUBLE, n)[:, None]
+        self._factors = np.frombuffer(self._fixed.data, _DOUBLE, len(BoundFactors._fields), 8 * n)
+        self._ones = np.frombuffer(self._fixed.data, self._kind, k, self._fixed.size - width * k)
+        self._fix()
+        memory = (self._right, self._left, self._fixed, self._u, self._norms, self._weights, self._ok, self._finite)
+        self.nbytes = sum(x.nbytes for x in memory) + sum(x.nbytes for x in memory[:3])
+
+    def _fix(self) -> None:
+        """What is the same for all products: written when there is none, or when it was hit."""
+        self._base[:], self._factors[:] = balanced(self._n), bound_factors(self._a, self._k, self._n)
+        self._ones[:] = 1
+        self._fixed_bits = self._fixed.tobytes()
 
     def encode(self, L: Array, R: Array, carried: OperandChecksum | None = None) -> None:
         """Weights, sums and norms of R, or those that it has `carried` since it was encoded; what they predict of C."""
         V, V2, s, part, t, products = self._now
+        if self._fixed.tobytes() != self._fixed_bits:
+            self._fix()
         if self._half:  # exact, and elements of 16 bits are slow
             L, R = L.astype(_SINGLE), R.astype(_SINGLE)
         if carried is None:
@@ -149,7 +152,7 @@ class SmallSums:
             squares = squares_of(R[:h])
         norms = np.log2(columns, dtype=_DOUBLE)
         norms *= 0.5
-        exponent, ends = exponents_from(norms, R)
+        exponent, ends = exponents_from(norms, R, self._lowest)
         self._carry(R, squares[:h], exponent, ends)
         if beyond is not None:
             better = missed_by_sample(R, self._now.s[:, None], exponent)
@@ -184,10 +187,6 @@ class SmallSums:
         u = self._u
         X = copied(C, _DOUBLE) if self._a.u_out else C
         self._add(X, V, u)
-        if self._a.u_out and self._m > MANY:
-            verdict = judge(self.lines(L, R, C), self.predicted(), u[:, None])
-            check = verdict.check if np.count_nonzero(verdict.ok) == self._m else None
-            return (check,) if check is not None and self._intact() else None
         np.subtract(u, t, u)
         residual = np.absolute(u, u)
         if self._wide:
@@ -196,28 +195,28 @@ class SmallSums:
             self._norms[:] = products2
             products = np.sqrt(self._norms, self._norms)
         weights = np.absolute(V, self._weights)
-        underflow = self._lost * float(np.add.reduce(weights))
-        if not underflow:
-            return None
-        factors, more = self._known
-        tau = factors.of_lines(products, underflow)
+        numbers = self._factors.tolist()
+        underflow = max(numbers[-1] * float(np.add.reduce(weights)), LEAST_BOUND)
+        tau = numbers[0] * products  # nothing rounds operands on NumPy: no input_factor
+        tau += underflow
         fine = np.less_equal(residual, tau, self._ok)
         fine &= np.isfinite(tau, self._finite)
-        sizes = residual, products, None
-        if self._a.u_out:
-            stored = np.sqrt(np.multiply(X, X, X).dot(V2))
-            bounds = rounded_bounds(self._a, self._k, self._n, stored, sizes, underflow, more)
-            if bounds is None or not self._intact():
+        if np.count_nonzero(fine) < self._m:
+            bounds, sizes = tau.copy(), (residual, products, None)
+            operands = X, L, R
+            unexplained = UnexplainedLines(operands, V2[:, None], self._a, self._k, bounds, fine, sizes, underflow)
+            if not (unexplained.explain(whole=told) and self._intact()):
                 return None
-            known = residual, bounds, residual / tau, fine
-            return (rounded_check(self._side, *known, np.minimum.reduce(weights)),) if told else ()
-        if fine.tobytes() != self._all:
-            return None
+            return (rounded_check(self._side, residual, bounds, residual / tau, fine),) if told else ()
         if not told:
             return () if self._intact() else None
-        smallest = np.minimum.reduce(weights)
-        check = clean_check(self._side, C, V2[:, None], residual / tau, sizes, underflow, factors, more, smallest)
+        known = residual / tau, (residual, products, None), underflow, BoundFactors._make(numbers), estimate_of(self._k)
+        check = clean_check(self._side, C, V2[:, None], *known)
         return (check,) if check is not None and self._intact() else None
+
+    def measured(self, check: Check, C: Array, L: Array, R: Array) -> Check:
+        """The check that `clean` has found, with the limits of all lines."""
+        return measured(check, self.lines(L, R, C), self._now.V[:, None], self._u[:, None])
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:
         """The side as any other; it cannot be multiplied again."""

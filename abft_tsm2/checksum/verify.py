@@ -19,7 +19,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, is_numpy, same_bits, to_host
 from abft_tsm2.checksum.bounds import (
-    Arithmetic,
+    LEAST_BOUND,
     BoundFactors,
     bound_factors,
     checksum_noise_factor,
@@ -27,6 +27,7 @@ from abft_tsm2.checksum.bounds import (
     statistical_bound,
 )
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
+from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -129,24 +130,24 @@ class _LineResiduals(NamedTuple):
         Which are within the least that their bounds can be.
     ratio : (..., m) array
         In units of that.
+    tau : (..., m, 1) array
+        That.
     size, products, added : (..., m, 1) arrays
         ``|u - t|``, and as in `statistical_bound`.
     underflow : (..., 1, 1) array or float
-    weights : (..., n, 1) array
-        Their moduli.
     """
 
     fine: Mask
     ratio: Floats
+    tau: Floats
     size: Floats
     products: Floats
     added: Floats | None
     underflow: Any
-    weights: Floats
 
 
 def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals | None:
-    """None where there is nothing to compare, more than one checksum of a line, or a bound that may be 0."""
+    """None where there is nothing to compare, or more than one checksum of a line."""
     V, products2, a = expected.carried.weights, expected.products, lines.arithmetic
     if 0 in lines.C.shape or lines.R.shape[-2] == 0 or V.shape[-1] != 1:
         return None
@@ -162,71 +163,41 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     lost = a.underflow(lines.terms, lines.alpha)
     underflow: Any
     if V.ndim == 2:
-        underflow = lost * float(np.add.reduce(weights, axis=None))
-        if not underflow:
-            return None
+        underflow = max(lost * float(np.add.reduce(weights, axis=None)), LEAST_BOUND)
     else:
-        underflow = lost * np.add.reduce(weights, axis=-2, keepdims=True)
-        if not underflow.all():
-            return None
+        underflow = np.maximum(lost * np.add.reduce(weights, axis=-2, keepdims=True), LEAST_BOUND)
     n: int = V.shape[-2]
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
-    return _LineResiduals(fine, (size / tau)[..., 0], size, products, added, underflow, weights)
+    return _LineResiduals(fine, (size / tau)[..., 0], tau, size, products, added, underflow)
 
 
 def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
-    """The verdict on a product all of whose residuals are within the least that their bounds can be, and those of the
-    few lines that came closest within what is known when these lines of C have been read once more; else None."""
+    """The verdict on a product all of whose residuals are within the least that their bounds can be, or within what is
+    known when those lines have been read once more, and the few that came closest; else None."""
     a, C, (m, n) = lines.arithmetic, lines.C, lines.C.shape
-    first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
+    first = _residuals(lines, expected, u)
     if first is None:
         return None
     V, sizes = expected.carried.weights, (first.size, first.products, first.added)
-    more, smallest = estimate_of(lines.R.shape[0]), np.minimum.reduce(first.weights, axis=None)
-    if a.u_out:
-        fine = first.fine[:, 0]
-        stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
-        tau = rounded_bounds(a, lines.terms, n, stored, sizes, first.underflow, more)
-        if tau is None:
+    more, fine = estimate_of(lines.R.shape[0]), first.fine[:, 0]
+    if np.count_nonzero(fine) < m:
+        tau, added = first.tau[:, 0].copy(), None if first.added is None else first.added[:, 0]
+        known, operands = (first.size[:, 0], first.products[:, 0], added), (C, lines.L, lines.R)
+        how = a, lines.terms, tau, fine, known, first.underflow, lines.alpha
+        unexplained = UnexplainedLines(operands, V * V, *how)
+        if not unexplained.explain(whole=True):
             return None
-        rounded = rounded_check(lines.side, first.size, tau, first.ratio, fine, smallest)
-        return SideVerdict(np.ones(m, np.bool_), first.ratio, rounded)
-    if np.count_nonzero(first.fine) < m:
-        return None
+        explained = rounded_check(lines.side, first.size[:, 0], tau, first.ratio, fine)
+        return SideVerdict(np.ones(m, np.bool_), first.ratio, explained)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
-    check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more, smallest)
+    check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
-def rounded_bounds(
-    a: Arithmetic,
-    terms: int,
-    n: int,
-    stored: Floats,
-    sizes: tuple[Floats, Floats, Floats | None],
-    underflow: float,
-    more: float,
-) -> Floats | None:
-    """The bounds where what is stored is rounded and most lines need the norm of that, which is known of all; None
-    where a line is not within them.
-
-    Parameters
-    ----------
-    stored, sizes : arrays of m
-        As in `statistical_bound`; the first of `sizes` are the residuals.
-    """
-    residual, products, added = sizes
-    known: Any = {"added": added, "underflow": underflow}
-    largest = largest_norm(terms, products=more * products, **known)
-    tau: Floats = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
-    close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
-    return tau if np.count_nonzero(close) == close.size else None
-
-
-def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask, smallest: float) -> Check:
-    """`clean_check` of residuals within `rounded_bounds`: lines that are not `fine`, within the least that their bounds
-    can be, are counted among those that came closest."""
+def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask) -> Check:
+    """`clean_check` of residuals within bounds tau: lines that are not `fine`, within the least that their bounds can
+    be, are counted among those that came closest."""
     ratios, bounds, places = (residual / tau).ravel(), tau.ravel(), None
     if ratio.size > _FEW:
         counted = ~fine
@@ -236,7 +207,7 @@ def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine:
     line = int(ratios.argmax())
     closest, bound = ratios.item(line), _median(bounds.tolist())
     line = line if places is None else places.item(line)
-    return _check_of(side, ratio.size, bound, closest, line, _limit(closest, bound, smallest))
+    return _check_of(side, ratio.size, bound, closest, line)
 
 
 def _median(x: list[float]) -> float:
@@ -254,7 +225,6 @@ def clean_check(
     underflow: float,
     factors: BoundFactors,
     more: float,
-    smallest: float,
 ) -> Check | None:
     """The check of a product all of whose lines are within the least that their bounds can be, from the few lines that
     came closest; None where one of these is not within what is known when they have been read once more.
@@ -269,8 +239,6 @@ def clean_check(
         Residuals, and products and added as in `statistical_bound`.
     underflow, factors, more
         Of `BoundFactors.of_line`.
-    smallest : float
-        The least modulus of the weights.
     """
     (residuals, products, added), m = sizes, ratio.size
     if m > _FEW:
@@ -295,7 +263,7 @@ def clean_check(
         if residual / tau > closest:
             closest, line = residual / tau, i
     bound = _median(bounds)
-    return _check_of(side, m, bound, closest, line, _limit(closest, bound, smallest))
+    return _check_of(side, m, bound, closest, line)
 
 
 class FirstVerdict(NamedTuple):
@@ -308,8 +276,9 @@ class FirstVerdict(NamedTuple):
         nothing.
     ratio : (..., m) array
         As in `SideVerdict`, or more.
-    bound, closest, closest_line, limit : (...) arrays
+    bound, closest, closest_line : (...) arrays
         As in `Check`.
+    residual : (..., m, 1) array
     """
 
     ok: Any
@@ -317,44 +286,46 @@ class FirstVerdict(NamedTuple):
     bound: Any
     closest: Any
     closest_line: Any
-    limit: Any
-
-    def check(self, lines: Side, at: Any = ()) -> Check:
-        """The check of one of these products."""
-        found = (float(self.bound[at]), float(self.closest[at]), int(self.closest_line[at]), self.limit[at])
-        return _check_of(lines.side, lines.C.shape[-2], *found)
+    residual: Floats
 
 
 def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdict | None:
     """What `judge` finds of each of a stack of products without reading operands again; None where it has to be asked.
 
-    Where what is stored is rounded, the lines that this has to explain are counted among those that came closest.
+    Lines that are not within the least that their bounds can be are counted among those that came closest.
     """
-    a, terms, (m, n) = lines.arithmetic, lines.terms, lines.C.shape[-2:]
-    first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
+    a, terms, (m, n), k = lines.arithmetic, lines.terms, lines.C.shape[-2:], lines.R.shape[-2]
+    first = _residuals(lines, expected, u)
     if first is None:
         return None
-    fine, ratio, residual, products, added, underflow, weights = first
+    fine, ratio, _, residual, products, added, underflow = first
+    V, every = expected.carried.weights, bool(fine.all())
     few = None  # all lines
     if m > _FEW:
-        few = np.argpartition(np.where(fine[..., 0], -ratio, 0.0) if a.u_out else -ratio, _FEW, axis=-1)[..., :_FEW]
+        few = np.argpartition(-ratio if every else np.where(fine[..., 0], -ratio, 0.0), _FEW, axis=-1)[..., :_FEW]
         few.sort(axis=-1)
     C, counted = lines.C, None
-    if few is not None and a.u_out:
+    if few is not None and not every:
         counted = ~fine[..., 0]
         np.put_along_axis(counted, few, True, axis=-1)
     elif few is not None:
         C, residual, products = _lines_at(C, few), _lines_at(residual, few), _lines_at(products, few)
         added = None if added is None else _lines_at(added, few)
-    V = expected.carried.weights
     stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
     known: Any = {"added": added, "underflow": underflow}
-    largest = largest_norm(terms, products=estimate_of(lines.R.shape[-2]) * products, **known)
-    tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
-    close = (residual <= tau) & np.isfinite(tau) & (stored <= largest)
+
+    def compared(products: Floats, more: float) -> tuple[Floats, Mask]:
+        largest = largest_norm(terms, products=more * products, **known)
+        tau = statistical_bound(np, a, terms, n, products=products, stored=stored, largest=largest, **known)
+        return tau, (residual <= tau) & np.isfinite(tau) & (stored <= largest)
+
+    tau, close = compared(products, estimate_of(k))
+    if not every:
+        close |= fine
+        if part_of(k) < k and not close.all():
+            tau, again = compared(abs(lines.alpha) * np.sqrt(_all_products(lines, V * V)), 1.0)
+            close |= again
     ok = close.all(axis=(-2, -1))
-    if not a.u_out:
-        ok &= fine.all(axis=(-2, -1))
     bounds, ratios = tau[..., 0], (residual / tau)[..., 0]
     if counted is not None:
         bounds, ratios = np.where(counted, bounds, np.inf), np.where(counted, ratios, -1.0)
@@ -362,7 +333,12 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     if counted is None and few is not None:
         line = np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
     bound = _middle(bounds, counted)
-    return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, weights.min(axis=(-2, -1))))
+    return FirstVerdict(ok, ratio, bound, closest, line, first.size)
+
+
+def _all_products(lines: Side, V2: Array) -> Floats:
+    """``P2^2`` of each of a stack, of all terms."""
+    return to_host(summed_squares(lines.L, summed_squares(lines.R, V2, True), True))
 
 
 def _middle(x: Floats, counted: Mask | None) -> Any:
@@ -379,17 +355,6 @@ def _middle(x: Floats, counted: Mask | None) -> Any:
 def _lines_at(X: Array, at: Integers) -> Array:
     """The lines with these numbers, (f,) of a matrix or (..., f) of each of a stack."""
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
-
-
-def estimate_of(k: int) -> float:
-    """P2 estimated from a part of its terms may be short of the whole; so many times as much covers it."""
-    h = part_of(k)
-    return 1.0 if h == k else 2 * math.sqrt(k / h)
-
-
-def _limit(closest: Any, bound: Any, smallest: Any) -> Any:
-    """The smallest change that is certain to be found; inf where a weight is 0 and sees nothing."""
-    return (1.0 + closest) * bound / smallest
 
 
 def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
@@ -469,11 +434,8 @@ def worst_ratio(residual: Floats, tau: Floats) -> Floats:
 def lines_check(lines: Side, V: Floats, clean_lines: Mask, ratio: Floats, bound: float, verified: int) -> Check:
     clean = np.where(clean_lines, ratio, -1.0)
     closest = float(clean.max(initial=0.0))
-    smallest = np.float64(np.abs(V).max(axis=1, initial=0.0).min(initial=np.inf))
-    with np.errstate(all="ignore"):
-        limit = _limit(closest, bound, smallest)
     line = int(np.argmax(clean)) if clean.size and clean.max() >= 0 else -1
-    return _check_of(lines.side, clean.size, bound, closest, line, limit, vectors=V.shape[1], verified=verified)
+    return _check_of(lines.side, clean.size, bound, closest, line, vectors=V.shape[1], verified=verified)
 
 
 def _check_of(
@@ -482,7 +444,6 @@ def _check_of(
     bound: float,
     closest: float,
     line: int,
-    limit: Any,
     vectors: int = 1,
     verified: int | None = None,
 ) -> Check:
@@ -494,7 +455,7 @@ def _check_of(
         bound=bound,
         closest=closest,
         closest_line=line,
-        detection_limit=float(limit),
+        detection_limit=math.nan,
     )
 
 

@@ -10,7 +10,6 @@ of several columns.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abft_tsm2.core.generated import MAGNITUDES
+from abft_tsm2.core.kept import compared
 
 SEED = 0x5EED
 MEAN_SQUARE = 19 / 12
@@ -110,11 +110,16 @@ def weights(kind: str = "balanced", n: int = 1, r: int = 1, *, seed: int = SEED)
             raise TypeError(f"{name} is {value!r}: a whole number is expected")
     if n < 0 or r < 1:
         raise ValueError(f"weights need n >= 0 and r >= 1, got n = {n}, r = {r}")
-    return _cached(kind, n, r, seed)
+    made: Weights = _made(kind, n, r, seed)
+    return made
 
 
-@functools.lru_cache(maxsize=64)
-def _cached(kind: str, n: int, r: int, seed: int) -> Weights:
-    out = np.ascontiguousarray(_FAMILIES[kind](n, r, np.random.default_rng([seed, n])), dtype=np.float64)
-    out.flags.writeable = False
-    return out
+@compared
+def _made(kind: str, n: int, r: int, seed: int) -> Weights:
+    return np.ascontiguousarray(_FAMILIES[kind](n, r, np.random.default_rng([seed, n])), dtype=np.float64)
+
+
+def balanced(n: int) -> Weights:
+    """``weights("balanced", n)``, of a length that is known to be one."""
+    made: Weights = _made("balanced", n, 1, SEED)
+    return made

@@ -153,7 +153,8 @@ def protected_gemm(
                 policy.check_on_error(on_error)
                 form, carried = usual
                 C = np.empty(form.shape, form.dtype) if out is None else out
-                more: Any = {"write": write, "told": return_report or policy.observed(), "carried": carried}
+                more: Any = {"write": write, "told": return_report or policy.observed(), "limits": return_report}
+                more["carried"] = carried
                 found = C, form.product(A, B, C, lambda: problem(C), start=start, **more)
     elif is_cupy(A):
         stream = current_stream()
@@ -170,7 +171,7 @@ def protected_gemm(
                 found = known.run(key, (a, b, out), stream, on_error, reported=reported, ask=problem)
     if found is None:
         asked = problem(out)
-        report = _run(asked, "gemm", on_stage, on_error, write=write, key=key)
+        report = _run(asked, "gemm", on_stage, on_error, write=write, key=key, limits=return_report)
         result = asked.result()
     else:
         result, report = found
@@ -257,7 +258,14 @@ def verify_gemm(
 
 
 def _run(
-    problem: GemmProblem, operation: str, on_stage: Hook | None, on_error: str | None, *, write: bool, key: Any = None
+    problem: GemmProblem,
+    operation: str,
+    on_stage: Hook | None,
+    on_error: str | None,
+    *,
+    write: bool,
+    key: Any = None,
+    limits: bool = True,
 ) -> Report:
     """Every product of the problem, and one report of them all."""
     if is_cupy(problem.c) and serves(problem):
@@ -266,20 +274,20 @@ def _run(
             return pending.run(problem, operation, on_error, write=write, keep=keep)
         return fallback.run(problem, operation, on_stage, write=write, keep=keep)
     if problem.wide:
-        return _rounded_last(problem, operation, on_stage, write=write)
+        return _rounded_last(problem, operation, on_stage, write=write, limits=limits)
     start = perf_counter()
     if on_stage is None and (form := small.form_of(problem)) is not None:
         operands = problem.a, problem.b, problem.c, lambda: problem
-        report = form.product(*operands, write=write, carried=problem.carried(), start=start)
+        report = form.product(*operands, write=write, limits=limits, carried=problem.carried(), start=start)
         assert report is not None
         return report
     caller = np.geterr()  # holds for the product itself, as it would for a @ b
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         if problem.batch and on_stage is None and stack.serves(problem):
-            return stack.run(problem, operation, caller, write=write)
+            return stack.run(problem, operation, caller, write=write, limits=limits)
         reports = []
         for task in problem.tasks():
-            reports.append(Product(task, problem, operation, on_stage, write, caller).report())
+            reports.append(Product(task, problem, operation, on_stage, write, caller, limits=limits).report())
     if not problem.batch:
         return reports[0]
     if not reports:  # a batch of no products
@@ -289,13 +297,13 @@ def _run(
     return Report.merge(reports, operation=operation)
 
 
-def _rounded_last(problem: GemmProblem, operation: str, on_stage: Hook | None, *, write: bool) -> Report:
+def _rounded_last(problem: GemmProblem, operation: str, on_stage: Hook | None, *, write: bool, limits: bool) -> Report:
     """Multiply in float32, and round to the result's 16 bits what has been checked. Waits for the verdict: the float32
     products are gone later."""
     xp = namespace(problem.c)
     c = xp.empty(problem.c.shape, dtype=xp.float32, device=problem.c.device)
     c0 = None if problem.c0 is None else xp.astype(problem.c0, xp.float32)
     with policy.errstate(sync=True):
-        report = _run(replace(problem, c=c, c0=c0, wide=False), operation, on_stage, None, write=write)
+        report = _run(replace(problem, c=c, c0=c0, wide=False), operation, on_stage, None, write=write, limits=limits)
     problem.c[...] = xp.astype(c, problem.c.dtype)
     return report

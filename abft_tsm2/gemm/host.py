@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -14,11 +14,20 @@ from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.checksum.diagnose import Decision, diagnose
 from abft_tsm2.checksum.encode import OperandChecksum, carry, encoded_right
 from abft_tsm2.checksum.encoded import Encoded, storage_faults
+from abft_tsm2.checksum.limits import measured
 from abft_tsm2.checksum.second_product import excusable
 from abft_tsm2.checksum.sides import Side
 from abft_tsm2.checksum.storage import restore
-from abft_tsm2.checksum.verify import PredictedSums, SideVerdict, changed_operands, judge, predict, recompute_checksum
-from abft_tsm2.checksum.weights import weights
+from abft_tsm2.checksum.verify import (
+    PredictedSums,
+    SideVerdict,
+    changed_operands,
+    judge,
+    predict,
+    recompute_checksum,
+    residual_of,
+)
+from abft_tsm2.checksum.weights import balanced
 from abft_tsm2.core.matmul import multiply, same_layout
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.place import device_name
@@ -26,7 +35,6 @@ from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
 Hook = Callable[[str, Mapping[str, Array]], None]
 _PASSES = 3  # over both sides of one product
-balanced = lru_cache(64)(partial(weights, "balanced"))  # made once for a length
 
 
 def carried_by(R: Array, arithmetic: Arithmetic) -> OperandChecksum:
@@ -50,10 +58,18 @@ class Product:
     """One protected product of two matrices."""
 
     def __init__(
-        self, task: GemmTask, problem: GemmProblem, operation: str, on_stage: Hook | None, write: bool, caller: Any
+        self,
+        task: GemmTask,
+        problem: GemmProblem,
+        operation: str,
+        on_stage: Hook | None,
+        write: bool,
+        caller: Any,
+        *,
+        limits: bool = True,
     ) -> None:
         self.task, self.problem, self.operation = task, problem, operation
-        self.on_stage, self.write, self.caller = on_stage, write, caller
+        self.on_stage, self.write, self.caller, self.limits = on_stage, write, caller, limits
         self.A, self.B = task.A, task.B
         self.seconds: dict[str, float] = {}
         self.statuses: list[Status] = []
@@ -164,7 +180,7 @@ class Product:
             and e.predicted.intact()
         ):
             if not self.problem.exists:
-                self.checks.append(verdict.check)
+                self.checks.append(self.measured(verdict.check, e, u))
                 return None
             decision = Decision(verdict.check)
         else:
@@ -183,8 +199,12 @@ class Product:
             self.note_changed(e.lines, decision.changed)
         if self.problem.exists:  # how a product from elsewhere was added up is not known: its limit holds for any order
             start = perf_counter()
-            decision.check = decision.check.certain_from(excusable(e.lines, e.predicted.carried.weights))
+            decision.excused = max(decision.excused, excusable(e.lines, e.predicted.carried.weights))
             self.took("verify", start)
+        if not decision.changed:
+            decision.check = self.measured(
+                decision.check, e, recompute_checksum(e.lines, e.predicted.carried), decision
+            )
         self.decisions.append(decision)
         self.checks.append(decision.check)
         return decision
@@ -200,6 +220,16 @@ class Product:
         verdict = judge(e.lines, e.predicted, u)
         self.took("verify", start)
         return u, verdict
+
+    def measured(self, check: Check, e: EncodedSide, u: Array, decision: Decision | None = None) -> Check:
+        """The check with the limits of all lines, where a report was asked for."""
+        if not self.limits:
+            return check
+        start, excused = perf_counter(), 0.0 if decision is None else decision.excused
+        residual = np.abs(residual_of(e.lines, e.predicted, u))
+        found = measured(check, e.lines, e.predicted.carried.weights, residual, excused)
+        self.took("verify", start)
+        return found
 
     def encoded(self) -> list[tuple[str, Encoded]]:
         a, b = self.task.encoded_a, self.task.encoded_b

@@ -22,12 +22,14 @@ from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.checksum.small import SmallSums
 from abft_tsm2.core.matmul import multiply
-from abft_tsm2.gemm.host import EncodedSide, Product, balanced
+from abft_tsm2.gemm.host import EncodedSide, Product
 from abft_tsm2.gemm.operands import GemmProblem
 from abft_tsm2.report import Check, Report, Status
 
-_MOST = 256  # forms that are kept, each with memory of O(m + k + n)
+_MOST = 24 << 20  # bytes of all forms that are kept, with their memory of O(m + k + n)
 _IDLE = 8  # sets of that memory: one for each thread that multiplies at the same time
+_OBJECTS = 1 << 13  # bytes of a form's objects, and of a set's, beside their arrays
+_SHARE = 1 << 18  # bytes of a form's sets, of which one is kept whatever it has
 
 _forms: dict[Any, SmallForm] = {}
 os.register_at_fork(after_in_child=_forms.clear)  # their reports name the device, which may have another name now
@@ -82,9 +84,10 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
     key = *like, carried[0] is None, carried[1] is None
     form = _forms.get(key)
     if form is None:
-        if len(_forms) >= _MOST:
+        form = SmallForm(p)
+        if form.most + sum(one.most for one in list(_forms.values())) > _MOST:
             _forms.clear()
-        form = _forms[key] = SmallForm(p)
+        _forms[key] = form
     return form
 
 
@@ -100,6 +103,11 @@ class SmallForm:
         known: Any = {"operation": "gemm", "m": m, "k": k, "n": n, "dtype": p.dtype}
         self._report = Report.made_of(status=Status.CLEAN, **known)
         self._free: list[list[SmallSums]] = []
+        sides = self._sides()
+        nbytes = _OBJECTS + sum(side.nbytes for side in sides)
+        self._idle = max(1, min(_IDLE, _SHARE // nbytes))
+        self.most = _OBJECTS + self._idle * nbytes
+        self._free.append(sides)
 
     def takes(self, out: Any, A: Array, B: Array) -> bool:
         """Whether a result goes to this array as to a new one."""
@@ -120,7 +128,7 @@ class SmallForm:
         sides = []
         for columns in self._columns:
             lines = (n, k, m) if columns else (m, k, n)
-            sides.append(SmallSums("columns" if columns else "rows", lines, dtype, a, balanced(lines[2])))
+            sides.append(SmallSums("columns" if columns else "rows", lines, dtype, a))
         return sides
 
     def product(
@@ -132,6 +140,7 @@ class SmallForm:
         *,
         write: bool,
         told: bool = True,
+        limits: bool = True,
         carried: Carried = _NOTHING,
         start: float | None = None,
     ) -> Report | None:
@@ -141,8 +150,8 @@ class SmallForm:
         ----------
         ask : callable
             Makes the problem, for what is not clean.
-        write, told : bool
-            Repair what is wrong; report clean products.
+        write, told, limits : bool
+            Repair what is wrong; report clean products; and measure how small changes are sure to be found.
         carried : pair
             As of `GemmProblem.carried`.
         start : float
@@ -156,16 +165,16 @@ class SmallForm:
             encoded = perf_counter()
             multiply(A, B, C)  # in the caller's error state, as a @ b
             multiplied = perf_counter()
-            checks = self._clean(sides, A, B, C, told)
+            checks = self._clean(sides, A, B, C, told, limits)
         except BaseException:
             # An interrupt may come just when `numpy.errstate` has set the state, and leave it so.
             np.seterr(**surrounding.run(np.geterr))
             raise
         seconds = {"encode": encoded - start, "multiply": multiplied - encoded}
         if checks is None:  # they are not used again
-            return self._settled(sides, ask(), seconds, write, carried)
+            return self._settled(sides, ask(), seconds, write, carried, limits)
         seconds["verify"] = perf_counter() - multiplied
-        if len(self._free) < _IDLE:
+        if len(self._free) < self._idle:
             self._free.append(sides)
         return self._report.like(checks=checks, seconds=seconds) if told else None
 
@@ -178,22 +187,31 @@ class SmallForm:
                 side.encode(A, B, carried[0])
 
     @np.errstate(all="ignore")
-    def _clean(self, sides: list[SmallSums], A: Array, B: Array, C: Array, told: bool) -> tuple[Check, ...] | None:
+    def _clean(
+        self, sides: list[SmallSums], A: Array, B: Array, C: Array, told: bool, limits: bool
+    ) -> tuple[Check, ...] | None:
         checks: tuple[Check, ...] = ()
         for columns, side in zip(self._columns, sides, strict=True):
-            check = side.clean(C.T, B.T, A.T, told=told) if columns else side.clean(C, A, B, told=told)
+            X, L, R = (C.T, B.T, A.T) if columns else (C, A, B)
+            check = side.clean(X, L, R, told=told)
             if check is None:
                 return None
-            checks += check
+            checks += tuple(side.measured(one, X, L, R) for one in check) if limits else check
         return checks
 
     def _settled(
-        self, sides: list[SmallSums], problem: GemmProblem, seconds: dict[str, float], write: bool, carried: Carried
+        self,
+        sides: list[SmallSums],
+        problem: GemmProblem,
+        seconds: dict[str, float],
+        write: bool,
+        carried: Carried,
+        limits: bool,
     ) -> Report:
         """The report of a product that may be wrong, by the procedure of any other one from its verdict on."""
         caller = np.geterr()
         with np.errstate(all="ignore"):
-            product = Product(next(problem.tasks()), problem, "gemm", None, write, caller)
+            product = Product(next(problem.tasks()), problem, "gemm", None, write, caller, limits=limits)
             product.seconds.update(seconds)
             own = []
             for columns, one in zip(self._columns, sides, strict=True):

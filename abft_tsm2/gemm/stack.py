@@ -18,8 +18,9 @@ import numpy as np
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.encode import OperandChecksum
+from abft_tsm2.checksum.limits import SideLimits, limits_of
 from abft_tsm2.checksum.sides import Side
-from abft_tsm2.checksum.verify import PredictedSums, first_verdict, predict, recompute_checksum
+from abft_tsm2.checksum.verify import FirstVerdict, PredictedSums, first_verdict, predict, recompute_checksum
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.gemm.host import EncodedSide, Product, encoded_now
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
@@ -42,15 +43,15 @@ def serves(problem: GemmProblem) -> bool:
     return bool(p.a.dtype == p.b.dtype and (p.c.dtype == p.a.dtype or p.a.dtype.itemsize == 2))
 
 
-def run(problem: GemmProblem, operation: str, caller: Any, *, write: bool) -> Report:
+def run(problem: GemmProblem, operation: str, caller: Any, *, write: bool, limits: bool) -> Report:
     """Every product of the batch, and one report of them all.
 
     Parameters
     ----------
     caller : dict
         The error state of the products themselves.
-    write : bool
-        Repair what is wrong.
+    write, limits : bool
+        Repair what is wrong; measure how small changes are sure to be found.
     """
     p, seconds = problem, dict[str, float]()
     (m, n), k = p.c.shape[-2:], p.a.shape[-1]
@@ -58,7 +59,7 @@ def run(problem: GemmProblem, operation: str, caller: Any, *, write: bool) -> Re
     largest = max(m * k, k * n, m * n) * max(4, p.c.dtype.itemsize)
     for at in _stacks(p.batch, max(1, _STACK // largest)):
         stack = Stack(p, at, caller)
-        outcomes.append(stack.outcome(operation, write))
+        outcomes.append(stack.outcome(operation, write, limits))
         for step, time in stack.seconds.items():
             seconds[step] = seconds.get(step, 0.0) + time
     # A step of a stack takes as long for one product as for another.
@@ -125,7 +126,7 @@ class Stack:
         self.sides = problem.sides()
         self.seconds: dict[str, float] = {}
 
-    def outcome(self, operation: str, write: bool) -> StackOutcome:
+    def outcome(self, operation: str, write: bool, limits: bool) -> StackOutcome:
         """Encode, multiply and verify the stack; settle what is not clean, product by product."""
         p, times = self.problem, [perf_counter()]
         encodings = [self.encode(side) for side in self.sides]
@@ -133,7 +134,7 @@ class Stack:
         with np.errstate(**self.caller):
             multiply(self.A, self.B, self.C, self.C0, alpha=p.alpha, beta=p.beta)
         times.append(perf_counter())
-        ok, checks = np.ones(self.C.shape[:-2], np.bool_), []
+        ok, checks = np.ones(self.C.shape[:-2], np.bool_), list[FirstVerdict]()
         for e in encodings:
             found = first_verdict(e.lines, e.predicted, recompute_checksum(e.lines, e.predicted.carried))
             if found is None:
@@ -150,11 +151,13 @@ class Stack:
         if not ok.all():
             for index in map(tuple, np.argwhere(~ok).tolist()):
                 number = int(np.ravel_multi_index(index, ok.shape))
-                reports[number] = self.settled(index, encodings, operation, write)
+                reports[number] = self.settled(index, encodings, operation, write, limits)
         columns = []
         for e, one in zip(encodings, checks, strict=False):
-            values = (one.bound, one.closest, one.closest_line, one.limit)
-            columns.append((e.lines.side, e.lines.C.shape[-2], [np.ravel(x).tolist() for x in values]))
+            values = [np.ravel(x).tolist() for x in (one.bound, one.closest, one.closest_line)]
+            columns.append(
+                SideOutcome(e.lines.side, e.lines.C.shape[-2], values, _measured(e, one) if limits else None)
+            )
         return StackOutcome(ok.size, columns, reports)
 
     def encode(self, side: str) -> EncodedSide:
@@ -167,16 +170,35 @@ class Stack:
         lines = Side(side, A, B, C, C0, p.alpha, p.beta, p.arithmetic, _alone, terms, False)
         return EncodedSide(lines, predict(lines, encoded_now(lines)))
 
-    def settled(self, index: tuple[int, ...], encodings: list[EncodedSide], operation: str, write: bool) -> Report:
+    def settled(
+        self, index: tuple[int, ...], encodings: list[EncodedSide], operation: str, write: bool, limits: bool
+    ) -> Report:
         """The report of one product of the stack, by the procedure of any other one from its verdict on."""
         p = self.problem
         place = _place(self.at, index)
         C0 = None if p.c0 is None else p.c0[place]
         task = GemmTask(p.a[place], p.b[place], p.c[place], C0, None, None, self.sides, place)
-        product = Product(task, p, operation, None, write, self.caller)
+        product = Product(task, p, operation, None, write, self.caller, limits=limits)
         own = [EncodedSide(product.lines(e.lines.side), _one(e.predicted, index)) for e in encodings]
         product.settle(own)
         return product.concluded(own, intact=True)
+
+
+class SideOutcome(NamedTuple):
+    """What was found of one side of a stack: its name, the number of lines, and lists of bounds, closest residuals and
+    their lines, one for each product; and limits, where they were measured."""
+
+    side: str
+    lines: int
+    values: list[list[Any]]
+    limits: SideLimits | None
+
+    def check(self, i: int) -> Check:
+        """Of one product."""
+        bound, closest, line = (x[i] for x in self.values)
+        found: Any = {"bound": bound, "closest": closest, "closest_line": line, "detection_limit": math.nan}
+        check = Check.made_of(side=self.side, vectors=1, lines=self.lines, verified=self.lines, **found)
+        return check if self.limits is None else self.limits.of(check, i)
 
 
 class StackOutcome(NamedTuple):
@@ -186,14 +208,13 @@ class StackOutcome(NamedTuple):
     ----------
     number : int
         Of products.
-    columns : list
-        For each side its name, the number of lines, and bounds, closest residuals, their lines and limits of all.
+    sides : list of SideOutcome
     reports : dict
         Of those that were settled one by one.
     """
 
     number: int
-    columns: list[tuple[str, int, list[list[Any]]]]
+    sides: list[SideOutcome]
     reports: dict[int, Report]
 
     def products(self) -> Iterator[tuple[tuple[Check, ...], Report | None]]:
@@ -201,13 +222,8 @@ class StackOutcome(NamedTuple):
         for i in range(self.number):
             if i in self.reports:
                 yield (), self.reports[i]
-                continue
-            checks = []
-            for side, lines, (bound, closest, line, limit) in self.columns:
-                found: Any = {"bound": bound[i], "closest": closest[i], "closest_line": line[i]}
-                whole: Any = {"side": side, "vectors": 1, "lines": lines, "verified": lines}
-                checks.append(Check.made_of(**whole, **found, detection_limit=limit[i]))
-            yield tuple(checks), None
+            else:
+                yield tuple(side.check(i) for side in self.sides), None
 
 
 def _stacks(batch: tuple[int, ...], most: int) -> Iterator[Index]:
@@ -240,6 +256,12 @@ def _turned(X: Array) -> Array:
 
 def _alone() -> Array:
     raise AssertionError("a product of a stack is multiplied again by itself")
+
+
+def _measured(e: EncodedSide, found: FirstVerdict) -> SideLimits:
+    """The limits of a stack, product by product."""
+    limits = limits_of(e.lines, e.predicted.carried.weights, found.residual)
+    return SideLimits(*(x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x for x in limits))
 
 
 def _one(predicted: PredictedSums, index: tuple[int, ...]) -> PredictedSums:

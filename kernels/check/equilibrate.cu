@@ -1,7 +1,8 @@
 // Weights of a check: v_j = base_j 2^-e, 2^e the power of two nearest to ||R(:, j)||, the norms being estimated from a
 // sample of R's rows: 16 runs of 8 at scattered places, all of few. A power of two keeps every bit of base_j, so that
 // weights differ pairwise in magnitude where bases do. A column that is 0 there takes the largest scale among its 32
-// neighbours, 1 where they are 0 too.
+// neighbours, 1 where they are 0 too. Where R is sparse, a few elements tell little of a column's norm: if most of 32
+// columns are 0 in most runs, these have at least the mean norm of them all.
 //
 // Nearest as seen from some elements that all blocks look at, up to 512: columns of one norm get one scale, wherever that
 // lies between two powers of two. Without it, half of the columns of k = 2048 normal rows, of norm 2^5.5, would weigh
@@ -118,8 +119,21 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     if (warp < V) {
       const float own_base = j < n ? base[j] : 0;
       double square = 0, common = 0;
+      int runs_with = 0;
 #pragma unroll 4
-      for (int w = 0; w < WARPS; w++) square += squares[w * COLUMNS + threadIdx.x], common += of_all[w * 32 + lane];
+      for (int w = 0; w < WARPS; w++) {
+        const double part = squares[w * COLUMNS + threadIdx.x];
+        square += part, runs_with += part != 0, common += of_all[w * 32 + lane];
+      }
+      const bool sparse = !few && j < n && 2 * runs_with < WARPS && square <= 0x1.fffffffffffffp1023;
+      double of_sparse = sparse ? square : 0;
+      int sparse_columns = sparse;
+#pragma unroll 1
+      for (int bit = 16; bit; bit /= 2) {
+        of_sparse += __shfl_xor_sync(~0u, of_sparse, bit);
+        sparse_columns += __shfl_xor_sync(~0u, sparse_columns, bit);
+      }
+      if (sparse && 2 * sparse_columns >= min(n - j + lane, Index(32))) square = max(square, of_sparse / sparse_columns);
 #pragma unroll 1
       for (int bit = 16; bit; bit /= 2) common += __shfl_xor_sync(~0u, common, bit);
       constexpr int ROWS = TURNED ? RUN : 1, ACROSS = 32 / ROWS;

@@ -36,7 +36,8 @@ class Columns:
     batch: int = 1
     scales: str = "equal"  # columns differ by powers of ten: none, "tens": 2, "large": 30 or what the type allows,
     # "extreme": as many as have squares, "beyond": more in float64; "octaves": up to 2^2. "zero": all of them are 0
-    special: tuple[str, ...] = ()  # of "nan", "inf", "zero": columns that have no scale
+    special: tuple[str, ...] = ()  # of "nan", "inf", "zero": columns that have no scale; "sparse": of one element
+    share: float = 1.0  # of the elements that are not zero
 
     def matrices(self, seed: int = 0, sample: np.ndarray | None = None) -> Scaled:
         """All rows are the sample unless it is given.
@@ -57,13 +58,17 @@ class Columns:
             values *= 2.0 ** rng.uniform(-2, 2, (self.batch, 1, self.n))
         if self.scales == "zero":
             values[...] = 0
+        if self.share < 1:
+            values *= rng.random(shape) < self.share
         R.x[...] = values.astype(dtype)
         sample = np.arange(self.k) if sample is None else sample
         places = rng.permutation(self.n)
         for number, kind in enumerate(self.special):
             column = R.x[:, :, places[number % self.n]]
-            if kind == "zero":
+            if kind in ("zero", "sparse"):
                 column[...] = 0
+                if kind == "sparse":
+                    column[:, sample[11 * number % len(sample)]] = 2.0 ** -(4 + 3 * number)
             else:
                 column[number % self.batch, sample[-1]] = {"nan": np.nan, "inf": -np.inf}[kind]
         base = rng.choice([-1.0, 1.0], self.n) * (1 + rng.integers(0, 1 << 22, self.n) / (1 << 23))
@@ -136,7 +141,7 @@ def exponents_of(task: Scaled) -> tuple[np.ndarray, np.ndarray]:
     them are a tie, as far as single precision tells."""
     far, k = 100 if SIZES[task.config.dtype] == 2 else 1000, task.R.x.shape[1]
     with np.errstate(all="ignore"):
-        square = (task.R.x[:, task.sample].astype(np.float64) ** 2).sum(1)
+        square = _with_mean_of_sparse((task.R.x[:, task.sample].astype(np.float64) ** 2), k)
         has = (square > 0) & np.isfinite(square)
         common = (seen_by_all(task).astype(np.float64) ** 2).mean((1, 2))[:, None] * k
         centre = np.log2(np.where((common > 0) & np.isfinite(common), common, 1).astype(np.longdouble)) / 2
@@ -150,6 +155,23 @@ def exponents_of(task: Scaled) -> tuple[np.ndarray, np.ndarray]:
         top = block.max(1, keepdims=True)
         block[...] = np.where(block > -2 * far, block, np.where(top > -2 * far, top, 0))
     return exponent, tie
+
+
+def _with_mean_of_sparse(squares: np.ndarray, k: int) -> np.ndarray:
+    """The sums of squares (batch, rows of the sample, n) by column; of a group of 32 most of which are zero in most
+    runs, these have the mean of them all at least."""
+    total = squares.sum(1)
+    if k < SAMPLE:
+        return total
+    batch, rows, n = squares.shape
+    runs = np.count_nonzero(squares.reshape(batch, rows // 8, 8, n).sum(2), axis=1)
+    sparse = (2 * runs < rows // 8) & np.isfinite(total)
+    for first in range(0, n, COLUMNS):
+        block, few = total[:, first : first + COLUMNS], sparse[:, first : first + COLUMNS]
+        mean = np.where(few, block, 0).sum(1, keepdims=True) / np.maximum(few.sum(1, keepdims=True), 1)
+        most = 2 * few.sum(1, keepdims=True) >= block.shape[1]
+        block[...] = np.where(few & most, np.maximum(block, mean), block)
+    return total
 
 
 def weight_faults(task: Scaled, made: Weights) -> list[str]:
@@ -184,7 +206,8 @@ def _balance_faults(task: Scaled, v: np.ndarray) -> list[str]:
     of the first columns' mean."""
     far = 99 if SIZES[task.config.dtype] == 2 else 490  # what is certain to be within limits
     with np.errstate(all="ignore"):
-        norm = np.sqrt((wide(task.R.x[:, task.sample]) ** 2).sum(1) * enlarge_of(task.R.x.shape[1]))
+        k = task.R.x.shape[1]
+        norm = np.sqrt(_with_mean_of_sparse(wide(task.R.x[:, task.sample]) ** 2, k) * enlarge_of(k))
         within = (norm > 2.0**-far) & (norm < 2.0**far)
         wrong = within & ~(abs(np.log2(abs(v * norm / task.base))) <= 1.001)
     if not wrong.any():
@@ -250,5 +273,8 @@ def matrices(config: Equilibrate) -> Iterator[Columns]:
     yield Columns(config, 8, 65, 2, scales="zero")
     yield Columns(config, 127, 70, 2, scales="tens", special=("zero", "inf"))
     yield Columns(config, 128, 230, 1, scales="octaves")
+    yield Columns(config, 128, 100, 2, share=0.01)
+    yield Columns(config, 128, 33, 1, special=("sparse",) * 3)
+    yield Columns(config, 128, 70, 2, scales="octaves", share=0.05, special=("nan", "inf"))
     yield Columns(config, 16, 64, 1, scales="extreme", special=("zero",))
     yield Columns(config, 7, 40, 2, scales="beyond")

@@ -1,0 +1,125 @@
+"""The smallest changes of elements that a check is sure to find, from the whole norms behind the bounds of all lines.
+
+A change d of element (i, j) moves the residual of line i by v_j d. It also enlarges ``||C_i o v||``, and with it the
+bound, by no more than the bound's factors times ``|v_j d|``; and what follows in the sum u rounds otherwise, which its
+own part of the bound covers (`recomputed_noise_factor`). So it is found where ``|v_j d| (1 - f - f_out)`` exceeds the
+line's bound plus its clean residual plus that part. A verdict needs these norms of few lines; a report has them of all.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, namespace, to_host
+from abft_tsm2.checksum.bounds import (
+    LEAST_BOUND,
+    bound_factors,
+    largest_norm,
+    recomputed_noise_factor,
+    statistical_bound,
+)
+from abft_tsm2.checksum.rescaled import verify_rescaled
+from abft_tsm2.checksum.sides import Floats, Mask, Side
+from abft_tsm2.core.row_sums import summed_squares
+from abft_tsm2.report import Check, LineLimits
+
+_IN_RANGE = 2.0**-900, 2.0**1000  # of squares: none of what is added to them is lost
+
+
+class SideLimits(NamedTuple):
+    """Bounds and limits of all lines of one side of a product, or of each of a stack, (...); host arrays.
+
+    Attributes
+    ----------
+    bounds, ratios : (..., m) arrays
+        Bounds by whole norms, and clean residuals in units of them.
+    allowed : (..., m) array
+        By how much a residual may change unseen.
+    moduli : (..., n) array
+        Of the weights.
+    """
+
+    bounds: Floats
+    ratios: Floats
+    allowed: Floats
+    moduli: Floats
+
+    def of(self, check: Check, at: Any = ()) -> Check:
+        """The check of one of these products, with what was measured."""
+        bounds, ratios, allowed, moduli = (x[at] if x.ndim > 1 else x for x in self)
+        line = int(np.argmax(ratios))
+        limits = LineLimits(check.side, allowed.tolist(), moduli.tolist())
+        return check.with_limits(limits, float(np.median(bounds)), float(ratios[line]), line)
+
+
+def measured(check: Check, lines: Side, V: Array, residual: Floats, excused: float = 0.0) -> Check:
+    """The check with bounds, closest residual and limits of all lines, all of which were verified; else as it is.
+
+    Parameters
+    ----------
+    check : Check
+        As the verdict has left it.
+    V, residual, excused
+        As in `limits_of`.
+    """
+    if 0 in (*residual.shape, V.shape[0]) or check.verified < check.lines:
+        return check
+    return limits_of(lines, V, residual, excused).of(check)
+
+
+@np.errstate(all="ignore")
+def limits_of(lines: Side, V: Array, residual: Floats, excused: float = 0.0) -> SideLimits:
+    """Measure the limits of a product, or of each of a stack of small ones: reads L, R and C once more.
+
+    Parameters
+    ----------
+    V : (..., n, r) array
+        The weights.
+    residual : (..., m, r) array
+        ``|u - alpha t - beta t0|``, of the same sums as the verdict's.
+    excused : float
+        A change of less than so many bounds of its line is taken for rounding.
+    """
+    tau, weights = _bounds_of_lines(lines, V), np.abs(to_host(V))
+    n = weights.shape[-2]
+    factors = bound_factors(lines.arithmetic, lines.terms, n, lines.alpha)
+    noise = min(1.0, recomputed_noise_factor(n, partial=lines.partial) / factors.factor) * tau
+    allowed = (max(1.0, excused) * tau + residual + noise) / (1 - factors.factor - factors.out_factor)
+    ratios = np.where(residual == 0.0, 0.0, residual / tau)
+    return SideLimits(tau.max(axis=-1), ratios.max(axis=-1), allowed.max(axis=-1), weights.max(axis=-1))
+
+
+def _bounds_of_lines(lines: Side, V: Array) -> Floats:
+    """The bounds by whole norms, (..., m, r); where squares leave the range, by what `verify_rescaled` has, of a stack
+    none."""
+    a, n, V2 = lines.arithmetic, V.shape[-2], V * V
+    squares = [to_host(summed_squares(lines.L, summed_squares(lines.R, V2, True), True))]
+    squares.append(to_host(summed_squares(lines.C, V2, True)))
+    added = None
+    if lines.C0 is not None:
+        squares.append(to_host(summed_squares(lines.C0, V2, True)))
+        added = abs(lines.beta) * np.sqrt(squares[2])
+    known: Any = {"products": abs(lines.alpha) * np.sqrt(squares[0]), "added": added}
+    total = np.abs(to_host(V)).sum(axis=-2, keepdims=True)
+    lost = np.maximum(a.underflow(lines.terms, lines.alpha) * total, LEAST_BOUND)
+    known["underflow"] = lost if V.ndim > 2 else lost[0]
+    largest = largest_norm(lines.terms, **known)
+    tau: Floats = statistical_bound(np, a, lines.terms, n, stored=np.sqrt(squares[1]), largest=largest, **known)
+    largest_of = functools.reduce(np.maximum, squares)
+    fine = (largest_of > _IN_RANGE[0]) & (largest_of < _IN_RANGE[1])
+    if fine.all():
+        return tau
+    fine |= (largest_of == 0) & _holds_nothing(lines)[..., None]
+    if lines.C.ndim > 2:
+        return np.where(fine, tau, np.inf)
+    return tau if fine.all() else np.maximum(verify_rescaled(lines, V).bounds, LEAST_BOUND)
+
+
+def _holds_nothing(lines: Side) -> Mask:
+    """Which lines are 0 because L's or all of R is."""
+    xp = namespace(lines.L)
+    left, right = (to_host(xp.any(X != 0, axis=-1)) for X in (lines.L, lines.R))
+    return ~(left & right.any(axis=-1, keepdims=True))

@@ -1,0 +1,72 @@
+"""Dismiss a suspicion where a second product has the same bits, and the worst lines hold element by element.
+
+Equal terms round in one direction, so that clean products of constant data exceed bounds that count with random
+directions. A second product of the same operands by the same call tells such a pattern from a fault that has passed; an
+accurate product of the worst lines, compared element by element with the rigorous bound, from one that has not.
+
+Only for matrices in the middle of their range, where nothing has to be rescaled: `abft_tsm2.checksum.correct` decides
+about all others, and about all that this does not dismiss.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, in_float64, namespace, to_host
+from abft_tsm2.checksum.bounds import rigorous_factor
+from abft_tsm2.checksum.sides import Integers, Side
+from abft_tsm2.core.row_sums import rows_per_block, take_rows
+
+_WORST = 8  # lines that are compared element by element
+_MODERATE = 2.0**-300, 2.0**300  # largest elements of operands and of C; products of two stay far from both ends
+
+
+def is_reproduced(lines: Side, suspects: Integers) -> bool:
+    """Whether a second product has the bits of C, and the worst of the suspects are within rounding of an accurate one.
+
+    The operands are what was encoded: the caller has seen to that. Synchronises with the host.
+
+    Parameters
+    ----------
+    suspects : integer array
+        Lines whose residuals exceed their bounds, the worst first.
+    """
+    if not all(map(_is_moderate, (lines.L, lines.R, lines.C))) or lines.C0 is not None:
+        return False
+    return _hold(lines, suspects[:_WORST]) and _same_bits(lines.C, lines.again())
+
+
+def _is_moderate(X: Array) -> bool:
+    """Whether all elements are finite, and the largest is in the middle of the range of float64."""
+    xp = namespace(X)
+    if 0 in X.shape:
+        return False
+    high, low = (abs(float(xp.astype(ends(X), xp.float64))) for ends in (xp.max, xp.min))
+    largest = np.maximum(high, low)  # NaN where one is, of which no comparison is true
+    return bool((largest == 0) | ((largest > _MODERATE[0]) & (largest < _MODERATE[1])))
+
+
+def _hold(lines: Side, at: Integers) -> bool:
+    """Whether elements of these lines are within the rigorous bound of `bounds.rigorous_factor`, as
+    ``|c - exact| <= gamma (|L||R|) (1 + u_out) + u_out |exact| + underflow``."""
+    a, xp, n = lines.arithmetic, namespace(lines.L), lines.R.shape[1]
+    left, found = (in_float64(take_rows(X, at)) for X in (lines.L, lines.C))
+    step = rows_per_block(lines.R.shape[0])
+    with np.errstate(all="ignore"):
+        for lo in range(0, n, step):
+            part = slice(lo, min(n, lo + step))
+            right = in_float64(lines.R[:, part])
+            exact = lines.alpha * to_host(left @ right)
+            total = abs(lines.alpha) * to_host(xp.abs(left) @ xp.abs(right))
+            rounded = a.u_out * np.abs(exact) + a.underflow(lines.terms, lines.alpha)
+            bound = rigorous_factor(a, lines.terms) * (1 + a.u_out) * total + rounded
+            error = np.abs(to_host(found[:, part]) - exact)
+            if not ((error <= bound) & np.isfinite(bound)).all():
+                return False
+    return True
+
+
+def _same_bits(X: Array, Y: Array) -> bool:
+    """Whether two matrices of finite numbers are equal, in blocks."""
+    rows = rows_per_block(X.shape[1])
+    return all(bool((X[at : at + rows] == Y[at : at + rows]).all()) for at in range(0, X.shape[0], rows))
