@@ -88,7 +88,11 @@ class Record:
         kind: Any = type(self)
         usual = _defaults(kind)
         values = {part.name: getattr(self, part.name) for part in fields(self) if part.repr}
-        shown = [f"{name}={_brief(x)}" for name, x in values.items() if name not in usual or x != usual[name]]
+        shown = [
+            f"{name}={_brief(x)}"
+            for name, x in values.items()
+            if name not in usual or not (x is usual[name] or x == usual[name])
+        ]
         return f"{kind.__name__}({', '.join(shown)})"
 
 
@@ -472,12 +476,11 @@ class Report(Record):
         """
         if self.products:
             raise ValueError(f"this is the report of {len(self.products)} products: ask report.products[i].limit")
-        sizes = {"rows": self.m, "columns": self.n}
         at = []
-        for name, (place, size) in zip(("row", "column"), zip((row, column), sizes.values(), strict=True), strict=True):
-            if not -size <= index(place) < size:
+        for name, place, size in (("row", index(row), self.m), ("column", index(column), self.n)):
+            if not -size <= place < size:
                 raise IndexError(f"{name} {place} of a C that is {self.m} x {self.n}")
-            at.append(index(place) % size)
+            at.append(place % size)
         found = [check.limits.of(*at) for check in self.checks if check.limits is not None]
         if not found:
             raise ValueError("limits were not measured: ask for the report of a product by return_report=True")
