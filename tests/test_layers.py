@@ -25,6 +25,7 @@ LAYERS = [
     ["errors"],
     ["arrays"],
     ["place"],
+    ["record"],
     ["report"],
     ["policy"],
     ["core"],
@@ -37,7 +38,7 @@ LAYERS = [
     ["__main__"],
 ]
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
-FOUNDATION = {"errors", "arrays", "place", "report", "policy"}
+FOUNDATION = {"errors", "arrays", "place", "record", "report", "policy"}
 APART = {("checksum.correct", "checksum.verify")}  # neighbours that must not know each other, beside those of a layer
 # Where arrays arrive that another module serves, and operators of what products are made of.
 DOORS = {("arrays", "interop.dask"), ("checksum.encoded", "gemm")}

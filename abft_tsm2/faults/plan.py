@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.report import Record
+from abft_tsm2.record import Record
 
 MODELS: Mapping[str, str] = {
     "bit_flip": "one bit of each of `count` elements",
