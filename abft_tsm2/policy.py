@@ -218,8 +218,8 @@ class Monitor:
     """The reports of a `monitor` block, in order of arrival.
 
     ``len(log)`` is their number, iterating gives them; a batch counts as one report. Reports that are PENDING are
-    collected at the end of the block, and replaced by the final ones. A task of a cluster that ran twice has one
-    report, the worse one.
+    collected at the end of the block, and replaced by the final ones. A task of a cluster that ran twice in one
+    computation has one report, the worse one.
     """
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 import warnings
+from collections import Counter
 from typing import Any
 
 from abft_tsm2 import policy
@@ -24,13 +25,29 @@ METRIC = "abft faults"  # a column of the dashboard's table of workers
 ORIGIN = uuid.uuid4().hex  # of this process: events of others' graphs are not for its monitors
 
 
-def send(report: Report, identity: str, origin: str, *, warn: bool = False) -> None:
-    """Log a report as an event of the cluster that this task runs on; nothing outside of one."""
+_computations: Counter[str] = Counter()  # of graphs that this process has sent to a cluster, by their names
+
+
+def begin(name: str) -> None:
+    """Count a computation of a graph that this process sends to a cluster, and have its events handed to monitors."""
+    _computations[name] += 1
+    if (client := current_client()) is not None:
+        subscribe(client)
+
+
+def counted(name: str, identity: str) -> str:
+    """What a monitor counts once: a task that ran twice in one computation of the graph `name`; and the report of a
+    worker in this process, which arrives twice."""
+    return f"{_computations[name]}-{identity}"
+
+
+def send(report: Report, name: str, identity: str, origin: str, *, warn: bool = False) -> None:
+    """Log the report of a task of a graph as an event of the cluster that it runs on; nothing outside of one."""
     here = worker()
     if here is None:
         return
     text = json.dumps(report.to_dict(), allow_nan=False)
-    message = {"origin": origin, "identity": identity, "report": text, "warn": warn}
+    message = {"origin": origin, "graph": name, "identity": identity, "report": text, "warn": warn}
     here.log_event(REPORTS, message)
 
 
@@ -97,7 +114,7 @@ def receive(event: tuple[float, Any]) -> None:
     if message["origin"] != ORIGIN:
         return
     report = Report.from_dict(json.loads(message["report"]))
-    policy.receive(report, message["identity"])
+    policy.receive(report, counted(message["graph"], message["identity"]))
     if message["warn"]:
         warnings.warn(policy.warning_text(report), CorruptionWarning, stacklevel=2)
 

@@ -23,6 +23,7 @@ from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.gemm.host import carried_by
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.layer import TaskLayer
 from abft_tsm2.interop.dask.recovery import found_before
 from abft_tsm2.interop.dask.streams import stream_for
 from abft_tsm2.interop.dask.task import GraphOptions, run
@@ -170,7 +171,7 @@ class TaskGraph:
                 layers |= {**one.array.dask.layers, one.name: dict(one.layer)}
                 depends |= {**one.array.dask.dependencies, one.name: set(one.array.__dask_layers__())}
         steps = f"{self.options.name}-steps"
-        layers |= {steps: dict(self.layer), label: dict(ends)}
+        layers |= {name: TaskLayer(dict(tasks), self.options) for name, tasks in ((steps, self.layer), (label, ends))}
         depends |= {steps: {one.name for one in self.operands if one.streamed is None}, label: {steps}}
         return HighLevelGraph(layers, depends)
 
