@@ -98,11 +98,6 @@ class WordSums:
         return to_host(now.rows) - to_host(self.rows), to_host(now.columns) - to_host(self.columns)
 
 
-def sums_of_rows(X: Array) -> Array:
-    """Of a matrix that is contiguous by rows, also where it is one column. No host synchronisation."""
-    return _sums(_words(X), 1)
-
-
 def contiguous(X: Array) -> Array:
     """X, or a copy of it where it is contiguous neither by rows nor by columns."""
     flags = X.flags

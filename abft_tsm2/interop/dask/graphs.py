@@ -93,7 +93,8 @@ def read(chunk: Chunk, x: Any) -> Block:
     with stream_for(array):
         block = Block.of(array)
     if chunk.arithmetic is not None and is_numpy(block.array):
-        block.carried = carried_by(block.array, chunk.arithmetic)
+        # to be compared elsewhere, where another BLAS may round otherwise
+        block.carried = carried_by(block.array, chunk.arithmetic)._replace(lasting=True)
     return block
 
 

@@ -112,6 +112,31 @@ def test_a_fault_in_a_task_is_repaired_there(call, stage, task, name, right):
     assert len(report.products) == len(clean.products) + moving
 
 
+@pytest.mark.parametrize(
+    ("call", "task"),
+    [
+        ("one", "panel"),
+        ("one", "right-up"),
+        ("one", "product"),
+        ("one", "left-above"),
+        ("one", "left-below"),
+        ("tournament", "winner"),
+        ("lu_solve", "b-above"),
+    ],
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_elements_that_change_places_in_rows_that_move(call, task, axis, right):
+    def swap(X):
+        at = (0, slice(None)) if axis else (slice(None), 0)
+        X[at] = np.roll(X[at], 1)
+
+    hook = planting("moved", task, "X", swap)
+    result, report = dask.compute(*CALLS[call](return_report=True, on_stage=hook))
+    assert len(hook.done) == 1
+    assert same(result, right[call][0])
+    assert report.status is Status.CORRECTED
+
+
 @pytest.mark.parametrize("call", ["one", "tournament", "solve", "cholesky"])
 def test_a_fault_is_only_detected(call, caplog):
     hook = planting("multiplied", "product", "C", wrong)
