@@ -62,8 +62,7 @@ class Block:
         return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words.rows)
 
     def __sizeof__(self) -> int:
-        parts = self.array, self.words.rows, self.words.columns
-        return object.__sizeof__(self) + sum(int(part.nbytes) for part in parts)
+        return object.__sizeof__(self) + int(self.array.nbytes) + self.words.nbytes
 
 
 if "distributed" in sys.modules:  # arrays in it travel as arrays do on their own: those of a GPU from card to card

@@ -96,8 +96,8 @@ class Exchange:
 
 
 def differing(X: Array, Y: Array) -> Array:
-    """Which rows of two matrices have not the same bits; a mask where the matrices are."""
-    return namespace(X).any(bit_pattern(X) != bit_pattern(Y), axis=1)
+    """Where two matrices have not the same bits."""
+    return bit_pattern(X) != bit_pattern(Y)
 
 
 def moved(
@@ -105,7 +105,7 @@ def moved(
 ) -> tuple[Array, WordSums]:
     """Put rows together, and compare them with those where they come from; again where they differ.
 
-    `rows`: makes a matrix that is contiguous by rows; `wrong`: tells which of its rows are others, of blocks that are
+    `rows`: makes a matrix that is contiguous by rows; `wrong`: says where it is `differing` from blocks that are
     themselves compared with their sums when the task is done. The sums of its words are returned as well: they are of
     what is compared.
     """
@@ -114,8 +114,8 @@ def moved(
         X = rows()
         if hook is not None:
             hook("moved", {"X": X})
-        words = WordSums.of(X)
-        found = np.flatnonzero(to_host(wrong(X))).tolist()
+        words, off = WordSums.of(X), wrong(X)
+        found = np.flatnonzero(to_host(off).any(axis=1)).tolist() if bool(off.any()) else []
         if not found:
             break
         faults.append(Fault("X", "rows", tuple(found), (), len(found), float("nan"), "moved again"))

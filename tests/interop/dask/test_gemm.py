@@ -281,7 +281,20 @@ def test_a_block_that_changed_between_two_tasks(monkeypatch, operand, pattern):
     assert "restored bit for bit" in fault.repair
 
 
-@pytest.mark.parametrize("part", ["rows", "columns", "carried"])
+def test_rows_of_equal_sums_that_change_places_between_two_tasks(monkeypatch):
+    made = gemm.chain
+
+    def chain(options, step, pairs, c0, settings):
+        pairs[0][0].array = pairs[0][0].array[[1, 0, *range(2, 32)]]
+        return made(options, step, pairs, c0, settings)
+
+    monkeypatch.setattr(gemm, "chain", chain)
+    C = ft.protected_gemm(da.from_array(np.eye(32), chunks=32), np.ones((32, 32)) + np.arange(32.0)[:, None])
+    with pytest.raises(ft.SilentDataCorruptionError, match="no copy of it is as it was"):
+        C.compute()
+
+
+@pytest.mark.parametrize("part", ["rows", "columns", "diagonals", "carried"])
 def test_sums_that_change_between_two_tasks(monkeypatch, part):
     x = np.random.default_rng(0).standard_normal((96, 96))
     right = ft.protected_gemm(da.from_array(x, chunks=32), da.from_array(x, chunks=32)).compute()
