@@ -7,11 +7,11 @@ they are: these are restored bit for bit. `abft_tsm2.checksum.storage` restores 
 times as long to make.
 
 Rows of equal sums that change places leave the sums of rows and columns as they are: those of the identity, say. The
-diagonals see them, which are the columns of the same memory where it is read in rows of p words, p a prime number above
-the rows and the columns of the matrix. A change in two rows that leaves the columns' sums is d in one and -d in the
-other; in the diagonals it is d less d moved by s places modulo p, and 0 only where d is the same s places on. Each place
-is reached so, those behind the row among them, where d is 0. The same holds of two columns with equal and opposite
-changes.
+diagonals see them: the columns of the same memory where it is read in rows of p words, p a prime number above the rows
+and the columns of the matrix. A change in two rows that leaves the columns' sums is d in one and -d in the other. In
+the diagonals it is d less d moved by s places modulo p, and that is 0 only where d is the same s places on. All places
+are reached in such steps, those behind the row among them, where d is 0. The same holds of two columns with equal and
+opposite changes.
 """
 
 from __future__ import annotations

@@ -118,9 +118,9 @@ class Blocks:
     array: Any
     streamed: Mapping[Any, Streamed] | None = None
 
-    def key(self, i: int, j: int) -> Any:
+    def key(self, *at: int) -> Any:
         """What a task is given for a block."""
-        return (self.name, i, j) if self.streamed is None else self.streamed[i, j]
+        return (self.name, *at) if self.streamed is None else self.streamed[at]
 
 
 def blocks(
@@ -219,9 +219,9 @@ def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: A
     with stream_for(block.array):
         array = taken(block.array)
         if _is_unchanged(options, step, block):
-            return block if dtype is None else Block.of(array, block.reports)
+            return block if dtype is None else Block.of(block.as_given(array), block.reports)
     array, report = run(options, step, {"C": block}, taken)
-    return Block.of(array, (*block.reports, report))
+    return Block.of(block.as_given(array), (*block.reports, report))
 
 
 def returned(options: GraphOptions, step: tuple[Any, ...], block: Block) -> Array:
@@ -230,9 +230,9 @@ def returned(options: GraphOptions, step: tuple[Any, ...], block: Block) -> Arra
     here; monitors have."""
     with stream_for(block.array):
         if _is_unchanged(options, step, block):
-            return block.array
+            return block.as_given(block.array)
     array: Array = run(options, step, {"C": block}, lambda C: C)[0]
-    return array
+    return block.as_given(array)
 
 
 def _is_unchanged(options: GraphOptions, step: tuple[Any, ...], block: Block) -> bool:

@@ -71,12 +71,12 @@ def two_cores():
 @pytest.mark.parametrize("x", [NORMAL, CONSTANT])
 def test_workers_of_two_kinds(two_cores, x):
     for kind in ("float64", "float32"):
-        C, report = dask.compute(*ft.protected_gemm(*operands(x, kind), return_report=True))
+        _, report = dask.compute(*ft.protected_gemm(*operands(x, kind), return_report=True))
         assert report.status is Status.CLEAN
         _, report = dask.compute(*ft.protected_gemm(*operands(x, kind), on_stage=spoiled, return_report=True))
         assert (report.status, report.also) == (Status.CORRECTED, ())
         assert {fault.operand for one in report.products for fault in one.faults} == {"C"}
-    (lu, piv), report = dask.compute(*ft.protected_lu_factor(operands(NORMAL, "float64")[0], return_report=True))
+    _, report = dask.compute(*ft.protected_lu_factor(operands(NORMAL, "float64")[0], return_report=True))
     assert report.status is Status.CLEAN
 
 
