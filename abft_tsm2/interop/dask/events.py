@@ -15,8 +15,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
-from abft_tsm2 import policy
-from abft_tsm2.errors import CorruptionWarning
+from abft_tsm2 import errors, policy
 from abft_tsm2.interop.dask.messages import FAULTS, REPORTS
 from abft_tsm2.interop.dask.place import worker
 from abft_tsm2.report import Report
@@ -41,13 +40,21 @@ def counted(name: str, identity: str) -> str:
     return f"{_computations[name]}-{identity}"
 
 
-def send(report: Report, name: str, identity: str, origin: str, *, warn: bool = False) -> None:
-    """Log the report of a task of a graph as an event of the cluster that it runs on; nothing outside of one."""
+def send(report: Report, name: str, identity: str, origin: str, warning: type[Warning] | None = None) -> None:
+    """Log the report of a task of a graph as an event of the cluster that it runs on; nothing outside of one.
+
+    `warning`: the category in which the client is to warn of it."""
     here = worker()
     if here is None:
         return
     text = json.dumps(report.to_dict(), allow_nan=False)
-    message = {"origin": origin, "graph": name, "identity": identity, "report": text, "warn": warn}
+    message = {
+        "origin": origin,
+        "graph": name,
+        "identity": identity,
+        "report": text,
+        "warning": warning and warning.__name__,
+    }
     here.log_event(REPORTS, message)
 
 
@@ -115,8 +122,8 @@ def receive(event: tuple[float, Any]) -> None:
         return
     report = Report.from_dict(json.loads(message["report"]))
     policy.receive(report, counted(message["graph"], message["identity"]))
-    if message["warn"]:
-        warnings.warn(policy.warning_text(report), CorruptionWarning, stacklevel=2)
+    if message["warning"]:
+        warnings.warn(policy.warning_text(report), getattr(errors, message["warning"]), stacklevel=2)
 
 
 class ClusterReports:

@@ -19,6 +19,7 @@ from dask.highlevelgraph import HighLevelGraph
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, is_numpy, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.gemm.host import carried_by
 from abft_tsm2.interop.dask import events
@@ -35,12 +36,21 @@ _ROUND = 256  # chunks to choose are multiples of that
 
 def as_collection(x: Any, name: str) -> Any:
     """A dask array of known chunks and of a type that can be protected; an array is taken in."""
+    if isinstance(x, Encoded):
+        raise TypeError(f"{name} is encoded: blocks of Dask arrays carry sums of their own; pass its .array")
+    require_shape(x, name)
     if not isinstance(x, da.Array):
         x = da.from_array(as_operand(x, name))
     if any(math.isnan(n) for n in x.shape):
         raise ValueError(f"{name} has chunks of unknown sizes: call {name}.compute_chunk_sizes() first")
     as_operand(x._meta, name)
     return x
+
+
+def require_shape(x: Any, name: str) -> None:
+    """TypeError for what Dask computes later and knows no shape of."""
+    if isinstance(x, Delayed):
+        raise TypeError(f"{name} is a Delayed, of no known shape: pass dask.array.from_delayed({name}, shape, dtype)")
 
 
 def name(operation: str, *parts: Any) -> str:

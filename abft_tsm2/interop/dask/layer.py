@@ -12,7 +12,7 @@ from dask.highlevelgraph import MaterializedLayer
 from abft_tsm2.interop.dask.task import GraphOptions
 
 
-class TaskLayer(MaterializedLayer):  # type: ignore[misc]
+class TaskLayer(MaterializedLayer):
     """The protected tasks of a graph. A client sends layers, the scheduler single tasks.
 
     Raises

@@ -228,8 +228,8 @@ def _deliver(options: GraphOptions, identity: str, this: Report, report: Report)
         except SilentDataCorruptionError as error:
             wrong = error
     with policy.errstate(**options.actions):
-        warn = "warn" in policy.actions_for(report, options.on_error).values()
-    events.send(report, options.name, identity, options.origin, warn=warn)
+        warning = policy.warning_for(policy.actions_for(report, options.on_error))
+    events.send(report, options.name, identity, options.origin, warning)
     events.send_faults(this, identity)
     if wrong is not None:
         raised()

@@ -265,6 +265,7 @@ UNKNOWN = SQUARE_MATRIX[SQUARE_MATRIX.sum(axis=1) > 0]
         (lambda a: ft.protected_lu_solve((a, da.arange(5)), a[0]), ValueError, "piv has shape"),
         (lambda a: ft.protected_solve(a, a[0], refine=True), TypeError, "refine=True has no meaning"),
         (lambda a: ft.protected_solve(a, a[0], assume_a="posi"), ValueError, "posi is not a recognized"),
+        (lambda a: ft.protected_solve(a, dask.delayed(np.ones)(6)), TypeError, "b is a Delayed"),
         (lambda a: ft.protected_solve(a[:4], a[0]), ValueError, "Expected square matrix"),
         (lambda a: ft.protected_solve(a[0], a[0]), ValueError, "a must be a matrix"),
         (lambda a: ft.protected_solve(a, a[0, :4]), ValueError, "incompatible shapes"),

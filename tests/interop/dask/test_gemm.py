@@ -121,6 +121,8 @@ A, B = da.ones((6, 4), chunks=2), da.ones((4, 6), chunks=2)
     [
         (lambda: ft.protected_gemm(A, A), ValueError, "inner dimensions 4 and 6"),
         (lambda: ft.protected_gemm(A, B, out=np.zeros((6, 6))), TypeError, "dask.array.store"),
+        (lambda: ft.protected_gemm(A, ft.encode(B.compute())), TypeError, "b is encoded: .* pass its .array"),
+        (lambda: ft.protected_gemm(A, dask.delayed(np.ones)((4, 5))), TypeError, "b is a Delayed, .*from_delayed"),
         (lambda: ft.protected_gemm(A.astype(int), B), TypeError, "integers are not checked"),
         (lambda: ft.protected_gemm(A[A[:, 0] > 0], B), ValueError, "compute_chunk_sizes"),
         (lambda: ft.protected_gemm(A, B, beta=1.0), ValueError, "needs c"),

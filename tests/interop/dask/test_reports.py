@@ -9,6 +9,7 @@ from dask.delayed import delayed
 from distributed import wait
 
 from abft_tsm2 import Status, monitor
+from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.interop.dask import protected_gemm
 
 N = 20
@@ -56,6 +57,22 @@ def test_a_computation_that_another_process_has_made_is_told_to_the_one_that_sen
 
 def _made_there():
     return cloudpickle.dumps(product())
+
+
+def test_a_client_warns_as_a_thread_does(client):
+    nan = da.full((N, N), np.nan, chunks=10)
+    with pytest.warns(UnverifiableWarning, match="follow from NaN or Inf in A"):
+        protected_gemm(nan, nan, check="rows").compute()
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
+def test_a_task_may_compute_in_threads_of_its_own(client, scheduler):
+    def compute():
+        with monitor() as log:
+            product().compute(scheduler=scheduler)
+        return log.counts
+
+    assert client.submit(compute, pure=False).result() == {Status.CORRECTED: 4}
 
 
 def read_once(path):
