@@ -94,7 +94,7 @@ class WordSums:
 
     def restored(self, X: Array) -> tuple[Array, Any, Any] | None:
         """A copy of the matrix with the bits that it had, and the rows and columns of what was wrong; None where the
-        sums do not tell. Reads the matrix four times."""
+        sums do not tell. Reads the matrix six times."""
         xp = namespace(X)
         lines = xp.asarray(X.T if self.transposed else X, copy=True, order="C")
         words = _words(lines)
@@ -113,6 +113,8 @@ class WordSums:
         places = np.flatnonzero(np.ascontiguousarray(held ^ original).astype(words.dtype).view(f"u{lines.itemsize}"))
         row, column = i[places // share], j[places // share] * share + places % share
         matrix = lines.T if self.transposed else lines
+        if bool(self.differ(matrix)):  # what explains the sums of rows and columns is not what happened
+            return None
         return (matrix, column, row) if self.transposed else (matrix, row, column)
 
     def _off(self, X: Array) -> list[_Sums]:

@@ -71,6 +71,14 @@ def test_changes_are_not_paired_by_guessing(changes):
     assert sums.restored(X) is None
 
 
+def test_three_changes_that_cancel_are_not_taken_for_one_at_the_fourth_corner():
+    X = matrix(24, 32, "float64", "C")
+    sums = WordSums.of(X)
+    X.view("u8")[[2, 2, 7], [3, 5, 3]] += np.array([9, -9, -9], np.int64).view(np.uint64)
+    assert sums.differ(X)
+    assert sums.restored(X) is None
+
+
 @pytest.mark.parametrize("side", ["rows", "columns", "diagonals"])
 def test_sums_that_were_hit_are_told_from_a_matrix_that_was(side):
     X = matrix(24, 32, "float32", "C")
