@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.interop.dask import graphs
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.lu import refuse
-from abft_tsm2.interop.dask.stages import checked, hook_of
+from abft_tsm2.interop.dask.stages import checked, hook_of, watched
 from abft_tsm2.interop.dask.task import GraphOptions, Hook, run
 from abft_tsm2.interop.dask.tiles import (
     BLOCKS_HELD,
@@ -163,18 +162,11 @@ def factored(options: GraphOptions, step: tuple[Any, ...], first: int, A: Block)
     hook = hook_of(options, step)
     on_error = None if options.repairs else "detect"
 
-    def watch(stage: str, arrays: Mapping[str, Any]) -> None:
-        if hook is not None:
-            hook(stage, arrays)
-        if stage == "finished":  # before it is checked for the last time; its other triangle is cleared behind that
-            W = arrays["W"]
-            taken[:] = [WordSums.of(np.asarray(np.tril(W), order="F" if is_column_major(W) else "C"))]
-
     def work(A: Array) -> Array:
         taken.clear()
-        seen = watch if is_numpy(A) else hook
+        watch = watched(hook, {"finished": "W"}, taken, _sums_of_lower) if is_numpy(A) else hook
         try:
-            return factored_here(A, lower=True, check_finite=False, on_error=on_error, on_stage=seen)
+            return factored_here(A, lower=True, check_finite=False, on_error=on_error, on_stage=watch)
         except np.linalg.LinAlgError as error:
             number, text = str(error).split("-", 1)  # "5-th leading minor of the array is not positive definite"
             raise np.linalg.LinAlgError(f"{first + int(number)}-{text}") from None
@@ -182,6 +174,11 @@ def factored(options: GraphOptions, step: tuple[Any, ...], first: int, A: Block)
     L, report = run(options, step, {"A": A}, work)
     same = bool(taken) and taken[0].transposed == is_column_major(L)
     return checked(L, A.reports, report, taken if same else [])
+
+
+def _sums_of_lower(W: Array) -> WordSums:
+    """Those of a factor, the other triangle of which is cleared behind its last check."""
+    return WordSums.of(np.asarray(np.tril(W), order="F" if is_column_major(W) else "C"))
 
 
 def zeros(options: GraphOptions, step: tuple[Any, ...], like: Array, shape: tuple[int, int]) -> Block:

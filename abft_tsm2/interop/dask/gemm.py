@@ -231,7 +231,7 @@ def chain(
             watch = hook if final and is_numpy(a.array) else options.on_stage
             factor = 0.0 if C is None else beta if number == 0 else 1.0
             given = {**settings, "on_error": on_error, "on_stage": watch}
-            C = product_here(a.as_given(a.array), b.as_right(), C, beta=factor, **given)
+            C = product_here(a.as_given(a.array), b.as_given(b.as_right()), C, beta=factor, **given)
         if not is_numpy(C):  # behind the repairs of the kernels
             taken[:] = [WordSums.of(as_matrix(C))]
         return C
