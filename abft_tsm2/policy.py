@@ -276,8 +276,8 @@ class Monitor:
     """The reports of a `monitor` block, in order of arrival.
 
     ``len(log)`` is their number, iterating gives them; a batch counts as one report. Reports that are PENDING are
-    collected at the end of the block, and replaced by the final ones. A task of a cluster that ran twice has one
-    report, the worse one.
+    collected at the end of the block, and replaced by the final ones. A task of a cluster that ran twice in one
+    computation has one report, the worse one.
     """
 
     def __init__(self) -> None:
@@ -452,15 +452,19 @@ def act(report: Report, on_error: str | None = None) -> None:
     # First, so that a filter that turns warnings into errors cannot hide the more serious exception.
     if "raise" in actions.values():
         raise SilentDataCorruptionError(report)
-    if "warn" in actions.values():
-        warned = {status for status, action in actions.items() if action == "warn"}
-        category = UnverifiableWarning if warned == {Status.UNVERIFIABLE} else CorruptionWarning
+    if (category := warning_for(actions)) is not None:
         warnings.warn(warning_text(report), category, stacklevel=caller_level())
 
 
 def actions_for(report: Report, on_error: str | None = None) -> dict[Status, Action]:
     """What is to be done about each status that holds."""
     return {status: _action(status, on_error) for status in (report.status, *report.also) if status in _KEYS}
+
+
+def warning_for(actions: Mapping[Status, Action]) -> type[Warning] | None:
+    """The category of the warning among these actions; None where nothing is to be warned of."""
+    warned = {status for status, action in actions.items() if action == "warn"}
+    return (UnverifiableWarning if warned == {Status.UNVERIFIABLE} else CorruptionWarning) if warned else None
 
 
 def _action(status: Status, on_error: str | None) -> Action:

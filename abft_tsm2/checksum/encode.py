@@ -63,7 +63,8 @@ class OperandChecksum(NamedTuple):
     partial : bool
         How the sums were taken, see `encoding_pass`.
     lasting : bool
-        Of a matrix that is kept encoded, and may lie in another order when it is used (restored in a copy, say).
+        Of a matrix that is kept encoded, and may lie in another order when it is used (restored in a copy, say), or in
+        another process, whose sums have other roundings.
     """
 
     weights: Array

@@ -1,14 +1,24 @@
-"""Sums of the words of a matrix by rows and by columns: two reads to make, one on a GPU, and nothing but additions.
+"""Sums of the words of a matrix by rows, columns and diagonals: three reads to make, one on a GPU, and only additions.
 
 The lines of the matrix as it lies in memory are cut into words of eight bytes, or of one element where their length is
 no multiple of that, and the words are added as unsigned integers modulo 2^64. Any change of one word shows in its row
 and in its column. One wrong word, off by d, moves both sums by d, and the sums of as many as lie in one line tell which
 they are: these are restored bit for bit. `abft_tsm2.checksum.storage` restores more, with weighted sums that take ten
 times as long to make.
+
+Rows of equal sums that change places leave the sums of rows and columns as they are: those of the identity, say. The
+diagonals see them: the columns of the same memory where it is read in rows of p words, p a prime number above the rows
+and the columns of the matrix. A change in two rows that leaves the columns' sums is d in one and -d in the other. In
+the diagonals it is d less d moved by s places modulo p, and that is 0 only where d is the same s places on. All places
+are reached in such steps, those behind the row among them, where d is 0. The same holds of two columns with equal and
+opposite changes.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +41,14 @@ class WordSums:
         Whether the lines are the columns of the matrix: it is stored by columns.
     rows, columns : uint64 arrays, where the matrix is
         Of the lines in memory, and across them.
+    diagonals : uint64 array, or None
+        Of the words of which the numbers are equal modulo p; None where a kernel has taken the others, in one read.
     """
 
     transposed: bool
     rows: Array
     columns: Array
+    diagonals: Array | None
 
     @classmethod
     def of(cls, X: Array) -> WordSums:
@@ -43,8 +56,16 @@ class WordSums:
         transposed = is_column_major(X)
         words = _words(X.T if transposed else X)
         if _by_kernel(words):
-            return cls(transposed, *word_sums(words))
-        return cls(transposed, _sums(words, 1), _sums(words, 0))
+            return cls(transposed, *word_sums(words), None)
+        return cls(transposed, _sums(words, 1), _sums(words, 0), _diagonals(words))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all the sums."""
+        return sum(int(side.nbytes) for side in self._sides())
+
+    def _sides(self) -> list[Array]:
+        return [side for side in (self.rows, self.columns, self.diagonals) if side is not None]
 
     def differ(self, X: Array) -> Array:
         """Whether the matrix, in the same layout, has other words. A boolean where the matrix is, so that a GPU's can
@@ -52,18 +73,20 @@ class WordSums:
         words = _words(X.T if self.transposed else X)
         if _by_kernel(words):
             return words_differ(words, self.rows, self.columns)
-        return (_sums(words, 1) != self.rows).any() | (_sums(words, 0) != self.columns).any()
+        # A change in one row shows in columns, and one in a column in diagonals. Whether the rows' sums were hit:
+        off = _sums(self.rows, 0) != _sums(self.columns, 0)
+        return off | (_sums(words, 0) != self.columns).any() | (_diagonals(words) != self.diagonals).any()
 
     def damaged(self, X: Array) -> bool:
-        """Whether it is these sums that changed, and not the matrix: a change of it shows on both sides, with the same
-        total. Two reads."""
+        """Whether it is these sums that changed, and not the matrix: a change of it has the same total on all sides.
+        Three reads."""
         off = self._off(X)
-        totals = [int(np.sum(side, dtype=np.uint64)) for side in off]
-        return totals[0] != totals[1] and not all(side.any() for side in off)
+        totals = {int(np.sum(side, dtype=np.uint64)) for side in off}
+        return len(totals) > 1 and not all(side.any() for side in off)
 
     def lines(self, X: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The rows and columns of the matrix of which the words differ. Two reads."""
-        rows, words = map(np.flatnonzero, self._off(X))
+        """The rows and columns of the matrix of which the words differ. Three reads."""
+        rows, words = map(np.flatnonzero, self._off(X)[:2])
         across = X.shape[0 if self.transposed else 1] // max(1, self.columns.size)  # elements of a word
         columns = (words[:, None] * across + np.arange(across)).ravel()
         found = tuple(rows.tolist()), tuple(columns.tolist())
@@ -71,11 +94,11 @@ class WordSums:
 
     def restored(self, X: Array) -> tuple[Array, Any, Any] | None:
         """A copy of the matrix with the bits that it had, and the rows and columns of what was wrong; None where the
-        sums do not tell. Reads the matrix thrice."""
+        sums do not tell. Reads the matrix six times."""
         xp = namespace(X)
         lines = xp.asarray(X.T if self.transposed else X, copy=True, order="C")
         words = _words(lines)
-        found = _located(*self._off(X))
+        found = _located(*self._off(X)[:2])
         if found is None:
             return None
         i, j, change = found
@@ -90,17 +113,13 @@ class WordSums:
         places = np.flatnonzero(np.ascontiguousarray(held ^ original).astype(words.dtype).view(f"u{lines.itemsize}"))
         row, column = i[places // share], j[places // share] * share + places % share
         matrix = lines.T if self.transposed else lines
+        if bool(self.differ(matrix)):  # what explains the sums of rows and columns is not what happened
+            return None
         return (matrix, column, row) if self.transposed else (matrix, row, column)
 
-    def _off(self, X: Array) -> tuple[_Sums, _Sums]:
-        """By what the sums of both sides are off, on the host."""
-        now = WordSums.of(X)
-        return to_host(now.rows) - to_host(self.rows), to_host(now.columns) - to_host(self.columns)
-
-
-def sums_of_rows(X: Array) -> Array:
-    """Of a matrix that is contiguous by rows, also where it is one column. No host synchronisation."""
-    return _sums(_words(X), 1)
+    def _off(self, X: Array) -> list[_Sums]:
+        """By what the sums are off, on the host."""
+        return [to_host(now) - to_host(was) for now, was in zip(WordSums.of(X)._sides(), self._sides(), strict=True)]
 
 
 def contiguous(X: Array) -> Array:
@@ -124,6 +143,21 @@ def _by_kernel(words: Array) -> bool:
 
 def _sums(words: Array, axis: int) -> Array:
     return words.sum(axis=axis, dtype=np.uint64)
+
+
+def _diagonals(words: Array) -> Array:
+    """Sums of the words of which the numbers are equal modulo a prime number above the rows and the columns."""
+    line, each = prime_above(max(words.shape)), words.reshape(-1)
+    whole = each.size // line * line
+    sums = _sums(each[:whole].reshape(-1, line), 0)
+    sums[: each.size - whole] += each[whole:]
+    return sums
+
+
+@functools.lru_cache(256)
+def prime_above(n: int) -> int:
+    """The next prime number."""
+    return next(p for p in itertools.count(n + 1) if p > 1 and all(p % q for q in range(2, math.isqrt(p) + 1)))
 
 
 def _located(by_row: _Sums, by_column: _Sums) -> tuple[Any, Any, _Sums] | None:

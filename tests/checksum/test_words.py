@@ -71,7 +71,15 @@ def test_changes_are_not_paired_by_guessing(changes):
     assert sums.restored(X) is None
 
 
-@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_three_changes_that_cancel_are_not_taken_for_one_at_the_fourth_corner():
+    X = matrix(24, 32, "float64", "C")
+    sums = WordSums.of(X)
+    X.view("u8")[[2, 2, 7], [3, 5, 3]] += np.array([9, -9, -9], np.int64).view(np.uint64)
+    assert sums.differ(X)
+    assert sums.restored(X) is None
+
+
+@pytest.mark.parametrize("side", ["rows", "columns", "diagonals"])
 def test_sums_that_were_hit_are_told_from_a_matrix_that_was(side):
     X = matrix(24, 32, "float32", "C")
     sums = WordSums.of(X)
@@ -94,6 +102,31 @@ def test_a_swap_of_two_rows_is_noticed():
     sums = WordSums.of(X)
     X[[3, 9]] = X[[9, 3]]
     assert sums.differ(X)
+
+
+@given(shapes, st.sampled_from(DTYPES), st.sampled_from("CF"), st.integers(0, 1), st.randoms())
+@settings(max_examples=300, deadline=None)
+def test_lines_of_one_sum_that_change_places_are_noticed(shape, dtype, order, axis, random):
+    m, n = shape
+    X = np.zeros(shape, dtype, order=order)
+    X[range(m), [random.randrange(n) for _ in range(m)]] = 1  # all rows have one sum, and some of the columns
+    i, j = random.randrange(shape[axis]), random.randrange(shape[axis])
+    sums, Y = WordSums.of(X), X.copy(order=order)
+    lines = Y if axis == 0 else Y.T
+    lines[[i, j]] = lines[[j, i]]
+    assert bool(sums.differ(Y)) == (not np.array_equal(X, Y))
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("shape", [(8, 8), (40, 3), (3, 40), (1, 9), (9, 1)])
+def test_any_two_elements_that_change_places_are_noticed(shape, order):
+    X = np.asarray(np.arange(float(shape[0] * shape[1])).reshape(shape), order=order)
+    sums, places = WordSums.of(X), list(np.ndindex(shape))
+    for one in places:
+        for other in places:
+            Y = X.copy(order=order)
+            Y[one], Y[other] = X[other], X[one]
+            assert bool(sums.differ(Y)) == (one != other)
 
 
 def test_strided_matrices_are_copied():

@@ -6,11 +6,12 @@ sums travel along: whoever has read a block compares, and what changed meanwhile
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from abft_tsm2.arrays import Array, is_numpy
+from abft_tsm2.arrays import Array, is_numpy, namespace
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Carrying
 from abft_tsm2.checksum.words import WordSums, contiguous
@@ -26,6 +27,8 @@ class Block:
     ----------
     array : (m, n) array
         NumPy or CuPy, contiguous by rows or by columns. Never written to: a restored block has another one.
+    shape : tuple of int
+        Of what it was given as: a stack of matrices lies in `array` one under the other.
     words : WordSums
         Of `array`, when the block was made.
     key : str or tuple
@@ -37,6 +40,7 @@ class Block:
     """
 
     array: Array
+    shape: tuple[int, ...]
     words: WordSums
     key: Any = None
     reports: tuple[Report, ...] = ()
@@ -44,9 +48,9 @@ class Block:
 
     @classmethod
     def of(cls, array: Array, reports: tuple[Report, ...] = (), words: WordSums | None = None) -> Block:
-        """The block of a matrix, of any order and strides, here and now."""
-        array = contiguous(array)
-        return cls(array, words or WordSums.of(array), task_key(), reports)
+        """The block of a matrix, or a stack of them, of any order and strides, here and now."""
+        matrix = contiguous(as_matrix(array))
+        return cls(matrix, tuple(array.shape), words or WordSums.of(matrix), task_key(), reports)
 
     def align(self) -> None:
         """Copy an array that came off the wire at an odd address, which every pass over it would be slower for."""
@@ -57,13 +61,21 @@ class Block:
         """Whether the array is not what the block was made of: one read. A boolean where the array is."""
         return self.words.differ(self.array)
 
+    def as_given(self, array: Array) -> Array:
+        """An array like the block's, in the shape of what the block was given as."""
+        return array if len(self.shape) == 2 else namespace(array).reshape(array, self.shape)
+
     def as_right(self) -> Array | Carrying:
         """The array, with the sums that it carries where it has them."""
         return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words.rows)
 
     def __sizeof__(self) -> int:
-        parts = self.array, self.words.rows, self.words.columns
-        return object.__sizeof__(self) + sum(int(part.nbytes) for part in parts)
+        return object.__sizeof__(self) + int(self.array.nbytes) + self.words.nbytes
+
+
+def as_matrix(X: Array) -> Array:
+    """A matrix, or those of a stack one under the other."""
+    return X if X.ndim == 2 else namespace(X).reshape(X, (math.prod(X.shape[:-1]), X.shape[-1]))
 
 
 if "distributed" in sys.modules:  # arrays in it travel as arrays do on their own: those of a GPU from card to card

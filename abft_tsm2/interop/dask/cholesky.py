@@ -8,11 +8,12 @@ import numpy as np
 from dask.delayed import delayed
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, namespace
+from abft_tsm2.arrays import Array, dtype_name, is_column_major, is_numpy, namespace
+from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.interop.dask import graphs
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.lu import refuse
-from abft_tsm2.interop.dask.stages import hook_of
+from abft_tsm2.interop.dask.stages import checked, hook_of, watched
 from abft_tsm2.interop.dask.task import GraphOptions, Hook, run
 from abft_tsm2.interop.dask.tiles import (
     BLOCKS_HELD,
@@ -157,18 +158,27 @@ def read_symmetric(chunk: graphs.Chunk, x: Any, dtype: Any, check_finite: bool) 
 
 def factored(options: GraphOptions, step: tuple[Any, ...], first: int, A: Block) -> Block:
     """L(j, j) of A(j, j), which begins at row `first`."""
+    taken: list[WordSums] = []
     hook = hook_of(options, step)
     on_error = None if options.repairs else "detect"
 
     def work(A: Array) -> Array:
+        taken.clear()
+        watch = watched(hook, {"finished": "W"}, taken, _sums_of_lower) if is_numpy(A) else hook
         try:
-            return factored_here(A, lower=True, check_finite=False, on_error=on_error, on_stage=hook)
+            return factored_here(A, lower=True, check_finite=False, on_error=on_error, on_stage=watch)
         except np.linalg.LinAlgError as error:
             number, text = str(error).split("-", 1)  # "5-th leading minor of the array is not positive definite"
             raise np.linalg.LinAlgError(f"{first + int(number)}-{text}") from None
 
     L, report = run(options, step, {"A": A}, work)
-    return Block.of(L, (*A.reports, report))
+    same = bool(taken) and taken[0].transposed == is_column_major(L)
+    return checked(L, A.reports, report, taken if same else [])
+
+
+def _sums_of_lower(W: Array) -> WordSums:
+    """Those of a factor, the other triangle of which is cleared behind its last check."""
+    return WordSums.of(np.asarray(np.tril(W), order="F" if is_column_major(W) else "C"))
 
 
 def zeros(options: GraphOptions, step: tuple[Any, ...], like: Array, shape: tuple[int, int]) -> Block:

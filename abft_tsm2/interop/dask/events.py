@@ -12,10 +12,10 @@ import sys
 import time
 import uuid
 import warnings
+from collections import Counter
 from typing import Any
 
-from abft_tsm2 import policy
-from abft_tsm2.errors import CorruptionWarning
+from abft_tsm2 import errors, policy
 from abft_tsm2.interop.dask.messages import FAULTS, REPORTS
 from abft_tsm2.interop.dask.place import worker
 from abft_tsm2.report import Report
@@ -24,13 +24,37 @@ METRIC = "abft faults"  # a column of the dashboard's table of workers
 ORIGIN = uuid.uuid4().hex  # of this process: events of others' graphs are not for its monitors
 
 
-def send(report: Report, identity: str, origin: str, *, warn: bool = False) -> None:
-    """Log a report as an event of the cluster that this task runs on; nothing outside of one."""
+_computations: Counter[str] = Counter()  # of graphs that this process has sent to a cluster, by their names
+
+
+def begin(name: str) -> None:
+    """Count a computation of a graph that this process sends to a cluster, and have its events handed to monitors."""
+    _computations[name] += 1
+    if (client := current_client()) is not None:
+        subscribe(client)
+
+
+def counted(name: str, identity: str) -> str:
+    """What a monitor counts once: a task that ran twice in one computation of the graph `name`; and the report of a
+    worker in this process, which arrives twice."""
+    return f"{_computations[name]}-{identity}"
+
+
+def send(report: Report, name: str, identity: str, origin: str, warning: type[Warning] | None = None) -> None:
+    """Log the report of a task of a graph as an event of the cluster that it runs on; nothing outside of one.
+
+    `warning`: the category in which the client is to warn of it."""
     here = worker()
     if here is None:
         return
     text = json.dumps(report.to_dict(), allow_nan=False)
-    message = {"origin": origin, "identity": identity, "report": text, "warn": warn}
+    message = {
+        "origin": origin,
+        "graph": name,
+        "identity": identity,
+        "report": text,
+        "warning": warning and warning.__name__,
+    }
     here.log_event(REPORTS, message)
 
 
@@ -97,9 +121,9 @@ def receive(event: tuple[float, Any]) -> None:
     if message["origin"] != ORIGIN:
         return
     report = Report.from_dict(json.loads(message["report"]))
-    policy.receive(report, message["identity"])
-    if message["warn"]:
-        warnings.warn(policy.warning_text(report), CorruptionWarning, stacklevel=2)
+    policy.receive(report, counted(message["graph"], message["identity"]))
+    if message["warning"]:
+        warnings.warn(policy.warning_text(report), getattr(errors, message["warning"]), stacklevel=2)
 
 
 class ClusterReports:

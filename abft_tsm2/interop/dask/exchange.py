@@ -1,4 +1,4 @@
-"""Exchange rows of a column of blocks: what travels are the rows that move, and the sums of their words with them.
+"""Exchange rows of a column of blocks: what travels are the rows that move.
 
 The pivots of a step exchange rows of its first block, one after the other, each with itself or a row below. Whatever
 comes up stays there, and what goes down comes from the first block: so this one gets rows from all blocks, and the
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, from_host, namespace, to_host
-from abft_tsm2.checksum.words import WordSums, sums_of_rows
+from abft_tsm2.arrays import Array, bit_pattern, dtype_name, from_host, namespace, to_host
+from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.stages import hook_of
@@ -92,37 +92,36 @@ class Exchange:
         return found
 
 
-# ---- rows that move, compared with their sums ---------------------------------------------------------------------
+# ---- rows that move, compared with what they were -----------------------------------------------------------------
 
 
-def row_sums(block: Block) -> Any:
-    """Sums of the rows, on the host: those that it travels with, unless it lies there by columns."""
-    if not block.words.transposed:
-        return to_host(block.words.rows)
-    return to_host(sums_of_rows(namespace(block.array).asarray(block.array, copy=True, order="C")))
+def differing(X: Array, Y: Array) -> Array:
+    """Where two matrices have not the same bits."""
+    return bit_pattern(X) != bit_pattern(Y)
 
 
 def moved(
-    options: GraphOptions, step: tuple[Any, ...], rows: Callable[[], Array], sums: Callable[[], Any]
+    options: GraphOptions, step: tuple[Any, ...], rows: Callable[[], Array], wrong: Callable[[Array], Array]
 ) -> tuple[Array, WordSums]:
-    """Put rows together, and compare them with the sums that they had where they come from; again where they differ.
+    """Put rows together, and compare them with those where they come from; again where they differ.
 
-    `rows`: makes a matrix that is contiguous by rows. The sums of its words are returned as well.
+    `rows`: makes a matrix that is contiguous by rows; `wrong`: says where it is `differing` from blocks that are
+    themselves compared with their sums when the task is done. The sums of its words are returned as well: they are of
+    what is compared.
     """
     hook, faults = hook_of(options, step), []
     for _ in range(ATTEMPTS if options.repairs else 1):
         X = rows()
         if hook is not None:
             hook("moved", {"X": X})
-        words = WordSums.of(X)
-        found = to_host(sums_of_rows(X) if words.transposed else words.rows)
-        wrong = np.flatnonzero(found != sums()).tolist()
-        if not wrong:
+        words, off = WordSums.of(X), wrong(X)
+        found = np.flatnonzero(to_host(off).any(axis=1)).tolist() if bool(off.any()) else []
+        if not found:
             break
-        faults.append(Fault("X", "rows", tuple(wrong), (), len(wrong), float("nan"), "moved again"))
+        faults.append(Fault("X", "rows", tuple(found), (), len(found), float("nan"), "moved again"))
     if faults:
         status, faults = Status.CORRECTED, faults[-1:]
-        if wrong:
+        if found:
             status, faults = Status.UNCORRECTABLE, [replace(faults[-1], repair="")]
         sizes = int(X.shape[0]), 0, int(X.shape[1]), dtype_name(X.dtype)
         policy.deliver(Report(status, options.operation, *sizes, faults=tuple(faults)))
@@ -139,13 +138,9 @@ def gathered(
         X = blocks[0].array if len(blocks) == 1 else xp.concat([block.array for block in blocks], axis=0)
         return X if which is None else xp.take(X, from_host(which, X), axis=0)
 
-    def sums() -> Any:
-        each = np.concatenate([row_sums(block) for block in blocks])
-        return each if which is None else each[which]
-
     if which is None and len(blocks) == 1:
         return blocks[0].array, blocks[0].words
-    return moved(options, step, rows, sums)
+    return moved(options, step, rows, lambda X: differing(X, rows()))
 
 
 def replaced(
@@ -153,18 +148,21 @@ def replaced(
 ) -> tuple[Array, WordSums]:
     """A block with rows of a piece in some places; itself where there are none."""
 
+    def new(X: Array) -> tuple[Array, Array]:
+        return from_host(places, X), namespace(X).take(piece.array, from_host(which, X), axis=0)
+
     def rows() -> Array:
-        xp = namespace(block.array)
-        X = xp.asarray(block.array, copy=True, order="C")
-        X[from_host(places, X)] = xp.take(piece.array, from_host(which, X), axis=0)
+        X = namespace(block.array).asarray(block.array, copy=True, order="C")
+        at, those = new(X)
+        X[at] = those
         return X
 
-    def sums() -> Any:
-        each = row_sums(block).copy()
-        each[places] = row_sums(piece)[which]
-        return each
+    def wrong(X: Array) -> Array:
+        off, (at, those) = differing(X, block.array), new(X)
+        off[at] = differing(namespace(X).take(X, at, axis=0), those)
+        return off
 
-    return moved(options, step, rows, sums) if places.size else (block.array, block.words)
+    return moved(options, step, rows, wrong) if places.size else (block.array, block.words)
 
 
 # ---- tasks --------------------------------------------------------------------------------------------------------

@@ -19,10 +19,12 @@ from dask.highlevelgraph import HighLevelGraph
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, is_numpy, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.gemm.host import carried_by
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.layer import TaskLayer
 from abft_tsm2.interop.dask.recovery import found_before
 from abft_tsm2.interop.dask.streams import stream_for
 from abft_tsm2.interop.dask.task import GraphOptions, run
@@ -34,12 +36,21 @@ _ROUND = 256  # chunks to choose are multiples of that
 
 def as_collection(x: Any, name: str) -> Any:
     """A dask array of known chunks and of a type that can be protected; an array is taken in."""
+    if isinstance(x, Encoded):
+        raise TypeError(f"{name} is encoded: blocks of Dask arrays carry sums of their own; pass its .array")
+    require_shape(x, name)
     if not isinstance(x, da.Array):
         x = da.from_array(as_operand(x, name))
     if any(math.isnan(n) for n in x.shape):
         raise ValueError(f"{name} has chunks of unknown sizes: call {name}.compute_chunk_sizes() first")
     as_operand(x._meta, name)
     return x
+
+
+def require_shape(x: Any, name: str) -> None:
+    """TypeError for what Dask computes later and knows no shape of."""
+    if isinstance(x, Delayed):
+        raise TypeError(f"{name} is a Delayed, of no known shape: pass dask.array.from_delayed({name}, shape, dtype)")
 
 
 def name(operation: str, *parts: Any) -> str:
@@ -92,7 +103,8 @@ def read(chunk: Chunk, x: Any) -> Block:
     with stream_for(array):
         block = Block.of(array)
     if chunk.arithmetic is not None and is_numpy(block.array):
-        block.carried = carried_by(block.array, chunk.arithmetic)
+        # to be compared elsewhere, where another BLAS may round otherwise
+        block.carried = carried_by(block.array, chunk.arithmetic)._replace(lasting=True)
     return block
 
 
@@ -116,9 +128,9 @@ class Blocks:
     array: Any
     streamed: Mapping[Any, Streamed] | None = None
 
-    def key(self, i: int, j: int) -> Any:
+    def key(self, *at: int) -> Any:
         """What a task is given for a block."""
-        return (self.name, i, j) if self.streamed is None else self.streamed[i, j]
+        return (self.name, *at) if self.streamed is None else self.streamed[at]
 
 
 def blocks(
@@ -170,7 +182,7 @@ class TaskGraph:
                 layers |= {**one.array.dask.layers, one.name: dict(one.layer)}
                 depends |= {**one.array.dask.dependencies, one.name: set(one.array.__dask_layers__())}
         steps = f"{self.options.name}-steps"
-        layers |= {steps: dict(self.layer), label: dict(ends)}
+        layers |= {name: TaskLayer(dict(tasks), self.options) for name, tasks in ((steps, self.layer), (label, ends))}
         depends |= {steps: {one.name for one in self.operands if one.streamed is None}, label: {steps}}
         return HighLevelGraph(layers, depends)
 
@@ -217,9 +229,9 @@ def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: A
     with stream_for(block.array):
         array = taken(block.array)
         if _is_unchanged(options, step, block):
-            return block if dtype is None else Block.of(array, block.reports)
+            return block if dtype is None else Block.of(block.as_given(array), block.reports)
     array, report = run(options, step, {"C": block}, taken)
-    return Block.of(array, (*block.reports, report))
+    return Block.of(block.as_given(array), (*block.reports, report))
 
 
 def returned(options: GraphOptions, step: tuple[Any, ...], block: Block) -> Array:
@@ -228,9 +240,9 @@ def returned(options: GraphOptions, step: tuple[Any, ...], block: Block) -> Arra
     here; monitors have."""
     with stream_for(block.array):
         if _is_unchanged(options, step, block):
-            return block.array
+            return block.as_given(block.array)
     array: Array = run(options, step, {"C": block}, lambda C: C)[0]
-    return array
+    return block.as_given(array)
 
 
 def _is_unchanged(options: GraphOptions, step: tuple[Any, ...], block: Block) -> bool:

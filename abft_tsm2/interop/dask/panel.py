@@ -21,7 +21,7 @@ from abft_tsm2.arrays import Array, bit_pattern, from_host, is_numpy, namespace,
 from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.core.blas import Integers, permutation
 from abft_tsm2.interop.dask.block import Block
-from abft_tsm2.interop.dask.exchange import Exchange, gathered, replaced, reports_of, told
+from abft_tsm2.interop.dask.exchange import Exchange, differing, gathered, moved, replaced, reports_of, told
 from abft_tsm2.interop.dask.place import worker
 from abft_tsm2.interop.dask.stages import checked, hook_of, watched
 from abft_tsm2.interop.dask.task import ATTEMPTS, GraphOptions, run
@@ -266,18 +266,20 @@ def on_diagonal(
     columns, L(j, j) = A(j, j) U(j, j)^-1."""
     taken: list[WordSums] = []
 
-    def work(A: Array, piv: Array, LU: Array) -> Array:
-        k = LU.shape[0]
+    def work(A: Array, piv: Array, LU: Array) -> tuple[Array, WordSums]:
+        xp, k = namespace(LU), LU.shape[0]
         if A.shape[0] == k:
-            return LU
+            return LU, packed.words
         rest, _ = gathered(options, step, [block], exchange.gathered(piv)[k:] - exchange.first)
         X, report = solution(options, step, LOWER, LU, rest, taken)
         policy.deliver(report)
-        return namespace(LU).concat([LU, X], axis=0)
+        return moved(
+            options, step, lambda: xp.concat([LU, X], axis=0), lambda Y: differing(Y, xp.concat([LU, X], axis=0))
+        )
 
     block = A
-    X, report = run(options, step, {"A": A, "piv": piv, "LU": packed}, work)
-    return Block.of(X, (*A.reports, *((report,) if report.checks else told(report))))
+    (X, words), report = run(options, step, {"A": A, "piv": piv, "LU": packed}, work)
+    return Block.of(X, (*A.reports, *((report,) if report.checks else told(report))), words)
 
 
 def below_diagonal(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,15 +20,16 @@ class Place(NamedTuple):
 
 
 def worker() -> Any:
-    """The worker of this thread's task; None outside of a cluster."""
+    """The worker of this thread's task; None outside of a cluster, and in a thread that a task has started."""
     if "distributed" not in sys.modules:
         return None
     from distributed import get_worker
 
     try:
-        return get_worker()
+        here = get_worker()
     except ValueError:
         return None
+    return here if threading.get_ident() in here.active_threads else None
 
 
 def task_key() -> Any:

@@ -39,7 +39,7 @@ from abft_tsm2.linalg.inputs import pair_of, pivots_of
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.outcome import Findings, check_of
-from abft_tsm2.linalg.solve import GENERAL
+from abft_tsm2.linalg.solve import structure_of
 from abft_tsm2.linalg.substitution import wrong_rows
 from abft_tsm2.report import Status
 
@@ -165,12 +165,13 @@ def protected_solve(
         Rechunked to squares, as in `protected_lu_factor`.
     b : (n,) or (n, r) dask array or array
         Rechunked to the rows of a.
-    lower, overwrite_a, overwrite_b
+    lower, assume_a
+        SciPy's; every structure is solved by LU with pivoting, of all of a. With "sym", "her" or "pos" only the
+        triangle that `lower` names is read.
+    overwrite_a, overwrite_b
         Accepted for SciPy's sake.
     check_finite : bool
         Refuse NaN and Inf, when it is computed.
-    assume_a : {None, "gen", "general"}
-        All of a is read. Of a symmetric matrix of which one triangle is known, make the other one first.
     transposed : bool
         Solve ``a' x = b``.
     refine : False
@@ -212,10 +213,7 @@ def protected_solve(
     ('CLEAN', True)
     """
     LuOptions(on_stage=on_stage, on_error=on_error, mode=mode, check_finite=check_finite)
-    if assume_a not in GENERAL:
-        raise TypeError(
-            f"assume_a={assume_a!r}: of Dask arrays all of a is read; da.tril(a) + da.tril(a, -1).T fills it"
-        )
+    structure = structure_of(assume_a)
     refuse(refine=(refine, False))
     if panel not in PANELS:
         raise ValueError(f"unknown panel {panel!r}: choose one of {', '.join(PANELS)}")
@@ -229,6 +227,7 @@ def protected_solve(
     dtype = computed_in(a, b)
     if 0 in b.shape:
         return _nothing(b, dtype, "solve", return_report)
+    a = _whole(a, structure, lower)
     a = in_squares(a.T if transposed else a)
     label = graphs.name("solve", a, b, dtype, check_finite, mode, panel, on_error, on_stage)
     options = GraphOptions(label, "solve", on_error, on_stage)
@@ -248,6 +247,18 @@ def protected_solve(
 
 
 # ---- operands -----------------------------------------------------------------------------------------------------
+
+
+def _whole(a: Any, structure: str, lower: bool) -> Any:
+    """All of a matrix, of which `structure` says what is read."""
+    if structure == "mirrored":
+        half, other = (da.tril(a), da.tril(a, -1)) if lower else (da.triu(a), da.triu(a, 1))
+        return half + other.T
+    above, below = {"lower": (0, None), "upper": (None, 0), "diagonal": (0, 0), "tridiagonal": (1, -1)}.get(
+        structure, (None, None)
+    )
+    a = a if above is None else da.tril(a, above)
+    return a if below is None else da.triu(a, below)
 
 
 def _in_rows(b: Any, rows: Sequence[int]) -> tuple[Any, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from abft_tsm2.arrays import Array
@@ -24,7 +24,12 @@ def hook_of(options: GraphOptions, step: tuple[Any, ...]) -> Hook | None:
     return told
 
 
-def watched(hook: Hook | None, stages: Mapping[str, str], taken: list[WordSums]) -> Hook:
+def watched(
+    hook: Hook | None,
+    stages: Mapping[str, str],
+    taken: list[WordSums],
+    sums: Callable[[Array], WordSums] = WordSums.of,
+) -> Hook:
     """The same hook, and sums of an array taken at each of these stages, after it: before the check reads the array.
     What changes later is not what was checked."""
 
@@ -32,7 +37,7 @@ def watched(hook: Hook | None, stages: Mapping[str, str], taken: list[WordSums])
         if hook is not None:
             hook(stage, arrays)
         if stage in stages:
-            taken[:] = [WordSums.of(arrays[stages[stage]])]
+            taken[:] = [sums(arrays[stages[stage]])]
 
     return watch
 

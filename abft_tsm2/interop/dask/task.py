@@ -38,6 +38,8 @@ class GraphOptions:
         What `errstate` said where the graph was made.
     origin : str
         The process that made it, whose monitors are told.
+    sent : bool
+        Whether it has left the process that made it.
     """
 
     name: str
@@ -46,6 +48,17 @@ class GraphOptions:
     on_stage: Hook | None = None
     actions: Mapping[str, Any] = field(default_factory=policy.geterr)
     origin: str = events.ORIGIN
+    sent: bool = field(default=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A client sends the graph, for one computation; what the scheduler sends to workers was `sent` before."""
+        if not self.sent:
+            events.begin(self.name)
+        return {**self.__dict__, "sent": True}
+
+    def claim(self) -> None:
+        """Have this process send the graph, and its monitors told, though another one may have made it."""
+        self.__dict__.update(origin=events.ORIGIN, sent=False)
 
     def identity(self, step: tuple[Any, ...]) -> str:
         """What names a task, however often it runs."""
@@ -207,15 +220,16 @@ def _deliver(options: GraphOptions, identity: str, this: Report, report: Report)
     actions = dict(options.actions)
     if report.worker:  # its warnings are printed where no user looks: the client warns
         actions = {key: "log" if action == "warn" else action for key, action in actions.items()}
+    counted = events.counted(options.name, identity) if report.worker else ""
     with policy.errstate(**actions):
         wrong: SilentDataCorruptionError | None = None
         try:
-            policy.deliver(report, options.on_error, identity=identity)
+            policy.deliver(report, options.on_error, identity=counted)
         except SilentDataCorruptionError as error:
             wrong = error
     with policy.errstate(**options.actions):
-        warn = "warn" in policy.actions_for(report, options.on_error).values()
-    events.send(report, identity, options.origin, warn=warn)
+        warning = policy.warning_for(policy.actions_for(report, options.on_error))
+    events.send(report, options.name, identity, options.origin, warning)
     events.send_faults(this, identity)
     if wrong is not None:
         raised()

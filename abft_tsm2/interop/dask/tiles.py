@@ -45,6 +45,7 @@ BLOCKS_HELD = 6  # by a task: A, L, U, the rows that come down, the result, and 
 
 def as_collection(x: Any, name: str) -> Any:
     """A dask array of known chunks, of a type that LAPACK has or that is computed in one; an array is taken in."""
+    graphs.require_shape(x, name)
     if not isinstance(x, da.Array):
         x = da.from_array(as_array(x, name, check_finite=False))
     if any(math.isnan(n) for n in x.shape):

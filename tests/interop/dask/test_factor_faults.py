@@ -10,7 +10,7 @@ import scipy.linalg
 import abft_tsm2 as ft
 from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.errors import SilentDataCorruptionError, UnverifiableWarning
-from abft_tsm2.interop.dask import exchange, panel, tiles
+from abft_tsm2.interop.dask import cholesky, exchange, panel, tiles
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.report import Status
 from benchmarks.dask_planting import SINGLE, SQUARE, arrivals, damaged, on_arrival
@@ -112,6 +112,31 @@ def test_a_fault_in_a_task_is_repaired_there(call, stage, task, name, right):
     assert len(report.products) == len(clean.products) + moving
 
 
+@pytest.mark.parametrize(
+    ("call", "task"),
+    [
+        ("one", "panel"),
+        ("one", "right-up"),
+        ("one", "product"),
+        ("one", "left-above"),
+        ("one", "left-below"),
+        ("tournament", "winner"),
+        ("lu_solve", "b-above"),
+    ],
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_elements_that_change_places_in_rows_that_move(call, task, axis, right):
+    def swap(X):
+        at = (0, slice(None)) if axis else (slice(None), 0)
+        X[at] = np.roll(X[at], 1)
+
+    hook = planting("moved", task, "X", swap)
+    result, report = dask.compute(*CALLS[call](return_report=True, on_stage=hook))
+    assert len(hook.done) == 1
+    assert same(result, right[call][0])
+    assert report.status is Status.CORRECTED
+
+
 @pytest.mark.parametrize("call", ["one", "tournament", "solve", "cholesky"])
 def test_a_fault_is_only_detected(call, caplog):
     hook = planting("multiplied", "product", "C", wrong)
@@ -189,6 +214,20 @@ def test_what_changes_between_its_check_and_its_sums(name, call, right, monkeypa
         result, _ = dask.compute(*CALLS[call](return_report=True))
     assert same(result, right[call][0])
     assert log.counts[Status.CORRECTED] == 1
+
+
+def test_a_factor_that_changes_behind_its_last_check(monkeypatch, right):
+    made = cholesky.factored_here
+
+    def changed(*arguments, **options):
+        L = made(*arguments, **options)
+        wrong(L)
+        return L
+
+    monkeypatch.setattr(cholesky, "factored_here", changed)
+    L, report = dask.compute(*CALLS["cholesky"](return_report=True))
+    assert same(L, right["cholesky"][0])
+    assert report.status is Status.CORRECTED
 
 
 # ---- faults between tasks -----------------------------------------------------------------------------------------

@@ -57,6 +57,41 @@ def test_added():
     assert np.all(abs(C.get() - (2 * x - x @ y)) <= 1e-11)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_a_batch(dtype):
+    import cupy
+
+    x, y = (np.random.default_rng(seed).standard_normal((4, 96, 96)).astype(dtype) for seed in (1, 2))
+    a, b = (
+        da.from_array(z, chunks=(2, 48, 48)).map_blocks(cupy.asarray, meta=cupy.empty((0,) * 3, dtype)) for z in (x, y)
+    )
+    with dask.config.set(scheduler="synchronous"):
+        for one, other in ((a, b), (a, b[0])):
+            C, report = dask.compute(*ft.protected_gemm(one, other, return_report=True))
+            exact = x.astype(float) @ (y if other.ndim == 3 else y[0]).astype(float)
+            assert np.all(abs(C.get() - exact) <= (1e-12 if dtype == "float64" else 0.1))
+            assert report.status is Status.CLEAN
+
+
+@pytest.mark.parametrize("task", ["right-up", "product", "left-below"])
+def test_elements_that_change_places_in_rows_that_move(task):
+    _, _, a, _ = operands("float64", 96, 32)
+    done = []
+
+    def swap(stage, arrays):
+        if stage == "moved" and arrays["task"][0] == task and not done and arrays["X"].size:
+            done.append(task)
+            arrays["X"][0] = arrays["X"][0, ::-1].copy()
+
+    with dask.config.set(scheduler="synchronous"):
+        (lu, piv), _ = dask.compute(*ft.protected_lu_factor(a, return_report=True, panel="one"))
+        (found, rows), report = dask.compute(*ft.protected_lu_factor(a, return_report=True, panel="one", on_stage=swap))
+    assert done
+    assert report.status is Status.CORRECTED
+    assert np.array_equal(rows.get(), piv.get())
+    np.testing.assert_allclose(found.get(), lu.get(), rtol=0, atol=1e-11)
+
+
 def ray(stage, arrays):
     if stage == "multiplied":
         arrays["C"][3, 4] += 1000.0
