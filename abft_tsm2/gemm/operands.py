@@ -26,6 +26,7 @@ from abft_tsm2.arrays import (
 from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Encoded
+from abft_tsm2.core.flushing import flushes
 
 CHECKS = ("auto", "rows", "columns", "both")
 VERIFY = (None, "float32")
@@ -149,7 +150,7 @@ def problem_of(
     on_numpy = type(a) is type(b) is np.ndarray
     form = _known_form if on_numpy else _form
     types = a.dtype, b.dtype, out_dtype, _dtype_of(existing)
-    p = form(namespace(a, b), type(a), a.shape, b.shape, *types, verify, precision)
+    p = form(namespace(a, b), type(a), a.shape, b.shape, *types, verify, precision, flushes())
     xp, shapes, full, shown, dtype, squeeze = p.xp, p.shapes, p.full, p.shown, p.dtype, p.squeeze
     if squeeze:
         a = a[None, :] if a.ndim == 1 else a
@@ -249,10 +250,11 @@ def _form(
     existing: Any,
     verify: str | None,
     precision: str | None,
+    flushed: bool,
 ) -> _Form:
     """The form of a product of operands of these shapes and types, in arrays of that kind; errors where there is none.
 
-    `existing`: the type of a result that is there already, or None.
+    `existing`: the type of a result that is there already, or None. `flushed`: as of `arithmetic`.
     """
     if not a or not b:
         raise ValueError("a and b must have at least one dimension: multiply by a scalar with *")
@@ -277,7 +279,7 @@ def _form(
     if tf32 and not (library == "cupy" and name == "float32"):
         raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
     wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
-    how = arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32)
+    how = arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32, flushed=flushed)
     return _Form(xp, shapes, tuple(batch), squeeze, full, shown, promoted, dtype, out_name, how, wide)
 
 
