@@ -367,11 +367,25 @@ class LuFactorisation(BlockedFactorisation):
         if not self.options.repair:
             self.refuse(found, elements)
             return False
-        if repair:
+        if repair and self.overflows_again():
+            self.findings.recomputed(None)
+        elif repair:
             self.findings.statuses.append(Status.CORRECTED)
             fault = Fault(FACTORS, "block", rows, columns, elements, float("nan"), repair)
             self.findings.faults.append(fault)
         return True
+
+    def overflows_again(self) -> bool:
+        """Whether the same factorisation of A ends beyond the range with the same bits: no fault, and another order of
+        additions may stay within it."""
+        xp = namespace(self.W)
+        if bool(xp.all(xp.isfinite(self.W))):
+            return False
+        try:
+            again = factored_plainly(self.A, self.clock)[0]
+        except MemoryError:
+            return False
+        return bool(xp.all((again == self.W) | (xp.isnan(again) & xp.isnan(self.W))))
 
     def verify_whole(self) -> Certificate:
         """Verify factors of which nothing is known; what is suspected, element by element."""
@@ -445,7 +459,7 @@ class LuFactorisation(BlockedFactorisation):
         try:
             self.run()
         except (Unrepairable, Overflowed) as reason:
-            self.give_up(str(reason))
+            self.give_up(reason)
             return
         if self.options.repair:
             c = self.checksums
@@ -596,20 +610,32 @@ class LuFactorisation(BlockedFactorisation):
         else:
             self.refuse(found, len(found.rows) + len(found.columns))
 
-    def give_up(self, reason: str) -> None:
-        """Compare with what LAPACK makes of A: numbers may be beyond the type's range; else the machine is at fault."""
+    def give_up(self, reason: Exception) -> None:
+        """Compare with what LAPACK makes of A: numbers may be beyond the type's range, or have been on the way that the
+        steps take; else the machine is at fault."""
         findings = self.findings
         if Status.INPUT_CHANGED not in findings.statuses:
             plain = W, pivots, _ = factored_plainly(self.A, self.clock)
-            found = None if overflows(W, self.A) else factor_evidence(self.A, W, pivots)
+            finite = bool(namespace(W).all(namespace(W).isfinite(W)))
+            if finite and (isinstance(reason, Overflowed) or overflows(W, self.A)):
+                self.take_instead(*plain)
+                certificate = self.verify_whole()
+                if certificate.outcome is FactorOutcome.CERTIFIED:
+                    self.checks = certificate.checks
+                    return
+            found = factor_evidence(self.A, W, pivots) if finite else None
             if found is None or found.subnormal:
-                self.W, self.pivots, self.info = plain
-                findings.statuses.clear()
-                findings.faults.clear()
+                self.take_instead(*plain)
                 if found is None:
                     findings.unverifiable(GROWN)
                 else:
                     findings.proved(found)
                 return
             findings.statuses.append(Status.UNCORRECTABLE)
-        findings.reasons.append(reason)
+        findings.reasons.append(str(reason))
+
+    def take_instead(self, W: Array, pivots: Any, info: int) -> None:
+        """Take other factors; of those that are given up nothing is said."""
+        self.W, self.pivots, self.info = W, pivots, info
+        self.findings.statuses.clear()
+        self.findings.faults.clear()
