@@ -54,7 +54,7 @@ def protected_gemm(
     c : (..., m, n) array, optional
         Read only where ``beta != 0``; same dtype as the result.
     alpha, beta : float
-        As in BLAS.
+        As in BLAS: with ``alpha = 0`` a and b are not read.
     out : array, optional
         Where to put the result; may be `c` (a copy of it is then kept for repairs) but not overlap a, b or itself. In
         this machine's byte order.

@@ -173,6 +173,8 @@ def problem_of(
         if c is None:
             raise ValueError(f"beta = {beta:g} needs c, the array it multiplies")
         c0 = fits(c, "c")
+    if alpha == 0.0:  # as in BLAS, which does not read A and B then: NaN in them is not in C
+        a, b, encoded_a, encoded_b = a[..., :0], b[..., :0, :], None, None
     given = None
     if existing is not None:
         C = fits(existing, "C")
