@@ -49,7 +49,8 @@ def solved_rounding(stored: FloatType, terms: Any) -> Any:
 
 
 def underflow(stored: FloatType, terms: int, pivots: Any) -> Any:
-    """What `terms` operations may lose to underflow: `lost` in a product or a difference, and in a quotient as much times the pivot that it was divided by (Higham 2002, eq. 2.8). `pivots`: moduli, at least 1."""
+    """What `terms` operations may lose to underflow: `lost` in a product or a difference, in a quotient as much times
+    the pivot that it was divided by (Higham 2002, eq. 2.8). `pivots`: moduli, at least 1."""
     return (terms + 2) * lost(stored) * pivots
 
 

@@ -1,4 +1,4 @@
-"""Ask the processor whether it takes subnormal numbers for zero: flush-to-zero and denormals-are-zero of x86, FZ of ARM.
+"""Ask the processor whether it takes subnormal numbers for zero: flush-to-zero, denormals-are-zero; FZ on ARM.
 
 Each thread has its own mode. `torch.set_flush_denormal` sets it, and so does loading a library that was linked with
 -ffast-math, for the thread that loads it and those that it starts.

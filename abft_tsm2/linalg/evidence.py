@@ -244,7 +244,9 @@ def definite_evidence(A: Array, W: Array, columns: slice) -> Evidence:
         X = xp.where(below, wide(A[rows, here]), zero)
         measured = difference.block(X, i, j, terms=terms, factor=definite_rounding(kind, terms))
         measured = measured._replace(residual=xp.where(below, measured.residual, zero))
-        lost = underflow(kind, terms, np.maximum(1.0, diagonal[here])) + np.max(_of_operands(left(i, slice(0, terms)).T))
+        lost = underflow(kind, terms, np.maximum(1.0, diagonal[here])) + np.max(
+            _of_operands(left(i, slice(0, terms)).T)
+        )
         wrong, distance = beyond(measured, lost, W)
         found.add(wrong & to_host(below), distance, (rows.start, here.start))
     signs = ~(to_host(xp.linalg.diagonal(W)[first:depth]) > 0)  # L L' does not tell a column's sign
