@@ -26,6 +26,7 @@ from abft_tsm2.arrays import (
 from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Encoded
+from abft_tsm2.core import cublas
 from abft_tsm2.core.flushing import flushes
 
 CHECKS = ("auto", "rows", "columns", "both")
@@ -277,9 +278,11 @@ def _form(
     shown = full if not squeeze else (*batch, *(() if -2 in squeeze else (m,)), *(() if -1 in squeeze else (n,)))
     library = kind.__module__.partition(".")[0]
     name, out_name = dtype_name(promoted), dtype_name(dtype)
-    tf32 = precision == "tf32"
-    if tf32 and not (library == "cupy" and name == "float32"):
+    tf32, single = precision == "tf32", library == "cupy" and name == "float32"
+    if tf32 and not single:
         raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
+    if single:  # a product that exists may be CuPy's own
+        tf32 = tf32 or (cublas.forces_tf32() if existing is None else cublas.cupy_rounds_to_tf32())
     wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
     how = arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32, flushed=flushed)
     return _Form(xp, shapes, tuple(batch), squeeze, full, shown, promoted, dtype, out_name, how, wide)

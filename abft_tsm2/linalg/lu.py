@@ -34,15 +34,14 @@ from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.lu_repair import LuRepair
-from abft_tsm2.linalg.once_more import factored_once_more
+from abft_tsm2.linalg.once_more import factored_once_more, give_up, overflows_again
 from abft_tsm2.linalg.outcome import FACTORS, FactorOutcome, Findings, Overflowed, Unrepairable, check_of_steps, largest
 from abft_tsm2.linalg.pending import PendingFactors
-from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
+from abft_tsm2.linalg.plain_lu import GROWN, factored_plainly, overflows, warn_of_zero
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
 NOT_FINITE = "A holds NaN or Inf: its factors were not checked"
-GROWN = "elements of the factors grow beyond the range of the type"
 
 
 def protected_lu_factor(
@@ -289,6 +288,7 @@ class LuFactorisation(BlockedFactorisation):
 
     def finish(self, mode: str, why: str) -> None:
         """Set the report."""
+        self.findings.name_tf32(self.A)
         more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}"}
         kind = _sizes(self.A), dtype_name(self.A.dtype), self.clock.seconds
         self.report = self.findings.report("lu_factor", *kind, **more)
@@ -367,25 +367,13 @@ class LuFactorisation(BlockedFactorisation):
         if not self.options.repair:
             self.refuse(found, elements)
             return False
-        if repair and self.overflows_again():
+        if repair and overflows_again(self):
             self.findings.recomputed(None)
         elif repair:
             self.findings.statuses.append(Status.CORRECTED)
             fault = Fault(FACTORS, "block", rows, columns, elements, float("nan"), repair)
             self.findings.faults.append(fault)
         return True
-
-    def overflows_again(self) -> bool:
-        """Whether the same factorisation of A ends beyond the range with the same bits: no fault, and another order of
-        additions may stay within it."""
-        xp = namespace(self.W)
-        if bool(xp.all(xp.isfinite(self.W))):
-            return False
-        try:
-            again = factored_plainly(self.A, self.clock)[0]
-        except MemoryError:
-            return False
-        return bool(xp.all((again == self.W) | (xp.isnan(again) & xp.isnan(self.W))))
 
     def verify_whole(self) -> Certificate:
         """Verify factors of which nothing is known; what is suspected, element by element."""
@@ -459,7 +447,7 @@ class LuFactorisation(BlockedFactorisation):
         try:
             self.run()
         except (Unrepairable, Overflowed) as reason:
-            self.give_up(reason)
+            give_up(self, reason)
             return
         if self.options.repair:
             c = self.checksums
@@ -609,33 +597,3 @@ class LuFactorisation(BlockedFactorisation):
             self.checks = found.checks
         else:
             self.refuse(found, len(found.rows) + len(found.columns))
-
-    def give_up(self, reason: Exception) -> None:
-        """Compare with what LAPACK makes of A: numbers may be beyond the type's range, or have been on the way that the
-        steps take; else the machine is at fault."""
-        findings = self.findings
-        if Status.INPUT_CHANGED not in findings.statuses:
-            plain = W, pivots, _ = factored_plainly(self.A, self.clock)
-            finite = bool(namespace(W).all(namespace(W).isfinite(W)))
-            if finite and (isinstance(reason, Overflowed) or overflows(W, self.A)):
-                self.take_instead(*plain)
-                certificate = self.verify_whole()
-                if certificate.outcome is FactorOutcome.CERTIFIED:
-                    self.checks = certificate.checks
-                    return
-            found = factor_evidence(self.A, W, pivots) if finite else None
-            if found is None or found.subnormal:
-                self.take_instead(*plain)
-                if found is None:
-                    findings.unverifiable(GROWN)
-                else:
-                    findings.proved(found)
-                return
-            findings.statuses.append(Status.UNCORRECTABLE)
-        findings.reasons.append(str(reason))
-
-    def take_instead(self, W: Array, pivots: Any, info: int) -> None:
-        """Take other factors; of those that are given up nothing is said."""
-        self.W, self.pivots, self.info = W, pivots, info
-        self.findings.statuses.clear()
-        self.findings.faults.clear()
