@@ -105,11 +105,17 @@ def growth(floor: Array, sums: Array) -> float:
     """How many times larger the squared norms of the trailing matrix's lines are than those of A's.
 
     The square of a line's own sum may be much too small an estimate; the median of some hundred is a good one. What has
-    grown by more than GROWN counts as less: bounds stay finite, and what exceeds them is computed again.
+    grown by more than GROWN counts as less: bounds stay finite, and what exceeds them is computed again. Growth that is
+    not finite stays so, and certifies nothing.
     """
     step = sums.shape[0] // 128 + 1
     ratios = np.sort(np.abs(to_host(sums[::step]) / (to_host(floor[::step]) + SMALLEST)))
-    usual = min(float(ratios[ratios.size // 2]) if ratios.size else math.sqrt(CHI_SQUARED), GROWN)
+    usual = float(ratios[ratios.size // 2]) if ratios.size else math.sqrt(CHI_SQUARED)
+    return _squared(usual)
+
+
+def _squared(usual: float) -> float:
+    usual = GROWN if GROWN < usual < math.inf else usual
     return usual * usual / CHI_SQUARED
 
 
@@ -117,6 +123,6 @@ def growths(floor: Any, sums: Any, count: int) -> list[float]:
     """`growth` of every `count` lines, 128 at most; on the host."""
     whole = sums.size // count * count
     ratios = np.abs(sums[:whole] / (floor[:whole] + SMALLEST)).reshape(-1, count)
-    usual = np.minimum(np.sort(ratios, axis=1)[:, count // 2], GROWN)
-    found: list[float] = (usual * usual / CHI_SQUARED).tolist()
+    usual = np.sort(ratios, axis=1)[:, count // 2]
+    found = [_squared(x) for x in usual.tolist()]
     return found + [growth(floor[whole:], sums[whole:])] * (whole < sums.size)

@@ -96,7 +96,7 @@ INLINE bool is_middle(const double* ratios, int count, int i) {
 constexpr double GROWN = 1e145;  // of line_check.py
 
 INLINE double growth_of(double middle, const double* constants) {
-  const double usual = middle > GROWN ? GROWN : middle;
+  const double usual = middle > GROWN && is_finite(middle) ? GROWN : middle;
   return usual * usual / constants[CHI_SQUARED];
 }
 
