@@ -55,6 +55,8 @@ class FloatType:
 
     @functools.cached_property
     def smallest_subnormal(self) -> float:
+        if self.bits == 64:  # which no arithmetic makes where the processor flushes subnormal numbers
+            return float(np.array(1, np.uint64).view(np.float64))
         return math.ldexp(1.0, self.min_exponent - self.precision + 1)
 
     @functools.cached_property

@@ -35,7 +35,8 @@ single column), and the norm of A's own row is its floor. Columns likewise, with
 standard deviations of clean residuals, n = 100 to 4096. Where it is exceeded, norms are computed instead of estimated;
 what is flagged all the same is computed again and judged by four times that and the rigorous bound.
 
-`tiny` is what one underflow may cost: the smallest subnormal, or the smallest normal where subnormals are flushed.
+`tiny` is what one underflow may cost: the smallest subnormal, or the smallest normal where subnormals are flushed. The
+processor is asked whether it does that, in each call: see `abft_tsm2.core.flushing`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ import numpy as np
 
 from abft_tsm2.arrays import FLOATS, FloatType, Namespace, type_name
 from abft_tsm2.checksum.weights import MEAN_SQUARE
+from abft_tsm2.core.flushing import flushes
 
 DETECT = 4.0  # units of u sqrt(k): measured largest on generic data 2.6, see above
 TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-bit inputs 0.06
@@ -68,7 +70,6 @@ OUTLIER = 8.0  # an element this many times further off than nine tenths of its 
 # error of a quarter of it at least (random signs: Hoeffding).
 STANDS_OUT = 4.0
 CHECKSUM_UNIT = FLOATS["float64"].unit_roundoff  # every checksum is summed in float64
-LEAST_BOUND = FLOATS["float64"].smallest_normal  # where all of it underflows: 0 is compared with that, not with 0
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Arithmetic:
         The format of C.
     truncating : bool
         Whether sums are truncated instead of rounded (tensor cores with 16-bit inputs).
-    flushes : bool
-        Whether subnormal results become zero.
+    flushes, flushes_stored : bool
+        Whether subnormal sums become zero; and, where C's format is narrower, subnormal elements that it is rounded to.
     u_in : float
         Unit roundoff of the operands, where the product rounds them to fewer digits than they have; else 0.
     partial : bool
@@ -95,6 +96,7 @@ class Arithmetic:
     stored: FloatType
     truncating: bool = False
     flushes: bool = False
+    flushes_stored: bool = False
     u_in: float = 0.0
     partial: bool = False
 
@@ -104,7 +106,8 @@ class Arithmetic:
     @functools.cached_property
     def _hash(self) -> int:
         """Worked out once: formulas are looked up by it."""
-        return hash((self.accumulator, self.stored, self.truncating, self.flushes, self.u_in, self.partial))
+        flushes = self.flushes, self.flushes_stored
+        return hash((self.accumulator, self.stored, self.truncating, flushes, self.u_in, self.partial))
 
     @functools.cached_property
     def u(self) -> float:
@@ -127,10 +130,22 @@ class Arithmetic:
 
     def underflow(self, k: int, alpha: float = 1.0) -> float:
         """The most that underflow takes from one element: in k products, in scaling and adding, in storing."""
-        summed, stored = (
-            f.smallest_normal if self.flushes else f.smallest_subnormal for f in (self.accumulator, self.stored)
-        )
+        summed, stored = _tiny(self.accumulator, self.flushes), _tiny(self.stored, self.flushes_stored)
         return (k * max(1.0, abs(alpha)) + 2) * summed + (stored if self.u_out else 0.0)
+
+
+def _tiny(kind: FloatType, flushed: bool) -> float:
+    return kind.smallest_normal if flushed else kind.smallest_subnormal
+
+
+def lost(kind: FloatType) -> float:
+    """What one underflow costs at most on this processor, in the mode it is in."""
+    return _tiny(kind, flushes())
+
+
+def least_bound() -> float:
+    """What no bound falls below: what underflow takes from a checksum itself."""
+    return lost(FLOATS["float64"])
 
 
 class BoundFactors(NamedTuple):
@@ -198,10 +213,13 @@ def bound_factors(a: Arithmetic, k: int, n: int, alpha: float = 1.0) -> BoundFac
 
 
 @functools.cache
-def arithmetic(inputs: str, output: str, *, library: str = "numpy", tf32: bool = False) -> Arithmetic:
+def arithmetic(
+    inputs: str, output: str, *, library: str = "numpy", tf32: bool = False, flushed: bool = False
+) -> Arithmetic:
     """The arithmetic of a product of promoted input type `inputs` and result type `output`, both by name.
 
-    `tf32`: float32 operands are rounded to 11 significant bits, as tensor cores do when they are asked to.
+    `tf32`: float32 operands are rounded to 11 significant bits, as tensor cores do when they are asked to. `flushed`:
+    the processor takes subnormal numbers for zero, but not where it rounds to 16 bits; a GPU always may.
     """
     half = FLOATS[inputs].bits < 32
     gpu = library == "cupy"
@@ -209,7 +227,8 @@ def arithmetic(inputs: str, output: str, *, library: str = "numpy", tf32: bool =
         FLOATS["float32" if half else inputs],
         FLOATS[output],
         truncating=gpu and (half or tf32),
-        flushes=gpu,
+        flushes=gpu or flushed,
+        flushes_stored=gpu,
         u_in=TF32_ROUNDOFF if tf32 else 0.0,
         partial=gpu and half,
     )
@@ -314,7 +333,7 @@ def factored_bound(stored: FloatType, reach: Any, terms: int, weight: float) -> 
     terms, weight : int, float
         Operations on one element, each of which may underflow, and the weights' sum of moduli.
     """
-    underflow = (terms + FLOOR_TERMS) * stored.smallest_subnormal * weight
+    underflow = (terms + FLOOR_TERMS) * lost(stored) * weight
     return FACTORISATION[stored.name] * stored.unit_roundoff * reach + underflow
 
 
@@ -325,7 +344,7 @@ def factored_element(stored: FloatType, reach: Any, terms: int) -> Any:
     ``sum_{k >= l} l_ik u_kc``, so that the squares of all remainders add up to ``sum_k (k + 1) l_ik^2 u_kc^2``.
     """
     spread = 8 * FACTORISATION[stored.name] * stored.unit_roundoff
-    return spread * reach + (terms + FLOOR_TERMS) * stored.smallest_subnormal
+    return spread * reach + (terms + FLOOR_TERMS) * lost(stored)
 
 
 # Residuals of one check, in units of their bounds: so many times the median is as far from clean as the bound itself is
@@ -364,7 +383,7 @@ def definite_bound(stored: FloatType, size: Any, terms: Any, length: int, weight
         The weights' sum of moduli.
     """
     walk = (FLOOR_TERMS + terms + DEFINITE_SHARE * length * (CHECKSUM_UNIT / stored.unit_roundoff) ** 2) ** 0.5
-    underflow = (terms + FLOOR_TERMS) * stored.smallest_subnormal * weight
+    underflow = (terms + FLOOR_TERMS) * lost(stored) * weight
     return DEFINITE[stored.name] * stored.unit_roundoff * walk * size + underflow
 
 
@@ -374,7 +393,7 @@ def definite_element(stored: FloatType, size: Any, terms: int) -> Any:
     `size`: the root of ``a_ic^2 + sum_l l_il^2 l_cl^2``.
     """
     spread = 12 * DEFINITE[stored.name] * math.sqrt(terms + FLOOR_TERMS) * stored.unit_roundoff
-    return spread * size + (terms + FLOOR_TERMS) * stored.smallest_subnormal
+    return spread * size + (terms + FLOOR_TERMS) * lost(stored)
 
 
 def stored_bound(norm: Any, terms: int) -> Any:

@@ -287,7 +287,8 @@ def _multiply_again(
     """Compare lines with a second product, and replace C by it where one of them is wrong."""
     second, wrong = compare(lines, scale, at, V, tau, outcome, foreign=foreign)
     # A line in which an Inf is right has no residual: what differs in it is recomputed element by element.
-    by_element = ~second.equal & ~second.finite
+    # Of a product from elsewhere nothing is known of an Inf that this library's order of summation gives as well.
+    by_element = ~second.finite & (foreign | ~second.equal)
     if by_element.any():
         undecided = _line_by_line(lines, scale, at[by_element], outcome, write)
         if foreign:  # partial sums of another order may overflow where these do not

@@ -19,6 +19,7 @@ from abft_tsm2.checksum.repairs import Written
 from abft_tsm2.checksum.reproduced import is_reproduced
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Scale, Side
+from abft_tsm2.checksum.subnormals import FLUSHED, lines_of_subnormals
 from abft_tsm2.checksum.verify import (
     PredictedSums,
     SideVerdict,
@@ -92,6 +93,8 @@ def diagnose(
         Called after each repair, before C is verified again.
     """
     decision = Decision(verdict.check)
+    if 0 in lines.C.shape:  # whatever the operands hold, nothing follows from it
+        return decision
     V = expected.carried.weights
     now = recompute(lines, expected)
     if changed := changed_operands(lines, expected, now):
@@ -112,10 +115,11 @@ def diagnose(
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
     rescaled = verify_rescaled(lines, V)
+    right, flushed = lines_of_subnormals(lines, np.flatnonzero(~rescaled.verdict.ok))
     found: list[Fault] = []
     mass, written = False, Written()
     for turn in range(_ROUNDS + 1):
-        suspects = np.flatnonzero(~rescaled.verdict.ok)
+        suspects = np.setdiff1d(np.flatnonzero(~rescaled.verdict.ok), np.concatenate([right, flushed]))
         others = suspects[:0]
         if turn == 0 and earlier is not None:
             others = np.setdiff1d(earlier, suspects)
@@ -168,6 +172,9 @@ def diagnose(
         if Status.UNCORRECTABLE not in decision.statuses:
             decision.statuses.append(Status.CORRECTED)
     decision.check = rescaled.verdict.check
+    if flushed.size:
+        decision.statuses.append(Status.UNVERIFIABLE)
+        decision.reasons.append(f"{flushed.size} {lines.side} of C (first: {int(flushed[0])}) {FLUSHED}")
     decision.reasons += unverifiable(lines, rescaled.scale)
     if not (rescaled.scale.usable_line.all() and rescaled.scale.usable_column.all()):
         decision.statuses.append(Status.UNVERIFIABLE)

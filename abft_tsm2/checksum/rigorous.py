@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from abft_tsm2.arrays import FloatType
-from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.checksum.bounds import Arithmetic, lost
+from abft_tsm2.core.flushing import flushes
 
 
 def gamma(stored: FloatType, terms: Any) -> Any:
@@ -48,9 +49,15 @@ def solved_rounding(stored: FloatType, terms: Any) -> Any:
 
 
 def underflow(stored: FloatType, terms: int, pivots: Any) -> Any:
-    """What `terms` operations may lose to underflow: a smallest subnormal in a product or a difference, and in a
-    quotient as much times the pivot that it was divided by (Higham 2002, eq. 2.8). `pivots`: moduli, at least 1."""
-    return (terms + 2) * stored.smallest_subnormal * pivots
+    """What `terms` operations may lose to underflow: `lost` in a product or a difference, in a quotient as much times
+    the pivot that it was divided by (Higham 2002, eq. 2.8). `pivots`: moduli, at least 1."""
+    return (terms + 2) * lost(stored) * pivots
+
+
+def flushed(stored: FloatType) -> float:
+    """How large an operand may be that counts as zero: what a product may lose of its other factor; 0.0 where the
+    processor does not do that."""
+    return stored.smallest_normal if flushes() else 0.0
 
 
 def largest_multiplier(stored: FloatType) -> float:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.checksum.bounds import LEAST_BOUND, Arithmetic, BoundFactors, bound_factors
+from abft_tsm2.checksum.bounds import Arithmetic, BoundFactors, bound_factors, least_bound
 from abft_tsm2.checksum.encode import (
     SQUARED,
     Ends,
@@ -196,7 +196,7 @@ class SmallSums:
             products = np.sqrt(self._norms, self._norms)
         weights = np.absolute(V, self._weights)
         numbers = self._factors.tolist()
-        underflow = max(numbers[-1] * float(np.add.reduce(weights)), LEAST_BOUND)
+        underflow = max(numbers[-1] * float(np.add.reduce(weights)), least_bound())
         tau = numbers[0] * products  # nothing rounds operands on NumPy: no input_factor
         tau += underflow
         fine = np.less_equal(residual, tau, self._ok)

@@ -19,11 +19,11 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, is_numpy, same_bits, to_host
 from abft_tsm2.checksum.bounds import (
-    LEAST_BOUND,
     BoundFactors,
     bound_factors,
     checksum_noise_factor,
     largest_norm,
+    least_bound,
     statistical_bound,
 )
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
@@ -163,9 +163,9 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     lost = a.underflow(lines.terms, lines.alpha)
     underflow: Any
     if V.ndim == 2:
-        underflow = max(lost * float(np.add.reduce(weights, axis=None)), LEAST_BOUND)
+        underflow = max(lost * float(np.add.reduce(weights, axis=None)), least_bound())
     else:
-        underflow = np.maximum(lost * np.add.reduce(weights, axis=-2, keepdims=True), LEAST_BOUND)
+        underflow = np.maximum(lost * np.add.reduce(weights, axis=-2, keepdims=True), least_bound())
     n: int = V.shape[-2]
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)

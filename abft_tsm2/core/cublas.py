@@ -1,13 +1,15 @@
 """Products by cuBLAS, called directly: CuPy's own `matmul` chooses the layout by itself, and has no float32 result of
 16-bit operands. While a stream is captured CuPy's bindings refuse; the library itself does not (`Handle`).
 
-float32 is float32 (never TF32), 16-bit operands are multiplied by the tensor cores and added in float32.
+float32 is float32 (TF32 only where that is asked for, or the environment forces it: `forces_tf32`), 16-bit operands are
+multiplied by the tensor cores and added in float32.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +48,30 @@ def serves(problem: Problem) -> bool:
     return (
         types in SERVED and "A" not in (problem.order, problem.out_order) and min(problem.m, problem.k, problem.n) > 0
     )
+
+
+TF32_FORCED = (
+    "NVIDIA_TF32_OVERRIDE makes cuBLAS round float32 operands to 11 significant bits, which checks of float32 factors "
+    "and solutions do not allow: unset it, or use float64"
+)
+
+
+@functools.cache  # cuBLAS and CuPy read their variables once
+def forces_tf32() -> bool:
+    """Whether NVIDIA's libraries are told to round float32 operands to TF32, whatever is asked of them."""
+    return _number("NVIDIA_TF32_OVERRIDE") > 0
+
+
+@functools.cache
+def cupy_rounds_to_tf32() -> bool:
+    """Whether CuPy's own products of float32 matrices, ``A @ B``, round their operands to TF32."""
+    forbidden = "NVIDIA_TF32_OVERRIDE" in os.environ and not forces_tf32()
+    return forces_tf32() or (_number("CUPY_TF32") > 0 and not forbidden)
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "").strip()
+    return int(text) if text.isdecimal() else 0
 
 
 @functools.cache

@@ -53,10 +53,10 @@ def multiply(
         return
     if A.dtype != out.dtype or B.dtype != out.dtype:
         _multiply_widened(A, B, out)
-    elif is_numpy(out) or is_cupy(out):
-        namespace(out).matmul(A, B, out=out)
-    else:  # the standard's matmul has no `out`
-        out[...] = namespace(out).matmul(A, B)
+    elif is_numpy(out):
+        np.matmul(A, B, out=out)
+    else:  # the standard's matmul has no `out`, and cuBLAS takes no such array
+        out[...] = _product(A, B)
     _add(out, C0, alpha, beta)
 
 
@@ -104,6 +104,16 @@ def _multiply_by_vendor(
         cublas.Gemm.of(problem, A, B, out, tf32=tf32)(A, B, out, alpha, beta if C0 is not None else 0.0)
 
 
+def _product(A: Array, B: Array) -> Array:
+    """A B of one type in a new array. CuPy's own product would round float32 operands where CUPY_TF32 is set."""
+    xp = namespace(A)
+    if not is_cupy(A) or 0 in (*A.shape, *B.shape):
+        return xp.matmul(A, B)
+    out = xp.empty((A.shape[0], B.shape[1]), dtype=A.dtype)
+    multiply(A, B, out)
+    return out
+
+
 def _multiply_widened(A: Array, B: Array, out: Array) -> None:
     """out(i:j, p:q) = A(i:j, :) B(:, p:q) in the type of out, the narrower operands widened block by block: the library
     would widen all of them at once."""
@@ -112,7 +122,7 @@ def _multiply_widened(A: Array, B: Array, out: Array) -> None:
     for columns in _parts(B.shape[1], k) if B.dtype != out.dtype else (slice(None),):
         right = xp.astype(B[:, columns], out.dtype, copy=False)
         for rows in _parts(A.shape[0], k) if A.dtype != out.dtype else (slice(None),):
-            out[rows, columns] = xp.matmul(xp.astype(A[rows, :], out.dtype, copy=False), right)
+            out[rows, columns] = _product(xp.astype(A[rows, :], out.dtype, copy=False), right)
 
 
 def _multiply_halves(A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float) -> None:

@@ -55,7 +55,7 @@ def protected_gemm(
     c : (..., m, n) array, optional
         Read only where ``beta != 0``; same dtype as the result.
     alpha, beta : float
-        As in BLAS.
+        As in BLAS: with ``alpha = 0`` a and b are not read.
     out : array, optional
         Where to put the result; may be `c` (a copy of it is then kept for repairs) but not overlap a, b or itself. In
         this machine's byte order.
@@ -78,7 +78,7 @@ def protected_gemm(
         factor of 25 to 200 than checking what is stored, for twice the memory traffic of the check.
     precision : {None, "tf32"}
         "tf32": float32 CuPy arrays are multiplied by tensor cores, which round them to 11 significant bits first; the
-        bound of the check is as much wider.
+        bound of the check is as much wider. So it is where NVIDIA_TF32_OVERRIDE forces TF32 on cuBLAS.
 
     Returns
     -------
@@ -233,7 +233,8 @@ def verify_gemm(
     accurate product than lines that did not fail, or an element much further than the rest of its line, and further
     than a sum in order, first to last or last to first, may be (running error bound: Higham 2002, sec. 3.3). What
     passes is CLEAN; ``report.checks`` says how small a change was certain to be found, counting with the roundings of
-    a sum in order. Where partial sums may have overflowed, an Inf in C is UNVERIFIABLE. Synchronises with the host.
+    a sum in order. Where CUPY_TF32 or NVIDIA_TF32_OVERRIDE is set, float32 CuPy arrays are taken for TF32 products, as
+    CuPy's own are. Where partial sums may have overflowed, an Inf in C is UNVERIFIABLE. Synchronises with the host.
 
     Examples
     --------

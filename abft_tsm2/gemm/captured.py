@@ -35,7 +35,7 @@ def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bo
     if not serves(problem):
         raise ValueError(
             "such operands cannot be multiplied while the stream is captured: use matrices of one type, not empty, "
-            "with contiguous rows or columns, and no c where verify='float32'"
+            "with contiguous rows or columns, alpha that is not 0, and no c where verify='float32'"
         )
     if problem.c.device != (here_now := cupy.cuda.Device()):
         raise ValueError(

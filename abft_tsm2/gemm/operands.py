@@ -26,6 +26,8 @@ from abft_tsm2.arrays import (
 from abft_tsm2.checksum.bounds import Arithmetic, arithmetic
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Encoded
+from abft_tsm2.core import cublas
+from abft_tsm2.core.flushing import flushes
 
 CHECKS = ("auto", "rows", "columns", "both")
 VERIFY = (None, "float32")
@@ -149,7 +151,7 @@ def problem_of(
     on_numpy = type(a) is type(b) is np.ndarray
     form = _known_form if on_numpy else _form
     types = a.dtype, b.dtype, out_dtype, _dtype_of(existing)
-    p = form(namespace(a, b), type(a), a.shape, b.shape, *types, verify, precision)
+    p = form(namespace(a, b), type(a), a.shape, b.shape, *types, verify, precision, flushes())
     xp, shapes, full, shown, dtype, squeeze = p.xp, p.shapes, p.full, p.shown, p.dtype, p.squeeze
     if squeeze:
         a = a[None, :] if a.ndim == 1 else a
@@ -172,6 +174,8 @@ def problem_of(
         if c is None:
             raise ValueError(f"beta = {beta:g} needs c, the array it multiplies")
         c0 = fits(c, "c")
+    if alpha == 0.0:  # as in BLAS, which does not read A and B then: NaN in them is not in C
+        a, b, encoded_a, encoded_b = a[..., :0], b[..., :0, :], None, None
     given = None
     if existing is not None:
         C = fits(existing, "C")
@@ -249,10 +253,11 @@ def _form(
     existing: Any,
     verify: str | None,
     precision: str | None,
+    flushed: bool,
 ) -> _Form:
     """The form of a product of operands of these shapes and types, in arrays of that kind; errors where there is none.
 
-    `existing`: the type of a result that is there already, or None.
+    `existing`: the type of a result that is there already, or None. `flushed`: as of `arithmetic`.
     """
     if not a or not b:
         raise ValueError("a and b must have at least one dimension: multiply by a scalar with *")
@@ -273,11 +278,13 @@ def _form(
     shown = full if not squeeze else (*batch, *(() if -2 in squeeze else (m,)), *(() if -1 in squeeze else (n,)))
     library = kind.__module__.partition(".")[0]
     name, out_name = dtype_name(promoted), dtype_name(dtype)
-    tf32 = precision == "tf32"
-    if tf32 and not (library == "cupy" and name == "float32"):
+    tf32, single = precision == "tf32", library == "cupy" and name == "float32"
+    if tf32 and not single:
         raise ValueError(f"precision='tf32' is for float32 CuPy arrays, not for {name} arrays of {library}")
+    if single:  # a product that exists may be CuPy's own
+        tf32 = tf32 or (cublas.forces_tf32() if existing is None else cublas.cupy_rounds_to_tf32())
     wide = verify == "float32" and FLOATS[out_name].bits < 32 and existing is None
-    how = arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32)
+    how = arithmetic(name, "float32" if wide else out_name, library=library, tf32=tf32, flushed=flushed)
     return _Form(xp, shapes, tuple(batch), squeeze, full, shown, promoted, dtype, out_name, how, wide)
 
 

@@ -21,6 +21,7 @@ from abft_tsm2.checksum import small
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.checksum.small import SmallSums
+from abft_tsm2.core.flushing import flushes
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.gemm.host import EncodedSide, Product
 from abft_tsm2.gemm.operands import GemmProblem
@@ -49,7 +50,7 @@ def known(a: Any, b: Any, check: str) -> tuple[SmallForm, Carried] | None:
         A, B = (x.as_encoded() if isinstance(x, Encoded) else x for x in (a, b))
         carried = b.right if isinstance(b, Encoded) else None, a.left if isinstance(a, Encoded) else None
     dtype = A.dtype
-    like = A.shape, B.shape, A.strides, B.strides, dtype, B.dtype, dtype, False, check
+    like = A.shape, B.shape, A.strides, B.strides, dtype, B.dtype, dtype, False, check, flushes()
     try:
         form = _forms.get((*like, carried[0] is None, carried[1] is None))
     except TypeError:  # a check that has no hash; the checks of the arguments say what is wrong with it
@@ -81,7 +82,7 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
         return None
     rounded = p.dtype != p.arithmetic.stored.name  # later, and the report says so
     like = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check
-    key = *like, carried[0] is None, carried[1] is None
+    key = *like, p.arithmetic.flushes, carried[0] is None, carried[1] is None
     form = _forms.get(key)
     if form is None:
         form = SmallForm(p)

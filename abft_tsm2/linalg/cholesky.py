@@ -241,6 +241,7 @@ def _report(
     findings: Findings, A: Array, options: CholeskyOptions, clock: Clock, checks: tuple[Check, ...] = ()
 ) -> Report:
     n = int(A.shape[-1])
+    findings.name_tf32(A)
     findings.faults[:] = [_in_result(fault, options.lower) for fault in findings.faults]
     more: dict[str, Any] = {"checks": checks, "device": device_name(A)}
     report = findings.report("cholesky", (n, n, n), dtype_name(A.dtype), clock.seconds, **more)

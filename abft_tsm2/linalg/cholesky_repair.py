@@ -59,13 +59,14 @@ class CholeskyRepair:
             xp = self.state.xp
             again = symmetric_sums(A, kept.w) if at else weighting(kept.roots)
             bound = self._noise() if at else xp.zeros_like(live)
+            # both may lie within the bound: of each pair the one that is nearer was not hit
+            far = [xp.where(xp.isnan(x), xp.full_like(x, xp.inf), xp.abs(x - again)) for x in (live, copy)]
+            right = xp.where(far[0] <= far[1], live, copy)
             lines = from_host(differ, live)
-            good = [LineCheck.of(xp.take(x - again, lines), xp.take(bound, lines)).clean for x in (live, copy)]
-            if not any(good):
+            if not LineCheck.of(xp.take(right - again, lines), xp.take(bound, lines)).clean:
                 raise Unrepairable(f"{name} and its copy differ in {differ.size} places, and neither is what A gives")
-            wrong, right = (copy, live) if good[0] else (live, copy)
-            off = largest(to_host(wrong - right)[differ])
-            wrong[...] = right
+            off = largest(to_host(live - copy)[differ])
+            live[...] = copy[...] = right
             self.findings.wrong_sums(name, differ, off, "taken from its copy")
 
     def _noise(self) -> Array:

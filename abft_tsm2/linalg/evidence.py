@@ -20,6 +20,7 @@ from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.rigorous import (
     definite_rounding,
     factored_rounding,
+    flushed,
     largest_multiplier,
     skipped_pivots,
     smallest_pivot,
@@ -108,7 +109,7 @@ class FactorEvidence:
             terms = min(depth, at.stop, here.stop)
             X = wide(take_rows(self.A[:, here], self.place[at]))
             measured = difference.block(X, i, j, terms=terms, factor=factored_rounding(self.type, terms))
-            lost = underflow(self.type, terms, self._divisors(here, depth))
+            lost = underflow(self.type, terms, self._divisors(here, depth)) + _of_operands(W[:terms, here])
             self._judge(measured, lost, (at.start, here.start))
         self._multipliers(rows, slice(across, min(columns.stop, depth)))
 
@@ -215,7 +216,8 @@ def compare_sum(
     )
     for i, c in difference.blocks():
         measured = difference.block(wide(X[i, c]), i, c, terms=terms, factor=factored_rounding(kind, terms))
-        wrong, distance = beyond(measured, underflow(kind, terms, np.maximum(1.0, pivots[c])), X)
+        lost = underflow(kind, terms, np.maximum(1.0, pivots[c])) + _of_operands(U0[:, c]) + _of_operands(U1[:, c])
+        wrong, distance = beyond(measured, lost, X)
         found.add(wrong, distance, (first[0] + i.start, first[1] + c.start))
 
 
@@ -242,7 +244,10 @@ def definite_evidence(A: Array, W: Array, columns: slice) -> Evidence:
         X = xp.where(below, wide(A[rows, here]), zero)
         measured = difference.block(X, i, j, terms=terms, factor=definite_rounding(kind, terms))
         measured = measured._replace(residual=xp.where(below, measured.residual, zero))
-        wrong, distance = beyond(measured, underflow(kind, terms, np.maximum(1.0, diagonal[here])), W)
+        lost = underflow(kind, terms, np.maximum(1.0, diagonal[here])) + np.max(
+            _of_operands(left(i, slice(0, terms)).T)
+        )
+        wrong, distance = beyond(measured, lost, W)
         found.add(wrong & to_host(below), distance, (rows.start, here.start))
     signs = ~(to_host(xp.linalg.diagonal(W)[first:depth]) > 0)  # L L' does not tell a column's sign
     found.add(np.diag(signs), np.diag(diagonal[first:]), (first, first))
@@ -259,6 +264,14 @@ def beyond(measured: Measured, lost: Any, like: Array) -> tuple[Any, Any]:
         if bool(xp.all(ok)):  # all that has to come to the host, mostly
             return np.zeros(size.shape, bool), np.zeros(size.shape)
         return ~to_host(ok), to_host(size)
+
+
+def _of_operands(X: Array) -> Any:
+    """What products of each column of X with numbers that are subnormal lose where these count as zero; on the host."""
+    tiny = flushed(float_type(X))
+    if not tiny:
+        return np.zeros(X.shape[1])
+    return tiny * to_host(namespace(X).sum(namespace(X).abs(wide(X)), axis=0))
 
 
 def unit_lower(X: Array, above: int = 0) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 from abft_tsm2.arrays import FLOATS, Array, FloatType
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations
 from abft_tsm2.checksum.rigorous import largest_multiplier
+from abft_tsm2.core.flushing import flushes
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.host_sums import factor_sums, multipliers_within
 from abft_tsm2.linalg.line_check import growths
@@ -34,7 +35,7 @@ def checks_of_clean(W: Array, pivots: Any, e: MatrixChecksums) -> tuple[Check, .
     place = places(pivots, m)
     if place is None:
         return None
-    counts, v = _counts(W.dtype.char, m, n), e.v
+    counts, v = _counts(W.dtype.char, m, n, flushes()), e.v
     w, S, floor = e.w[place], e.S[place], e.row_norms[place]
     found = factor_sums(W, w, v)
     grown = np.asarray(growths(floor[:K], found.y, COUNTED))
@@ -78,7 +79,7 @@ def _all_is_seen(counts: _Counts, weights: tuple[Any, Any], e: MatrixChecksums, 
 
 
 class _Counts(NamedTuple):
-    """What is the same for all matrices of a type and shape.
+    """What is the same for all matrices of a type and shape, in one mode of the processor.
 
     Attributes
     ----------
@@ -98,7 +99,8 @@ class _Counts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _counts(letter: str, m: int, n: int) -> _Counts:
+def _counts(letter: str, m: int, n: int, flushed: bool) -> _Counts:
+    """`flushed`: what `blind_scale` asks for itself."""
     kind, K = FLOATS[{"d": "float64", "f": "float32"}[letter]], min(m, n)
     each = [
         np.array([operations(kind, min(COUNTED, K - at), length - at) for at in range(0, K, COUNTED)])

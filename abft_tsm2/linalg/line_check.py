@@ -12,6 +12,7 @@ from abft_tsm2.arrays import Array, is_numpy, namespace, to_host
 BESIDE = 24  # lines to either side of those in doubt
 SMALLEST = 1e-300  # in place of a norm that is zero
 CHI_SQUARED = 0.455  # the median, of one degree of freedom
+GROWN = 1e145  # times as large as A: more counts as that, whose square times all operations is in the range
 
 
 class LineCheck(NamedTuple):
@@ -103,11 +104,18 @@ def column_norms(X: Array) -> Array:
 def growth(floor: Array, sums: Array) -> float:
     """How many times larger the squared norms of the trailing matrix's lines are than those of A's.
 
-    The square of a line's own sum may be much too small an estimate; the median of some hundred is a good one.
+    The square of a line's own sum may be much too small an estimate; the median of some hundred is a good one. What has
+    grown by more than GROWN counts as less: bounds stay finite, and what exceeds them is computed again. Growth that is
+    not finite stays so, and certifies nothing.
     """
     step = sums.shape[0] // 128 + 1
     ratios = np.sort(np.abs(to_host(sums[::step]) / (to_host(floor[::step]) + SMALLEST)))
     usual = float(ratios[ratios.size // 2]) if ratios.size else math.sqrt(CHI_SQUARED)
+    return _squared(usual)
+
+
+def _squared(usual: float) -> float:
+    usual = GROWN if GROWN < usual < math.inf else usual
     return usual * usual / CHI_SQUARED
 
 
@@ -116,5 +124,5 @@ def growths(floor: Any, sums: Any, count: int) -> list[float]:
     whole = sums.size // count * count
     ratios = np.abs(sums[:whole] / (floor[:whole] + SMALLEST)).reshape(-1, count)
     usual = np.sort(ratios, axis=1)[:, count // 2]
-    found: list[float] = (usual * usual / CHI_SQUARED).tolist()
+    found = [_squared(x) for x in usual.tolist()]
     return found + [growth(floor[whole:], sums[whole:])] * (whole < sums.size)

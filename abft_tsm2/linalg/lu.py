@@ -34,16 +34,15 @@ from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.lu_repair import LuRepair
-from abft_tsm2.linalg.once_more import factored_once_more
+from abft_tsm2.linalg.once_more import factored_once_more, give_up, overflows_again
 from abft_tsm2.linalg.outcome import FACTORS, FactorOutcome, Findings, Overflowed, Unrepairable, check_of_steps, largest
 from abft_tsm2.linalg.pending import PendingFactors
-from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
+from abft_tsm2.linalg.plain_lu import GROWN, factored_plainly, overflows, warn_of_zero
 from abft_tsm2.place import device_name
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
 NOT_FINITE = "A holds NaN or Inf: its factors were not checked"
-GROWN = "elements of the factors grow beyond the range of the type"
 
 
 def protected_lu_factor(
@@ -292,6 +291,7 @@ class LuFactorisation(BlockedFactorisation):
 
     def finish(self, mode: str, why: str) -> None:
         """Set the report."""
+        self.findings.name_tf32(self.A)
         more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}", "device": device_name(self.W)}
         kind = _sizes(self.A), dtype_name(self.A.dtype), self.clock.seconds
         self.report = self.findings.report("lu_factor", *kind, **more)
@@ -370,7 +370,9 @@ class LuFactorisation(BlockedFactorisation):
         if not self.options.repair:
             self.refuse(found, elements)
             return False
-        if repair:
+        if repair and overflows_again(self):
+            self.findings.recomputed(None)
+        elif repair:
             self.findings.statuses.append(Status.CORRECTED)
             fault = Fault(FACTORS, "block", rows, columns, elements, float("nan"), repair)
             self.findings.faults.append(fault)
@@ -448,7 +450,7 @@ class LuFactorisation(BlockedFactorisation):
         try:
             self.run()
         except (Unrepairable, Overflowed) as reason:
-            self.give_up(str(reason))
+            give_up(self, reason)
             return
         if self.options.repair:
             c = self.checksums
@@ -598,21 +600,3 @@ class LuFactorisation(BlockedFactorisation):
             self.checks = found.checks
         else:
             self.refuse(found, len(found.rows) + len(found.columns))
-
-    def give_up(self, reason: str) -> None:
-        """Compare with what LAPACK makes of A: numbers may be beyond the type's range; else the machine is at fault."""
-        findings = self.findings
-        if Status.INPUT_CHANGED not in findings.statuses:
-            plain = W, pivots, _ = factored_plainly(self.A, self.clock)
-            found = None if overflows(W, self.A) else factor_evidence(self.A, W, pivots)
-            if found is None or found.subnormal:
-                self.W, self.pivots, self.info = plain
-                findings.statuses.clear()
-                findings.faults.clear()
-                if found is None:
-                    findings.unverifiable(GROWN)
-                else:
-                    findings.proved(found)
-                return
-            findings.statuses.append(Status.UNCORRECTABLE)
-        findings.reasons.append(reason)

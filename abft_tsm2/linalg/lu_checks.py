@@ -27,6 +27,7 @@ from abft_tsm2.checksum.bounds import (
     LEAST,
     USUAL,
     factored_bound,
+    lost,
     operations,
     rigorous_factored,
 )
@@ -358,7 +359,7 @@ def blind_factor(stored: FloatType, terms: int, length: int) -> float:
 def blind_scale(kind: FloatType, shape: tuple[int, int]) -> tuple[float, float]:
     """The `blind_factor` of factors of this shape, and the least size that it is multiplied by: below it rounding is
     less than underflow; logarithms to base 2."""
-    least = math.log2(sum(shape) * kind.smallest_subnormal / kind.unit_roundoff)
+    least = math.log2(sum(shape) * (lost(kind) / kind.unit_roundoff))
     return math.log2(blind_factor(kind, min(shape), max(shape))), least
 
 

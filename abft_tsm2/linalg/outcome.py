@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, is_cupy, namespace, to_host
+from abft_tsm2.core.cublas import TF32_FORCED, forces_tf32
 from abft_tsm2.linalg.evidence import Evidence
 from abft_tsm2.report import Check, Fault, Report, Status, by_precedence
 
@@ -111,6 +112,11 @@ class Findings:
         self.statuses.append(Status.INPUT_CHANGED)
         self.faults.append(Fault("A", "operand", (), (), 0, float("nan")))
         raise InputChanged("A is not what was encoded: it changed while it was factored; pass it once more")
+
+    def name_tf32(self, A: Array) -> None:
+        """Name the variable behind factors and solutions of a GPU that cannot be right."""
+        if Status.UNCORRECTABLE in self.statuses and is_cupy(A) and float_type(A).bits == 32 and forces_tf32():
+            self.reasons.append(TF32_FORCED)
 
     def unverifiable(self, reason: str) -> None:
         self.statuses.append(Status.UNVERIFIABLE)

@@ -12,6 +12,7 @@ from abft_tsm2.core.blas import copy_by_columns, factor_panel
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.outcome import Clock
 
+GROWN = "elements of the factors grow beyond the range of the type"
 SQUARED = 1e140  # growth whose square float64 can still add up
 
 

@@ -385,6 +385,7 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         work.findings.statuses.append(Status.UNCORRECTABLE)
         work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
     _warn_of_condition(A, factors.W)
+    work.findings.name_tf32(B)
     sizes, seconds = (n, n, r), work.clock.seconds
     more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode, "device": device_name(B)}
     report = work.findings.report("solve", sizes, dtype_name(B.dtype), seconds, **more)

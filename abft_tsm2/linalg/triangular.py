@@ -17,7 +17,7 @@ import numpy as np
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations
 from abft_tsm2.checksum.encode import exponents
-from abft_tsm2.checksum.rigorous import solved_rounding, substituted_rounding, underflow
+from abft_tsm2.checksum.rigorous import flushed, solved_rounding, substituted_rounding, underflow
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.accurate import Difference, Part, parts
 from abft_tsm2.core.blas import add_product, multiply_triangle, product
@@ -196,7 +196,8 @@ def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> LineCheck:
         pivots = xp.ones(n, dtype=xp.float64, device=X.device)
         if not triangle.unit:
             pivots = xp.maximum(pivots, xp.abs(wide(xp.linalg.diagonal(triangle.T))))
-        return _all(residual, substituted_rounding(kind, n), reach, underflow(kind, n, pivots), scale)
+        lost = underflow(kind, n, pivots)[:, None] + _of_operands(lambda sizes: _moduli(triangle.block, sizes), X)
+        return _all(residual, substituted_rounding(kind, n), reach, lost, scale)
 
 
 def solution_evidence(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array) -> LineCheck:
@@ -205,11 +206,18 @@ def solution_evidence(A: Array, factors: tuple[Triangle, Triangle], order: Array
     lower, upper = factors
     with np.errstate(all="ignore"):
         residual = _residual(lambda rows, columns: A[rows, columns], X, B)
-        reach, scale = _reached(lambda sizes: _moduli(lower.block, _moduli(upper.block, sizes)), X)
+
+        def moduli(sizes: Array) -> Array:
+            return _moduli(lower.block, _moduli(upper.block, sizes))
+
+        reach, scale = _reached(moduli, X)
         pivots = xp.maximum(xp.ones(n, dtype=xp.float64, device=X.device), xp.abs(wide(xp.linalg.diagonal(upper.T))))
-        lost = lower.times(underflow(kind, n, pivots), modulus) + underflow(kind, n, 1.0)
-        back = xp.argsort(order)
-        return _all(residual, solved_rounding(kind, n), xp.take(reach, back, axis=0), xp.take(lost, back), scale)
+        lost = (lower.times(underflow(kind, n, pivots), modulus) + underflow(kind, n, 1.0))[:, None]
+        # P A = L U + F, where F is what underflow took from the factors
+        lost = lost + xp.sum(underflow(kind, n, float(xp.max(pivots))) * xp.abs(wide(X)), axis=0)[None, :]
+        lost, back = lost + _of_operands(moduli, X), xp.argsort(order)
+        reach, lost = (xp.take(x, back, axis=0) for x in (reach, lost))
+        return _all(residual, solved_rounding(kind, n), reach, lost, scale)
 
 
 def _reached(of: Callable[[Array], Array], X: Array) -> tuple[Array, float]:
@@ -220,10 +228,19 @@ def _reached(of: Callable[[Array], Array], X: Array) -> tuple[Array, float]:
     return (reach, 1.0) if bool(xp.all(xp.isfinite(reach))) else (of(SMALL * sizes), SMALL)
 
 
+def _of_operands(of: Callable[[Array], Array], X: Array) -> Array | float:
+    """What is lost in a product of a matrix and X where elements of either count as zero; `of`: as in `_reached`."""
+    xp, tiny = namespace(X), flushed(float_type(X))
+    if not tiny:
+        return 0.0
+    sizes = xp.abs(wide(X))
+    return of(xp.full_like(sizes, tiny)) + xp.sum(tiny * sizes, axis=0)[None, :]
+
+
 def _all(residual: Array, factor: float, reach: Array, lost: Array, scale: float) -> LineCheck:
-    """Rows all of whose elements are within ``factor reach / scale``, and what underflow has `lost` in each row."""
+    """Rows all of whose elements are within ``factor reach / scale``, and what underflow has `lost` in each element."""
     xp = namespace(residual)
-    bound = factor * reach + scale * lost[:, None]
+    bound = factor * reach + scale * lost
     ok = xp.all((scale * xp.abs(residual) <= bound) & xp.isfinite(bound), axis=1)
     return LineCheck(xp.max(xp.abs(residual), axis=1), xp.max(bound, axis=1) / scale, ok)
 

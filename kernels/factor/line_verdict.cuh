@@ -93,7 +93,12 @@ INLINE bool is_middle(const double* ratios, int count, int i) {
   return before == count / 2;
 }
 
-INLINE double growth_of(double middle, const double* constants) { return middle * middle / constants[CHI_SQUARED]; }
+constexpr double GROWN = 1e145;  // of line_check.py
+
+INLINE double growth_of(double middle, const double* constants) {
+  const double usual = middle > GROWN && is_finite(middle) ? GROWN : middle;
+  return usual * usual / constants[CHI_SQUARED];
+}
 
 // ---- bounds ---------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from abft_tsm2.core import cublas
 from abft_tsm2.core import matmul as module
 from abft_tsm2.core.matmul import multiply
+from abft_tsm2.gemm import operands
+from abft_tsm2.linalg import outcome
+from abft_tsm2.linalg.outcome import Findings
+from abft_tsm2.report import Status
 from tests.support import fake_card
 from tests.support.oracles import elements_outside
 
@@ -74,3 +79,60 @@ def test_products_of_every_type(card: None, dtype: str, weights: str, out: str, 
         multiply(A, B, C, addend, alpha=alpha, beta=beta)
         plain = [None if x is None else np.asarray(x) for x in (C, A, B, addend)]
         assert not elements_outside(*plain, alpha=alpha, beta=beta).any()  # type: ignore[arg-type]
+
+
+VARIABLES = [
+    ({}, (False, False)),
+    ({"CUPY_TF32": "1"}, (False, True)),
+    ({"CUPY_TF32": "0", "NVIDIA_TF32_OVERRIDE": "1"}, (True, True)),
+    ({"CUPY_TF32": "1", "NVIDIA_TF32_OVERRIDE": "0"}, (False, False)),
+    ({"CUPY_TF32": "on", "NVIDIA_TF32_OVERRIDE": ""}, (False, False)),
+]
+
+
+@pytest.mark.parametrize(("variables", "told"), VARIABLES)
+def test_tf32_in_the_environment(
+    variables: dict[str, str], told: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = cublas.forces_tf32, cublas.cupy_rounds_to_tf32
+    for name in ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    try:
+        for function in asked:
+            function.cache_clear()
+        assert tuple(function() for function in asked) == told
+        forms = [form("float32", None), form("float32", "float32"), form("float64", "float64")]
+        assert tuple(one.arithmetic.u_in > 0 for one in forms) == (*told, False)
+        if told[0]:
+            findings = Findings(statuses=[Status.UNCORRECTABLE])
+            monkeypatch.setattr(outcome, "is_cupy", lambda _: True)
+            findings.name_tf32(np.ones(3))
+            assert findings.reasons == []
+            findings.name_tf32(np.ones(3, np.float32))
+            assert "NVIDIA_TF32_OVERRIDE" in findings.reasons[0]
+    finally:
+        for function in asked:
+            function.cache_clear()
+
+
+def form(dtype: str, existing: str | None) -> Any:
+    """A product of CuPy's arrays, by their types alone."""
+    of_cupy, types = type("ndarray", (), {"__module__": "cupy"}), np.dtype(dtype)
+    return operands._form(np, of_cupy, (4, 4), (4, 4), types, types, None, existing and types, None, None, False)
+
+
+def test_cupys_own_product_multiplies_no_float32_matrices(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which CUPY_TF32 would let it round to 11 bits."""
+    monkeypatch.setattr(Library, "matmul", None, raising=False)
+    rng = np.random.default_rng(0)
+    for dtype, weights, order in (
+        ("float32", "float32", "A"),
+        ("float16", "float32", "C"),
+        ("float32", "bfloat16", "A"),
+    ):
+        A, B = laid_out(rng.standard_normal((30, 20)), dtype, "C"), laid_out(rng.standard_normal((20, 7)), weights, "C")
+        C = laid_out(np.full((30, 7), np.nan), "float32", order)
+        multiply(A, B, C)
+        assert not elements_outside(np.asarray(C), np.asarray(A), np.asarray(B), None).any()

@@ -6,6 +6,9 @@ tests/checksum/test_decisions.py``."""
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -394,3 +397,47 @@ def test_compute_sanitizer_finds_nothing(cp: Any, tool: str) -> None:
 def test_compute_sanitizer_finds_what_is_planted(cp: Any, plant: str) -> None:
     done = sanitize("memcheck", "--plant", plant, module="sanitized_products")
     assert done.returncode == 9, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("variable", ["CUPY_TF32", "NVIDIA_TF32_OVERRIDE"])
+def test_tf32_by_the_environment_is_no_fault(variable: str) -> None:
+    """In a process of its own: the libraries read it once."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TF32], env={**os.environ, variable: "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["CLEAN"] * 5, done.stdout
+
+
+_TF32 = """
+import cupy, abft_tsm2 as ft
+rng = cupy.random.default_rng(0)
+a, b = (rng.standard_normal((600, 600), dtype="float32") for _ in range(2))
+wide = cupy.empty((1200, 1200), "float32")[::2, ::2]
+names = [ft.protected_gemm(a, b, return_report=True)[1].status.name]
+names.append(ft.protected_gemm(a, b, out=wide, return_report=True)[1].status.name)
+names.append(ft.protected_gemm(a, cupy.stack([b, b]), return_report=True)[1].status.name)
+names += [ft.verify_gemm(a, b, a @ b).status.name, ft.verify_gemm(a, b, wide).status.name]
+print(*names)
+"""
+
+
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_a_product_does_not_read_on_a_card(cp: Any, sync: bool, beta: float) -> None:
+    a, b, c = normal(cp, 90, 40), normal(cp, 40, 70, seed=1), normal(cp, 90, 70, seed=2)
+    a[3, 4] = b[5, 6] = float("nan")
+    with ft.errstate(sync=sync):
+        found, report = ft.protected_gemm(a, b, c, alpha=0.0, beta=beta, return_report=True)
+        empty, of_empty = ft.protected_gemm(a[:0], b, return_report=True)
+        assert (report.wait().status, of_empty.wait().status) == (Status.CLEAN, Status.CLEAN)
+    assert bool((found == beta * c).all())
+    assert empty.shape == (0, 70)
+
+
+@pytest.mark.parametrize("inf", [float("inf"), -float("inf")])
+def test_an_infinity_that_only_some_orders_give_on_a_card(cp: Any, inf: float) -> None:
+    a = cp.asarray(np.tile([1.7e308, 1.7e308, -1.7e308, -1.7e308], (40, 1)))
+    with ft.errstate(unverifiable="ignore"):
+        report = ft.verify_gemm(a, cp.ones((4, 1)), cp.full((40, 1), inf), on_error="detect")
+    assert report.status is Status.UNVERIFIABLE, report

@@ -271,7 +271,7 @@ def test_a_pivot_that_is_not_the_largest_is_seen(dtype: Any, monkeypatch: Patch)
 
 
 def a_type(a: np.ndarray) -> Any:
-    return host_certificate._counts(a.dtype.char, *a.shape).type
+    return host_certificate._counts(a.dtype.char, *a.shape, False).type
 
 
 def test_elements_that_no_sum_shows_are_left_to_evidence(monkeypatch: Patch) -> None:
@@ -293,7 +293,7 @@ def test_the_short_answer_is_that_of_all_lines() -> None:
         if not host_sums.reads_at_once(W):
             continue
         n, place = len(a), np.array(permutation(piv, len(a)))
-        plan = host_certificate._counts("d", n, n)
+        plan = host_certificate._counts("d", n, n, False)
         for power in range(-60, 60, 4):
             bounds = [np.full(n, 2.0**power) * np.exp2(e.row_sizes[place].clip(-50, 50)), np.full(n, 2.0**power)]
             short = host_certificate._rows_show_all(plan, abs(e.v), e, bounds[0])

@@ -13,7 +13,7 @@ from abft_tsm2 import Status, protected_lu_factor
 from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.linalg import lu_checks
 from abft_tsm2.linalg.evidence import FactorEvidence, factor_evidence
-from abft_tsm2.linalg.lu import GROWN
+from abft_tsm2.linalg.plain_lu import GROWN
 from tests.support.factor_cases import lu_outside
 from tests.support.planting import everywhere
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from abft_tsm2 import Status, protected_lu_factor
+from abft_tsm2 import Status, errstate, protected_lu_factor
 from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
@@ -21,6 +21,7 @@ from abft_tsm2.linalg.device.schedule import Task
 from abft_tsm2.linalg.evidence import factor_evidence
 from abft_tsm2.linalg.outcome import Findings
 from benchmarks.lu_gpu_contenders import planted
+from tests.linalg.test_growth import wilkinson
 from tests.support.factor_cases import DTYPES, lu_outside
 from tests.support.lu_matrices import MATRICES, MAY_OVERFLOW, NEAR_TIES
 from tests.support.planting import normal
@@ -419,3 +420,17 @@ def test_a_hook_sees_the_stages(mode: str) -> None:
     check(a, lu, piv, report)
     assert {"inputs", "encoded"} <= set(stages)
     assert "repaired" in stages or mode == "offline"
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize(
+    ("dtype", "sizes"), [("float32", range(120, 136)), ("float64", (530, 1015, 1026))], ids=["32", "64"]
+)
+def test_growth_to_the_edge_of_the_range(dtype: str, sizes: Any, mode: str) -> None:
+    """As tests/linalg/test_growth.py."""
+    for n in sizes:
+        a = wilkinson(n, np.dtype(dtype))
+        with errstate(unverifiable="ignore"):
+            lu, _, report = factored(a, mode)
+        assert report.faults == (), (n, report)
+        assert report.status is (Status.CLEAN if np.isfinite(lu).all() else Status.UNVERIFIABLE), (n, report)

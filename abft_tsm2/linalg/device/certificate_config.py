@@ -165,7 +165,7 @@ def constants(stored: FloatType, m: int, n: int) -> tuple[float, ...]:
     the least size of a line.
     """
     blind = math.log2(blind_factor(stored, min(m, n), max(m, n)))
-    least = math.log2((m + n) * stored.smallest_subnormal / stored.unit_roundoff)
+    least = math.log2(m + n) + stored.min_exponent + 1  # the smallest subnormal over the unit roundoff
     return (*check_config.constants(stored), changed_bound(1.0, m), changed_bound(1.0, n), blind, least)
 
 

@@ -261,7 +261,7 @@ def tolerances(stored: FloatType, n: int) -> tuple[float, float, float]:
     rounding = bounds.DEFINITE[stored.name] * stored.unit_roundoff
     share = bounds.DEFINITE_SHARE * 2 * n * (bounds.CHECKSUM_UNIT / stored.unit_roundoff) ** 2
     walk = math.sqrt(bounds.FLOOR_TERMS + n + share)
-    return rounding, walk, (n + bounds.FLOOR_TERMS) * stored.smallest_subnormal
+    return rounding, walk, (n + bounds.FLOOR_TERMS) * bounds.lost(stored)
 
 
 def _triangle(lower: bool) -> str:

@@ -1,0 +1,115 @@
+"""Factors that grow to the edge of the range: right as long as they are finite, no fault where they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abft_tsm2 import SilentDataCorruptionError, Status, errstate, protected_cholesky, protected_lu_factor
+from abft_tsm2.linalg import lu, once_more
+from abft_tsm2.linalg.outcome import Overflowed
+from abft_tsm2.linalg.plain_lu import GROWN
+from tests.support.factor_cases import MODES, lu_outside, positive
+from tests.support.planting import at, normal, put
+
+
+def wilkinson(n: int, dtype: Any, order: Any = "C") -> np.ndarray:
+    """Its U ends with 2^(n - 1): J. H. Wilkinson, J. ACM 8 (1961) 281."""
+    a = np.eye(n, dtype=dtype) - np.tril(np.ones((n, n), dtype), -1)
+    a[:, -1] = 1
+    return np.array(a, order=order)
+
+
+def factored(a: np.ndarray, **options: Any) -> Any:
+    with errstate(unverifiable="ignore"):
+        return protected_lu_factor(a, return_report=True, **options)
+
+
+CASES = [(np.float32, mode, order, range(120, 136)) for mode in MODES for order in "CF"]
+CASES += [(np.float64, mode, "C", (530, 1015, 1026)) for mode in ("offline", "online")]
+
+
+@pytest.mark.parametrize(("dtype", "mode", "order", "sizes"), CASES)
+def test_growth_to_the_edge_of_the_range(dtype: Any, mode: str, order: str, sizes: Any) -> None:
+    """Whether 2^128 - 1 overflows depends on the order of additions: on the library of BLAS."""
+    for n in sizes:
+        a = wilkinson(n, dtype, order)
+        (w, piv), report = factored(a, mode=mode)
+        assert report.faults == ()
+        if np.isfinite(w).all():
+            assert (report.status, report.reasons) == (Status.CLEAN, ()), (n, report)
+            assert report.checks
+            assert dtype is np.float64 or not lu_outside(w, piv, a).any()
+        else:
+            assert (report.status, report.reasons) == (Status.UNVERIFIABLE, (GROWN,)), (n, report)
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["overflows again", "was hit"])
+def test_what_overflows_in_one_order_of_additions_only(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK's factors are not finite, those of the steps are: CORRECTED only where LAPACK gives others again."""
+    a, plainly, calls = normal(70, 70), lu.factored_plainly, []
+
+    def overflowing(A: Any, clock: Any) -> Any:
+        w, piv, info = plainly(A, clock)
+        calls.append(w)
+        if again or len(calls) == 1:
+            w[-1, -1] = np.inf
+        return w, piv, info
+
+    for module in (lu, once_more):
+        monkeypatch.setattr(module, "factored_plainly", overflowing)
+    (w, piv), report = factored(a, mode="offline")
+    assert not lu_outside(w, piv, a).any()
+    assert len(calls) == 2
+    if again:
+        assert (report.status, report.suspicions, report.faults) == (Status.CLEAN, 1, ())
+    else:
+        assert (report.status, len(report.faults)) == (Status.CORRECTED, 1)
+
+
+def test_factors_are_lapacks_where_only_the_steps_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(_: Any) -> None:
+        raise Overflowed("elements grow beyond the range of the type")
+
+    a = normal(70, 70)
+    monkeypatch.setattr(lu.LuFactorisation, "run", overflow)
+    (w, piv), report = factored(a, mode="online")
+    assert not lu_outside(w, piv, a).any()
+    assert (report.status, report.faults, len(report.checks)) == (Status.CLEAN, (), 2)
+    monkeypatch.setattr(once_more, "factored_plainly", lambda A, clock: (A.copy(), np.arange(70, dtype=np.int32), 0))
+    with pytest.raises(SilentDataCorruptionError):
+        factored(a, mode="online")
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_a_fault_in_factors_that_grow_is_found(mode: str) -> None:
+    a = wilkinson(600, np.float64)
+    stage = {"offline": "factored", "online": "finished"}[mode]
+    for change in (put((300, 10), 1.5), put((20, 599), 2.0**21), put((599, 599), np.inf)):
+        (w, _), report = factored(a, mode=mode, on_stage=at(stage, "W", change))
+        assert report.status is Status.CORRECTED, report
+        np.testing.assert_array_equal(w, factored(a, mode=mode)[0][0])
+
+
+@pytest.mark.parametrize("name", ["Z", "w"])
+def test_any_bit_of_a_checksum_of_a_right_factor(name: str) -> None:
+    """Low bits are within what two orders of addition differ by: the good one of a sum and its copy is the nearer."""
+    a = positive(40)
+    right = protected_cholesky(a, lower=True)
+    for bit in range(0, 64, 3):
+        for line in (0, 20, 39):
+
+            def flip(x: np.ndarray, bit: int = bit, line: int = line) -> None:
+                x[line : line + 1].view(np.uint64)[0] ^= np.uint64(1 << bit)
+
+            hit = [flip]
+
+            def once(stage: str, arrays: Any, hit: list[Any] = hit) -> None:
+                if stage == "encoded" and hit:
+                    hit.pop()(arrays[name])
+
+            factor, report = protected_cholesky(a, lower=True, return_report=True, on_stage=once)
+            assert report.status in (Status.CLEAN, Status.CHECKSUM_FAULT), (bit, line, report)
+            np.testing.assert_array_equal(factor, right)
