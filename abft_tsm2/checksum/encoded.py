@@ -8,11 +8,23 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, from_host, is_cupy, same_bits, to_host
+from abft_tsm2.arrays import (
+    Array,
+    as_operand,
+    dtype_name,
+    float_type,
+    from_host,
+    is_column_major,
+    is_cupy,
+    namespace,
+    same_bits,
+    to_host,
+)
 from abft_tsm2.checksum.device.encode import DeviceChecksums, encode_on_device, norms_on_device
 from abft_tsm2.checksum.encode import OperandChecksum, Sided, carry, log2_column_norms
 from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose_storage, integer_checksums, restore
 from abft_tsm2.checksum.weights import Weights, weights
+from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.core.cublas import layout
 from abft_tsm2.core.row_sums import fingerprint
 from abft_tsm2.report import Fault, Report, Status
@@ -34,8 +46,8 @@ class Encoded:
         2-norms of the rows (p,) and columns (q,), of their finite elements, in float64.
     integers : IntegerChecksums
         Bit-exact checksums that find and restore corrupted elements.
-    fingerprint : array of uint64
-        Sums of the bits of each line along the storage order, for a quick check at each use.
+    fingerprint : (words, lines) array of uint64
+        The `abft_tsm2.core.row_sums.fingerprint` of `array`, for a quick check at each use.
     dtype : dtype
         Of `array`, when it was encoded.
     """
@@ -89,7 +101,8 @@ class Encoded:
     def changed(self) -> bool:
         """Whether the array's bits differ from those that were encoded: one read, 64-bit sums of each line.
 
-        Finds every single wrong element; changes that cancel within a line only `verify` finds.
+        Finds every change of one or two elements of a line, and such as change places; of changes of more those that
+        cancel with multipliers of 31 bits, which nothing but chance makes, only `verify` finds.
         """
         return not same_bits(self.fingerprint, fingerprint(self.as_encoded()))
 
@@ -181,13 +194,16 @@ class Carrying(Encoded):
     """A right operand whose maker guards it: it carries sums into products, and has nothing to be restored from."""
 
     @classmethod
-    def of(cls, array: Array, right: OperandChecksum, fingerprint: Array) -> Carrying:
-        """An operand with `carried` sums, and the `fingerprint` that it had then."""
+    def of(cls, array: Array, right: OperandChecksum, words: WordSums) -> Carrying:
+        """An operand with `carried` sums, and the sums of the `words` that it had then."""
         none: Any = None
-        return cls(array, False, False, none, none, fingerprint, right, None)
+        return cls(array, False, False, none, none, words, right, None)
 
     def as_encoded(self) -> Array:
         return self.array
+
+    def changed(self) -> bool:
+        return bool(self.fingerprint.differ(self.array))
 
     def diagnose(self) -> Diagnosis:
         refused = "it is not what it was when its sums were taken" if self.changed() else ""
@@ -305,8 +321,8 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     wanted = (side != "columns", side != "rows")
     if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
         made = encode_on_device(A, *wanted)
-        integers, more = integer_checksums(A), (made.fingerprint, made.right, made.left, made.device)
-        return Encoded(A, repair, recheck, norms_on_device(A), integers, *more, A.dtype)
+        more: Any = (made.right, made.left, made.device, A.dtype)
+        return Encoded(A, repair, recheck, norms_on_device(A), *_integers(A), *more)
     right = left = None
     if wanted[0]:
         V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")
@@ -315,4 +331,11 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
         left = carry(A.T, W, equilibrate=equilibrate)._replace(lasting=True)
     norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
-    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, None, A.dtype)
+    return Encoded(A, repair, recheck, norms, *_integers(A), right, left, None, A.dtype)
+
+
+def _integers(A: Array) -> tuple[IntegerChecksums, Array]:
+    """The integer checksums of a matrix, and its `fingerprint`, which is among them: a copy."""
+    sums = integer_checksums(A)
+    along = sums.columns if is_column_major(A) else sums.rows
+    return sums, namespace(along).asarray(along[:, 1], copy=True, order="C")

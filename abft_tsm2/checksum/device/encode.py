@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, is_column_major
+from abft_tsm2.arrays import Array, float_type
 from abft_tsm2.checksum.device.check import right_operand
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.encode import OperandChecksum, Sided, kept, log2_column_norms, part_of
@@ -40,12 +40,11 @@ class DeviceChecksums:
 
 
 class MatrixEncoding(NamedTuple):
-    """Checksums of a matrix for the host's procedure and for the kernels, and its fingerprint."""
+    """Checksums of a matrix for the host's procedure and for the kernels."""
 
     right: OperandChecksum | None
     left: OperandChecksum | None
     device: DeviceChecksums
-    fingerprint: Array
 
 
 class _OneSide:
@@ -122,8 +121,7 @@ def encode_on_device(A: Array, right: bool, left: bool) -> MatrixEncoding:
     made = DeviceChecksums(
         Sided(*(one and one.pointers for one in sides)), tuple(one.memory for one in sides if one is not None)
     )
-    fingerprint = taken.column_words if is_column_major(A) else taken.row_words
-    return MatrixEncoding(carried_right, carried_left, made, fingerprint)
+    return MatrixEncoding(carried_right, carried_left, made)
 
 
 def _both(A: Array, rows: _OneSide | None, columns: _OneSide | None) -> tuple[Array, Array, Encoding]:

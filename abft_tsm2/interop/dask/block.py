@@ -59,7 +59,7 @@ class Block:
 
     def as_right(self) -> Array | Carrying:
         """The array, with the sums that it carries where it has them."""
-        return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words.rows)
+        return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words)
 
     def __sizeof__(self) -> int:
         parts = self.array, self.words.rows, self.words.columns
