@@ -6,7 +6,7 @@ still disagree? Which elements of those are wrong? After each repair the whole o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +70,7 @@ def diagnose(
     foreign: bool = False,
     earlier: NDArray[np.int64] | None = None,
     corrected: Callable[[], None] = lambda: None,
+    shown: Callable[[], Mapping[str, bool]] = dict,
 ) -> Decision:
     """Diagnose a verdict that is not all ok, and repair C where `write`.
 
@@ -86,11 +87,19 @@ def diagnose(
         Lines that failed before the other side repaired C: what is left of their faults may hide in rounding.
     corrected : callable
         Called after each repair, before C is verified again.
+    shown : callable
+        Compares operands that have integer sums with them: whether "L" and "R" have the bits that were encoded. Others
+        are compared by their checksums.
+
+    Notes
+    -----
+    Evidence may clear a suspicion, and a repair may be verified, only where every operand it was computed from is shown
+    to be what was encoded: operands are compared before anything is computed from them, and behind that once more.
     """
     decision = Decision(verdict.check)
     V = expected.carried.weights
     now = recompute(lines, expected)
-    if changed := changed_operands(lines, expected, now):
+    if changed := changed_operands(lines, expected, now, shown()):
         return decision.input_changed(*changed)
     fault = differing(lines, expected, now, (u, recompute_checksum(lines, expected.carried)))
     if fault is None and not expected.intact():  # what bounds the residual was hit, not the sums
@@ -134,6 +143,12 @@ def diagnose(
                 f"{outcome.overflowed} {lines.side} of C hold Inf or NaN where partial sums may have overflowed: "
                 "whether they did depends on the order of summation; scale the operands"
             )
+        if outcome.faults and write and turn < _ROUNDS:
+            decision.repaired = True
+            corrected()
+        # What was read has to be what was encoded: else C is made wrong, or called right.
+        if since := _changed_since(lines, expected, now, shown()):
+            return decision.input_changed(*since)
         if not outcome.faults:
             break
         if not write or turn == _ROUNDS:
@@ -146,12 +161,6 @@ def diagnose(
                 )
             break
         found += outcome.faults
-        decision.repaired = True
-        corrected()
-        # What the repair has read, and what follows reads, has to be what was encoded: else C is made wrong.
-        since = differing(lines, now, recompute(lines, expected))
-        if since is not None:
-            return decision.input_changed({"s": "R", "t": "L", "t0": "C0"}[since.operand])
         rescaled = verify_rescaled(lines, V, rescaled.scale)
     if found:
         decision.faults += found
@@ -164,6 +173,16 @@ def diagnose(
         decision.statuses.append(Status.UNVERIFIABLE)
         decision.suspicions = 0
     return decision
+
+
+def _changed_since(
+    lines: Side, expected: PredictedSums, now: PredictedSums, shown: Mapping[str, bool]
+) -> tuple[str, ...]:
+    """The operands that are not what they were when `now` was computed."""
+    since = differing(lines, now, recompute(lines, expected))
+    operand = None if since is None else {"s": "R", "t": "L", "t0": "C0"}[since.operand]
+    wrong = [name for name, same in shown.items() if not same]
+    return (*wrong, *([operand] if operand is not None and operand not in shown else []))
 
 
 def unverifiable(lines: Side, scale: Scale) -> list[str]:

@@ -106,6 +106,11 @@ class Encoded:
         """
         return not same_bits(self.fingerprint, fingerprint(self.as_encoded()))
 
+    def holds(self, array: Array) -> bool:
+        """Whether this array, the encoded one or a copy of it in any order, has the bits that were encoded; the integer
+        checksums have the last word, in case it is the fingerprint that was hit."""
+        return same_bits(self.fingerprint, fingerprint(array)) or diagnose_storage(array, self.integers).clean
+
     def is_in_doubt(self) -> bool:
         """Whether what it carries was hit, or the array has changed, which is read where `recheck` is set: asked before
         a product uses it."""
@@ -203,7 +208,10 @@ class Carrying(Encoded):
         return self.array
 
     def changed(self) -> bool:
-        return bool(self.fingerprint.differ(self.array))
+        return not self.holds(self.array)
+
+    def holds(self, array: Array) -> bool:
+        return not self.fingerprint.differ(array)
 
     def diagnose(self) -> Diagnosis:
         refused = "it is not what it was when its sums were taken" if self.changed() else ""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from abft_tsm2.arrays import Array
+from abft_tsm2.checksum.device.differences import differences
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict
 from abft_tsm2.core import memory
@@ -130,6 +131,10 @@ class DeviceProduct:
             self._multiply()
         return self._verify(sequence, stream, where, self._number)
 
+    def call_of(self, side: int) -> tuple[float, float, dict[str, int]]:
+        """alpha and beta, and where the operands of a side are."""
+        return self.options.alpha, self.options.beta, self._where()[side]
+
     def _where(self) -> list[dict[str, int]]:
         """Addresses of the operands for each side, and the number of the call."""
         return [{**self.operands.where(side), "encoded": self._number} for side in self.plan.sides]
@@ -196,7 +201,7 @@ class DeviceProduct:
     def encode_again(
         self, sequence: LaunchSequence, *, recompute: bool = False
     ) -> tuple[LaunchSequence, list[dict[str, tuple[int, ...]]]]:
-        """Encode once more, and for each side what is not the same now (`DeviceCheck.differences`); `recompute`: u too.
+        """Encode once more, and for each side what is not the same now (`differences`); `recompute`: u too.
 
         Synchronises.
         """
@@ -209,12 +214,15 @@ class DeviceProduct:
             if recompute or check.spec.joint:
                 run_steps(again.verify[i], stream, {**where, "call": self._number})
             then, now = sequence.workspaces[i], again.workspaces[i]
-            found.append(check.differences(then, now, self.options.carried[i], where, recomputed=recompute))
+            found.append(differences(check, then, now, self.options.carried[i], recomputed=recompute))
         return again, found
 
     def _operands_changed(self, sequence: LaunchSequence) -> bool:
-        """Whether A, B or c is not what was encoded."""
-        return any(name in found for found in self.encode_again(sequence)[1] for name in ("L", "R", "C0"))
+        """Whether A, B or c is not what was encoded, or a checksum is not what it was: the host tells them apart."""
+        if any(found.keys() - {"u"} for found in self.encode_again(sequence)[1]):
+            return True
+        sides = zip(self.plan.checks, self.options.carried, self._where(), strict=True)
+        return any(one is not None and check.bits_changed(one.right, where) for check, one, where in sides)
 
 
 Keep = Callable[[DeviceProduct], None]

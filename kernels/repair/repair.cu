@@ -28,7 +28,9 @@
 //        11  the lines that are wrong all over, 12  the columns: each element again, and replaced where it differs
 // And at the end:
 //        13  where something was replaced, whether L, R and C0 are still what was encoded (repair_known.cuh)
-//        14  each flagged line's residual with what C holds now. One in which nothing was replaced is not resolved
+//        14  the residual, with what C holds now, of each flagged line, and of all lines of products of which columns
+//            were completed. A line in which nothing was replaced is not resolved, unless it is right element by element
+//            and L, R and C0 as they are now predict of it what was predicted
 //        15  the record
 //
 // Launch   any grid of blocks of T1 threads, best as many as the card holds at a time (BLOCKS a multiprocessor)
@@ -45,12 +47,11 @@
 //          runs once
 // record   0: `call`, the number of the call that this kernel was launched for; 1: flagged lines, and lines that were judged
 //          in the upper half; 2: 0 clean, 1 all repaired, 2 not resolved, 3 not resolved but right
-//          in every element, 4 not resolved, and no line that fails has a bound; 3: state[1]; 4: VERDICTS of the tally, or 0;
-//          5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L, R or C0 changed, in the low byte, and
-//          above it the number of the call that was judged. The host takes a record for a verdict only where both
-//          numbers and the count are those of its call; from 8 on up
-//          to 40 faults by line and position: position << 32 | line, found, now. Of more than LOG of them those found
-//          first are sorted
+//          in every element, by operands that are what was encoded, 4 not resolved, and no line that fails has a bound;
+//          3: state[1]; 4: VERDICTS of the tally, or 0; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2
+//          where L, R or C0 changed, in the low byte, and above it the number of the call that was judged. The host takes
+//          a record for a verdict only where both numbers and the count are those of its call; from 8 on up to 40 faults
+//          by line and position: position << 32 | line, found, now. Of more than LOG of them those found first are sorted
 // Edges    not resolved: lines or elements that are too many (more than `repaired` or CAP lines, GROUPS of a batch, that
 //          neither NaN nor some columns explain; LIMIT elements). Operands that changed: nothing is replaced but NaN
 #define B_TYPE A_TYPE
@@ -218,7 +219,7 @@ INLINE Index items_of(const Problem* problem, int stage) {
   if (stage == WHOLE_LINES) return items_of_groups(p, ALL);
   if (stage == WHOLE_COLUMNS) return columns_in(p, COMPLETED) * items_of_column(p, true);
   if (stage == KNOWN) return items_known(p);
-  return p.flagged;
+  return lines_verified(p);
 }
 
 // The number of the next item; what this block wrote for the last one is there before that one counts as done.
@@ -328,7 +329,8 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
         recompute_any(problem, number, stage == RECOMPUTE ? OUTLIERS : ALL, pool);
       if (stage == LIST_REST) list_rest(problem, keys);
       if (stage == SAMPLE || stage == WHOLE_COLUMNS) look_at_column(problem, number, stage == WHOLE_COLUMNS, pool);
-      if (stage == LIST_REMAINING || stage == VERIFY) verify(problem, number, stage == VERIFY, pool);
+      if (stage == LIST_REMAINING) list_failing(problem, number, pool);
+      if (stage == VERIFY) verify(problem, number, pool);
       if (stage == KNOWN) compare_known(problem, number, word_sums);
       if (stage == RECORD) finish(problem, tau, tally, keys);
     }

@@ -318,35 +318,18 @@ class DeviceCheck:
         """u (m, 1) of a single product whose check is `split`."""
         return self.workspace.array(memory, "u").T
 
-    def differences(
-        self, then: int, now: int, carried: CarriedChecksum | None, where: Where, *, recomputed: bool
-    ) -> dict[str, tuple[int, ...]]:
-        """Compare two workspaces of the same product: what differs of "R", "L", "C0" for operands, "v", "s", "t" for
-        checksums, and "u", where it was `recomputed`; each with the places.
+    def predict_again(self, memory: int, right: OperandPointers, alpha: float, beta: float, where: Where) -> None:
+        """``t = L s`` of an operand's sums, by the kernel that takes it in a product; on the current stream."""
+        import cupy
 
-        Kernels add in a fixed order, so that what is not the same bit for bit is not the same. Synchronises.
-        """
-        names = {"R": ("right_bit_sums",), "L": ("left_bit_sums",), "C0": ("added_bit_sums",), "v": ("v", "sizes")}
-        names |= {"s": ("s", "squares"), "t": ("t", "p2", "t0", "added2")} | ({"u": ("u", "u2")} if recomputed else {})
-        if carried is not None:  # what an encoded operand carries is its own
-            names = {name: parts for name, parts in names.items() if name not in "Rvs"}
-        found = {name: self._differing(then, now, parts) for name, parts in names.items()}
-        if carried is not None and self._changed(carried.right, where):
-            found["R"] = (0,)
-        return {name: places for name, places in found.items() if places}
+        steps = [self._pass("L", memory, right.s, right.squares, self._of_left(memory))]
+        if self.spec.joint:
+            steps = self.verify(memory, CarriedChecksum(right, False), alpha, beta)
+        for step in steps:
+            step(cupy.cuda.get_current_stream().ptr, {"call": where["encoded"], **where})
 
-    def _differing(self, then: int, now: int, parts: tuple[str, ...]) -> tuple[int, ...]:
-        places: set[int] = set()
-        for name in parts:
-            if name in self.workspace:
-                before, after = (self.workspace.array(memory, name) for memory in (then, now))
-                bits = f"u{before.itemsize}"
-                different = (before.view(bits) != after.view(bits)).any(axis=0)
-                places.update(int(i) for i in to_host(different.nonzero()[0]))
-        return tuple(sorted(places))
-
-    def _changed(self, right: OperandPointers, where: Where) -> bool:
-        """Whether R is not what it was when it was encoded."""
+    def bits_changed(self, right: OperandPointers, where: Where) -> bool:
+        """Whether the sums of R's bits, which do not see order, are not what they were when it was encoded."""
         import cupy
 
         k = padded(self.spec.k)
