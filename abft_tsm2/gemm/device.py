@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.checksum.device.differences import differences
+from abft_tsm2.checksum.device.differences import differences, digest_of
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict
 from abft_tsm2.core import memory
@@ -131,6 +131,22 @@ class DeviceProduct:
             self._multiply()
         return self._verify(sequence, stream, where, self._number)
 
+    def digests(self) -> list[int]:
+        """Of what operands give now, for each side, as the kernels have it in their records. Synchronises."""
+        again = self._encoded_again(False).workspaces
+        return [digest_of(*one) for one in zip(self.plan.checks, again, self.options.carried, strict=True)]
+
+    def _encoded_again(self, recompute: bool) -> LaunchSequence:
+        import cupy
+
+        stream = cupy.cuda.get_current_stream().ptr
+        again = LaunchSequence(self.plan, self.options._replace(write=False))
+        for i, (check, where) in enumerate(zip(self.plan.checks, self._where(), strict=True)):
+            run_steps(again.encode[i], stream, where)
+            if recompute or check.spec.joint:
+                run_steps(again.verify[i], stream, {**where, "call": self._number})
+        return again
+
     def call_of(self, side: int) -> tuple[float, float, dict[str, int]]:
         """alpha and beta, and where the operands of a side are."""
         return self.options.alpha, self.options.beta, self._where()[side]
@@ -205,14 +221,8 @@ class DeviceProduct:
 
         Synchronises.
         """
-        import cupy
-
-        stream = cupy.cuda.get_current_stream().ptr
-        again, found = LaunchSequence(self.plan, self.options._replace(write=False)), []
-        for i, (check, where) in enumerate(zip(self.plan.checks, self._where(), strict=True)):
-            run_steps(again.encode[i], stream, where)
-            if recompute or check.spec.joint:
-                run_steps(again.verify[i], stream, {**where, "call": self._number})
+        again, found = self._encoded_again(recompute), []
+        for i, check in enumerate(self.plan.checks):
             then, now = sequence.workspaces[i], again.workspaces[i]
             found.append(differences(check, then, now, self.options.carried[i], recomputed=recompute))
         return again, found
@@ -268,4 +278,4 @@ def _product(
 def _carried(problem: GemmProblem, side: str) -> CarriedChecksum | None:
     """What the right operand of that side carries, if it is encoded."""
     owner = problem.encoded_b if side == "rows" else problem.encoded_a
-    return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck)
+    return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck, owner)

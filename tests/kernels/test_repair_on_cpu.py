@@ -169,7 +169,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         "fabs(now - check.predicted) <= check.tau",
         "true",
         "the outcome is 3",
-        Case("swapped_right", m=6),
+        Case("swapped_right", m=6, k=300, n=600),
     ),
     "samples_not_looked_at": ("wrong && !complete", "false", "not the product", Case("right_all_along")),
     "nothing_between_lines": ("x % 2 && step > 1", "false", "not the product", UNSEEN),

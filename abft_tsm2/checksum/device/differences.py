@@ -13,6 +13,7 @@ import numpy as np
 from abft_tsm2.arrays import Array, same_bits, to_host
 from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.layout import CarriedChecksum, OperandPointers, elements
+from abft_tsm2.core.generated import splitmix64
 from abft_tsm2.core.launch import Where
 
 _MIX = 0x9E3779B97F4A7C15  # as kernels/check/state.cuh has it
@@ -46,6 +47,26 @@ def _different(check: DeviceCheck, then: int, now: int, name: str) -> np.ndarray
     before, after = (check.workspace.array(memory, name) for memory in (then, now))
     bits = f"u{before.itemsize}"
     return to_host(before.view(bits) != after.view(bits))
+
+
+def digest_of(check: DeviceCheck, memory: int, carried: CarriedChecksum | None) -> int:
+    """What a workspace holds of the operands that were encoded, in one number, as kernels/repair/repair.cu has it.
+    Synchronises."""
+    names, total = ("t", "p2", "left_bit_sums", "t0", "added2", "added_bit_sums"), 0
+    for which, name in enumerate(names):
+        if name in check.workspace:
+            total += _hashed(to_host(check.workspace.array(memory, name)), which)
+    if carried is None:
+        words = check.workspace.array(memory, "right_bit_sums")
+    else:
+        words = elements(carried.right.bit_sums, check.spec.k, "uint64")
+    return (total + _hashed(to_host(words), len(names))) % (1 << 64)
+
+
+def _hashed(x: np.ndarray[Any, Any], which: int) -> int:
+    bits = np.ascontiguousarray(x).view(np.uint64).ravel()
+    places = np.arange(1, bits.size + 1, dtype=np.uint64) + np.uint64(which << 48)
+    return int(np.sum((splitmix64(0, places) | np.uint64(1)) * bits, dtype=np.uint64))
 
 
 def was_other(check: DeviceCheck, then: int, now: int, sums: str = "t") -> bool:

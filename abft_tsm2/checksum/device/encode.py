@@ -6,8 +6,9 @@ what products use: `Encoded.weights` and the sums in float64 are the same number
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,10 +34,10 @@ class DeviceChecksums:
     sides: Sided
     memory: tuple[Array, ...]
 
-    def carried(self, side: str, recheck: bool) -> CarriedChecksum | None:
-        """What it carries into a check of that side."""
+    def carried(self, side: str, recheck: bool, owner: Any) -> CarriedChecksum | None:
+        """What it carries into a check of that side; `owner`: the `Encoded` that has this."""
         pointers = getattr(self.sides, side)
-        return None if pointers is None else CarriedChecksum(pointers, recheck)
+        return None if pointers is None else CarriedChecksum(pointers, recheck, weakref.ref(owner))
 
 
 class MatrixEncoding(NamedTuple):
