@@ -26,7 +26,7 @@ from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose_sto
 from abft_tsm2.checksum.weights import Weights, weights
 from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.core.cublas import layout
-from abft_tsm2.core.row_sums import fingerprint
+from abft_tsm2.core.row_sums import fingerprint, small
 from abft_tsm2.report import Fault, Report, Status
 
 
@@ -50,6 +50,9 @@ class Encoded:
         The `abft_tsm2.core.row_sums.fingerprint` of `array`, for a quick check at each use.
     dtype : dtype
         Of `array`, when it was encoded.
+    bits : array or None
+        A copy of a NumPy matrix of fewer than 2**17 elements, as unsigned integers: it is compared in less time than
+        sums that see order are taken.
     """
 
     array: Array
@@ -62,6 +65,7 @@ class Encoded:
     left: OperandChecksum | None
     device: DeviceChecksums | None = None
     dtype: Any = None
+    bits: Array | None = None
 
     @property
     def row_checksums(self) -> Array | None:
@@ -99,12 +103,16 @@ class Encoded:
         return self.array
 
     def changed(self) -> bool:
-        """Whether the array's bits differ from those that were encoded: one read, 64-bit sums of each line.
+        """Whether the array's bits differ from those that were encoded: one read.
 
-        Finds every change of one or two elements of a line, and such as change places; of changes of more those that
-        cancel with multipliers of 31 bits, which nothing but chance makes, only `verify` finds.
+        A small matrix is compared with a copy. Of others 64-bit sums of each line are, which see every change of one or
+        two elements of a line, and such as change places; of changes of more those that cancel with multipliers of 31
+        bits, which nothing but chance makes, only `verify` finds.
         """
-        return not same_bits(self.fingerprint, fingerprint(self.as_encoded()))
+        array = self.as_encoded()
+        if self.bits is not None:
+            return bool((array.view(self.bits.dtype) != self.bits).any())
+        return not same_bits(self.fingerprint, fingerprint(array))
 
     def holds(self, array: Array) -> bool:
         """Whether this array, the encoded one or a copy of it in any order, has the bits that were encoded; the integer
@@ -300,8 +308,9 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     Notes
     -----
     Huang and Abraham 1984 for the checksums; they are taken in float64. The integer checksums need ``32 (p + q)``
-    bytes for each 32-bit word of an element. NaN and Inf in A are encoded as they are: the product says
-    UNVERIFIABLE where they matter, the integer checksums guard them like any value. Synchronises with the host.
+    bytes for each 32-bit word of an element; of a NumPy matrix of fewer than 2**17 elements a copy is kept, too. NaN
+    and Inf in A are encoded as they are: the product says UNVERIFIABLE where they matter, the integer checksums guard
+    them like any value. Synchronises with the host.
 
     Examples
     --------
@@ -339,7 +348,8 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
         left = carry(A.T, W, equilibrate=equilibrate)._replace(lasting=True)
     norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
-    return Encoded(A, repair, recheck, norms, *_integers(A), right, left, None, A.dtype)
+    bits = A.view(f"u{A.dtype.itemsize}").copy(order="K") if isinstance(A, np.ndarray) and small(A) else None
+    return Encoded(A, repair, recheck, norms, *_integers(A), right, left, None, A.dtype, bits)
 
 
 def _integers(A: Array) -> tuple[IntegerChecksums, Array]:

@@ -133,8 +133,9 @@ class DeviceProduct:
 
     def digests(self) -> list[int]:
         """Of what operands give now, for each side, as the kernels have it in their records. Synchronises."""
-        again = self._encoded_again(False).workspaces
-        return [digest_of(*one) for one in zip(self.plan.checks, again, self.options.carried, strict=True)]
+        again = self._encoded_again(False)  # which keeps the memory of its workspaces
+        sides = zip(self.plan.checks, again.workspaces, self.options.carried, strict=True)
+        return [digest_of(check, memory, carried) for check, memory, carried in sides]
 
     def _encoded_again(self, recompute: bool) -> LaunchSequence:
         import cupy

@@ -173,7 +173,8 @@ class Pending:
                 failed = "a sharper check than the device's failed" if held else failed
                 reason = f"{failed}, and nothing shows that its operands are what was multiplied: wait for the report "
                 reason += "before they are updated, or repeat the product under errstate(sync=True)"
-                return replace(report, status=Status.UNVERIFIABLE, also=(), reasons=(*report.reasons, reason))
+                found: dict[str, Any] = {"status": Status.UNVERIFIABLE, "suspicions": verdict.flagged}
+                return replace(report, **found, also=(), reasons=(*report.reasons, reason))
             report, why = late, "it still disagrees"
         reason = f"{failed}, and {why}: repeat the product under errstate(sync=True)"
         return replace(report, status=Status.UNCORRECTABLE, also=(), reasons=(*report.reasons, reason))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import Encoded, Report, SilentDataCorruptionError, Status, encode, errstate, protected_gemm, verify_gemm
+from abft_tsm2.checksum import encoded
 from benchmarks.planting import planted
 from tests.support import cupy_on_cpu
 from tests.support.cases import DTYPES
@@ -23,7 +24,7 @@ from tests.support.planting import at, both, pair, put
 
 card, cp = cupy_on_cpu.card, cupy_on_cpu.cp
 IDS = [dtype.name for dtype in DTYPES]
-SIZES = {"small": (32, 8, 40), "full": (300, 260, 520), "stack": (32, 8, 40)}
+SIZES = {"small": (32, 8, 40), "full": (300, 260, 600), "stack": (32, 8, 40)}
 
 
 def two_in_a_row(x: Any, far: int = 4) -> None:
@@ -99,6 +100,24 @@ def test_the_recheck_sees_what_changes_places(change: str, name: str, size: str,
     assert not np.any(abs(C.astype(float) - right) > 0.1 * right.std())
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2], ids=lambda dtype: dtype.name)
+def test_what_rounding_to_16_bits_hides_is_seen_by_the_recheck(
+    dtype: Any, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoded, "small", lambda A: not large)  # whose bits are compared with a copy
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        A, B = rng.standard_normal((32, 8)).astype(dtype), rng.standard_normal((8, 40)).astype(dtype)
+        C, E = protected_gemm(A, B), encode(B)
+        assert (E.bits is None) is large
+        i, (p, q) = rng.integers(8), 4 * rng.choice(10, 2, replace=False)
+        changed(B, lambda x, i=i, p=p, q=q: x.__setitem__((i, [p, q]), x[i, [q, p]]))  # type: ignore[misc]
+        found, report = protected_gemm(A, E, return_report=True)
+        assert report.status is Status.CORRECTED
+        assert np.array_equal(found, C)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["A", "B"])
@@ -148,6 +167,7 @@ def test_a_fingerprint_that_was_hit_is_no_fault_of_the_operand() -> None:
     for recheck in (True, False):
         E = encode(B, recheck=recheck)
         E.fingerprint[0, 3] ^= np.uint64(1 << 40)
+        E.bits[3, 4] ^= np.uint64(1 << 40)
         hook = at("multiplied", "C", put((3, 4), 999))
         C, report = protected_gemm(A, E, return_report=True, on_stage=hook)
         assert report.status is Status.CORRECTED

@@ -146,7 +146,8 @@ def test_a_verdict_that_was_not_made_is_not_believed(
     c, report = ft.protected_gemm(a, b, return_report=True)
     assert (report.status, report.suspicions) == (Status.CLEAN, 60)
     with ft.errstate(sync=False, unverifiable="ignore"):  # nothing of what was multiplied has been kept
-        report = ft.protected_gemm(a, b, return_report=True)[1].wait()
+        c, report = ft.protected_gemm(a, b, return_report=True)
+        report = report.wait()
     assert report.status is Status.UNVERIFIABLE
     assert "left no verdict on C, and nothing shows" in report.reasons[-1]
     with ft.errstate(**QUIET), planted(once(one_element)):
