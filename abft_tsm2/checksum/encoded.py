@@ -337,9 +337,10 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     pair = weights if isinstance(weights, tuple) and side == "both" else (weights, weights)
     wanted = (side != "columns", side != "rows")
     if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
-        made = encode_on_device(A, *wanted)
+        integers = _integers(A)
+        made = encode_on_device(A, *wanted, integers[0])
         more: Any = (made.right, made.left, made.device, A.dtype)
-        return Encoded(A, repair, recheck, norms_on_device(A), *_integers(A), *more)
+        return Encoded(A, repair, recheck, norms_on_device(A), *integers, *more)
     right = left = None
     if wanted[0]:
         V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")

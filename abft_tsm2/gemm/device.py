@@ -273,10 +273,17 @@ def _product(
     products, index = (p.batch[0], ()) if task is None else (None, task.index)
     lines = tuple(check.spec.m for check in plan.checks)
     info = CallInfo(operation, (A.shape[-2], A.shape[-1], B.shape[-1]), p.dtype, products, index, sides, lines)
-    return DeviceProduct(plan, CallOptions(carried, p.alpha, p.beta, write), info, operands, on_stage)
+    options = CallOptions(carried, p.alpha, p.beta, write, tuple(_rechecked(p, side) for side in sides))
+    return DeviceProduct(plan, options, info, operands, on_stage)
 
 
 def _carried(problem: GemmProblem, side: str) -> CarriedChecksum | None:
     """What the right operand of that side carries, if it is encoded."""
     owner = problem.encoded_b if side == "rows" else problem.encoded_a
     return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck, owner)
+
+
+def _rechecked(problem: GemmProblem, side: str) -> int:
+    """Where the sums of bits are that the left operand of that side had, if it is encoded and rechecked; else 0."""
+    owner = problem.encoded_a if side == "rows" else problem.encoded_b
+    return owner.device.left(side) if owner is not None and owner.device is not None and owner.recheck else 0

@@ -273,3 +273,26 @@ def test_an_operand_that_is_updated_after_a_queued_call_is_no_fault(cp: Any) -> 
         B[...] = 2
         with errstate(corrected="ignore"):
             assert report.wait().status is Status.CORRECTED
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "batch"])
+@pytest.mark.parametrize("check", ["rows", "columns", "both", "auto"])
+@pytest.mark.parametrize("how", ["waited for", "queued"])
+def test_both_encoded_operands_are_rechecked_on_a_card(cp: Any, how: str, check: str, batch: tuple[int, ...]) -> None:
+    A, B = on_card(cp, 20, 30, seed=1), on_card(cp, 30, 40, seed=2)
+    right = np.asarray(A, float) @ np.asarray(B, float)
+    for name in "A" if batch else "AB":
+        x, y = A.copy(), B.copy()
+        E, F = encode(x), cp.stack([y] * 2) if batch else encode(y)
+        with errstate(sync=how != "queued"):
+            assert protected_gemm(E, F, check=check, return_report=True)[1].wait().status is Status.CLEAN
+        (x if name == "A" else y)[3, 4] += 1e-3  # too little for a check
+        with errstate(sync=how != "queued", **QUIET):
+            C, report = protected_gemm(E, F, check=check, return_report=True)
+            report = report.wait()
+        if how == "queued":
+            assert report.status is Status.INPUT_CHANGED
+        else:
+            assert report.status is Status.CORRECTED
+            assert operands_of(report) == {name}
+            assert abs(np.asarray(C, float) - right).max() < 1e-4

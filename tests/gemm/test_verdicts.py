@@ -156,7 +156,7 @@ class _Pending(Pending):
         spec = SimpleNamespace(arithmetic=SimpleNamespace(u_in=0.0), cast="")
         plan: Any = SimpleNamespace(checks=[SimpleNamespace(spec=spec)])
         places: Any = [SimpleNamespace(address=1, x=None if gone else np.zeros((2, 2), np.float32))] * 3 + [None]
-        call = QueuedCall(plan, CallOptions((None,), 1.0, 0.0, True), INFO, _Context(), tuple(places))
+        call = QueuedCall(plan, CallOptions((None,), 1.0, 0.0, True, (0,)), INFO, _Context(), tuple(places))
         done = SimpleNamespace(synchronize=lambda: None, done=True)
         super().__init__(found, done, call, (True, True, True, None))
 

@@ -89,7 +89,7 @@ class DeviceCheck:
 
     # ---- before the product ----
 
-    def encode(self, memory: int, carried: CarriedChecksum | None) -> list[Step]:
+    def encode(self, memory: int, carried: CarriedChecksum | None, left: int = 0) -> list[Step]:
         """All that precedes the product: the weights, ``s = R v``, ``t = L s`` unless `joint`, ``C0 v``.
 
         Parameters
@@ -98,13 +98,19 @@ class DeviceCheck:
             Address of a workspace, not initialised.
         carried : CarriedChecksum or None
             Of a right operand that was encoded before.
+        left : int
+            Address of the sums of L's bits with which those of now are compared, where L was encoded before; or 0.
         """
         spec, right = self.spec, self._right(memory, carried)
         steps = self.carry(memory, "encoded") if carried is None else [self._wipe(memory, "encoded")]
         if carried is not None and spec.recheck:
             steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.bit_sums))
+        of_left = "L", memory, right.s, right.squares, self._of_left(memory)
+        alone = spec.joint or spec.batch > 1  # all products have the same L, which is read once for it
+        if left and alone:
+            steps.append(self._pass(*of_left, expected=left, products=1))
         if not spec.joint:
-            steps.append(self._pass("L", memory, right.s, right.squares, self._of_left(memory)))
+            steps.append(self._pass(*of_left, expected=0 if alone else left))
         if spec.C0 is not None:
             into = self._lines(memory, "t0", "added2", "added_bit_sums", "guards0")
             steps.append(self._pass("C0", memory, right.v, 0, into))
@@ -190,11 +196,12 @@ class DeviceCheck:
         into: LineSumsArguments,
         *,
         expected: int = 0,
+        products: int = 0,
     ) -> Step:
         """``X w``, ``(X o X) w2`` (w o w unless given) and the bit sums of X, which is R, L, C or C0.
 
-        `expected`: address of bit sums to compare with. C was written by the step in front: it is not read before that
-        has ended.
+        `expected`: address of bit sums to compare with; `products`: of how many, if not of all. C was written by the
+        step in front: it is not read before that has ended.
         """
         spec, state = self.spec, self.workspace.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
@@ -211,7 +218,7 @@ class DeviceCheck:
             expected,
         )
         results += (*(sizes if first else _NONE), *guards)
-        products = spec.right_batch if name == "R" else spec.batch
+        products = products or (spec.right_batch if name == "R" else spec.batch)
         wanted = {"acc": spec.acc, "given": name == "L", "words": name != "C", "out": into.dtype}
         return self._over((name, layout, dtype), (p, q, products), (w, w2, w_step), results, wanted)
 
