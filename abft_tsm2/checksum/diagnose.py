@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import Array
+from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
 from abft_tsm2.checksum.repairs import Written
@@ -23,8 +23,10 @@ from abft_tsm2.checksum.verify import (
     SideVerdict,
     changed_operands,
     differing,
+    predict,
     recompute,
     recompute_checksum,
+    residual_of,
 )
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.report import Check, Fault, Status
@@ -167,12 +169,37 @@ def diagnose(
         decision.suspicions = 0
         if Status.UNCORRECTABLE not in decision.statuses:
             decision.statuses.append(Status.CORRECTED)
+    elif fault is None and not is_numpy(lines.C) and (moved := _lines_moved(lines, expected, now, u, verdict, shown())):
+        decision.statuses.append(Status.UNVERIFIABLE)
+        decision.reasons.append(
+            f"{moved} {lines.side} of C failed the check and agree with the operands as they are now, whose checksums "
+            "differ from those of before by more than the bound: repeat the product"
+        )
     decision.check = rescaled.verdict.check.certain_from(excused)
     decision.reasons += unverifiable(lines, rescaled.scale)
     if not (rescaled.scale.usable_line.all() and rescaled.scale.usable_column.all()):
         decision.statuses.append(Status.UNVERIFIABLE)
         decision.suspicions = 0
     return decision
+
+
+def _lines_moved(
+    lines: Side,
+    expected: PredictedSums,
+    now: PredictedSums,
+    u: Array,
+    verdict: SideVerdict,
+    shown: Mapping[str, bool],
+) -> int:
+    """How many lines have failed from which the checksums of the operands as they are now are apart by more than the
+    bound: that these are the same as before to within their own rounding shows nothing of such lines. On NumPy they are
+    the same bit for bit."""
+    failed = np.flatnonzero(~verdict.ok)
+    again = now if "R" in shown else predict(lines, now.carried)
+    with np.errstate(all="ignore"):
+        before, after = (residual_of(lines, sums, u)[failed] for sums in (expected, again))
+        off, size = (np.abs(x).max(axis=1, initial=0.0) for x in (after - before, before))
+        return int(np.count_nonzero(np.isfinite(size) & ~(off <= size / verdict.residual[failed])))
 
 
 def _changed_since(

@@ -20,7 +20,7 @@ from tests.support import cupy_on_cpu
 from tests.support.cases import DTYPES
 from tests.support.oracles import elements_outside
 from tests.support.planted_products import QUIET
-from tests.support.planting import at, both, pair, put
+from tests.support.planting import at, both, normal, pair, put
 
 card, cp = cupy_on_cpu.card, cupy_on_cpu.cp
 IDS = [dtype.name for dtype in DTYPES]
@@ -185,6 +185,28 @@ def test_an_operand_that_changes_while_c_is_repaired_is_seen() -> None:
     assert report.status is Status.CORRECTED
     assert "B" in {fault.operand for fault in report.faults}
     assert np.allclose(C, right, rtol=1e-12)
+
+
+# ---- in another array library ---------------------------------------------------------------------------------------
+
+
+def test_checksums_that_are_less_sharp_than_the_bound_clear_nothing() -> None:
+    # Elsewhere they agree to within their own rounding only, which small changes of all rows of B together exceed.
+    strict = pytest.importorskip("array_api_strict")
+    a, b = abs(np.random.default_rng(0).standard_normal((4, 2000))), normal(2000, 30)
+    moved = b.copy()
+    moved[:, 3] += 2.0**-46
+    for before, status in ((b, Status.CLEAN), (moved, Status.UNVERIFIABLE)):
+        A, B = strict.asarray(a), strict.asarray(b)
+
+        def hook(stage: str, arrays: Any, B: Any = B, before: Any = before) -> None:
+            if stage == "encoded":
+                B[...] = strict.asarray(before)
+
+        with errstate(unverifiable="ignore"):
+            _, report = protected_gemm(A, B, check="rows", on_stage=hook, return_report=True)
+        assert report.status is status
+        assert report.reasons == () or "agree with the operands as they are now" in report.reasons[0]
 
 
 # ---- on a card whose kernels run on the CPU -------------------------------------------------------------------------
