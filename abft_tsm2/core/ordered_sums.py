@@ -10,7 +10,8 @@ One wrong word, off by d, moves it by a_j d, which is not 0 as ``|d| < 2**32``. 
 what is left are changes of more that cancel with these multipliers, which have no order. A plain sum sees no order at
 all, and multipliers of whole 64-bit words do not see x and -x change places.
 
-`multipliers` and `ordered_sums` are the definition; kernels/repair/ordered.cuh has it again, for the device.
+`multipliers` and `ordered_sums` are the definition, for arrays of all libraries; the weighted sums of
+`abft_tsm2.checksum.storage` are the same numbers, of rows and of columns.
 """
 
 from __future__ import annotations

@@ -264,8 +264,8 @@ def fingerprint(X: Array) -> Array:
     """
     lines = X.T if is_column_major(X) else X
     if not isinstance(X, np.ndarray):
-        rows = rows_per_block(lines.shape[1], _FAR_BYTES)
-        parts = [ordered_sums(lines[at : at + rows, :]) for at in range(0, max(1, lines.shape[0]), rows)]
+        count, rows = lines.shape[0], rows_per_block(lines.shape[1], _FAR_BYTES)
+        parts = [ordered_sums(lines[at : min(at + rows, count), :]) for at in range(0, max(1, count), rows)]
         return parts[0] if len(parts) == 1 else namespace(parts[0]).concat(parts, axis=1)
     if small(X):
         return ordered_sums(lines)

@@ -182,13 +182,13 @@ class Pending:
     def _are_encoded(self, verdict: DeviceVerdict, A: Array, B: Array, C: Array, c: Array | None) -> bool:
         """Whether operands are bit for bit what was encoded for the product: encoded again, by the same kernels, they
         give what these have left in the records."""
+        if not any(verdict.digests):
+            return False
         plan, options = self._call.plan, self._call.options
         owners = [None if one is None else one.owner() for one in options.carried]
         for side, one, owner in zip(plan.sides, options.carried, owners, strict=True):
             if one is not None and (owner is None or not owner.holds(B if side == "rows" else A)):
                 return False
-        if not any(verdict.digests):
-            return False
         product = DeviceProduct(plan, options, self._call.info, Operands(A, B, C, c, None))
         return all(then in (None, now) for then, now in zip(verdict.digests, product.digests(), strict=True))
 

@@ -117,21 +117,21 @@ def predicted_otherwise(
     return was_other(check, then, now)
 
 
-class _Sums(NamedTuple):
+class _SumsBefore(NamedTuple):
     """What an operand carries, and what has to stay for it."""
 
     pointers: OperandPointers
     keeps: Any
 
 
-def _with_copied_sums(check: DeviceCheck, right: OperandPointers, copy: Array) -> _Sums | None:
+def _with_copied_sums(check: DeviceCheck, right: OperandPointers, copy: Array) -> _SumsBefore | None:
     """What R carries, with a copy of its sums, where they are not the same."""
     sums = copy[:, 0].astype(check.spec.acc)
     held = elements(right.s, check.spec.k, check.spec.acc)
-    return None if same_bits(sums, held) else _Sums(right._replace(s=sums.data.ptr), sums)
+    return None if same_bits(sums, held) else _SumsBefore(right._replace(s=sums.data.ptr), sums)
 
 
-def _with_old_weights(check: DeviceCheck, then: int, now: int, where: Where) -> _Sums | None:
+def _with_old_weights(check: DeviceCheck, then: int, now: int, where: Where) -> _SumsBefore | None:
     """The sums of R with the weights of then, where these are others than those of now."""
     import cupy
 
@@ -141,4 +141,4 @@ def _with_old_weights(check: DeviceCheck, then: int, now: int, where: Where) -> 
     stream = cupy.cuda.get_current_stream().ptr
     for step in check.sum_again(now):
         step(stream, where)
-    return _Sums(check.workspace.right(now), None)
+    return _SumsBefore(check.workspace.right(now), None)
