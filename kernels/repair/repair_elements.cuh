@@ -257,7 +257,7 @@ INLINE LineCheck check_line(const Problem& p, Index line, double* pool) {
   const ACC* v = p.v + product * p.v_step;
   const C_TYPE* row = p.result(line, 0);
   double u = 0, squares = 0;
-#pragma unroll 16
+#pragma unroll(TUNED ? 16 : 8)
   for (Index j = threadIdx.x; j < n; j += T1) {
     const double x = fresh(row + j * apart) * double(v[j]);
     u += x;
@@ -284,6 +284,7 @@ INLINE LineCheck check_line(const Problem& p, Index line, double* pool) {
 INLINE double predicted_now(const Problem& p, Index line, int g, double* pool) {
   const ACC* v = p.v + p.product_of(line) * p.v_step;
   double sum = 0, none = 0;
+#pragma unroll 1
   for (Index j = threadIdx.x; j < p.n; j += T1) {
     const double c0 = p.beta != 0 ? p.beta * fresh(p.added(line, j)) : 0.0;
     sum += (p.alpha * __ldcg(p.product_sum(g, j)) + c0) * double(v[j]);
