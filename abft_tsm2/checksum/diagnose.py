@@ -6,13 +6,13 @@ still disagree? Which elements of those are wrong? After each repair the whole o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import Array
+from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
 from abft_tsm2.checksum.repairs import Written
@@ -25,8 +25,10 @@ from abft_tsm2.checksum.verify import (
     SideVerdict,
     changed_operands,
     differing,
+    predict,
     recompute,
     recompute_checksum,
+    residual_of,
 )
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.report import Check, Fault, Status
@@ -75,6 +77,7 @@ def diagnose(
     foreign: bool = False,
     earlier: NDArray[np.int64] | None = None,
     corrected: Callable[[], None] = lambda: None,
+    shown: Callable[[], Mapping[str, bool]] = dict,
 ) -> Decision:
     """Diagnose a verdict that is not all ok, and repair C where `write`.
 
@@ -91,13 +94,21 @@ def diagnose(
         Lines that failed before the other side repaired C: what is left of their faults may hide in rounding.
     corrected : callable
         Called after each repair, before C is verified again.
+    shown : callable
+        Compares operands that have integer sums with them: whether "L" and "R" have the bits that were encoded. Others
+        are compared by their checksums.
+
+    Notes
+    -----
+    Evidence may clear a suspicion, and a repair may be verified, only where every operand it was computed from is shown
+    to be what was encoded: operands are compared before anything is computed from them, and behind that once more.
     """
     decision = Decision(verdict.check)
     if 0 in lines.C.shape:  # whatever the operands hold, nothing follows from it
         return decision
     V = expected.carried.weights
     now = recompute(lines, expected)
-    if changed := changed_operands(lines, expected, now):
+    if changed := changed_operands(lines, expected, now, shown()):
         return decision.input_changed(*changed)
     fault = differing(lines, expected, now, (u, recompute_checksum(lines, expected.carried)))
     if fault is None and not expected.intact():  # what bounds the residual was hit, not the sums
@@ -109,7 +120,11 @@ def diagnose(
         decision.suspicions = int(np.count_nonzero(~verdict.ok))
         if not foreign and earlier is None:
             failing = np.flatnonzero(~verdict.ok)
-            if is_reproduced(lines, failing[np.argsort(-verdict.residual[failing], kind="stable")]):
+            worst_first = failing[np.argsort(-verdict.residual[failing], kind="stable")]
+            sharp = is_numpy(lines.C) or not _lines_moved(lines, expected, now, u, verdict, shown())
+            if sharp and is_reproduced(lines, worst_first):
+                if changed := _changed_since(lines, expected, now, shown()):
+                    return decision.input_changed(*changed)
                 decision.multiplications += lines.L.size * lines.R.shape[1]
                 return decision
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
@@ -147,6 +162,12 @@ def diagnose(
                 f"{outcome.overflowed} {lines.side} of C hold Inf or NaN where partial sums may have overflowed: "
                 "whether they did depends on the order of summation; scale the operands"
             )
+        if outcome.faults and write and turn < _ROUNDS:
+            decision.repaired = True
+            corrected()
+        # What was read has to be what was encoded: else C is made wrong, or called right.
+        if since := _changed_since(lines, expected, now, shown()):
+            return decision.input_changed(*since)
         if not outcome.faults:
             break
         if not write or turn == _ROUNDS:
@@ -159,18 +180,18 @@ def diagnose(
                 )
             break
         found += outcome.faults
-        decision.repaired = True
-        corrected()
-        # What the repair has read, and what follows reads, has to be what was encoded: else C is made wrong.
-        since = differing(lines, now, recompute(lines, expected))
-        if since is not None:
-            return decision.input_changed({"s": "R", "t": "L", "t0": "C0"}[since.operand])
         rescaled = verify_rescaled(lines, V, rescaled.scale)
     if found:
         decision.faults += found
         decision.suspicions = 0
         if Status.UNCORRECTABLE not in decision.statuses:
             decision.statuses.append(Status.CORRECTED)
+    elif fault is None and not is_numpy(lines.C) and (moved := _lines_moved(lines, expected, now, u, verdict, shown())):
+        decision.statuses.append(Status.UNVERIFIABLE)
+        decision.reasons.append(
+            f"{moved} {lines.side} of C failed the check and agree with the operands as they are now, whose checksums "
+            "differ from those of before by more than the bound: repeat the product"
+        )
     decision.check = rescaled.verdict.check
     if flushed.size:
         decision.statuses.append(Status.UNVERIFIABLE)
@@ -180,6 +201,35 @@ def diagnose(
         decision.statuses.append(Status.UNVERIFIABLE)
         decision.suspicions = 0
     return decision
+
+
+def _lines_moved(
+    lines: Side,
+    expected: PredictedSums,
+    now: PredictedSums,
+    u: Array,
+    verdict: SideVerdict,
+    shown: Mapping[str, bool],
+) -> int:
+    """How many lines have failed from which the checksums of the operands as they are now are apart by more than the
+    bound: that these are the same as before to within their own rounding shows nothing of such lines. On NumPy they are
+    the same bit for bit."""
+    failed = np.flatnonzero(~verdict.ok)
+    again = now if "R" in shown else predict(lines, now.carried)
+    with np.errstate(all="ignore"):
+        before, after = (residual_of(lines, sums, u)[failed] for sums in (expected, again))
+        off, size = (np.abs(x).max(axis=1, initial=0.0) for x in (after - before, before))
+        return int(np.count_nonzero(np.isfinite(size) & ~(off <= size / verdict.residual[failed])))
+
+
+def _changed_since(
+    lines: Side, expected: PredictedSums, now: PredictedSums, shown: Mapping[str, bool]
+) -> tuple[str, ...]:
+    """The operands that are not what they were when `now` was computed."""
+    since = differing(lines, now, recompute(lines, expected))
+    operand = None if since is None else {"s": "R", "t": "L", "t0": "C0"}[since.operand]
+    wrong = [name for name, same in shown.items() if not same]
+    return (*wrong, *([operand] if operand is not None and operand not in shown else []))
 
 
 def unverifiable(lines: Side, scale: Scale) -> list[str]:

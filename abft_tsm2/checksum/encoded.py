@@ -18,6 +18,7 @@ from abft_tsm2.arrays import (
     in_numpy,
     is_column_major,
     is_cupy,
+    namespace,
     same_bits,
     to_host,
 )
@@ -25,8 +26,9 @@ from abft_tsm2.checksum.device.encode import DeviceChecksums, encode_on_device, 
 from abft_tsm2.checksum.encode import OperandChecksum, Sided, carry, log2_column_norms
 from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose_storage, integer_checksums, restore
 from abft_tsm2.checksum.weights import Weights, weights
+from abft_tsm2.checksum.words import WordSums
 from abft_tsm2.core.cublas import layout
-from abft_tsm2.core.row_sums import fingerprint
+from abft_tsm2.core.row_sums import fingerprint, small
 from abft_tsm2.place import device_name
 from abft_tsm2.report import Fault, Report, Status
 
@@ -49,10 +51,13 @@ class Encoded:
         2-norms of the rows (p,) and columns (q,), of their finite elements, in float64.
     integers : IntegerChecksums
         Bit-exact checksums that find and restore corrupted elements.
-    fingerprint : array of uint64
-        Sums of the bits of each line along the storage order, for a quick check at each use.
+    fingerprint : (words, lines) array of uint64
+        The `abft_tsm2.core.row_sums.fingerprint` of `array`, for a quick check at each use.
     dtype : dtype
         Of `array`, when it was encoded.
+    bits : array or None
+        A copy of a NumPy matrix of fewer than 2**17 elements, as unsigned integers: it is compared in less time than
+        sums that see order are taken.
     """
 
     array: Array
@@ -65,6 +70,7 @@ class Encoded:
     left: OperandChecksum | None
     device: DeviceChecksums | None = None
     dtype: Any = None
+    bits: Array | None = None
 
     @property
     def row_checksums(self) -> Array | None:
@@ -116,7 +122,8 @@ class Encoded:
         if A.size and 1 not in A.shape and is_column_major(A) == is_column_major(A.T):  # lines of its fingerprint
             raise TypeError("the array has no strides, or equal ones, that tell its rows from its columns: encode A.T")
         rows, columns, i = self.norms.rows, self.norms.columns, self.integers
-        device = self.device and DeviceChecksums(Sided(*reversed(self.device.sides)), self.device.memory)
+        d, turned = self.device, lambda sides: Sided(*reversed(sides))
+        device = None if d is None else DeviceChecksums(turned(d.sides), d.memory, turned(d.words))
         return replace(
             self,
             array=A.T,
@@ -126,6 +133,7 @@ class Encoded:
             right=self.left,
             left=self.right,
             device=device,
+            bits=None if self.bits is None else self.bits.T,
         )
 
     def __repr__(self) -> str:
@@ -155,11 +163,21 @@ class Encoded:
         return self.array
 
     def changed(self) -> bool:
-        """Whether the array's bits differ from those that were encoded: one read, 64-bit sums of each line.
+        """Whether the array's bits differ from those that were encoded: one read.
 
-        Finds every single wrong element; changes that cancel within a line only `verify` finds.
+        A small matrix is compared with a copy. Of others 64-bit sums of each line are, which see every change of one or
+        two elements of a line, and such as change places; of changes of more those that cancel with multipliers of 31
+        bits, which nothing but chance makes, only `verify` finds.
         """
-        return not same_bits(self.fingerprint, fingerprint(self.as_encoded()))
+        array = self.as_encoded()
+        if self.bits is not None:
+            return bool((array.view(self.bits.dtype) != self.bits).any())
+        return not same_bits(self.fingerprint, fingerprint(array))
+
+    def holds(self, array: Array) -> bool:
+        """Whether this array, the encoded one or a copy of it in any order, has the bits that were encoded; the integer
+        checksums have the last word, in case it is the fingerprint that was hit."""
+        return same_bits(self.fingerprint, fingerprint(array)) or diagnose_storage(array, self.integers).clean
 
     def is_in_doubt(self) -> bool:
         """Whether what it carries was hit, or the array has changed, which is read where `recheck` is set: asked before
@@ -250,13 +268,19 @@ class Carrying(Encoded):
     """A right operand whose maker guards it: it carries sums into products, and has nothing to be restored from."""
 
     @classmethod
-    def of(cls, array: Array, right: OperandChecksum, fingerprint: Array) -> Carrying:
-        """An operand with `carried` sums, and the `fingerprint` that it had then."""
+    def of(cls, array: Array, right: OperandChecksum, words: WordSums) -> Carrying:
+        """An operand with `carried` sums, and the sums of the `words` that it had then."""
         none: Any = None
-        return cls(array, False, False, none, none, fingerprint, right, None)
+        return cls(array, False, False, none, none, words, right, None)
 
     def as_encoded(self) -> Array:
         return self.array
+
+    def changed(self) -> bool:
+        return not self.holds(self.array)
+
+    def holds(self, array: Array) -> bool:
+        return not self.fingerprint.differ(array)
 
     def diagnose(self) -> Diagnosis:
         refused = "it is not what it was when its sums were taken" if self.changed() else ""
@@ -349,8 +373,9 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     Notes
     -----
     Huang and Abraham 1984 for the checksums; they are taken in float64. The integer checksums need ``32 (p + q)``
-    bytes for each 32-bit word of an element. NaN and Inf in A are encoded as they are: the product says
-    UNVERIFIABLE where they matter, the integer checksums guard them like any value. Synchronises with the host.
+    bytes for each 32-bit word of an element; of a NumPy matrix of fewer than 2**17 elements a copy is kept, too. NaN
+    and Inf in A are encoded as they are: the product says UNVERIFIABLE where they matter, the integer checksums guard
+    them like any value. Synchronises with the host.
 
     Examples
     --------
@@ -377,9 +402,10 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     pair = weights if isinstance(weights, tuple) and side == "both" else (weights, weights)
     wanted = (side != "columns", side != "rows")
     if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
-        made = encode_on_device(A, *wanted)
-        integers, more = integer_checksums(A), (made.fingerprint, made.right, made.left, made.device)
-        return Encoded(A, repair, recheck, norms_on_device(A), integers, *more, A.dtype)
+        integers = _integers(A)
+        made = encode_on_device(A, *wanted, integers[0])
+        more: Any = (made.right, made.left, made.device, A.dtype)
+        return Encoded(A, repair, recheck, norms_on_device(A), *integers, *more)
     right = left = None
     if wanted[0]:
         V, equilibrate = _chosen_weights(pair[0], A.shape[1], "row")
@@ -388,4 +414,12 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
         W, equilibrate = _chosen_weights(pair[1], A.shape[0], "column")
         left = carry(A.T, W, equilibrate=equilibrate)._replace(lasting=True)
     norms = Sided(*(from_host(np.exp2(log2_column_norms(x)), A) for x in (A.T, A)))
-    return Encoded(A, repair, recheck, norms, integer_checksums(A), fingerprint(A), right, left, None, A.dtype)
+    bits = A.view(f"u{A.dtype.itemsize}").copy(order="K") if isinstance(A, np.ndarray) and small(A) else None
+    return Encoded(A, repair, recheck, norms, *_integers(A), right, left, None, A.dtype, bits)
+
+
+def _integers(A: Array) -> tuple[IntegerChecksums, Array]:
+    """The integer checksums of a matrix, and its `fingerprint`, which is among them: a copy."""
+    sums = integer_checksums(A)
+    along = sums.columns if is_column_major(A) else sums.rows
+    return sums, namespace(along).asarray(along[:, 1], copy=True, order="C")

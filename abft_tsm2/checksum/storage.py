@@ -3,7 +3,7 @@
 The bit pattern of an element is one word (16 or 32 bits) or, for float64, two (its 32-bit halves). For each
 row, each column and each word, two sums are kept modulo 2**64:
 
-    plain    S_i = sum_j x_ij        weighted    T_i = sum_j a_j x_ij,    a_j odd, < 2**31, all different
+    plain    S_i = sum_j x_ij        weighted    T_i = sum_j a_j x_ij,    as `abft_tsm2.core.ordered_sums` has it
 
 One wrong word, off by d, moves them by exactly d and a_j d; as ``|d| < 2**32`` neither wraps around when read
 as a signed number, and the quotient a_j names the place. Rows and columns are peeled in turn until all sums
@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from abft_tsm2.arrays import FLOATS, Array, bit_pattern, dtype_name, is_column_major, is_writable, namespace, to_host
+from abft_tsm2.core.ordered_sums import LONGEST
+from abft_tsm2.core.ordered_sums import multipliers as _multipliers
 from abft_tsm2.errors import AbftError
 
 _Words = npt.NDArray[np.uint64]
@@ -32,8 +34,6 @@ _Places = npt.NDArray[np.int64]
 
 _TILE = 1 << 15  # elements summed at a time: 256 kB in 64 bits, which stays in the cache
 _NARROW = 16  # rows shorter than this are summed as columns: a loop over so few costs more than it does
-_LONGEST = 1 << 30  # there are no more odd numbers below 2**31
-_MIX = (0x2C1B3C6D, 0x297A2D39, 0x3C6EF373)  # any odd numbers would do, but stored sums depend on these
 _ROWS, _COLUMNS = 0, 1
 
 
@@ -231,9 +231,9 @@ def _checked_itemsize(X: Array) -> int:
     name = dtype_name(X.dtype)
     if name not in FLOATS:
         raise TypeError(f"integer checksums are of {', '.join(FLOATS)}, not of {name}: convert it first")
-    if X.ndim != 2 or max(X.shape) > _LONGEST:
+    if X.ndim != 2 or max(X.shape) > LONGEST:
         raise ValueError(
-            f"integer checksums are of matrices with lines of at most {_LONGEST} elements, not of shape "
+            f"integer checksums are of matrices with lines of at most {LONGEST} elements, not of shape "
             f"{tuple(X.shape)}: encode its parts one by one"
         )
     return FLOATS[name].bits // 8
@@ -246,18 +246,6 @@ def _check_match(X: Array, sums: IntegerChecksums) -> None:
             f"the checksums are of a {sums.shape} matrix with {sums.itemsize}-byte elements, this one is "
             f"{tuple(X.shape)} with {itemsize}: pass the matrix that was encoded"
         )
-
-
-@lru_cache(maxsize=4)
-def _multipliers(length: int) -> _Words:
-    """Different odd numbers below 2**31 in no order: computed, not drawn, so no library's version matters."""
-    x = (np.arange(length, dtype=np.uint64) + np.uint64(0x1B873593)) % _LONGEST
-    for odd in _MIX:  # both steps permute the numbers below 2**30, so all stay different
-        x = x * np.uint64(odd) % _LONGEST
-        x ^= x >> np.uint64(15)
-    x = 2 * x + 1
-    x.flags.writeable = False
-    return x
 
 
 @lru_cache(maxsize=2)

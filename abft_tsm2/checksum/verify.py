@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ from abft_tsm2.core.row_sums import (
 from abft_tsm2.report import Check, Fault
 
 _FEW = 4  # lines whose true bound is computed to report how close a clean product came
+_NOTHING_SHOWN: Mapping[str, bool] = {}
 MANY = 64  # lines that fail: then a part of ||C o v|| is taken of all before the whole of a few
 
 
@@ -487,12 +489,15 @@ def differing(
     return None
 
 
-def changed_operands(lines: Side, expected: PredictedSums, now: PredictedSums) -> list[str]:
+def changed_operands(
+    lines: Side, expected: PredictedSums, now: PredictedSums, shown: Mapping[str, bool] = _NOTHING_SHOWN
+) -> list[str]:
     """Name the operands ("R", "L", "C0") that are not what was encoded; `now`: the checksums, recomputed.
 
     A checksum is a fingerprint of what it was computed from. Where it differs from what the operand gives now, and so
     does its copy, the operand changed; where one of the two agrees, the other was hit. Of s and V, from which others
-    follow, the copies are tried as well where they have not the same bits.
+    follow, the copies are tried as well where they have not the same bits. Of an operand that has integer sums these
+    decide instead: `shown` says whether it has the bits that were encoded.
     """
     bases = [now]
     c = expected.carried
@@ -503,9 +508,9 @@ def changed_operands(lines: Side, expected: PredictedSums, now: PredictedSums) -
     measures = [(base, _Apart(lines, base, c.lasting)) for base in bases]
     t, _, t0, _ = expected.guard
     made = (("s", "R", c.sums, c.guard[1]), ("t", "L", expected.t, t), ("t0", "C0", expected.t0, t0))
-    found = []
+    found = [operand for operand in ("R", "L") if not shown.get(operand, True)]
     for name, operand, one, other in made:
-        if one is None or other is None:
+        if one is None or other is None or operand in shown:
             continue
         agree = False
         for base, apart in measures:

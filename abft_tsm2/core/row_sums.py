@@ -24,23 +24,23 @@ import numpy as np
 
 from abft_tsm2.arrays import (
     Array,
-    bit_pattern,
     converted,
     float_type,
     from_host,
     in_float64,
     is_column_major,
     is_cupy,
-    is_numpy,
     laid_out,
     namespace,
 )
+from abft_tsm2.core.ordered_sums import ordered_sums
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
 
 BLOCK_BYTES = 1 << 20  # half of a common level-2 cache
 SERIAL_ELEMENTS = 1 << 17  # below this a second core is not awake before the pass has ended
 PANEL = 256  # columns whose weighted sum may be taken in float32
 _LARGEST_SINGLE = 2.0**60  # weights up to here keep float32 sums clear of both ends of its range
+_FAR_BYTES = 64 << 20  # of a temporary on a GPU
 _PARTS = 16  # of a pass, taken by whichever core is free
 
 
@@ -257,23 +257,25 @@ def squares_of_columns(X: Array) -> Array:
 
 
 def fingerprint(X: Array) -> Array:
-    """Wrap-around uint64 sum of the bit patterns of every line of X along its storage order.
+    """The `ordered_sums` of the lines of X along its storage order: (words, lines), uint64.
 
-    A change of any one bit, and of any number of bits in one word, changes it. It serves to tell whether a matrix
-    is the one that was encoded; `abft_tsm2.checksum.storage` says what changed.
+    Any change of one or two words of a line changes them, elements that change places among these. They tell whether a
+    matrix is the one that was encoded; `abft_tsm2.checksum.storage` says what changed.
     """
     lines = X.T if is_column_major(X) else X
-    if not isinstance(X, np.ndarray) or small(X):
-        return _word_sums(lines)
+    if not isinstance(X, np.ndarray):
+        count, rows = lines.shape[0], rows_per_block(lines.shape[1], _FAR_BYTES)
+        parts = [ordered_sums(lines[at : min(at + rows, count), :]) for at in range(0, max(1, count), rows)]
+        return parts[0] if len(parts) == 1 else namespace(parts[0]).concat(parts, axis=1)
+    if small(X):
+        return ordered_sums(lines)
 
     def part(lo: int, hi: int) -> Array:
-        if lines.flags.c_contiguous:  # no copies: no need of blocks
-            return _word_sums(lines[lo:hi])
-        return np.concatenate([_word_sums(block) for _, block in _blocks(lines, lo, hi)])
+        return np.concatenate([ordered_sums(block) for _, block in _blocks(lines, lo, hi, share=2)], axis=1)
 
     # Reading is all there is to it. Of two cores the second is held by BLAS, whose threads keep spinning after a
     # product, and a helper that shares the caller's core makes it slower.
-    return np.concatenate(_on_all_cores(lines, part)) if workers() > 2 else part(0, lines.shape[0])
+    return np.concatenate(_on_all_cores(lines, part), axis=1) if workers() > 2 else part(0, lines.shape[0])
 
 
 def _panel_sums(X: Array, W: Array) -> Array | None:
@@ -320,23 +322,6 @@ def _blocks(lines: Array, lo: int, hi: int, share: int = 1, on_numpy: bool = Tru
     if hi - lo <= rows:
         return [(lo, lines[lo:hi, :])]
     return [(at, lines[at : min(hi, at + rows), :]) for at in range(lo, hi, rows)]
-
-
-def _word_sums(lines: Array) -> Array:
-    """uint64 sum of each line's bits: eight bytes at a time where a line is a multiple of that, else by element."""
-    if is_numpy(lines):
-        wide = (lines.shape[1] * lines.itemsize) % 8 == 0 and lines.shape[1] > 0  # whatever the strides
-        if lines.shape[1] > 1 and (lines.strides[1] != lines.itemsize or (wide and lines.strides[0] % 8)):
-            lines = np.ascontiguousarray(lines)
-        return np.add.reduce(lines.view(np.uint64 if wide else bit_pattern_type(lines)), axis=1, dtype=np.uint64)
-    xp = namespace(lines)
-    bits = bit_pattern(xp.asarray(lines, copy=True))
-    return namespace(bits).sum(bits, axis=1, dtype=namespace(bits).uint64)
-
-
-def bit_pattern_type(x: Array) -> Any:
-    """The unsigned type as wide as the elements of `x`."""
-    return np.dtype(f"u{x.dtype.itemsize}")
 
 
 # ---- any other library --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from abft_tsm2.arrays import Array
+from abft_tsm2.checksum.device.differences import differences, digest_of
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict
 from abft_tsm2.core import memory
@@ -131,6 +132,27 @@ class DeviceProduct:
             self._multiply()
         return self._verify(sequence, stream, where, self._number)
 
+    def digests(self) -> list[int]:
+        """Of what operands give now, for each side, as the kernels have it in their records. Synchronises."""
+        again = self._encoded_again(False)  # which keeps the memory of its workspaces
+        sides = zip(self.plan.checks, again.workspaces, self.options.carried, strict=True)
+        return [digest_of(check, memory, carried) for check, memory, carried in sides]
+
+    def _encoded_again(self, recompute: bool) -> LaunchSequence:
+        import cupy
+
+        stream = cupy.cuda.get_current_stream().ptr
+        again = LaunchSequence(self.plan, self.options._replace(write=False))
+        for i, (check, where) in enumerate(zip(self.plan.checks, self._where(), strict=True)):
+            run_steps(again.encode[i], stream, where)
+            if recompute or check.spec.joint:
+                run_steps(again.verify[i], stream, {**where, "call": self._number})
+        return again
+
+    def call_of(self, side: int) -> tuple[float, float, dict[str, int]]:
+        """alpha and beta, and where the operands of a side are."""
+        return self.options.alpha, self.options.beta, self._where()[side]
+
     def _where(self) -> list[dict[str, int]]:
         """Addresses of the operands for each side, and the number of the call."""
         return [{**self.operands.where(side), "encoded": self._number} for side in self.plan.sides]
@@ -197,25 +219,22 @@ class DeviceProduct:
     def encode_again(
         self, sequence: LaunchSequence, *, recompute: bool = False
     ) -> tuple[LaunchSequence, list[dict[str, tuple[int, ...]]]]:
-        """Encode once more, and for each side what is not the same now (`DeviceCheck.differences`); `recompute`: u too.
+        """Encode once more, and for each side what is not the same now (`differences`); `recompute`: u too.
 
         Synchronises.
         """
-        import cupy
-
-        stream = cupy.cuda.get_current_stream().ptr
-        again, found = LaunchSequence(self.plan, self.options._replace(write=False)), []
-        for i, (check, where) in enumerate(zip(self.plan.checks, self._where(), strict=True)):
-            run_steps(again.encode[i], stream, where)
-            if recompute or check.spec.joint:
-                run_steps(again.verify[i], stream, {**where, "call": self._number})
+        again, found = self._encoded_again(recompute), []
+        for i, check in enumerate(self.plan.checks):
             then, now = sequence.workspaces[i], again.workspaces[i]
-            found.append(check.differences(then, now, self.options.carried[i], where, recomputed=recompute))
+            found.append(differences(check, then, now, self.options.carried[i], recomputed=recompute))
         return again, found
 
     def _operands_changed(self, sequence: LaunchSequence) -> bool:
-        """Whether A, B or c is not what was encoded."""
-        return any(name in found for found in self.encode_again(sequence)[1] for name in ("L", "R", "C0"))
+        """Whether A, B or c is not what was encoded, or a checksum is not what it was: the host tells them apart."""
+        if any(found.keys() - {"u"} for found in self.encode_again(sequence)[1]):
+            return True
+        sides = zip(self.plan.checks, self.options.carried, self._where(), strict=True)
+        return any(one is not None and check.bits_changed(one.right, where) for check, one, where in sides)
 
 
 Keep = Callable[[DeviceProduct], None]
@@ -256,10 +275,17 @@ def _product(
     lines = tuple(check.spec.m for check in plan.checks)
     shape, device = (A.shape[-2], A.shape[-1], B.shape[-1]), device_name(C)
     info = CallInfo(operation, shape, p.dtype, products, index, sides, lines, device)
-    return DeviceProduct(plan, CallOptions(carried, p.alpha, p.beta, write), info, operands, on_stage)
+    options = CallOptions(carried, p.alpha, p.beta, write, tuple(_rechecked(p, side) for side in sides))
+    return DeviceProduct(plan, options, info, operands, on_stage)
 
 
 def _carried(problem: GemmProblem, side: str) -> CarriedChecksum | None:
     """What the right operand of that side carries, if it is encoded."""
     owner = problem.encoded_b if side == "rows" else problem.encoded_a
-    return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck)
+    return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck, owner)
+
+
+def _rechecked(problem: GemmProblem, side: str) -> int:
+    """Where the sums of bits are that the left operand of that side had, if it is encoded and rechecked; else 0."""
+    owner = problem.encoded_a if side == "rows" else problem.encoded_b
+    return owner.device.left(side) if owner is not None and owner.device is not None and owner.recheck else 0

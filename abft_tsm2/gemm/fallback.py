@@ -13,6 +13,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.device.check import DeviceOperandChecksum, carried_on_device
+from abft_tsm2.checksum.device.differences import predicted_otherwise, was_other
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.device.record import DeviceOutcome, DeviceVerdict
 from abft_tsm2.checksum.encode import OperandChecksum, carried
@@ -50,7 +51,7 @@ def verify_on_host(product: DeviceProduct, problem: GemmProblem) -> Report:
         reports = _verify_with_exact_weights(product, verdict, problem, tasks)
     else:
         with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-            differences = _differences(product, sequence, verdict)
+            differences = _differences(product, sequence, verdict, problem)
             second = _SecondProduct(product, problem)
             reports = [HostFallback(one, problem, product, verdict, differences, second).report() for one in tasks]
             if product.operands.wide is not None:
@@ -113,11 +114,15 @@ class Differences(NamedTuple):
     weights: dict[str, Array]
 
 
-def _differences(product: DeviceProduct, sequence: LaunchSequence, verdict: DeviceVerdict) -> Differences:
+def _differences(
+    product: DeviceProduct, sequence: LaunchSequence, verdict: DeviceVerdict, problem: GemmProblem
+) -> Differences:
     """Encode again, and compare; u as well, unless C has been repaired since it was taken: then it tells nothing."""
     plan, replaced = product.plan, verdict.replaced
     again, differing = product.encode_again(sequence, recompute=product.on_stage is not None and not replaced)
-    changed: set[str] = set()
+    owners = {"A": problem.encoded_a, "B": problem.encoded_b}
+    shown = {name: owner.holds(owner.array) for name, owner in owners.items() if owner is not None}
+    changed = {name for name, same in shown.items() if not same}
     hit, weights = None, dict[str, Array]()
     for i, (check, found) in enumerate(zip(plan.checks, differing, strict=True)):
         side = plan.sides[i]
@@ -128,8 +133,18 @@ def _differences(product: DeviceProduct, sequence: LaunchSequence, verdict: Devi
         else:
             weights[side] = _carried_again(product.operands, side).weights[None].astype("float64")
         left, right = "AB" if side == "rows" else "BA"
-        changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in found if name in ("L", "R", "C0")}
-        for name in ("v", "s", "t") if replaced else ("v", "s", "t", "u"):
+        operands = {"L": left, "R": right, "C0": "c"}
+        changed |= {operands[name] for name in found if name in operands and operands[name] not in shown}
+        workspaces = sequence.workspaces[i], again.workspaces[i]
+        if not changed and "t0" in found and was_other(check, *workspaces, "t0"):
+            changed.add("c")
+        if not changed and "t" in found and not {left, right} <= shown.keys():
+            owner = owners[right] if product.options.carried[i] is not None else None
+            carried = None if owner is None else owner.right if side == "rows" else owner.left
+            copy = None if carried is None else carried.sums
+            if predicted_otherwise(check, *workspaces, product.options.carried[i], copy, product.call_of(i)):
+                changed.add(left if right in shown or ("s" not in found and left not in shown) else right)
+        for name in ("v", "s", "t", "t0") if replaced else ("v", "s", "t", "t0", "u"):
             if name in found and hit is None:
                 places = found[name]
                 hit = Fault(name, "checksum", places[:1000], (), len(places), float("nan"), "computed again")

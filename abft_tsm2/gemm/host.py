@@ -133,6 +133,13 @@ class Product:
         self.settle(encodings)
         return encodings
 
+    def shown(self, side: str) -> dict[str, bool]:
+        """Of the operands of a side that are encoded, whether they have the bits that were encoded, rechecked or not:
+        one read of each."""
+        left, right = "AB" if side == "rows" else "BA"
+        names, arrays = {left: "L", right: "R"}, {"A": self.A, "B": self.B}
+        return {names[name]: encoded.holds(arrays[name]) for name, encoded in self.encoded()}
+
     def note_changed(self, lines: Side, operands: Sequence[str]) -> None:
         """Remember which of A, B and c are not what was encoded."""
         left, right = "AB" if lines.side == "rows" else "BA"
@@ -194,6 +201,7 @@ class Product:
                 foreign=self.problem.exists,
                 earlier=earlier,
                 corrected=lambda: self.stage("corrected", C=self.task.C),
+                shown=partial(self.shown, e.lines.side),
             )
             self.took("correct", start)
             self.note_changed(e.lines, decision.changed)

@@ -75,7 +75,7 @@ def key_of(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """All that a call depends on but addresses, where it is of the kind that is remembered; else None."""
     carried = None
     if isinstance(b, Encoded):
-        carried, b = None if b.device is None else b.device.carried("rows", b.recheck), b.array
+        carried, b = None if b.device is None else b.device.carried("rows", b.recheck, b), b.array
         if carried is None:
             return None
     cupy = sys.modules.get("cupy")

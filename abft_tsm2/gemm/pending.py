@@ -16,7 +16,7 @@ from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.gemm import fallback
 from abft_tsm2.gemm.device import DeviceProduct, Keep, products_of
 from abft_tsm2.gemm.operands import GemmProblem, problem_of
-from abft_tsm2.gemm.plan import CallOptions, ProductPlan
+from abft_tsm2.gemm.plan import CallOptions, Operands, ProductPlan
 from abft_tsm2.gemm.replays import ArrayPlace, GraphCall, forget
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import Report, Status
@@ -158,19 +158,40 @@ class Pending:
         C = self._call.places[2]
         if C is None or _latest.get(C.address) != self._turn:
             gone, why = True, "another product has been written to the same place since"
+        held, lost = verdict.outcome <= DeviceOutcome.CLEARED, verdict.outcome is DeviceOutcome.NO_VERDICT
         # Right in every element, whatever its operands are by now; perhaps less sharp than can be, as its limit says.
-        if verdict.outcome <= DeviceOutcome.CLEARED and (gone or not verdict.missed):
+        if held and (gone or not verdict.missed):
             return report if verdict.explained else replace(report, suspicions=verdict.flagged)
-        if not gone:
-            report, right = self._verify_again(report, *arrays)
-            if right:
-                return replace(report, suspicions=max(report.suspicions, verdict.flagged))
-            why = "it still disagrees"
         failed = f"{verdict.flagged} lines of C failed the check, more than the device repairs by itself"
-        if verdict.outcome is DeviceOutcome.NO_VERDICT:
-            failed = "the device has left no verdict on C"
+        failed = "the device has left no verdict on C" if lost else failed
+        if not gone:
+            # What C is compared with here clears or accuses it only if it is what the device has multiplied.
+            shown = held or self._are_encoded(verdict, *arrays)
+            late, right = self._verify_again(report, *arrays) if shown or lost else (report, False)
+            if right and shown:
+                return replace(late, suspicions=max(late.suspicions, verdict.flagged))
+            if right or held or not (shown or lost):
+                failed = "a sharper check than the device's failed" if held else failed
+                reason = f"{failed}, and nothing shows that its operands are what was multiplied: wait for the report "
+                reason += "before they are updated, or repeat the product under errstate(sync=True)"
+                found: dict[str, Any] = {"status": Status.UNVERIFIABLE, "suspicions": verdict.flagged}
+                return replace(report, **found, also=(), reasons=(*report.reasons, reason))
+            report, why = late, "it still disagrees"
         reason = f"{failed}, and {why}: repeat the product under errstate(sync=True)"
         return replace(report, status=Status.UNCORRECTABLE, also=(), reasons=(*report.reasons, reason))
+
+    def _are_encoded(self, verdict: DeviceVerdict, A: Array, B: Array, C: Array, c: Array | None) -> bool:
+        """Whether operands are bit for bit what was encoded for the product: encoded again, by the same kernels, they
+        give what these have left in the records."""
+        if not any(verdict.digests):
+            return False
+        plan, options = self._call.plan, self._call.options
+        owners = [None if one is None else one.owner() for one in options.carried]
+        for side, one, owner in zip(plan.sides, options.carried, owners, strict=True):
+            if one is not None and (owner is None or not owner.holds(B if side == "rows" else A)):
+                return False
+        product = DeviceProduct(plan, options, self._call.info, Operands(A, B, C, c, None))
+        return all(then in (None, now) for then, now in zip(verdict.digests, product.digests(), strict=True))
 
     def _verify_again(self, first: Report, A: Array, B: Array, C: Array, c: Array | None) -> tuple[Report, bool]:
         """The report of a second verification of C, which repairs nothing, and whether C is right."""

@@ -71,12 +71,16 @@ class CallOptions(NamedTuple):
     alpha, beta : float
     write : bool
         Whether C may be repaired.
+    left : tuple of int
+        For each side, where the sums of bits are that the left operand had when it was encoded before, if these are to
+        be compared; else 0.
     """
 
     carried: tuple[CarriedChecksum | None, ...]
     alpha: float
     beta: float
     write: bool
+    left: tuple[int, ...]
 
 
 class LaunchSequence:
@@ -105,11 +109,11 @@ class LaunchSequence:
         self.verify: list[list[Step]] = []
         self.judge: list[list[Step]] = []
         self.repair: list[list[Step]] = []
-        at, (every, alpha, beta, write) = self.memory.data.ptr, options
-        for check, carried in zip(plan.checks, every, strict=True):
+        at, (every, alpha, beta, write, lefts) = self.memory.data.ptr, options
+        for check, carried, left in zip(plan.checks, every, lefts, strict=True):
             self.workspaces.append(at)
             with side or nullcontext():  # which is not in order with what other threads queue on this stream
-                self.encode.append(check.encode(at, carried))
+                self.encode.append(check.encode(at, carried, left))
             self.verify.append(check.verify(at, carried, alpha, beta))
             self.judge.append(check.judge(at, carried, alpha, beta) if check.spec.split else [])
             self.repair.append(check.repair(at, carried, alpha, beta, write=write))

@@ -28,7 +28,9 @@
 //        11  the lines that are wrong all over, 12  the columns: each element again, and replaced where it differs
 // And at the end:
 //        13  where something was replaced, whether L, R and C0 are still what was encoded (repair_known.cuh)
-//        14  each flagged line's residual with what C holds now. One in which nothing was replaced is not resolved
+//        14  the residual, with what C holds now, of each flagged line, and of all lines of products of which columns
+//            were completed. A line in which nothing was replaced is not resolved, unless it is right element by element
+//            and L, R and C0 as they are now predict of it what was predicted
 //        15  the record
 //
 // Launch   any grid of blocks of T1 threads, best as many as the card holds at a time (BLOCKS a multiprocessor)
@@ -45,12 +47,12 @@
 //          runs once
 // record   0: `call`, the number of the call that this kernel was launched for; 1: flagged lines, and lines that were judged
 //          in the upper half; 2: 0 clean, 1 all repaired, 2 not resolved, 3 not resolved but right
-//          in every element, 4 not resolved, and no line that fails has a bound; 3: state[1]; 4: VERDICTS of the tally, or 0;
-//          5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2 where L, R or C0 changed, in the low byte, and
-//          above it the number of the call that was judged. The host takes a record for a verdict only where both
-//          numbers and the count are those of its call; from 8 on up
-//          to 40 faults by line and position: position << 32 | line, found, now. Of more than LOG of them those found
-//          first are sorted
+//          in every element, by operands that are what was encoded, 4 not resolved, and no line that fails has a bound;
+//          3: state[1]; 4: VERDICTS of the tally, or 0; 5: least |v|; 6: wrong elements; 7: upper half of state[0], or 2
+//          where L, R or C0 changed, in the low byte, and above it the number of the call that was judged. The host takes
+//          a record for a verdict only where both numbers and the count are those of its call; from 8 on up to 39 faults
+//          by line and position: position << 32 | line, found, now. Of more than LOG of them those found first are sorted;
+//          127: where it is not resolved, the digest of what was encoded (digest_of)
 // Edges    not resolved: lines or elements that are too many (more than `repaired` or CAP lines, GROUPS of a batch, that
 //          neither NaN nor some columns explain; LIMIT elements). Operands that changed: nothing is replaced but NaN
 #define B_TYPE A_TYPE
@@ -63,7 +65,7 @@
 #include "repair/tally.cuh"
 #include "check/chain.cuh"
 
-constexpr int TOLD = 40, BOUNDS = 128;
+constexpr int TOLD = 39, ENCODED = 127, BOUNDS = 128;
 constexpr Index LIMIT = 1 << 22;
 constexpr int WAVE = 264, LEAST_ROWS = 128;  // items aimed at in stage 5, rows of a slab at least
 constexpr int POOL = PER_WARP * WARPS > 2 * DEEP * GROUPS ? PER_WARP * WARPS : 2 * DEEP * GROUPS;
@@ -119,8 +121,30 @@ INLINE void write_record(Bits outcome, Bits changed, Bits wrong, const Said& sai
   add_replay(tally, counts, call, judged, outcome, wrong, flags & 0xffffffffu, closest, raised);
 }
 
+// All that was encoded of operands: a host that has to verify C later sees by it whether they are still those.
+struct EncodedSums {
+  const double *t, *p2, *t0, *added2;
+  const Bits *left_words, *right_words, *added_words;
+  Index lines, k, rights, w_step;
+};
+
+// For a block's first thread.
+INLINE Bits digest_of(const EncodedSums& e, Bits* word_sums) {
+  Bits sum = 0;
+  auto add = [&](const void* x, Index count, Index first, int which) {
+    const Bits* bits = static_cast<const Bits*>(x);
+    for (Index i = threadIdx.x; i < count && bits != nullptr; i += T1) sum += multiplier(first + i, which) * bits[i];
+  };
+  const void* of_lines[] = {e.t, e.p2, e.left_words, e.t0, e.added2, e.added_words};
+#pragma unroll
+  for (int which = 0; which < 6; which++) add(of_lines[which], e.lines, 0, which);
+#pragma unroll 1
+  for (Index b = 0; b < e.rights && e.right_words != nullptr; b++) add(e.right_words + b * e.w_step, e.k, b * e.k, 6);
+  return over_block(sum, word_sums);
+}
+
 // With the faults that were logged, by line and position.
-INLINE void finish(const Problem* problem, const double* tau, Bits* tally, unsigned* keys) {
+INLINE void finish(const Problem* problem, const double* tau, Bits* tally, unsigned* keys, Bits* word_sums) {
   const Problem& p = problem[0];
   Bits* const record = p.record;
   const Bits wrong = __ldcg(p.state + WRONG);
@@ -155,6 +179,10 @@ INLINE void finish(const Problem* problem, const double* tau, Bits* tally, unsig
   // Lines that hold now and in which nothing was wrong: their checksum was.
   const bool cleared = __ldcg(p.state + CLEARED) != 0;
   const bool changed = has_changed_since(p), open = __ldcg(p.state + UNRESOLVED) != 0 || (wrong == 0 && !cleared);
+  const EncodedSums encoded = {p.t, p.p2, p.t0, p.added2, p.left_words, p.right_words, p.added_words,
+                               p.m * p.batch, p.k, p.w_step ? p.batch : 1, p.w_step};
+  const Bits digest = changed || open || !p.checked ? digest_of(encoded, word_sums) : 0;
+  if (threadIdx.x == 0) record[ENCODED] = digest;
   if (threadIdx.x >= 32) return;
   const bool bounded = Bits(p.failing) > __ldcg(p.state + UNBOUNDED);
   const Bits unresolved = bounded || wrong ? NOT_RESOLVED : NOT_BOUNDED;
@@ -218,7 +246,7 @@ INLINE Index items_of(const Problem* problem, int stage) {
   if (stage == WHOLE_LINES) return items_of_groups(p, ALL);
   if (stage == WHOLE_COLUMNS) return columns_in(p, COMPLETED) * items_of_column(p, true);
   if (stage == KNOWN) return items_known(p);
-  return p.flagged;
+  return lines_verified(p);
 }
 
 // The number of the next item; what this block wrote for the last one is there before that one counts as done.
@@ -274,7 +302,13 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   const Index stripes = pieces(n, STRIPE), deep = smaller(stripes ? WAVE / stripes : 1, pieces(k, LEAST_ROWS));
   const Index slabs = deep > 1 ? deep : 1;
   const Index needed = Index(sizeof(Fixed)) + 8 * GROUPS * (2 * k + (3 + 2 * slabs) * n);
+  __shared__ Bits word_sums[WARPS];
   if (scratch_bytes < needed) {
+    if (blockIdx.x > 0) return;
+    const EncodedSums sums = {t, p2, t0, added2, left_words, right_words, added_words,
+                              m * batch, k, w_step ? batch : 1, w_step};
+    const Bits digest = digest_of(sums, word_sums);
+    if (writes) own[ENCODED] = digest;
     if (records) write_bounds(tau, m * batch, own);
     const Bits outcome = state[UNBOUNDED] < flagged ? NOT_RESOLVED : NOT_BOUNDED;
     if (writes) write_record(outcome, 0, 0, said, number, m * batch, least, own, tally, Counts(tally));
@@ -284,7 +318,6 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
   __shared__ __align__(16) double pool[POOL];
   __shared__ A_TYPE tile[TILE];
   __shared__ Bits factors[DEEP];
-  __shared__ Bits word_sums[WARPS];
   __shared__ unsigned keys[CAP];
   __shared__ Bits ticket[1];
   __shared__ Problem problem[1];
@@ -328,9 +361,10 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
         recompute_any(problem, number, stage == RECOMPUTE ? OUTLIERS : ALL, pool);
       if (stage == LIST_REST) list_rest(problem, keys);
       if (stage == SAMPLE || stage == WHOLE_COLUMNS) look_at_column(problem, number, stage == WHOLE_COLUMNS, pool);
-      if (stage == LIST_REMAINING || stage == VERIFY) verify(problem, number, stage == VERIFY, pool);
+      if (stage == LIST_REMAINING) list_failing(problem, number, pool);
+      if (stage == VERIFY) verify(problem, number, pool);
       if (stage == KNOWN) compare_known(problem, number, word_sums);
-      if (stage == RECORD) finish(problem, tau, tally, keys);
+      if (stage == RECORD) finish(problem, tau, tally, keys, word_sums);
     }
     base += items;
   }

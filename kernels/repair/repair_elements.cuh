@@ -246,24 +246,29 @@ INLINE void add_up(double& x, double& y, double* pool) {
   }
 }
 
-// Whether it holds now, for the first thread of a block.
-INLINE bool holds(const Problem& p, Index line, double* pool) {
+// What a line's check comes to, for the first thread of a block.
+struct LineCheck {
+  double predicted, tau;  // alpha t_i + beta t0_i, if these are what they were: else NaN, which nothing agrees with
+  bool fine;
+};
+
+INLINE LineCheck check_line(const Problem& p, Index line, double* pool) {
   const Index product = p.product_of(line), n = p.n, apart = p.c_cs;
   const ACC* v = p.v + product * p.v_step;
   const C_TYPE* row = p.result(line, 0);
   double u = 0, squares = 0;
-#pragma unroll 16
+#pragma unroll(TUNED ? 16 : 8)
   for (Index j = threadIdx.x; j < n; j += T1) {
     const double x = fresh(row + j * apart) * double(v[j]);
     u += x;
     squares += x * x;
   }
   add_up(u, squares, pool);
-  if (threadIdx.x > 0) return true;
+  if (threadIdx.x > 0) return {0, 0, true};
   // t, if it is what it was: what agrees with a t that was lost is not known to be right.
   const double t = guarded(p.t[line], p.p2[line], line, p.encoded, p.guards[line]);
   const double t0 = p.t0 != nullptr ? guarded(p.t0[line], p.added2[line], line, p.encoded, p.guards0[line]) : 0.0;
-  const double residual = fabs(u - p.alpha * t - p.beta * t0);
+  const double predicted = p.alpha * t + p.beta * t0, residual = fabs(u - p.alpha * t - p.beta * t0);
   const double least = p.underflow * p.sizes[p.v_step ? 2 * product : 0];
   const double products = fabs(p.alpha) * sqrt(p.p2[line]);
   const double added = p.added2 != nullptr ? fabs(p.beta) * sqrt(p.added2[line]) : 0.0;
@@ -271,23 +276,49 @@ INLINE bool holds(const Problem& p, Index line, double* pool) {
   const double stored = norm < largest ? norm : largest, scale = products > added ? products : added;
   const double tau =
       p.factor * (scale > stored ? scale : stored) + p.input_factor * products + p.out_factor * (stored + added) + least;
-  return residual <= tau && finite(tau) && norm <= largest;
+  return {predicted, tau, residual <= tau && finite(tau) && norm <= largest};
 }
 
-// In stage 2, the lines that fail are listed.
-INLINE void verify(const Problem* problem, Index item, bool at_the_end, double* pool) {
-  const Problem& p = problem[0];
-  const Index line = at_the_end ? p.line(int(item)) : Index(p.lines[item]);
-  const bool fine = holds(p, line, pool);
-  if (threadIdx.x > 0) return;
-  if (at_the_end) {
-    const bool touched = p.all || __ldcg(p.state + COMPLETED) || __ldcg(p.fixed->hits + item);
-    // A line of its own that has no candidate, and no more rounding than is usual, is right element by element.
-    const bool right = !fine && !p.all && p.groups == p.flagged && __ldcg(p.fixed->candidates + item) == 0 &&
-                       __ldcg(p.fixed->usual + item) <= 1;
-    if (!fine || !touched) atomicAdd(p.state + (right ? CLEARED : UNRESOLVED), 1ull);
-  } else if (!fine) {
-    const Bits number = atomicAdd(p.state + REMAINING, 1ull);
-    if (number < CAP) p.fixed->remaining[number] = unsigned(line);
+// alpha L_i R v + beta C0_i v of a line that is the only one of its group, by the product of stage 5, for the first thread
+// of a block: what L, R and C0 as they are now predict.
+INLINE double predicted_now(const Problem& p, Index line, int g, double* pool) {
+  const ACC* v = p.v + p.product_of(line) * p.v_step;
+  double sum = 0, none = 0;
+#pragma unroll 1
+  for (Index j = threadIdx.x; j < p.n; j += T1) {
+    const double c0 = p.beta != 0 ? p.beta * fresh(p.added(line, j)) : 0.0;
+    sum += (p.alpha * __ldcg(p.product_sum(g, j)) + c0) * double(v[j]);
   }
+  __syncthreads();  // the pool has been read
+  add_up(sum, none, pool);
+  return sum;
+}
+
+// Stage 14 is about the flagged lines, and about all of products of which columns were completed: what was replaced in
+// them has to agree with what was encoded, too.
+INLINE Index lines_verified(const Problem& p) { return p.flagged + (p.all ? 0 : lines_of_products(p)); }
+
+// In stage 2, the lines that fail are listed.
+INLINE void list_failing(const Problem* problem, Index item, double* pool) {
+  const Problem& p = problem[0];
+  const Index line = p.lines[item];
+  const bool fine = check_line(p, line, pool).fine;
+  if (threadIdx.x > 0 || fine) return;
+  const Bits number = atomicAdd(p.state + REMAINING, 1ull);
+  if (number < CAP) p.fixed->remaining[number] = unsigned(line);
+}
+
+INLINE void verify(const Problem* problem, Index item, double* pool) {
+  const Problem& p = problem[0];
+  const bool beside = item >= p.flagged, alone = !p.all && !beside && p.groups == p.flagged;
+  const Index line = beside ? line_of_products(p, item - p.flagged) : p.line(int(item));
+  const LineCheck check = check_line(p, line, pool);
+  const double now = alone ? predicted_now(p, line, int(item), pool) : 0.0;
+  if (threadIdx.x > 0) return;
+  const bool touched = p.all || beside || __ldcg(p.state + COMPLETED) || __ldcg(p.fixed->hits + item);
+  // A line of its own that has no candidate, and no more rounding than is usual, is right element by element, if that is
+  // the product of what was encoded: if the operands as they are now predict the same, to within the line's bound.
+  const bool right = !check.fine && alone && __ldcg(p.fixed->candidates + item) == 0 &&
+                     __ldcg(p.fixed->usual + item) <= 1 && fabs(now - check.predicted) <= check.tau && finite(check.tau);
+  if (!check.fine || !touched) atomicAdd(p.state + (right ? CLEARED : UNRESOLVED), 1ull);
 }

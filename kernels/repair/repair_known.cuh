@@ -7,9 +7,6 @@
 #include "repair/repair_locate.cuh"
 
 // Lines of L and of C0: all of a product of which columns were completed, and the flagged ones.
-INLINE Index lines_of_products(const Problem& p) {
-  return __ldcg(p.state + COMPLETED) ? (p.batch > 1 ? p.groups : 1) * p.m : 0;
-}
 INLINE Index lines_known(const Problem& p) {
   if (p.left_words == nullptr) return 0;
   return lines_of_products(p) + (p.mass ? p.failing : p.flagged);
@@ -95,8 +92,7 @@ INLINE void compare_known(const Problem* problem, Index item, Bits* word_sums) {
     return compare_right(p, number % each, int(number / each), word_sums);
   }
   const Index place = item - whole;
-  const Index line = place < 0 ? p.product(p.batch > 1 ? int(item / p.m) : 0) * p.m + item % p.m
-                               : (p.mass ? Index(p.listed[place]) : p.line(int(place)));
+  const Index line = place < 0 ? line_of_products(p, item) : (p.mass ? Index(p.listed[place]) : p.line(int(place)));
   compare_line(p, p.left(line), p.k, p.l_cs, p.left_words[line], word_sums);
   if (p.added_words != nullptr) compare_line(p, p.added(line, 0), p.n, p.c0_cs, p.added_words[line], word_sums);
 }

@@ -270,6 +270,7 @@ INLINE void compare(const Problem* problem, Index item, unsigned* keys) {
       e += __ldcg(at);
       s += __ldcg(at + p.n);
     }
+    *p.product_sum(g, j) = e;
     const int lines = p.first(g + 1) - p.first(g);
     const double* sums = p.sums + g * p.n + j;
     e = __ldcg(sums) - p.alpha * e;

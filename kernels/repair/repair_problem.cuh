@@ -62,7 +62,7 @@ struct Problem {
   Fixed* fixed;
   double2* sides;  // (y_g(l), a_g(l)) at l groups + g
   double* sums;    // D, |C0| and |C| of GROUPS, n columns each; then z in place of D, candidates and hits of |C0|
-  double* parts;   // of (y_g R, a_g |R|)(j) of slab s: ((s GROUPS + g) 2 + q) n + j
+  double* parts;   // of (y_g R, a_g |R|)(j) of slab s: ((s GROUPS + g) 2 + q) n + j; from stage 6 on y_g R in slab 0
   Bits call;       // its number
   Bits* record;
 
@@ -79,11 +79,20 @@ struct Problem {
   INLINE const A_TYPE* right(Index product, Index j) const { return R + product * r_step + j * r_cs; }
   // Groups that R is read for together: all, or each where every product has an R of its own.
   INLINE int passes() const { return batch > 1 && r_step ? groups : 1; }
+  INLINE double* product_sum(int g, Index j) const { return parts + 2 * g * n + j; }  // (y_g R)(j), from stage 6 on
   INLINE unsigned* columns(int g) const { return reinterpret_cast<unsigned*>(sums + (GROUPS + g) * n); }
   INLINE unsigned* column_hits(int g) const { return columns(g) + n; }  // wrong elements of each column
   INLINE bool replaced() const { return __ldcg(state + WRONG) != 0; }
   INLINE Index product(int g) const { return product_of(line(first(g))); }
 };
+
+// All lines of products of which columns were completed, by number.
+INLINE Index lines_of_products(const Problem& p) {
+  return __ldcg(p.state + COMPLETED) ? (p.batch > 1 ? p.groups : 1) * p.m : 0;
+}
+INLINE Index line_of_products(const Problem& p, Index number) {
+  return p.product(p.batch > 1 ? int(number / p.m) : 0) * p.m + number % p.m;
+}
 
 INLINE Index pieces(Index x, Index of) { return (x + of - 1) / of; }
 INLINE bool finite(double x) { return x - x == 0.0; }

@@ -17,7 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abft_tsm2.arrays import is_column_major
 from abft_tsm2.core import row_sums
+from abft_tsm2.core.ordered_sums import multipliers
 from abft_tsm2.core.row_sums import (
     column_squares,
     encoding_pass,
@@ -176,7 +178,7 @@ def test_every_flipped_bit_changes_the_fingerprint(dtype: np.dtype[Any], order: 
         for bit in range(8 * dtype.itemsize):
             at = rng.integers(shape[0]), rng.integers(shape[1])
             bits[at] ^= bits.dtype.type(1) << bit
-            assert np.count_nonzero(fingerprint(x) != before) == 1  # in one line along the storage order
+            assert np.count_nonzero(fingerprint(x) != before) == 1  # a word of one line along the storage order
             bits[at] ^= bits.dtype.type(1) << bit
         assert np.array_equal(fingerprint(x), before)
         bits[...] = ~bits
@@ -195,7 +197,71 @@ def test_the_fingerprint_depends_on_the_values_and_the_order_alone(orders: tuple
 def test_the_fingerprint_wraps_around() -> None:
     x = np.full((3, 10**4), np.nan)
     x.view(np.uint64)[...] = 2**64 - 1
-    assert fingerprint(x).tolist() == [2**64 - 10**4] * 3
+    total = sum(multipliers(10**4).tolist()) * (2**32 - 1) % 2**64
+    assert fingerprint(x).tolist() == [[total] * 3] * 2
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+def test_the_fingerprint_is_that_of_python_integers(dtype: np.dtype[Any], order: str) -> None:
+    for shape in ((1, 1), (3, 5), (8, 64), (200, 99)):
+        x = sample(shape, dtype, order)
+        lines = (x.T if is_column_major(x) else x).view(f"u{dtype.itemsize}").tolist()
+        a = multipliers(len(lines[0])).tolist()
+        words = [[[p >> 32 * w & 0xFFFFFFFF for p in line] for line in lines] for w in range(1 + (dtype.itemsize == 8))]
+        assert fingerprint(x).tolist() == [[sum(map(int.__mul__, line, a)) % 2**64 for line in word] for word in words]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+def test_elements_that_change_places_change_the_fingerprint(dtype: np.dtype[Any], order: str) -> None:
+    rng = np.random.default_rng(3)
+    x = sample((6, 70), dtype, order)
+    x[:, 1], x[:, 2] = -x[:, 0], 4 * x[:, 0]  # such as differ in their topmost bits alone
+    before = fingerprint(x)
+    places = [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        *((int(i), int(j)) for i, j in zip(rng.integers(6, size=40), range(3, 43), strict=True)),
+    ]
+    for count in (2, 3, 5):
+        for at in itertools.islice(itertools.combinations(places, count), 300):
+            held = [x[p].copy() for p in at]
+            for p, value in zip(at, held[1:] + held[:1], strict=True):
+                x[p] = value
+            assert len({h.tobytes() for h in held}) == 1 or not np.array_equal(fingerprint(x), before), at
+            for p, value in zip(at, held, strict=True):
+                x[p] = value
+    for left, right in (((slice(None), 0), (slice(None), 9)), ((0,), (3,)), ((4, slice(0, 32)), (4, slice(35, 67)))):
+        held = x[left].copy()
+        x[left] = x[right]
+        x[right] = held
+        assert not np.array_equal(fingerprint(x), before)
+        held = x[left].copy()
+        x[left] = x[right]
+        x[right] = held
+    assert np.array_equal(fingerprint(x), before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+def test_changes_whose_bits_cancel_change_the_fingerprint(dtype: np.dtype[Any]) -> None:
+    x = sample((6, 70), dtype)
+    before, bits = fingerprint(x), x.view(f"u{dtype.itemsize}")
+    top = 8 * dtype.itemsize - 1
+    for i, j in ((1, 4), (2, 3), (60, 69)):
+        for bit in (0, 7, top - 1):
+            held, d = bits[[2, 5]].copy(), bits.dtype.type(1 << bit)
+            for row, plus, minus in ((2, i, j), (5, j, i)):  # after the second one no column tells either
+                bits[row, plus : plus + 1] += d
+                bits[row, minus : minus + 1] -= d
+                assert not np.array_equal(fingerprint(x), before)
+            bits[[2, 5]] = held
+        tile = np.ix_([2, 5], [i, j])
+        x[tile] = -x[tile]
+        assert not np.array_equal(fingerprint(x), before)
+        x[tile] = -x[tile]
+    assert np.array_equal(fingerprint(x), before)
 
 
 def test_the_fingerprint_of_equal_bits_does_not_depend_on_blocks_or_cores(four_cores: None) -> None:

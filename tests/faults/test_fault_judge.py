@@ -359,8 +359,6 @@ def test_no_fault_at_any_site_makes_a_protected_product_break_a_promise() -> Non
             except ValueError:
                 assert plan.site.endswith(".stored")
                 continue
-            if plan.site.endswith(".stored") and plan.model.startswith("swap"):
-                continue  # what changes places within a line is beyond the quick look: see the next test
             possible.append(Trial(len(possible), (plan,), scheme))
         for trial, finding in zip(possible, scene.run(possible), strict=True):
             assert finding.outcome not in BROKEN, (trial, finding)
@@ -369,14 +367,13 @@ def test_no_fault_at_any_site_makes_a_protected_product_break_a_promise() -> Non
     assert outcomes["detected"] > 50
 
 
-def test_what_changes_places_in_a_stored_operand_passes_the_quick_look() -> None:
-    # Encoded.changed() says so, and verify() finds it: the campaign calls it by its name.
+def test_what_changes_places_in_a_stored_operand_is_seen_by_the_quick_look() -> None:
     scene = GemmTrials(workload(33, 64, 47), np)
     outcomes = {found("encoded", Plan("swap_columns", "B.stored", seed=(i,)), scene=scene).outcome for i in range(9)}
-    assert outcomes == {"sdc"}
+    assert outcomes <= {"corrected", "detected"}
     E = encode(scene.B.copy())
     E.array[:, [3, 5]] = E.array[:, [5, 3]]
-    assert not E.changed()
+    assert E.changed()
     assert E.verify().status is Status.INPUT_CHANGED
 
 

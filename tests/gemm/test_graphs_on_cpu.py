@@ -93,7 +93,7 @@ def test_a_graph_whose_kernel_does_not_run_is_not_believed(
 
     monkeypatch.setattr(kernels, "_run", without)
     A, B, C = operands(cp)
-    with ft.errstate(sync=sync, **QUIET):
+    with ft.errstate(sync=sync, unverifiable="ignore", **QUIET):
         for _ in range(4):
             ft.protected_gemm(A, B, out=C)
         skip.append(skipped)
@@ -119,7 +119,8 @@ def test_verdicts_are_those_of_their_own_calls_where_reports_are_read_late(
     monkeypatch.setattr(kernels, "_run", without)
     A, B, C = operands(cp)
     reports, bad = [], {7}
-    with ft.errstate(sync=False, **QUIET), planted(Faults(*bad, plant=everything), graphs=True):
+    quiet = ft.errstate(sync=False, unverifiable="ignore", **QUIET)
+    with quiet, planted(Faults(*bad, plant=everything), graphs=True):
         for i in range(12):
             if i == 5:
                 skip.append(True)
@@ -128,7 +129,7 @@ def test_verdicts_are_those_of_their_own_calls_where_reports_are_read_late(
         (graph,) = replays._made
         found = [report.wait() for report in reports]
         assert all(found[i].status is Status.CLEAN and not found[i].suspicions for i in range(5))
-        assert found[5].suspicions or not found[5].ok
+        assert found[5].status is not Status.CLEAN
         assert not found[7].ok
         assert graph not in replays._made
 

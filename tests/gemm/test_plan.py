@@ -61,7 +61,7 @@ def test_threads_share_events_and_workspaces_of_a_stream_but_for_default_streams
     assert side_stream(handle) is own
     assert [x is y for x, y in zip(own, other, strict=True)] == [shared] * 3
     monkeypatch.setattr(plans, "LaunchSequence", lambda plan, options, key, side: SimpleNamespace(key=key))
-    plan, options = ProductPlan((), (), None, on_side_stream=True), CallOptions((), 1.0, 0.0, False)
+    plan, options = ProductPlan((), (), None, on_side_stream=True), CallOptions((), 1.0, 0.0, False, ())
     plan.give(mine := plan.take(handle, options))
     with ThreadPoolExecutor(1) as thread:
         assert (thread.submit(plan.take, handle, options).result() is mine) is shared

@@ -20,7 +20,7 @@ from tests.support.cubins import Cubins, tuned_first
 from tests.support.cuda_on_cpu import ORDERS, KernelFault, Library
 from tests.support.libraries import Texts, library_of, texts
 from tests.support.planting import bits
-from tests.support.repair_faults import FAULTS, Case
+from tests.support.repair_faults import FAULTS, OF_OPERANDS, Case
 from tests.support.repair_model import CAP, UNRESOLVED, Work, judged
 
 KINDS = (
@@ -68,7 +68,7 @@ MUCH = Case("much_of_a_column", m=300)
 UNSEEN, WIDE = Case("unseen_in_a_tile", m=300), Case("unseen_in_a_wide_tile", m=300)
 CANCELLING = Case("cancelling", m=300)
 CASES = (
-    *(Case(fault) for fault in FAULTS if fault not in (*OF_PRODUCTS, "too_many_elements")),
+    *(Case(fault) for fault in FAULTS if fault not in (*OF_PRODUCTS, *OF_OPERANDS, "too_many_elements")),
     *(Case(fault, batch=3, shared=shared) for fault in OF_PRODUCTS for shared in (False, True)),
     *(Case(fault, beta=-0.5, alpha=2.0, order="F") for fault in ("clean", "element", "rows", "many_rows", "tile")),
     *(
@@ -97,8 +97,8 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         Case("wrong_t_beside"),
     ),
     "lines_without_faults_pass": (
-        "!fine || !touched",
-        "!fine",
+        "!check.fine || !touched",
+        "!check.fine",
         "the outcome is 1",
         Case("element_and_nothing"),
     ),
@@ -159,7 +159,18 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         Case("without_words"),
     ),
     "checksums_pass": ("(wrong == 0 && !cleared)", "false", "the outcome is 1", Case("nothing_in_all_lines")),
-    "always_right": ("__ldcg(p.fixed->candidates + item) == 0", "true", "the outcome is 3", Case("wrong_t_beside")),
+    "always_right": (
+        "__ldcg(p.fixed->candidates + item) == 0",
+        "true",
+        "the outcome is 3",
+        Case("pattern_and_element", m=20, n=2000),
+    ),
+    "right_by_any_operands": (
+        "fabs(now - check.predicted) <= check.tau",
+        "true",
+        "the outcome is 3",
+        Case("swapped_right", m=6, k=300, n=600),
+    ),
     "samples_not_looked_at": ("wrong && !complete", "false", "not the product", Case("right_all_along")),
     "nothing_between_lines": ("x % 2 && step > 1", "false", "not the product", UNSEEN),
     "nothing_of_whole_lines": (

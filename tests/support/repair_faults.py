@@ -216,7 +216,7 @@ def too_many_products(work: Work, rng: np.random.Generator) -> None:
 @fault
 def wrong_t(work: Work, rng: np.random.Generator) -> None:
     work.checks["t"][0, 6] += 500 * _typical(work)
-    work.outcome = CLEARED
+    work.outcome = UNRESOLVED  # or it was the product of other operands
 
 
 @fault
@@ -241,7 +241,7 @@ def lost_t(work: Work, rng: np.random.Generator) -> None:  # with its line, whic
 def lost_t_beside_a_right_line(work: Work, rng: np.random.Generator) -> None:
     work.guard()
     work.checks["t"][0, 6] *= 1 - 2.0**-52
-    work.lines, work.outcome = [6], CLEARED
+    work.lines, work.outcome = [6], UNRESOLVED
 
 
 @fault
@@ -420,3 +420,71 @@ def nan_of_changed_left(work: Work, rng: np.random.Generator) -> None:
     scattered_nan(work, rng)
     work.L[0, 3, 0] += 3
     work.outcome, work.changed = UNRESOLVED, True
+
+
+# ---- whose evidence is computed from operands that may not be what was encoded; C is of 32 or 64 bits ----------------
+
+OF_OPERANDS = ("pattern", "pattern_and_element", "swapped_right", "swapped_left", "swapped_and_column")
+
+
+@fault
+def pattern(work: Work, rng: np.random.Generator) -> None:
+    """A line whose roundings have one direction: right in every element, and beyond the bound."""
+    a, v = work.checks["arithmetic"], work.v[0].astype(np.float64)
+    size = (abs(work.L.astype(np.float64)) @ abs(work.R.astype(np.float64)))[0, 1]
+    share = 1.3 * work.bound(work.C)[1][0, 1] / (a.u * size @ abs(v))
+    assert share < 0.9  # of what is usual
+    work.C[0, 1] = (work.exact[0, 1].astype(np.float64) + share * a.u * size * np.sign(v)).astype(work.C.dtype)
+    work.clean[0, 1] = work.C[0, 1]
+    assert work.flagged == [1]
+    work.outcome = CLEARED
+
+
+@fault
+def pattern_and_element(work: Work, rng: np.random.Generator) -> None:
+    pattern(work, rng)
+    work.C[0, 1, 7] += 8 * _typical(work)
+    work.outcome, work.written, work.completed = UNRESOLVED, True, False
+    work.freely = np.zeros(work.C.shape, bool)
+    work.freely[0, :, 7] = True
+
+
+@fault
+def swapped_right(work: Work, rng: np.random.Generator) -> None:
+    """Elements of a row of R changed places before C was computed: it is right by what R is now."""
+    work.R[0, 3, [4, 7]] = work.R[0, 3, [7, 4]]
+    _computed_again(work)
+
+
+@fault
+def swapped_left(work: Work, rng: np.random.Generator) -> None:
+    work.L[0, 2, [4, 7]] = work.L[0, 2, [7, 4]]
+    _computed_again(work)
+    assert work.flagged == [2]
+
+
+def _computed_again(work: Work) -> None:
+    wide = work.C.dtype if work.C.dtype == np.float64 else np.dtype(np.float32)
+    work.C[...] = work.clean[...] = wide.type(work.alpha) * (work.L.astype(wide) @ work.R.astype(wide))
+    work.exact = work.alpha * (work.L.astype(np.longdouble) @ work.R.astype(np.longdouble))
+    assert 0 < len(work.flagged) <= 8
+    work.outcome = UNRESOLVED
+
+
+@fault
+def swapped_and_column(work: Work, rng: np.random.Generator) -> None:
+    """Much of a column is wrong, and R changes, so that its bits add up to the same, before it is repaired: of lines
+    that were not flagged the column is made wrong, and these alone tell."""
+    inner, at = 5, [9, 12]
+    few = np.argsort(abs(work.L[0, :, inner].astype(np.float64)))[: work.C.shape[1] // 5]
+    work.C[0, few, 9] += 8 * _typical(work)
+    patterns = work.R.view(f"u{work.R.itemsize}")
+    share = abs(work.L[0, :, inner].astype(np.float64)) / work.bound(work.C)[1][0]
+    change = 0.5 / (share[few].max() * abs(float(work.v[0, 9])))  # which flagged lines do not see
+    ulps = patterns.dtype.type(max(1, round(change / float(np.spacing(abs(work.R[0, inner, 9]))))))
+    patterns[0, inner, at[0] : at[0] + 1] += ulps
+    patterns[0, inner, at[1] : at[1] + 1] -= ulps
+    work.exact = work.alpha * (work.L.astype(np.longdouble) @ work.R.astype(np.longdouble))
+    work.outcome, work.written, work.completed = UNRESOLVED, True, False
+    work.freely = np.zeros(work.C.shape, bool)
+    work.freely[0, :, 9] = True

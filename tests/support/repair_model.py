@@ -16,16 +16,18 @@ import numpy as np
 from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.device.check import repair_bytes
 from abft_tsm2.checksum.device.kernels import RepairKernel
+from abft_tsm2.core.generated import splitmix64
 from tests.support.check_cases import CALL_WORD, JUDGED_WORD, guards_of
 from tests.support.cuda_on_cpu.library import _Address
 from tests.support.planting import bits
 
 NULL = _Address(0)
 WORDS = 160
-CAP, TOLD = 2048, 40  # lines, and faults that the record names
+CAP, TOLD = 2048, 39  # lines, and faults that the record names
 SHORT = 128  # columns of which every element is looked at
 CLEAN, REPAIRED, UNRESOLVED, CLEARED = 0, 1, 2, 3
 CALL, ENCODED = (1 << 40) + 77, (1 << 40) + 76  # numbers of calls
+DIGEST = 127  # of the record: what was encoded
 SEALED = np.uint64(0xABCDABCDABCDABCD)  # in words of the record that were not written
 
 
@@ -101,6 +103,18 @@ class Work:
             if name not in c and parts[0] in c:
                 c[name] = guards_of(*(c[part] for part in parts), ENCODED)
 
+    def digest(self) -> int:
+        """What t and the sums of bits add up to, with multipliers of their own."""
+        c, total = self.checks, 0
+        names = ["t", "p2", "left_words", "t0", "added2", "added_words", "right_words"]
+        for which, name in enumerate(names):
+            if name not in c or (not self.words and name.endswith("words")):
+                continue
+            for i, bits_of in enumerate(np.ascontiguousarray(c[name]).view(np.uint64).ravel().tolist()):
+                one = splitmix64(0, np.array([i + 1 + (which << 48)], np.uint64))
+                total += (int(one[0]) | 1) * bits_of
+        return total % 2**64
+
     def arguments(self) -> tuple[Any, ...]:
         c, a, flagged = self.checks, self.checks["arithmetic"], self.flagged
         batch, m, n = self.C.shape
@@ -170,6 +184,7 @@ def judged(work: Work, launch: Callable[[tuple[Any, ...]], None]) -> list[str]:
     expect("the call that was judged", int(record[7]) >> 8, CALL)
     expect("the outcome", int(record[2]), work.outcome)
     expect("the closest", int(record[3]), int(work.state[1]))
+    expect("the digest", int(record[DIGEST]), work.digest() if work.outcome == UNRESOLVED else int(record[DIGEST]))
     expect("bounds", record[128:].tobytes(), tau[(2 * np.arange(32) + 1) * tau.size // 64].tobytes())
     expect("the least weight", float(record[5:6].view(np.float64)[0]), float(work.checks["sizes"][:, 1].min()))
     expect("the flags", int(record[7]) & 0xFF, work.off | 2 * work.changed)
@@ -182,7 +197,7 @@ def judged(work: Work, launch: Callable[[tuple[Any, ...]], None]) -> list[str]:
                 found.append(f"the number of wrong elements is {record[6]}, not {least} to {most}")
         return found
     expect("the number of wrong elements", int(record[6]), len(places))
-    faults, told = record[8:128].reshape(TOLD, 3), min(TOLD, len(places))
+    faults, told = record[8 : 8 + 3 * TOLD].reshape(TOLD, 3), min(TOLD, len(places))
     named = [(int(x) & 0xFFFFFFFF, int(x) >> 32) for x in faults[:told, 0]]
     expect("places", named, places[:told])  # the first lines' also where not all are kept: their tickets come first
     for number, x in ((1, before), (2, C)):

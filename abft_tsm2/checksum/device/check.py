@@ -89,7 +89,7 @@ class DeviceCheck:
 
     # ---- before the product ----
 
-    def encode(self, memory: int, carried: CarriedChecksum | None) -> list[Step]:
+    def encode(self, memory: int, carried: CarriedChecksum | None, left: int = 0) -> list[Step]:
         """All that precedes the product: the weights, ``s = R v``, ``t = L s`` unless `joint`, ``C0 v``.
 
         Parameters
@@ -98,13 +98,19 @@ class DeviceCheck:
             Address of a workspace, not initialised.
         carried : CarriedChecksum or None
             Of a right operand that was encoded before.
+        left : int
+            Address of the sums of L's bits with which those of now are compared, where L was encoded before; or 0.
         """
         spec, right = self.spec, self._right(memory, carried)
         steps = self.carry(memory, "encoded") if carried is None else [self._wipe(memory, "encoded")]
         if carried is not None and spec.recheck:
             steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.bit_sums))
+        of_left = "L", memory, right.s, right.squares, self._of_left(memory)
+        alone = spec.joint or spec.batch > 1  # all products have the same L, which is read once for it
+        if left and alone:
+            steps.append(self._pass(*of_left, expected=left, products=1))
         if not spec.joint:
-            steps.append(self._pass("L", memory, right.s, right.squares, self._of_left(memory)))
+            steps.append(self._pass(*of_left, expected=0 if alone else left))
         if spec.C0 is not None:
             into = self._lines(memory, "t0", "added2", "added_bit_sums", "guards0")
             steps.append(self._pass("C0", memory, right.v, 0, into))
@@ -190,11 +196,12 @@ class DeviceCheck:
         into: LineSumsArguments,
         *,
         expected: int = 0,
+        products: int = 0,
     ) -> Step:
         """``X w``, ``(X o X) w2`` (w o w unless given) and the bit sums of X, which is R, L, C or C0.
 
-        `expected`: address of bit sums to compare with. C was written by the step in front: it is not read before that
-        has ended.
+        `expected`: address of bit sums to compare with; `products`: of how many, if not of all. C was written by the
+        step in front: it is not read before that has ended.
         """
         spec, state = self.spec, self.workspace.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
@@ -211,7 +218,7 @@ class DeviceCheck:
             expected,
         )
         results += (*(sizes if first else _NONE), *guards)
-        products = spec.right_batch if name == "R" else spec.batch
+        products = products or (spec.right_batch if name == "R" else spec.batch)
         wanted = {"acc": spec.acc, "given": name == "L", "words": name != "C", "out": into.dtype}
         return self._over((name, layout, dtype), (p, q, products), (w, w2, w_step), results, wanted)
 
@@ -318,35 +325,18 @@ class DeviceCheck:
         """u (m, 1) of a single product whose check is `split`."""
         return self.workspace.array(memory, "u").T
 
-    def differences(
-        self, then: int, now: int, carried: CarriedChecksum | None, where: Where, *, recomputed: bool
-    ) -> dict[str, tuple[int, ...]]:
-        """Compare two workspaces of the same product: what differs of "R", "L", "C0" for operands, "v", "s", "t" for
-        checksums, and "u", where it was `recomputed`; each with the places.
+    def predict_again(self, memory: int, right: OperandPointers, alpha: float, beta: float, where: Where) -> None:
+        """``t = L s`` of an operand's sums, by the kernel that takes it in a product; on the current stream."""
+        import cupy
 
-        Kernels add in a fixed order, so that what is not the same bit for bit is not the same. Synchronises.
-        """
-        names = {"R": ("right_bit_sums",), "L": ("left_bit_sums",), "C0": ("added_bit_sums",), "v": ("v", "sizes")}
-        names |= {"s": ("s", "squares"), "t": ("t", "p2", "t0", "added2")} | ({"u": ("u", "u2")} if recomputed else {})
-        if carried is not None:  # what an encoded operand carries is its own
-            names = {name: parts for name, parts in names.items() if name not in "Rvs"}
-        found = {name: self._differing(then, now, parts) for name, parts in names.items()}
-        if carried is not None and self._changed(carried.right, where):
-            found["R"] = (0,)
-        return {name: places for name, places in found.items() if places}
+        steps = [self._pass("L", memory, right.s, right.squares, self._of_left(memory))]
+        if self.spec.joint:
+            steps = self.verify(memory, CarriedChecksum(right, False), alpha, beta)
+        for step in steps:
+            step(cupy.cuda.get_current_stream().ptr, {"call": where["encoded"], **where})
 
-    def _differing(self, then: int, now: int, parts: tuple[str, ...]) -> tuple[int, ...]:
-        places: set[int] = set()
-        for name in parts:
-            if name in self.workspace:
-                before, after = (self.workspace.array(memory, name) for memory in (then, now))
-                bits = f"u{before.itemsize}"
-                different = (before.view(bits) != after.view(bits)).any(axis=0)
-                places.update(int(i) for i in to_host(different.nonzero()[0]))
-        return tuple(sorted(places))
-
-    def _changed(self, right: OperandPointers, where: Where) -> bool:
-        """Whether R is not what it was when it was encoded."""
+    def bits_changed(self, right: OperandPointers, where: Where) -> bool:
+        """Whether the sums of R's bits, which do not see order, are not what they were when it was encoded."""
         import cupy
 
         k = padded(self.spec.k)

@@ -6,15 +6,17 @@ what products use: `Encoded.weights` and the sums in float64 are the same number
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, is_column_major
+from abft_tsm2.arrays import Array, float_type
 from abft_tsm2.checksum.device.check import right_operand
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.encode import OperandChecksum, Sided, kept, log2_column_norms, part_of
+from abft_tsm2.checksum.storage import IntegerChecksums
 from abft_tsm2.core.encode_both import Encoding, encode_both
 
 
@@ -28,24 +30,30 @@ class DeviceChecksums:
         Where that is: `OperandPointers`, or None.
     memory : tuple of arrays
         What they point into.
+    words : Sided
+        Sums of the bits of each row (p,) and of each column (q,), uint64.
     """
 
     sides: Sided
     memory: tuple[Array, ...]
+    words: Sided
 
-    def carried(self, side: str, recheck: bool) -> CarriedChecksum | None:
-        """What it carries into a check of that side."""
+    def left(self, side: str) -> int:
+        """Where the sums of the bits of its lines are, as the left operand of a check of that side."""
+        return int(getattr(self.words, side).data.ptr)
+
+    def carried(self, side: str, recheck: bool, owner: Any) -> CarriedChecksum | None:
+        """What it carries into a check of that side; `owner`: the `Encoded` that has this."""
         pointers = getattr(self.sides, side)
-        return None if pointers is None else CarriedChecksum(pointers, recheck)
+        return None if pointers is None else CarriedChecksum(pointers, recheck, weakref.ref(owner))
 
 
 class MatrixEncoding(NamedTuple):
-    """Checksums of a matrix for the host's procedure and for the kernels, and its fingerprint."""
+    """Checksums of a matrix for the host's procedure and for the kernels."""
 
     right: OperandChecksum | None
     left: OperandChecksum | None
     device: DeviceChecksums
-    fingerprint: Array
 
 
 class _OneSide:
@@ -88,7 +96,7 @@ class _OneSide:
         return self.check.workspace.right(self._at)
 
 
-def encode_on_device(A: Array, right: bool, left: bool) -> MatrixEncoding:
+def encode_on_device(A: Array, right: bool, left: bool, integers: IntegerChecksums) -> MatrixEncoding:
     """Encode a CuPy matrix (p, q) that lies in a layout that kernels read.
 
     Parameters
@@ -96,6 +104,8 @@ def encode_on_device(A: Array, right: bool, left: bool) -> MatrixEncoding:
     A : (p, q) CuPy array
     right, left : bool
         Which sides are wanted: ``A V`` for a right operand, ``W'A`` for a left one.
+    integers : IntegerChecksums
+        Of A.
 
     Notes
     -----
@@ -118,12 +128,17 @@ def encode_on_device(A: Array, right: bool, left: bool) -> MatrixEncoding:
         rows, columns = sides
         carried_right = None if rows is None else rows.keep(V, taken)
         carried_left = None if columns is None else columns.keep(W, taken.transposed)
+        words = Sided(*map(_words, (integers.rows, integers.columns)))
         stream.synchronize()  # it may be used on any stream
-    made = DeviceChecksums(
-        Sided(*(one and one.pointers for one in sides)), tuple(one.memory for one in sides if one is not None)
-    )
-    fingerprint = taken.column_words if is_column_major(A) else taken.row_words
-    return MatrixEncoding(carried_right, carried_left, made, fingerprint)
+    pointers = Sided(*(one and one.pointers for one in sides))
+    made = DeviceChecksums(pointers, tuple(one.memory for one in sides if one is not None), words)
+    return MatrixEncoding(carried_right, carried_left, made)
+
+
+def _words(sums: Array) -> Array:
+    """Sums of whole bit patterns, from the plain ones of their words."""
+    low, *high = sums[:, 0]
+    return low + (high[0] << np.uint64(32)) if high else low.copy()
 
 
 def _both(A: Array, rows: _OneSide | None, columns: _OneSide | None) -> tuple[Array, Array, Encoding]:

@@ -59,10 +59,12 @@ class OperandPointers(NamedTuple):
 
 
 class CarriedChecksum(NamedTuple):
-    """What an operand that was encoded before carries, and whether its bits are compared with those of then."""
+    """What an operand that was encoded before carries, whether its bits are compared with those of then, and a weak
+    reference to its `Encoded`."""
 
     right: OperandPointers
     recheck: bool
+    owner: Any = None
 
 
 @dataclass(frozen=True)

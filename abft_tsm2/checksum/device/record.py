@@ -13,7 +13,7 @@ from abft_tsm2.checksum.device.kernels import CHANGED, MISSED
 from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.report import Check, Fault, Report, Status
 
-_FAULTS = 40  # that a record has space for
+_FAULTS, _ENCODED = 39, 127  # that a record has space for; the word behind them
 REPAIR = "recomputed in float64 on the device"
 _HALF = 0xFFFFFFFF
 _WORDS, _CLOSEST = struct.Struct("=QQ"), struct.Struct("=Ifd")
@@ -135,6 +135,8 @@ class DeviceVerdict:
         Whether any side's repair is complete.
     missed : bool
         Whether weights may be far off.
+    digests : list of int or None
+        For each side that is not settled, of what was encoded (`abft_tsm2.checksum.device.differences.digest_of`).
     changed : bool
         Whether an operand is not what was encoded.
     replaced : bool
@@ -150,11 +152,12 @@ class DeviceVerdict:
         self.info = info
         self.outcome, self.flagged = DeviceOutcome.CLEAN, 0
         self.repaired = self.missed = self.changed = self.replaced = False
-        checks, self.faults = [], list[tuple[int, Fault]]()
+        checks, self.faults, self.digests = [], list[tuple[int, Fault]](), list[int | None]()
         for record, side, lines in zip(found, info.sides, info.lines, strict=True):
             head = record.head
             outcome = _outcome(record, head)
             self.outcome = max(self.outcome, outcome)
+            self.digests.append(int(record.words[_ENCODED]) if outcome is DeviceOutcome.UNSETTLED else None)
             if outcome is DeviceOutcome.NO_VERDICT:
                 self.replaced = True
                 self.flagged += record.lines

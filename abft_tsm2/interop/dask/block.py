@@ -67,7 +67,7 @@ class Block:
 
     def as_right(self) -> Array | Carrying:
         """The array, with the sums that it carries where it has them."""
-        return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words.rows)
+        return self.array if self.carried is None else Carrying.of(self.array, self.carried, self.words)
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + int(self.array.nbytes) + self.words.nbytes
