@@ -123,8 +123,8 @@ def diagnose(
             worst_first = failing[np.argsort(-verdict.residual[failing], kind="stable")]
             sharp = is_numpy(lines.C) or not _lines_moved(lines, expected, now, u, verdict, shown())
             if sharp and is_reproduced(lines, worst_first):
-                if changed := _changed_since(lines, expected, now, shown()):
-                    return decision.input_changed(*changed)
+                if since := _changed_since(lines, expected, now, shown()):
+                    return decision.input_changed(*since)
                 decision.multiplications += lines.L.size * lines.R.shape[1]
                 return decision
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well

@@ -46,6 +46,10 @@ class Sided(NamedTuple):
     rows: Any
     columns: Any
 
+    def turned(self) -> Sided:
+        """Those of the transpose."""
+        return Sided(self.columns, self.rows)
+
 
 class OperandChecksum(NamedTuple):
     """What a right operand R (k x n) carries into a row check.

@@ -122,8 +122,8 @@ class Encoded:
         if A.size and 1 not in A.shape and is_column_major(A) == is_column_major(A.T):  # lines of its fingerprint
             raise TypeError("the array has no strides, or equal ones, that tell its rows from its columns: encode A.T")
         rows, columns, i = self.norms.rows, self.norms.columns, self.integers
-        d, turned = self.device, lambda sides: Sided(*reversed(sides))
-        device = None if d is None else DeviceChecksums(turned(d.sides), d.memory, turned(d.words))
+        d = self.device
+        device = None if d is None else DeviceChecksums(d.sides.turned(), d.memory, d.words.turned())
         return replace(
             self,
             array=A.T,
