@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abft_tsm2.arrays import Array, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import Arithmetic, bound_factors
+from abft_tsm2.checksum.bounds import BoundFactors
 from abft_tsm2.checksum.encode import part_of
-from abft_tsm2.core.row_sums import rows_per_block, summed_squares, take_rows
+from abft_tsm2.core.row_sums import rows_per_block, small, squares_of, summed_squares, take_rows
 
 _Floats = NDArray[np.float64]
 _PART = 64  # columns of a line at least that are looked at first
@@ -66,25 +66,26 @@ class UnexplainedLines:
         Which residuals are within them.
     sizes : three arrays of m, the last of them or None
         Residuals ``|u - t|``, and `products` and `added` as in `statistical_bound`.
+    added_factor : float
+        Of `added` in the bound, where that is rounded.
     """
 
     def __init__(
         self,
         operands: tuple[Array, Array, Array],
         V2: Array,
-        a: Arithmetic,
-        terms: int,
+        factors: BoundFactors,
         tau: _Floats,
         fine: NDArray[np.bool_],
         sizes: tuple[_Floats, _Floats, _Floats | None],
         underflow: float,
         alpha: float = 1.0,
+        added_factor: float = 0.0,
     ) -> None:
         self._C, self._L, self._R = operands
         self._V2, self._tau, self._underflow, self._alpha = V2, tau, underflow, abs(alpha)
         (self._n, _), (self._k, _) = V2.shape, self._R.shape
-        self._factors = bound_factors(a, terms, self._n, alpha)
-        self._added_factor = 4 * a.u_added
+        self._factors, self._added_factor = factors, added_factor
         self._at = (~fine).nonzero()[0]
         residual, products, added = sizes
         self._residual, self._products = residual[self._at], products[self._at]
@@ -101,7 +102,7 @@ class UnexplainedLines:
         terms = [None] if k <= 4 * _PART else [further(k), None]
         if part_of(k) == k:
             terms = []
-        if self._at.size and not _NEAR[0] < self._residual.max() < _NEAR[1]:
+        if self._at.size and not _NEAR[0] < np.maximum.reduce(self._residual) < _NEAR[1]:
             widths, terms = [], []  # squares of what rounds like that have left the range
         while self._at.size and (widths or terms):
             if terms and (not widths or self._are_short()):
@@ -149,6 +150,9 @@ class UnexplainedLines:
         """`summed_squares` of the lines in question, as many at a time as may be gathered at once."""
         at, step = self._at, rows_per_block(X.shape[1])
         if 2 * at.size > X.shape[0]:
+            if isinstance(X, np.ndarray) and X.dtype == np.float64 and small(X):
+                squares: _Floats = squares_of(X).dot(W2[:, 0])
+                return squares.take(at)
             return np.asarray(to_host(summed_squares(X, W2))[at, 0], np.float64)
         if at.size > step:
             return np.concatenate([self._squares_at(X, at[lo : lo + step], W2) for lo in range(0, at.size, step)])
@@ -167,6 +171,9 @@ class UnexplainedLines:
         ok &= np.isfinite(tau)
         if self._stored is not None:
             ok &= self._stored <= largest
+        if np.count_nonzero(ok) == ok.size:
+            self._at = self._at[:0]
+            return
         left = (~ok).nonzero()[0]
         self._at, self._residual, self._products = self._at[left], self._residual[left], self._products[left]
         self._added = None if self._added is None else self._added[left]

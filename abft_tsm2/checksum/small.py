@@ -203,8 +203,8 @@ class SmallSums:
         fine &= np.isfinite(tau, self._finite)
         if np.count_nonzero(fine) < self._m:
             bounds, sizes = tau.copy(), (residual, products, None)
-            operands = X, L, R
-            unexplained = UnexplainedLines(operands, V2[:, None], self._a, self._k, bounds, fine, sizes, underflow)
+            factors = BoundFactors._make(numbers)
+            unexplained = UnexplainedLines((X, L, R), V2[:, None], factors, bounds, fine, sizes, underflow)
             if not (unexplained.explain(whole=told) and self._intact()):
                 return None
             return (rounded_check(self._side, residual, bounds, residual / tau, fine),) if told else ()

@@ -186,7 +186,8 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     if np.count_nonzero(fine) < m:
         tau, added = first.tau[:, 0].copy(), None if first.added is None else first.added[:, 0]
         known, operands = (first.size[:, 0], first.products[:, 0], added), (C, lines.L, lines.R)
-        how = a, lines.terms, tau, fine, known, first.underflow, lines.alpha
+        factors = bound_factors(a, lines.terms, n, lines.alpha)
+        how = factors, tau, fine, known, first.underflow, lines.alpha, 4 * a.u_added
         unexplained = UnexplainedLines(operands, V * V, *how)
         if not unexplained.explain(whole=True):
             return None
