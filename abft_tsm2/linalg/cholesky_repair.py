@@ -20,10 +20,10 @@ import numpy as np
 from abft_tsm2.arrays import Array, from_host, to_host
 from abft_tsm2.checksum.bounds import definite_bound, definite_element, stored_bound
 from abft_tsm2.core.blas import add_product, factor_columns, factored, like_columns, product
-from abft_tsm2.linalg.certify import moved
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, symmetric_columns, symmetric_sums, weighting
 from abft_tsm2.linalg.encode import wide
 from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.operand import moved
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, Unrepairable, differing, largest
 
 MOVED = 8.0  # roundings that a finished column may bring when it is computed again: few, beside those that are granted

@@ -55,6 +55,10 @@ class MatrixChecksums:
         ``||A_i o v||`` and ``||A_c o w||``, from a sample.
     row_sizes, column_sizes : (m,), (n,) arrays on the host
         Logarithms to base 2 of the norms of A's lines without weights, of the sample alone: sizes of their elements.
+    spread : float
+        Logarithm to base 2 of how far norms are apart that weights undo, of rows or of columns; infinite where unknown.
+    bits : uint64 array, or None
+        The fingerprint of A, taken before S and Z; kept only where S and Z are blind to a change that counts.
     """
 
     w: Array
@@ -65,6 +69,8 @@ class MatrixChecksums:
     column_norms: Array
     row_sizes: Any
     column_sizes: Any
+    spread: float = math.inf
+    bits: Array | None = None
 
     @classmethod
     def of(cls, A: Array) -> MatrixChecksums:
@@ -79,16 +85,17 @@ class MatrixChecksums:
             on_it = np.log2(to_host(diagonal))
             for sizes in (plain, across):
                 np.maximum(sizes[: on_it.size], on_it, out=sizes[: on_it.size])
-            powers = _powers(plain)
+            powers, apart = _powers(plain)
             w = _weights(powers, A, seed=0)
             column_norms = _at_least(columns.norms(w), diagonal, w)
             # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
             usual = int(np.sort(powers)[m // 2]) if m else 0
-            v = _weights(_powers(np.log2(to_host(column_norms))), A, seed=1, shift=usual)
+            of_columns, apart_columns = _powers(np.log2(to_host(column_norms)))
+            v = _weights(of_columns, A, seed=1, shift=usual)
             row_norms = _at_least(rows.norms(v), diagonal, v)
             S, Z = sums(A, v), sums(A.T, w)
             floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
-            return cls(w, v, S, Z, *floors, plain, across)
+            return cls(w, v, S, Z, *floors, plain, across, max(apart, apart_columns))
 
     def is_of_finite(self, A: Array) -> bool:
         """Whether A holds neither NaN nor Inf: no weight is zero, so that either would show in S; A is read only where
@@ -196,14 +203,17 @@ def _lines_of(groups: range, count: int) -> tuple[list[tuple[int, int]], Any]:
     return parts, lines
 
 
-def _powers(log2_norms: Any) -> Any:
-    """`exponents`, in fewer calls where none of them is near the ends of the range."""
+def _powers(log2_norms: Any) -> tuple[Any, float]:
+    """`exponents`, in fewer calls where none of them is near the ends of the range; and how far they are apart."""
     n = log2_norms.size
-    if not n or not (_least(log2_norms) > -MIDDLE and _most(log2_norms) < MIDDLE):
-        return exponents(log2_norms)
+    if not n:
+        return exponents(log2_norms), 0.0
+    least, most = float(_least(log2_norms)), float(_most(log2_norms))
+    if not (least > -MIDDLE and most < MIDDLE):
+        return exponents(log2_norms), math.inf
     ordered, half = np.sort(log2_norms), n // 2
     centre = float(ordered[half]) if n % 2 else float(ordered[half - 1] + ordered[half]) / 2
-    return np.rint(log2_norms - (centre - round(centre))).astype(np.int64)
+    return np.rint(log2_norms - (centre - round(centre))).astype(np.int64), most - least
 
 
 def _weights(powers: Any, like: Array, seed: int, shift: int = 0) -> Array:

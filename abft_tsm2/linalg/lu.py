@@ -20,8 +20,6 @@ from abft_tsm2.linalg.certify import (
     certificate,
     certified,
     changed,
-    differing_sums,
-    has_changed,
     read,
     whole,
 )
@@ -35,13 +33,24 @@ from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_l
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.lu_repair import LuRepair
 from abft_tsm2.linalg.once_more import factored_once_more
-from abft_tsm2.linalg.outcome import FACTORS, FactorOutcome, Findings, Overflowed, Unrepairable, check_of_steps, largest
+from abft_tsm2.linalg.operand import UNDECIDED, Operand, compare, encoded
+from abft_tsm2.linalg.outcome import (
+    CHANGED,
+    FACTORS,
+    FactorOutcome,
+    Findings,
+    Overflowed,
+    Unrepairable,
+    check_of_steps,
+    largest,
+)
 from abft_tsm2.linalg.pending import PendingFactors
 from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
 NOT_FINITE = "A holds NaN or Inf: its factors were not checked"
+WRITTEN = "a was written to before the verdict was read, which needed it once more: leave it alone until report.wait()"
 GROWN = "elements of the factors grow beyond the range of the type"
 
 
@@ -238,6 +247,8 @@ class LuFactorisation(BlockedFactorisation):
         Rows and columns that a GPU's checks of the steps have found wrong.
     agrees : bool
         Whether a GPU has found sums of the product of its factors to be those of A.
+    deferred : bool
+        Whether the verdict is read after the call, when its caller may have written to A.
     info : int
         Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
     checks : tuple of Check
@@ -254,12 +265,13 @@ class LuFactorisation(BlockedFactorisation):
     host: HostCopy | None = None
     suspects: Lines = np.zeros(0, bool), np.zeros(0, bool)
     report: Report
+    deferred = False
     info = 0
     checks: tuple[Check, ...] = ()
 
     def encode(self) -> None:
         with self.clock("encode"):
-            self.encoding = MatrixChecksums.of(self.A)
+            self.encoding = encoded(self.A)
 
     def stage_encoded(self) -> None:
         e = self.encoding
@@ -289,9 +301,26 @@ class LuFactorisation(BlockedFactorisation):
 
     def finish(self, mode: str, why: str) -> None:
         """Set the report."""
+        self.confirm_input()
         more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}"}
         kind = _sizes(self.A), dtype_name(self.A.dtype), self.clock.seconds
         self.report = self.findings.report("lu_factor", *kind, **more)
+
+    def confirm_input(self) -> None:
+        """What was computed from A after a suspicion counts only where A is still what was encoded."""
+        findings = self.findings
+        if not findings.any or not self.encoding.is_of_finite(self.A):
+            return
+        if Status.INPUT_CHANGED not in findings.statuses:
+            operand = compare(self.A, self.encoding).operand
+            if operand is Operand.UNKNOWN:
+                findings.undecided(UNDECIDED)
+            elif operand is Operand.CHANGED:
+                findings.changed("A", CHANGED)
+        if self.deferred and Status.INPUT_CHANGED in findings.statuses:
+            findings.statuses[:] = []
+            findings.faults.clear()
+            findings.undecided(WRITTEN)
 
     @property
     def piv(self) -> Array:
@@ -333,8 +362,9 @@ class LuFactorisation(BlockedFactorisation):
             if clean := queued.clean:
                 self.pivots, self.checks = None, queued.checks()
             else:
-                self.encoding, self.pivots = queued.encoding(), to_host(queued.piv)
-                self.agrees = queued.agrees
+                self.pivots, self.agrees = to_host(queued.piv), queued.agrees
+            if not clean or self.findings.any:
+                self.encoding = queued.encoding()
             queued.release()
         return clean
 
@@ -352,9 +382,13 @@ class LuFactorisation(BlockedFactorisation):
         if not self.is_wrong("factored again"):
             if self.options.repair and not (self.agrees or self.host or self.findings.reasons):
                 factored_once_more(self, mode)
-        elif has_changed(self.A, encoding) or not (self.take(self.queued(mode)) or not self.is_wrong("")):
+        elif self.is_changed() or not (self.take(self.queued(mode)) or not self.is_wrong("")):
             self.encoding = encoding
             self.online_beside()
+        self.encoding = encoding  # with which A is to agree at the end
+
+    def is_changed(self) -> bool:
+        return compare(self.A, self.encoding).operand is Operand.CHANGED
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""
@@ -402,20 +436,22 @@ class LuFactorisation(BlockedFactorisation):
         Sums of A that were suspected in vain are compared as well.
         """
         A, e = self.A, self.encoding
-        sums = differing_sums(A, e)
-        if all(lines.size for lines, _ in sums):
+        operand, sums = compare(A, e)
+        if operand is Operand.CHANGED:
             return Evidence(count=1, magnitude=float("nan"))
         found = factor_evidence(A, self.W, self.pivots, blind)
         if found.right:
             for name, before, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), sums, strict=True):
-                if lines.size:
+                if lines.size and operand is Operand.SAME:
                     self.findings.wrong_sums(name, lines, largest((to_host(before) - to_host(again))[lines]))
             self.findings.proved(found)
         return found
 
     def refuse(self, found: Certificate, elements: int) -> None:
         """Note that the factors are wrong, or that those of this matrix cannot be right."""
-        if not has_changed(self.A, self.encoding) and self.grows():
+        if self.is_changed():
+            self.findings.changed("A", CHANGED)
+        elif self.grows():
             self.findings.unverifiable(GROWN)
         else:
             self.findings.refused(found.rows, found.columns, elements)
