@@ -76,9 +76,12 @@ class CholeskyRepair:
     def verify_input(self) -> None:
         """Verify A against its sums; raise InputChanged where it is A that differs."""
         self.sums()
-        kept, A = self.state.kept, self.state.A
-        again = symmetric_sums(A, kept.w)
-        if moved(kept.Z, again, lambda lines: symmetric_columns(A, lines) * kept.w[:, None]).size:
+        self.compare_input(self.state.kept.w, self.state.kept.Z)
+
+    def compare_input(self, w: Array, Z: Array) -> None:
+        """Raise InputChanged where A's sums with these weights are not Z."""
+        A = self.state.A
+        if moved(Z, symmetric_sums(A, w), lambda lines: symmetric_columns(A, lines) * w[:, None]).size:
             self.findings.input_changed()
 
     def _Z(self, j: int, j1: int) -> None:

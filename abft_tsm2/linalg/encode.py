@@ -219,9 +219,10 @@ def _powers(log2_norms: Any) -> tuple[Any, float]:
 def _weights(powers: Any, like: Array, seed: int, shift: int = 0) -> Array:
     """Weights that undo norms, powers of two, and 2^shift beside."""
     power = np.minimum(np.maximum(powers + shift, -LARGEST_POWER), LARGEST_POWER)
-    return from_host(np.ldexp(_balanced(powers.size, seed), -power), like)
+    return from_host(np.ldexp(balanced(powers.size, seed), -power), like)
 
 
 @functools.lru_cache(maxsize=64)
-def _balanced(n: int, seed: int) -> Any:
+def balanced(n: int, seed: int = 0) -> Any:
+    """Weights before they are scaled: between 1 and 1.5, of random signs."""
     return weights("balanced", n, seed=seed)[:, 0]

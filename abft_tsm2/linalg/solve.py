@@ -13,14 +13,16 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_cupy, is_numpy, namespace, served_elsewhere, to_host
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked import Hook
-from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, pair_of, pivots_of, stacked
+from abft_tsm2.linalg.given import GivenFactors, GivenMatrix, GivenSides
+from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
-from abft_tsm2.linalg.lu import factored
+from abft_tsm2.linalg.lu import LuFactorisation, factored
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.outcome import Findings, check_of
 from abft_tsm2.linalg.substitution import ATTEMPTS, Work, queued, same, substituted, substituted_carefully, wrong_rows
 from abft_tsm2.linalg.triangular import (
     Triangle,
+    Weighed,
     check_solution,
     far_power,
     scaled_down,
@@ -105,7 +107,7 @@ def protected_lu_solve(
     policy.check_on_error(on_error)
     later = on_stage is None and _on_device(lu, piv, b)  # kernels find what is not finite, and pivots that are no rows
     finite = check_finite and not later
-    lu, B = as_array(lu, "lu", check_finite=finite), as_array(b, "b", check_finite=finite)
+    lu, B = as_array(lu, "lu", check_finite=False), as_array(b, "b", check_finite=finite)
     namespace(lu, B)
     if trans not in (0, 1, 2):
         raise ValueError(f"trans is {trans!r}: 0 for a x = b, 1 or 2 for a' x = b")
@@ -120,13 +122,20 @@ def protected_lu_solve(
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
         work = Work(on_stage, repair=on_error != "detect")
         work.stage("inputs", lu=lu, b=B)
+        weighed = factors = None
+        if not later:
+            lu, weighed = for_blas(lu), Weighed.of(B := for_blas(B), summing_weights(B))
+            factors = GivenFactors(lu, int(trans))
+            if check_finite and not factors.finite:
+                raise not_finite()
+            work.given = factors, GivenSides(weighed)
 
         def verify() -> None:
             if later and check_finite:
                 as_array(lu, "lu")
                 as_array(B, "b")
 
-        x = substituted(lu, piv, B, int(trans), work, verify)
+        x = substituted(lu, piv, B, int(trans), work, verify, weighed, factors)
         sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
         return x, work.findings.report("lu_solve", sizes, dtype_name(B.dtype), seconds, checks=work.checks)
 
@@ -252,25 +261,31 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
     if 0 in (n, r):
         return namespace(B).zeros_like(B), Findings().report("solve", (n, n, r), dtype_name(B.dtype), {})
     X = namespace(B).full_like(B, float("nan"))  # until there is a solution
+    weighed = Weighed.of(B, summing_weights(B))
+    sides = GivenSides(weighed)
     for _ in range(ATTEMPTS):
         factors = factored(A, options, warn=False)
-        _take_over(work, factors.report)
+        _take_over(work, factors)
+        if not work.given:  # A as it was encoded first
+            work.given = GivenMatrix(A, factors.encoding), sides
         if work.findings.statuses and work.findings.statuses[-1] in (Status.UNCORRECTABLE, Status.INPUT_CHANGED):
             break
         if factors.info:
+            if work.findings.any and not work.confirm():
+                break
             raise np.linalg.LinAlgError("A singular matrix detected.")
         work.stage("inputs", A=A, b=B)
         piv, found = factors.piv, queued(factors.W, factors.piv, B, 0, work, A)
         if found is not None and found.clean:
             X, verdict = found.X, LineCheck.of(found.residual, found.bound)
         else:
-            X = substituted_carefully(factors.W, piv, B, 0, work, found)
+            X = substituted_carefully(factors.W, piv, B, 0, work, found, weighed=weighed)
             with work.clock("certify"):
-                verdict = _certificate(A, factors.W, piv, X, B, work)
-                work.checks = (check_of("rows", verdict.residual, verdict.bound, summing_weights(B)),)
+                verdict = _certificate(A, factors.W, piv, X, weighed, work)
+                work.checks = (check_of("rows", verdict.residual, verdict.bound, weighed.t),)
         if refine and verdict.clean:
-            X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
-        if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses:
+            X, verdict = _refined(A, factors.W, piv, X, weighed, verdict, work)
+        if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses or not work.confirm():
             break
         if not work.repair:
             work.findings.statuses.append(Status.UNCORRECTABLE)
@@ -280,16 +295,20 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
     else:
         work.findings.statuses.append(Status.UNCORRECTABLE)
         work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
-    _warn_of_condition(A, factors.W)
+    if work.findings.any:
+        work.confirm()  # of what was suspected, and of all that was computed again
+    if not {Status.UNCORRECTABLE, Status.INPUT_CHANGED} & {*work.findings.statuses}:  # then these are factors of A
+        _warn_of_condition(A, factors.W)
     sizes, seconds = (n, n, r), work.clock.seconds
     more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode}
     report = work.findings.report("solve", sizes, dtype_name(B.dtype), seconds, **more)
     return X, report
 
 
-def _take_over(work: Work, report: Report) -> None:
+def _take_over(work: Work, factors: LuFactorisation) -> None:
     """What the factorisation found is part of the solution's report."""
-    findings = work.findings
+    findings, report = work.findings, factors.report
+    findings.decided &= factors.findings.decided
     findings.statuses += [status for status in (*report.also, report.status) if status is not Status.CLEAN]
     findings.faults += report.faults
     findings.reasons += report.reasons
@@ -299,27 +318,31 @@ def _take_over(work: Work, report: Report) -> None:
         work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
 
 
-def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) -> LineCheck:
+def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Weighed, work: Work) -> LineCheck:
     """``A X = B``, row by row; what is suspected, by evidence from all elements."""
     order = from_host(permutation(to_host(piv), A.shape[0]), A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)
-    verdict = check_solution(A, factors, order, X, B, summing_weights(B))
+    verdict = check_solution(A, factors, order, Weighed.of(X, B.t), B)
     if not verdict.clean:
         with work.clock("evidence"):
-            verdict = solution_evidence(A, factors, order, X, B)
-        work.findings.suspicions += verdict.clean
+            found = solution_evidence(A, factors, order, X, B.X)
+        if not found.clean:
+            return found
+        if B.same:
+            work.findings.suspicions += 1
+            return found
     return verdict
 
 
 def _refined(
-    A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: LineCheck, work: Work
+    A: Array, lu: Array, piv: Any, X: Array, B: Weighed, verdict: LineCheck, work: Work
 ) -> tuple[Array, LineCheck]:
     """X + A^-1 (B - A X), where its residual is smaller."""
     xp = namespace(X)
     with np.errstate(all="ignore"):
         # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.
         of_a, of_x = far_power(A), far_power(X)
-        a, b = scaled_down(A, of_a), scaled_down(B, of_a + of_x)
+        a, b = scaled_down(A, of_a), scaled_down(B.X, of_a + of_x)
         residual = b - a @ scaled_down(X, of_x)
         scale = float(xp.max(xp.abs(residual)))
         if not 0.0 < scale < float("inf"):

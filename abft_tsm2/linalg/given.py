@@ -1,0 +1,134 @@
+"""Operands of a solution, encoded for the length of a call: whether they are still what was given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, float_type, from_host, is_column_major, is_numpy, namespace, same_bits
+from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, changed_bound
+from abft_tsm2.checksum.words import sums_of_rows
+from abft_tsm2.core.row_sums import fingerprint
+from abft_tsm2.linalg.encode import MatrixChecksums, balanced, wide
+from abft_tsm2.linalg.host_sums import triangle_times
+from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
+from abft_tsm2.linalg.operand import Operand, compare
+from abft_tsm2.linalg.triangular import Triangle, Weighed, triangles
+
+HEAVIEST = 1.5  # the largest weight
+
+
+class Given(Protocol):
+    """An operand that was encoded."""
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+
+    def compare(self) -> Operand:
+        """Whether it is what was encoded."""
+
+
+@dataclass(eq=False)
+class GivenMatrix:
+    """A matrix that was factored, and its checksums from before."""
+
+    A: Array
+    encoding: MatrixChecksums
+    name: str = "A"
+
+    def compare(self) -> Operand:
+        if not self.encoding.is_of_finite(self.A):
+            return Operand.SAME  # as it was: its factors say so
+        return compare(self.A, self.encoding).operand
+
+
+@dataclass(eq=False)
+class GivenSides:
+    """Right-hand sides, with weighted sums of their columns, and their fingerprint."""
+
+    weighed: Weighed
+    name: str = "b"
+    bits: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bits = fingerprint(self.weighed.X)
+
+    def compare(self) -> Operand:
+        same = same_bits(fingerprint(self.weighed.X), self.bits) and self.weighed.same
+        return Operand.SAME if same else Operand.CHANGED
+
+
+class GivenTriangle:
+    """One of the triangles of factors, and weighted sums of its columns."""
+
+    def __init__(self, triangle: Triangle) -> None:
+        T, lower, unit = triangle
+        n = int(T.shape[0])
+        self.weights = from_host(balanced(n), T)
+        turned = Triangle(T.T, not lower, unit)
+        if is_numpy(T) and n and (T.flags.c_contiguous or T.flags.f_contiguous):
+            self.sums = wide(
+                triangle_times(turned.T, balanced(n).astype(T.dtype, copy=False), lower=not lower, unit=unit)
+            )
+        else:
+            self.sums = turned.times(self.weights)
+        self._unit = float_type(T).unit_roundoff
+
+    def agrees(self, X: Weighed, B: Weighed, check: LineCheck) -> bool:
+        """Whether ``w'(T X)``, of the rows of a check, is ``(w'T) X`` but for rounding: the triangle that was solved
+        with, and read by the check, is the one that was encoded. `check`: of ``T X = B``, clean."""
+        terms = self.sums * X.sums
+        found = float(namespace(terms).sum(terms)) - float(self.weights @ (B.sums + check.residual))
+        own = 8 * self._unit * math.sqrt(2.0 * terms.shape[0]) * norm(terms)
+        return abs(found) <= own + CHECKSUM_UNIT / self._unit * norm(self.weights * check.bound) < math.inf
+
+
+class GivenFactors:
+    """Factors, packed: sums of the words of every line in memory, and weighted sums of both triangles.
+
+    A change of an element is a change of its word. Elements that change places within a line leave the sum of its words
+    as it is, but not the weighted sums.
+
+    Attributes
+    ----------
+    triangles : pair of GivenTriangle
+        In the order in which they are solved for.
+    """
+
+    name = "lu"
+
+    def __init__(self, lu: Array, trans: int) -> None:
+        self.lu, self._trans = lu, trans
+        self._words = self._summed_words()
+        with np.errstate(all="ignore"):
+            self.triangles = self._taken()
+
+    @property
+    def finite(self) -> bool:
+        """Whether they hold neither NaN nor Inf: no weight is zero, so that either shows in a sum."""
+        xp = namespace(self.lu)
+        return all(bool(xp.all(xp.isfinite(one.sums))) for one in self.triangles) or bool(xp.all(xp.isfinite(self.lu)))
+
+    def _summed_words(self) -> Array:
+        return sums_of_rows(self.lu.T if is_column_major(self.lu) else self.lu)
+
+    def _taken(self) -> tuple[GivenTriangle, GivenTriangle]:
+        first, second = triangles(self.lu, self._trans)
+        return GivenTriangle(first), GivenTriangle(second)
+
+    def compare(self) -> Operand:
+        if not same_bits(self._summed_words(), self._words):
+            return Operand.CHANGED
+        n = int(self.lu.shape[0])
+        with np.errstate(all="ignore"):
+            for triangle, kept, now in zip(triangles(self.lu, self._trans), self.triangles, self._taken(), strict=True):
+                if not same_bits(kept.sums, now.sums):  # but for another order of addition
+                    norms = HEAVIEST * column_norms(wide(triangle.block(slice(0, n), slice(0, n))))
+                    bound = changed_bound(norms, n) * (float_type(self.lu).unit_roundoff / CHECKSUM_UNIT)
+                    if not LineCheck.of(now.sums - kept.sums, bound).clean:
+                        return Operand.CHANGED
+        return Operand.SAME
