@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, is_column_major, is_numpy, namespace, same_bits
+from abft_tsm2.arrays import Array, float_type, from_host, is_column_major, is_cupy, is_numpy, namespace, same_bits
 from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, changed_bound
 from abft_tsm2.checksum.words import sums_of_rows
 from abft_tsm2.core.row_sums import fingerprint
@@ -114,6 +114,8 @@ class GivenFactors:
         return all(bool(xp.all(xp.isfinite(one.sums))) for one in self.triangles) or bool(xp.all(xp.isfinite(self.lu)))
 
     def _summed_words(self) -> Array:
+        if not (is_numpy(self.lu) or is_cupy(self.lu)):
+            return fingerprint(self.lu)
         return sums_of_rows(self.lu.T if is_column_major(self.lu) else self.lu)
 
     def _taken(self) -> tuple[GivenTriangle, GivenTriangle]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, is_cupy, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, is_cupy, is_numpy, namespace, to_host
 from abft_tsm2.core.blas import like_columns, permutation, solve_triangle
 from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
@@ -118,7 +118,7 @@ def substituted_carefully(
 
     `suspected`: what kernels have found, not all right. `weighed`, `given`: B and the factors as they were encoded.
     """
-    findings, piv = work.findings, pivots_of(piv, tuple(lu.shape))
+    findings, piv = work.findings, piv if is_numpy(piv) else pivots_of(piv, tuple(lu.shape))
     before = len(findings.statuses), findings.suspicions
     lu, order = for_blas(lu), permutation(piv, lu.shape[0])
     B = weighed or Weighed.of(for_blas(B), summing_weights(B))

@@ -20,9 +20,9 @@ from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.rigorous import solved_rounding, substituted_rounding, underflow
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.accurate import Difference, Part, parts
-from abft_tsm2.core.blas import add_product, multiply_triangle, product
+from abft_tsm2.core.blas import add_product, multiply_triangle
 from abft_tsm2.linalg.encode import wide
-from abft_tsm2.linalg.host_sums import is_whole, triangle_times
+from abft_tsm2.linalg.host_sums import is_whole, times, triangle_times
 from abft_tsm2.linalg.line_check import LineCheck, column_norms
 
 BLOCK = 128
@@ -51,7 +51,7 @@ class Weighed(NamedTuple):
     def of(cls, X: Array, t: Array) -> Weighed:
         with np.errstate(all="ignore"):
             values = wide(X)
-            return cls(X, t, product(values, t), product(square(values), square(t)))
+            return cls(X, t, times(values, t), times(square(values), square(t)))
 
     def rows(self, order: Array) -> Weighed:
         """Its rows in another order: a copy of X, with the sums that were taken of it."""
@@ -64,7 +64,7 @@ class Weighed(NamedTuple):
         xp, terms = namespace(self.sums), int(self.X.shape[1])
         with np.errstate(all="ignore"):
             values = wide(self.X)
-            now = product(values, self.t)
+            now = times(values, self.t)
             norms = column_norms(xp.matrix_transpose(values * self.t[None, :]))
             close = LineCheck.of(now - self.sums, changed_bound(norms, terms)).ok
             return bool(xp.all(close | (now == self.sums) | (xp.isnan(now) & xp.isnan(self.sums))))
