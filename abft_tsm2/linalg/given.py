@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, from_host, is_column_major, is_cupy, is_numpy, namespace, same_bits
 from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, changed_bound
-from abft_tsm2.checksum.words import sums_of_rows
+from abft_tsm2.checksum.words import WordSums, sums_of_rows
 from abft_tsm2.core.row_sums import fingerprint
 from abft_tsm2.linalg.encode import MatrixChecksums, balanced, wide
 from abft_tsm2.linalg.host_sums import triangle_times
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
 from abft_tsm2.linalg.operand import Operand, compare
-from abft_tsm2.linalg.triangular import Triangle, Weighed, triangles
+from abft_tsm2.linalg.triangular import Triangle, Weighed, summing_weights, triangles
 
 HEAVIEST = 1.5  # the largest weight
 
@@ -34,32 +35,47 @@ class Given(Protocol):
 
 @dataclass(eq=False)
 class GivenMatrix:
-    """A matrix that was factored, and its checksums from before."""
+    """A matrix that was factored, and its checksums from before, which are read when they are needed."""
 
     A: Array
-    encoding: MatrixChecksums
+    encoding: Callable[[], MatrixChecksums]
     name: str = "A"
 
     def compare(self) -> Operand:
-        if not self.encoding.is_of_finite(self.A):
+        e = self.encoding()
+        if not e.is_of_finite(self.A):
             return Operand.SAME  # as it was: its factors say so
-        return compare(self.A, self.encoding).operand
+        return compare(self.A, e).operand
 
 
 @dataclass(eq=False)
 class GivenSides:
-    """Right-hand sides, with weighted sums of their columns, and their fingerprint."""
+    """Right-hand sides, with weighted sums of their columns, and their fingerprint; None of those that kernels read."""
 
     weighed: Weighed
+    bits: Array | None = None
     name: str = "b"
-    bits: Array = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.bits = fingerprint(self.weighed.X)
+    @classmethod
+    def of(cls, B: Array) -> GivenSides:
+        bits = fingerprint(B)
+        return cls(Weighed.of(B, summing_weights(B)), bits)
 
     def compare(self) -> Operand:
-        same = same_bits(fingerprint(self.weighed.X), self.bits) and self.weighed.same
-        return Operand.SAME if same else Operand.CHANGED
+        same = self.bits is None or same_bits(fingerprint(self.weighed.X), self.bits)
+        return Operand.SAME if same and self.weighed.same else Operand.CHANGED
+
+
+class GivenWords:
+    """Factors on a GPU, with sums of their words by rows and by columns: one read."""
+
+    name = "lu"
+
+    def __init__(self, lu: Array) -> None:
+        self.lu, self._words = lu, WordSums.of(lu)
+
+    def compare(self) -> Operand:
+        return Operand.CHANGED if bool(self._words.differ(self.lu)) else Operand.SAME
 
 
 class GivenTriangle:

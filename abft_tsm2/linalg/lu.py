@@ -208,11 +208,12 @@ def protected_lu_factor(
     return ((lu, piv), report) if return_report else (lu, piv)
 
 
-def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactorisation:
-    """Factor one matrix that is not empty."""
+def factored(A: Array, options: LuOptions, *, warn: bool = True, kept: bool = False) -> LuFactorisation:
+    """Factor one matrix that is not empty. `kept`: its checksums, until they are released."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         A = for_blas(A)
         run = _run_of(A, options)
+        run.keeps = kept
         run.factored()
     if run.info and warn:
         warn_of_zero(run.info)
@@ -249,6 +250,8 @@ class LuFactorisation(BlockedFactorisation):
         Whether a GPU has found sums of the product of its factors to be those of A.
     deferred : bool
         Whether the verdict is read after the call, when its caller may have written to A.
+    keeps : bool
+        Whether checksums of A on a GPU may be read after all is done: until `release`.
     info : int
         Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
     checks : tuple of Check
@@ -266,8 +269,10 @@ class LuFactorisation(BlockedFactorisation):
     suspects: Lines = np.zeros(0, bool), np.zeros(0, bool)
     report: Report
     deferred = False
+    keeps = False
     info = 0
     checks: tuple[Check, ...] = ()
+    _unread: DeviceFactorisation | None = None
 
     def encode(self) -> None:
         with self.clock("encode"):
@@ -363,10 +368,25 @@ class LuFactorisation(BlockedFactorisation):
                 self.pivots, self.checks = None, queued.checks()
             else:
                 self.pivots, self.agrees = to_host(queued.piv), queued.agrees
+            self._unread = queued
             if not clean or self.findings.any:
-                self.encoding = queued.encoding()
-            queued.release()
+                self.checksums_of_input()
+            elif not self.keeps:
+                self.release()
         return clean
+
+    def checksums_of_input(self) -> MatrixChecksums:
+        """Those of A; of a GPU's, they are read now."""
+        if self._unread is not None:
+            self.encoding = self._unread.encoding()
+            self.release()
+        return self.encoding
+
+    def release(self) -> None:
+        """Give back the memory of checksums of a GPU, which nobody is to read any more."""
+        if self._unread is not None:
+            self._unread.release()
+            self._unread = None
 
     def offline(self) -> None:
         """Factor and certify; factor again, online, where the result is wrong."""

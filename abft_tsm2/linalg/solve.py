@@ -11,15 +11,26 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_cupy, is_numpy, namespace, served_elsewhere, to_host
+from abft_tsm2.checksum.words import contiguous
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked import Hook
-from abft_tsm2.linalg.given import GivenFactors, GivenMatrix, GivenSides
+from abft_tsm2.linalg.given import GivenFactors, GivenMatrix, GivenSides, GivenWords
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu import LuFactorisation, factored
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.outcome import Findings, check_of
-from abft_tsm2.linalg.substitution import ATTEMPTS, Work, queued, same, substituted, substituted_carefully, wrong_rows
+from abft_tsm2.linalg.substitution import (
+    ATTEMPTS,
+    Work,
+    as_read,
+    queued,
+    same,
+    solved_by_kernels,
+    substituted,
+    substituted_carefully,
+    wrong_rows,
+)
 from abft_tsm2.linalg.triangular import (
     Triangle,
     Weighed,
@@ -27,7 +38,6 @@ from abft_tsm2.linalg.triangular import (
     far_power,
     scaled_down,
     solution_evidence,
-    summing_weights,
 )
 from abft_tsm2.report import Report, Status
 
@@ -119,23 +129,31 @@ def protected_lu_solve(
         raise ValueError(f"Shapes of lu {tuple(lu.shape)} and b {tuple(B.shape)} are incompatible")
     lu, B = _of_one_type(lu, B)
 
+    def by_steps(lu: Array, piv: Any, B: Array, work: Work) -> Array:
+        factors, sides = GivenFactors(lu, int(trans)), GivenSides.of(B)
+        if check_finite and not factors.finite:
+            raise not_finite()
+        work.given = factors, sides
+        return substituted_carefully(lu, piv, B, int(trans), work, weighed=sides.weighed, given=factors)
+
+    def by_kernels(lu: Array, piv: Any, B: Array, work: Work) -> Array:
+        lu, piv = contiguous(lu), piv.copy()  # which nobody else can change
+        factors = GivenWords(lu)
+        found = queued(lu, piv, B, int(trans), work)
+        if found is not None and found.clean:
+            return found.X
+        if check_finite:
+            as_array(lu, "lu")
+            as_array(B, "b")
+        weighed = as_read(found, B)
+        work.given = factors, GivenSides(weighed)
+        return substituted_carefully(lu, piv, B, int(trans), work, found, weighed)
+
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
         work = Work(on_stage, repair=on_error != "detect")
         work.stage("inputs", lu=lu, b=B)
-        weighed = factors = None
-        if not later:
-            lu, weighed = for_blas(lu), Weighed.of(B := for_blas(B), summing_weights(B))
-            factors = GivenFactors(lu, int(trans))
-            if check_finite and not factors.finite:
-                raise not_finite()
-            work.given = factors, GivenSides(weighed)
-
-        def verify() -> None:
-            if later and check_finite:
-                as_array(lu, "lu")
-                as_array(B, "b")
-
-        x = substituted(lu, piv, B, int(trans), work, verify, weighed, factors)
+        kernels = solved_by_kernels(lu, B, work)
+        x = by_kernels(lu, piv, B, work) if kernels else by_steps(for_blas(lu), piv, for_blas(B), work)
         sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
         return x, work.findings.report("lu_solve", sizes, dtype_name(B.dtype), seconds, checks=work.checks)
 
@@ -261,13 +279,13 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
     if 0 in (n, r):
         return namespace(B).zeros_like(B), Findings().report("solve", (n, n, r), dtype_name(B.dtype), {})
     X = namespace(B).full_like(B, float("nan"))  # until there is a solution
-    weighed = Weighed.of(B, summing_weights(B))
-    sides = GivenSides(weighed)
-    for _ in range(ATTEMPTS):
-        factors = factored(A, options, warn=False)
+    sides = None if solved_by_kernels(A, B, work) else GivenSides.of(B)
+    for attempt in range(ATTEMPTS):
+        factors = factored(A, options, warn=False, kept=not attempt)
         _take_over(work, factors)
-        if not work.given:  # A as it was encoded first
-            work.given = GivenMatrix(A, factors.encoding), sides
+        if not attempt:  # A as it was encoded first
+            first = factors
+            work.given = GivenMatrix(A, first.checksums_of_input), *([sides] if sides else [])
         if work.findings.statuses and work.findings.statuses[-1] in (Status.UNCORRECTABLE, Status.INPUT_CHANGED):
             break
         if factors.info:
@@ -276,15 +294,19 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
             raise np.linalg.LinAlgError("A singular matrix detected.")
         work.stage("inputs", A=A, b=B)
         piv, found = factors.piv, queued(factors.W, factors.piv, B, 0, work, A)
-        if found is not None and found.clean:
+        clean = found is not None and found.clean
+        if sides is None and (refine or not clean):  # b as kernels have read it
+            sides = GivenSides(as_read(found, B))
+            work.given = *work.given, sides
+        if found is not None and clean:
             X, verdict = found.X, LineCheck.of(found.residual, found.bound)
-        else:
-            X = substituted_carefully(factors.W, piv, B, 0, work, found, weighed=weighed)
+        elif sides is not None:
+            X = substituted_carefully(factors.W, piv, B, 0, work, found, sides.weighed)
             with work.clock("certify"):
-                verdict = _certificate(A, factors.W, piv, X, weighed, work)
-                work.checks = (check_of("rows", verdict.residual, verdict.bound, weighed.t),)
-        if refine and verdict.clean:
-            X, verdict = _refined(A, factors.W, piv, X, weighed, verdict, work)
+                verdict = _certificate(A, factors.W, piv, X, sides.weighed, work)
+                work.checks = (check_of("rows", verdict.residual, verdict.bound, sides.weighed.t),)
+        if refine and verdict.clean and sides is not None:
+            X, verdict = _refined(A, factors.W, piv, X, sides.weighed, verdict, work)
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses or not work.confirm():
             break
         if not work.repair:
@@ -297,6 +319,7 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
     if work.findings.any:
         work.confirm()  # of what was suspected, and of all that was computed again
+    first.release()
     if not {Status.UNCORRECTABLE, Status.INPUT_CHANGED} & {*work.findings.statuses}:  # then these are factors of A
         _warn_of_condition(A, factors.W)
     sizes, seconds = (n, n, r), work.clock.seconds

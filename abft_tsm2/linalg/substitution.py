@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, is_cupy, is_numpy, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, is_cupy, namespace, to_host
 from abft_tsm2.core.blas import like_columns, permutation, solve_triangle
 from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
@@ -70,10 +69,15 @@ class Work:
         return not any(fault.operand == name and fault.kind == "operand" for fault in self.findings.faults)
 
 
+def solved_by_kernels(lu: Array, B: Array, work: Work) -> bool:
+    """Whether kernels of a GPU solve with these factors, or those of this matrix."""
+    return work.on_stage is None and is_cupy(lu) and is_cupy(B) and 0 not in B.shape
+
+
 def queued(lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | None = None) -> DeviceSolution | None:
     """The solution by kernels of a GPU, its checks among them, and those of ``A X = B`` where A is given; None where
     there is no GPU, or a hook wants to see the stages."""
-    if work.on_stage is not None or not is_cupy(lu) or not is_cupy(B) or 0 in B.shape:
+    if not solved_by_kernels(lu, B, work):
         return None
     with work.clock("solve"):
         found = solve_on_device(lu, piv if is_cupy(piv) else from_host(piv, lu), B, trans, A)
@@ -82,26 +86,17 @@ def queued(lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | Non
     return found
 
 
-def substituted(
-    lu: Array,
-    piv: Any,
-    B: Array,
-    trans: int,
-    work: Work,
-    verify: Callable[[], None] = lambda: None,
-    weighed: Weighed | None = None,
-    given: GivenFactors | None = None,
-) -> Array:
-    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed.
-
-    `verify`: raises what is to be said of operands that are not fit; not called where they have led to a solution that
-    is right. `weighed`, `given`: B and the factors as they were encoded.
-    """
+def substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
+    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed."""
     found = queued(lu, piv, B, trans, work)
     if found is not None and found.clean:
         return found.X
-    verify()
-    return substituted_carefully(lu, piv, B, trans, work, found, weighed, given)
+    return substituted_carefully(lu, piv, B, trans, work, found)
+
+
+def as_read(found: DeviceSolution | None, B: Array) -> Weighed:
+    """B with its sums: those of kernels that have read it, or as it is now."""
+    return (found and found.weighed(B)) or Weighed.of(for_blas(B), summing_weights(B))
 
 
 def substituted_carefully(
@@ -118,13 +113,15 @@ def substituted_carefully(
 
     `suspected`: what kernels have found, not all right. `weighed`, `given`: B and the factors as they were encoded.
     """
-    findings, piv = work.findings, piv if is_numpy(piv) else pivots_of(piv, tuple(lu.shape))
+    findings, piv = work.findings, piv if type(piv) is np.ndarray else pivots_of(piv, tuple(lu.shape))
     before = len(findings.statuses), findings.suspicions
     lu, order = for_blas(lu), permutation(piv, lu.shape[0])
-    B = weighed or Weighed.of(for_blas(B), summing_weights(B))
+    B = weighed or as_read(suspected, B)
     factors = triangles(lu, trans)
     X = _substituted(factors, given.triangles if given else (None, None), order, B, trans, work)
     if suspected is None or before != (len(findings.statuses), findings.suspicions):  # it is said what was found
+        return X
+    if not work.confirm():
         return X
     if same(suspected.X, X) or _is_right(suspected.X, factors, order, B, trans):
         findings.suspicions += 1
