@@ -10,15 +10,27 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, Namespace, from_host, in_float64, is_column_major, is_numpy, namespace, to_host
+from abft_tsm2.arrays import (
+    Array,
+    Namespace,
+    from_host,
+    in_float64,
+    is_column_major,
+    is_numpy,
+    namespace,
+    same_bits,
+    to_host,
+)
 from abft_tsm2.checksum.bounds import FLOOR_TERMS
 from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.blas import add_product, like_columns
+from abft_tsm2.core.encode_both import encode_both
+from abft_tsm2.core.row_sums import fingerprint
 from abft_tsm2.linalg.host_sums import times
 
 GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
@@ -41,6 +53,42 @@ def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:
     return xp.arange(first + FLOOR_TERMS, first + FLOOR_TERMS + K, dtype=xp.float64, device=device)
 
 
+class Bits(Protocol):
+    """Sums of the bits of a matrix."""
+
+    def same(self, A: Array) -> bool:
+        """Whether A has the same ones. Reads all of A, and synchronises with the host."""
+
+
+@dataclass(eq=False)
+class Fingerprint:
+    """Of a matrix, line by line."""
+
+    lines: Array
+
+    @classmethod
+    def of(cls, A: Array) -> Fingerprint:
+        return cls(fingerprint(A))
+
+    def same(self, A: Array) -> bool:
+        return same_bits(fingerprint(A), self.lines)
+
+
+@dataclass(eq=False)
+class WordsOfLines:
+    """Sums of the words of a matrix by rows and by columns, as `encode_both` takes them together with weighted sums:
+    those with weights v and w."""
+
+    rows: Array
+    columns: Array
+    v: Array
+    w: Array
+
+    def same(self, A: Array) -> bool:
+        now = encode_both(A, self.v[:, None], self.w[:, None], words=True, dtype="float64")
+        return same_bits(now.row_words, self.rows) and same_bits(now.column_words, self.columns)
+
+
 @dataclass(eq=False)
 class MatrixChecksums:
     """What is kept of A (m x n) before it is factored, in A's order of rows; all float64.
@@ -57,8 +105,9 @@ class MatrixChecksums:
         Logarithms to base 2 of the norms of A's lines without weights, of the sample alone: sizes of their elements.
     spread : float
         Logarithm to base 2 of how far norms are apart that weights undo, of rows or of columns; infinite where unknown.
-    bits : uint64 array, or None
-        The fingerprint of A, taken before S and Z; kept only where S and Z are blind to a change that counts.
+    bits : Bits or None
+        Sums of the bits of A, taken before S and Z or together with them; on a CPU they are kept only where S and Z are
+        blind to a change that counts.
     """
 
     w: Array
@@ -70,7 +119,7 @@ class MatrixChecksums:
     row_sizes: Any
     column_sizes: Any
     spread: float = math.inf
-    bits: Array | None = None
+    bits: Bits | None = None
 
     @classmethod
     def of(cls, A: Array) -> MatrixChecksums:

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, FloatType, float_type, from_host, namespace, same_bits, to_host
+from abft_tsm2.arrays import Array, FloatType, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import changed_bound
-from abft_tsm2.core.row_sums import fingerprint
-from abft_tsm2.linalg.encode import MatrixChecksums, sums, wide
+from abft_tsm2.linalg.encode import Fingerprint, MatrixChecksums, sums, wide
 from abft_tsm2.linalg.line_check import LineCheck, column_norms
 from abft_tsm2.linalg.lu_checks import Sight, blind_factor
 
@@ -60,7 +59,7 @@ def encoded(A: Array) -> MatrixChecksums:
     e = MatrixChecksums.of(A)
     if e.spread <= _evenly(float_type(A), tuple(A.shape)) or sees_changes(A, e):
         return e
-    bits = fingerprint(A)
+    bits = Fingerprint.of(A)
     return replace(e, S=sums(A, e.v), Z=sums(A.T, e.w), bits=bits)  # sums that are not older than it
 
 
@@ -90,7 +89,7 @@ def compare(A: Array, e: MatrixChecksums) -> Compared:
     if rows and columns:
         return Compared(Operand.CHANGED, found)
     if e.bits is not None:
-        return Compared(Operand.SAME if same_bits(fingerprint(A), e.bits) else Operand.CHANGED, found)
+        return Compared(Operand.SAME if e.bits.same(A) else Operand.CHANGED, found)
     if rows or columns:
         return Compared(Operand.SAME if _other_side_sees(e, found, int(columns)) else Operand.UNKNOWN, found)
     even = e.spread <= _evenly(float_type(A), tuple(A.shape)) or sees_changes(A, e)

@@ -18,7 +18,7 @@ from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
 from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
 from abft_tsm2.linalg.device.schedule import PANEL, SETTLED, STAGES, Step, Task
-from abft_tsm2.linalg.encode import MatrixChecksums
+from abft_tsm2.linalg.encode import MatrixChecksums, WordsOfLines
 from abft_tsm2.linalg.evidence import Lines
 from abft_tsm2.linalg.inputs import for_kernels
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, check_of
@@ -237,8 +237,10 @@ class DeviceFactorisation:
         for name, lines in (("row_largest", self.kind.m), ("column_largest", self.kind.n)):
             with np.errstate(divide="ignore"):
                 sizes.append(np.log2(to_host(sums.on_device(name, self.kind.dtype)[:lines]).astype(np.float64)))
-        arrays = (sums.on_device(name).copy() for name in ("w", "v", "S", "Z", "row_floor", "column_floor"))
-        return MatrixChecksums(*arrays, *sizes)
+        names = "w", "v", "S", "Z", "row_floor", "column_floor"
+        w, v, *more = (sums.on_device(name).copy() for name in names)
+        words = (sums.on_device(name, np.uint64).copy() for name in ("row_words", "column_words"))
+        return MatrixChecksums(w, v, *more, *sizes, bits=WordsOfLines(*words, v, w))
 
 
 def _rows_of(m: int, W: Array) -> Array:
