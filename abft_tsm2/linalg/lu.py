@@ -14,7 +14,7 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, served_elsewhere, to_host
 from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
-from abft_tsm2.linalg.blocked import BlockedFactorisation, Hook, Part
+from abft_tsm2.linalg.blocked import Hook, Part
 from abft_tsm2.linalg.certify import (
     Certificate,
     certificate,
@@ -23,16 +23,13 @@ from abft_tsm2.linalg.certify import (
     read,
     whole,
 )
-from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
-from abft_tsm2.linalg.device.host_copy import HOST, HostCopy
-from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, stacked
 from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
+from abft_tsm2.linalg.lu_on_device import NOT_FINITE, LuOnDevice
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.lu_repair import LuRepair
-from abft_tsm2.linalg.once_more import factored_once_more
 from abft_tsm2.linalg.operand import UNDECIDED, Operand, compare, encoded
 from abft_tsm2.linalg.outcome import (
     CHANGED,
@@ -49,7 +46,6 @@ from abft_tsm2.linalg.plain_lu import factored_plainly, overflows, warn_of_zero
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
-NOT_FINITE = "A holds NaN or Inf: its factors were not checked"
 WRITTEN = "a was written to before the verdict was read, which needed it once more: leave it alone until report.wait()"
 GROWN = "elements of the factors grow beyond the range of the type"
 
@@ -235,44 +231,23 @@ def block_size(K: int) -> int:
     return max(64, min(512, K // 4 // 64 * 64))
 
 
-class LuFactorisation(BlockedFactorisation):
+class LuFactorisation(LuOnDevice):
     """P A = L U, packed in W.
 
     Attributes
     ----------
-    pivots : int32 array on the host, or None
-        None where only the device has them, in `device_pivots`.
-    host : HostCopy, or None
-        Where the factors take the place of A, which is its copy from then on.
-    suspects : pair of boolean arrays
-        Rows and columns that a GPU's checks of the steps have found wrong.
-    agrees : bool
-        Whether a GPU has found sums of the product of its factors to be those of A.
     deferred : bool
         Whether the verdict is read after the call, when its caller may have written to A.
-    keeps : bool
-        Whether checksums of A on a GPU may be read after all is done: until `release`.
-    info : int
-        Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
     checks : tuple of Check
         For the report; empty where the factors were not checked to the end.
     """
 
     EQUATION, RECHECKS = "L U = P A", False
-    options: LuOptions
-    encoding: MatrixChecksums
     checksums: LuChecksums
     repair: LuRepair
-    pivots: Any = None
-    device_pivots: Any = None
-    host: HostCopy | None = None
-    suspects: Lines = np.zeros(0, bool), np.zeros(0, bool)
     report: Report
     deferred = False
-    keeps = False
-    info = 0
     checks: tuple[Check, ...] = ()
-    _unread: DeviceFactorisation | None = None
 
     def encode(self) -> None:
         with self.clock("encode"):
@@ -336,58 +311,6 @@ class LuFactorisation(BlockedFactorisation):
 
     # -- offline: LAPACK's own factorisation, and a certificate --
 
-    def queued(self, mode: str, *, later: bool = False) -> DeviceFactorisation:
-        """A factorisation on the GPU, the verdict on which is awaited now, or later."""
-        findings = self.findings if self.options.repair and not later else None
-        if self.options.preserve == HOST and self.host is None:
-            self.host = HostCopy(self.A)
-            self.A = self.host.array
-        return DeviceFactorisation(
-            self.A, host=self.host, checked=mode == "online", findings=findings, hook=self.options.on_stage
-        )
-
-    def await_device(self, queued: DeviceFactorisation, mode: str, why: str) -> None:
-        """Wait for what a GPU factors, settle what its checks suspect, and set the report."""
-        if not self.take(queued):
-            if self.encoding.is_of_finite(self.A):
-                self.settle(mode)
-            elif self.options.check_finite:
-                raise not_finite()
-            else:
-                mode, why = "offline", "A is not finite"
-                self.findings.unverifiable(NOT_FINITE)
-        self.finish(mode, why)
-
-    def take(self, queued: DeviceFactorisation) -> bool:
-        """Wait for factors; whether nothing is suspected of them."""
-        with self.clock("factor"):
-            queued.wait()
-            self.W, self.info, self.device_pivots = queued.W, queued.info, queued.piv
-            self.suspects = queued.suspects
-            if clean := queued.clean:
-                self.pivots, self.checks = None, queued.checks()
-            else:
-                self.pivots, self.agrees = to_host(queued.piv), queued.agrees
-            self._unread = queued
-            if not clean or self.findings.any:
-                self.checksums_of_input()
-            elif not self.keeps:
-                self.release()
-        return clean
-
-    def checksums_of_input(self) -> MatrixChecksums:
-        """Those of A; of a GPU's, they are read now."""
-        if self._unread is not None:
-            self.encoding = self._unread.encoding()
-            self.release()
-        return self.encoding
-
-    def release(self) -> None:
-        """Give back the memory of checksums of a GPU, which nobody is to read any more."""
-        if self._unread is not None:
-            self._unread.release()
-            self._unread = None
-
     def offline(self) -> None:
         """Factor and certify; factor again, online, where the result is wrong."""
         self.stage_encoded()
@@ -395,17 +318,6 @@ class LuFactorisation(BlockedFactorisation):
         self.options.stage("factored", {"W": self.W, "piv": self.pivots})
         if self.is_wrong("factored again, online"):
             self.online()
-
-    def settle(self, mode: str) -> None:
-        """Verify what a GPU has factored and suspects; factor again where it is wrong, there and at last by steps."""
-        encoding = self.encoding
-        if not self.is_wrong("factored again"):
-            if self.options.repair and not (self.agrees or self.host or self.findings.reasons):
-                factored_once_more(self, mode)
-        elif self.is_changed() or not (self.take(self.queued(mode)) or not self.is_wrong("")):
-            self.encoding = encoding
-            self.online_beside()
-        self.encoding = encoding  # with which A is to agree at the end
 
     def is_changed(self) -> bool:
         return compare(self.A, self.encoding).operand is Operand.CHANGED
@@ -485,16 +397,6 @@ class LuFactorisation(BlockedFactorisation):
             return False
 
     # -- online: the steps --
-
-    def online_beside(self) -> None:
-        """Factor by steps where a GPU has failed; in memory of its own, from which the factors go to where A was."""
-        if self.host is None:
-            self.online()
-            return
-        with self.host.beside():
-            self.online()
-        self.host.memory[...] = self.W
-        self.W = self.host.memory
 
     def online(self) -> None:
         """Factor with checksums carried along."""

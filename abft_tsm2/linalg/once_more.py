@@ -11,10 +11,10 @@ from abft_tsm2.arrays import same_bits
 from abft_tsm2.linalg.outcome import Findings
 
 if TYPE_CHECKING:
-    from abft_tsm2.linalg.lu import LuFactorisation
+    from abft_tsm2.linalg.lu_on_device import LuOnDevice
 
 
-def factored_once_more(run: LuFactorisation, mode: str) -> None:
+def factored_once_more(run: LuOnDevice, mode: str) -> None:
     """Take the second factors if nothing is suspected of them, and they are those of the same matrix; else all is as it
     was, also where there is no memory for them. A hook's exceptions are raised.
 

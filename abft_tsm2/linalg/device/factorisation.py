@@ -233,14 +233,17 @@ class DeviceFactorisation:
 
     def encoding(self) -> MatrixChecksums:
         """The checksums of A, for the careful checks that follow a suspicion. Synchronises with the host."""
-        sums, sizes = self._sums, []
+        sums = self._sums
+        sizes: list[Any] = []
         for name, lines in (("row_largest", self.kind.m), ("column_largest", self.kind.n)):
             with np.errstate(divide="ignore"):
                 sizes.append(np.log2(to_host(sums.on_device(name, self.kind.dtype)[:lines]).astype(np.float64)))
-        names = "w", "v", "S", "Z", "row_floor", "column_floor"
-        w, v, *more = (sums.on_device(name).copy() for name in names)
-        words = (sums.on_device(name, np.uint64).copy() for name in ("row_words", "column_words"))
-        return MatrixChecksums(w, v, *more, *sizes, bits=WordsOfLines(*words, v, w))
+        S, Z, w, v, rows, columns = (
+            sums.on_device(x).copy() for x in ("S", "Z", "w", "v", "row_floor", "column_floor")
+        )
+        row_words, column_words = (sums.on_device(x, np.uint64).copy() for x in ("row_words", "column_words"))
+        bits = WordsOfLines(row_words, column_words, v, w)
+        return MatrixChecksums(w, v, S, Z, rows, columns, sizes[0], sizes[1], bits=bits)
 
 
 def _rows_of(m: int, W: Array) -> Array:
