@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import linalg
 
-from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_factor
+from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_factor, protected_solve
 from abft_tsm2.errors import UnverifiableWarning
+from abft_tsm2.linalg import solve
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.operand import Operand, compare
 from abft_tsm2.policy import errstate
 from tests.support import lu_on_cpu
+from tests.support.cupy_on_cpu import _on_card
 from tests.support.factor_cases import lu_outside
 from tests.support.lu_on_cpu import on_card
 from tests.support.planting import normal
+from tests.support.solution_cases import ScipyBlas, install_beside
 
 N = 150
 
@@ -99,3 +105,61 @@ def test_a_caller_may_write_to_a_matrix_whose_verdict_is_read_later(monkeypatch:
         given[100, 20] = 1.0
         with pytest.warns(UnverifiableWarning):
             assert report.wait().status is Status.UNVERIFIABLE
+
+
+# ---- systems ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def blas(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> ScipyBlas:
+    given = solve.as_array  # to which an array of NumPy's subclass is NumPy's
+    monkeypatch.setattr(solve, "as_array", lambda x, *more, **named: on_card(given(x, *more, **named)))
+    cupyx = ModuleType("cupyx.scipy.linalg")
+    cupyx.solve_triangular = _on_card(linalg.solve_triangular)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, cupyx.__name__, cupyx)
+    return install_beside(monkeypatch, cupy)
+
+
+def system() -> tuple[np.ndarray, np.ndarray]:
+    return normal(N, N), normal(N, 3, seed=1)
+
+
+@pytest.mark.parametrize("refine", [False, True])
+def test_systems_are_clean(blas: ScipyBlas, refine: bool) -> None:
+    a, b = system()
+    for _ in range(2):
+        x, report = protected_solve(on_card(a), on_card(b), refine=refine, return_report=True)
+        assert report.status is Status.CLEAN
+        np.testing.assert_allclose(x, np.linalg.solve(a, b), rtol=1e-8)
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_a_wrong_solution_is_made_again(blas: ScipyBlas, call: int) -> None:
+    a, b = system()
+    blas.damage = lambda number, x: x.__setitem__((70, 2), 1e3) if number == call else None
+    x, report = protected_solve(on_card(a), on_card(b), return_report=True)
+    assert report.status is Status.CORRECTED
+    np.testing.assert_allclose(x, np.linalg.solve(a, b), rtol=1e-8)
+
+
+@pytest.mark.parametrize("what", ["a", "b"])
+@pytest.mark.parametrize("fault", [False, True])
+def test_the_solution_of_another_system_is_refused(blas: ScipyBlas, what: str, fault: bool) -> None:
+    a, b = system()
+    right, given = np.linalg.solve(a, b), {"a": on_card(a), "b": on_card(b)}
+
+    def damage(number: int, x: np.ndarray) -> None:
+        if number == 1:
+            given[what][100, 1] *= -64
+            x[70, 2] += fault
+
+    blas.damage = damage
+    if what == "b" and not fault:  # it has been read
+        x, report = protected_solve(given["a"], given["b"], return_report=True)
+        assert report.status is Status.CLEAN
+        np.testing.assert_allclose(x, right, rtol=1e-8)
+        return
+    with pytest.raises(SilentDataCorruptionError) as caught:
+        protected_solve(given["a"], given["b"], return_report=True)
+    assert caught.value.report.status is Status.INPUT_CHANGED
+    assert caught.value.report.faults[-1].operand == {"a": "A", "b": "b"}[what]

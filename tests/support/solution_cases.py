@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,13 +103,18 @@ def _words_differ(x: Any, rows: Any, columns: Any) -> Any:
 
 def install(patch: pytest.MonkeyPatch, cache: Path) -> ScipyBlas:
     """Let `solve_on_device` run without a GPU; what stands for cuBLAS."""
+    return install_beside(patch, cupy_on_cpu.install(patch, cache)[0])
+
+
+def install_beside(patch: pytest.MonkeyPatch, cupy: Any) -> ScipyBlas:
+    """The same with this CuPy, which has been put in place."""
     from dataclasses import replace
 
     from abft_tsm2.core.device import KNOWN
 
-    cupy, _ = cupy_on_cpu.install(patch, cache)
     blas = ScipyBlas()
-    vars(cupy.cuda).setdefault("device", None)
+    if vars(cupy.cuda).setdefault("device", None) is None:
+        cupy.cuda.device = SimpleNamespace()
     cupy.cuda.device.get_cublas_handle = lambda: 1
     card = replace(KNOWN["H200"], multiprocessors=2)
     patch.setattr(solution, "device_of", lambda index: card)
