@@ -120,7 +120,7 @@ def protected_lu_factor(
     scipy.linalg.LinAlgWarning
         A pivot is exactly zero.
     UnverifiableWarning
-        The factors are not finite.
+        The factors are not finite, or a suspicion rests on an a that nothing shows to be what was encoded.
 
     See Also
     --------

@@ -84,7 +84,7 @@ def protected_lu_solve(
     Raises
     ------
     SilentDataCorruptionError
-        The solution is wrong and could not be repaired.
+        The solution is wrong and could not be repaired, or lu or b changed meanwhile.
     TypeError, ValueError
         Shapes that do not fit, with SciPy's messages; pivots that are no numbers of rows.
 
@@ -97,7 +97,9 @@ def protected_lu_solve(
     -----
     Forward and backward substitution obey ``|b - T x| <= gamma_n |T| |x|`` (N. J. Higham, Accuracy and Stability of
     Numerical Algorithms, 2002, theorem 8.5), which is checked for a random combination of the right-hand sides; a
-    substitution that fails is done again. What lu and piv hold is taken to be right: `protected_solve`, which has a,
+    substitution that fails is done again. lu, piv and b are encoded for the length of the call: where one of them has
+    changed meanwhile, the report is INPUT_CHANGED, or the solution is that of what was given. What lu and piv hold when
+    the call begins is taken to be right, and between two calls nothing protects them: `protected_solve`, which has a,
     certifies the solution with it. Pivots that are booleans, NaN, fractions or beyond the rows are refused, where SciPy
     cuts them to 32-bit integers. O(n^2 + n r) operations more. On a GPU one system with pivots of int32 is queued
     with its checks, and the host waits once, at the end; what they suspect is solved once more, with the host.
@@ -215,7 +217,7 @@ def protected_solve(
     Raises
     ------
     SilentDataCorruptionError
-        The factors or the solution are wrong and could not be repaired.
+        The factors or the solution are wrong and could not be repaired, or a or b changed meanwhile.
     numpy.linalg.LinAlgError
         a is singular: a pivot is exactly zero.
     TypeError, ValueError
@@ -229,7 +231,8 @@ def protected_solve(
     Notes
     -----
     The residual of a solution by Gaussian elimination obeys ``|b - A x| <= gamma_3n |L| |U| |x|`` (N. J. Higham,
-    Accuracy and Stability of Numerical Algorithms, 2002, theorem 9.4). On a GPU the host waits for the factors, and for
+    Accuracy and Stability of Numerical Algorithms, 2002, theorem 9.4). What is wrong is factored and solved again only
+    with an a and a b that are what they were when the call began. On a GPU the host waits for the factors, and for
     the certified solution.
 
     Examples
