@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,40 +53,31 @@ def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:
     return xp.arange(first + FLOOR_TERMS, first + FLOOR_TERMS + K, dtype=xp.float64, device=device)
 
 
-class Bits(Protocol):
-    """Sums of the bits of a matrix."""
-
-    def same(self, A: Array) -> bool:
-        """Whether A has the same ones. Reads all of A, and synchronises with the host."""
-
-
 @dataclass(eq=False)
-class Fingerprint:
-    """Of a matrix, line by line."""
-
-    lines: Array
-
-    @classmethod
-    def of(cls, A: Array) -> Fingerprint:
-        return cls(fingerprint(A))
-
-    def same(self, A: Array) -> bool:
-        return same_bits(fingerprint(A), self.lines)
-
-
-@dataclass(eq=False)
-class WordsOfLines:
-    """Sums of the words of a matrix by rows and by columns, as `encode_both` takes them together with weighted sums:
-    those with weights v and w."""
+class Bits:
+    """Sums of the words of a matrix by rows and by columns, as `encode_both` takes them together with sums that have
+    weights v and w; and its fingerprint, where it was taken."""
 
     rows: Array
     columns: Array
     v: Array
     w: Array
+    lines: Array | None = None
+
+    @classmethod
+    def of(cls, A: Array, v: Array, w: Array) -> Bits:
+        return cls(*_words(A, v, w), v, w, fingerprint(A))
 
     def same(self, A: Array) -> bool:
-        now = encode_both(A, self.v[:, None], self.w[:, None], words=True, dtype="float64")
-        return same_bits(now.row_words, self.rows) and same_bits(now.column_words, self.columns)
+        """Whether A has the same ones. Reads all of A, and synchronises with the host."""
+        rows, columns = _words(A, self.v, self.w)
+        lines = self.lines is None or same_bits(fingerprint(A), self.lines)
+        return lines and same_bits(rows, self.rows) and same_bits(columns, self.columns)
+
+
+def _words(A: Array, v: Array, w: Array) -> tuple[Array, Array]:
+    taken = encode_both(A, v[:, None], w[:, None], words=True, dtype="float64")
+    return taken.row_words, taken.column_words
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, FloatType, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import changed_bound
-from abft_tsm2.linalg.encode import Fingerprint, MatrixChecksums, sums, wide
+from abft_tsm2.linalg.encode import Bits, MatrixChecksums, sums, wide
 from abft_tsm2.linalg.line_check import LineCheck, column_norms
 from abft_tsm2.linalg.lu_checks import Sight, blind_factor
 
@@ -59,7 +59,7 @@ def encoded(A: Array) -> MatrixChecksums:
     e = MatrixChecksums.of(A)
     if e.spread <= _evenly(float_type(A), tuple(A.shape)) or sees_changes(A, e):
         return e
-    bits = Fingerprint.of(A)
+    bits = Bits.of(A, e.v, e.w)
     return replace(e, S=sums(A, e.v), Z=sums(A.T, e.w), bits=bits)  # sums that are not older than it
 
 

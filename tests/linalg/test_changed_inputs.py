@@ -163,7 +163,7 @@ def test_a_fingerprint_is_kept_of_a_matrix_with_blind_sums() -> None:
 def test_nothing_that_is_undecided_is_called_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault is repaired from a matrix whose sums cannot show that it is the same."""
     a = one_sided(7)
-    monkeypatch.setattr("abft_tsm2.linalg.operand.Fingerprint.of", lambda A: None)
+    monkeypatch.setattr("abft_tsm2.linalg.operand.Bits.of", lambda *_: None)
 
     def hit(W: Any) -> None:
         W[40, 20] += 1.0

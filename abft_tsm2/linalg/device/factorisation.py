@@ -18,7 +18,7 @@ from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
 from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
 from abft_tsm2.linalg.device.schedule import PANEL, SETTLED, STAGES, Step, Task
-from abft_tsm2.linalg.encode import MatrixChecksums, WordsOfLines
+from abft_tsm2.linalg.encode import Bits, MatrixChecksums
 from abft_tsm2.linalg.evidence import Lines
 from abft_tsm2.linalg.inputs import for_kernels
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, check_of
@@ -242,7 +242,7 @@ class DeviceFactorisation:
             sums.on_device(x).copy() for x in ("S", "Z", "w", "v", "row_floor", "column_floor")
         )
         row_words, column_words = (sums.on_device(x, np.uint64).copy() for x in ("row_words", "column_words"))
-        bits = WordsOfLines(row_words, column_words, v, w)
+        bits = Bits(row_words, column_words, v, w)
         return MatrixChecksums(w, v, S, Z, rows, columns, sizes[0], sizes[1], bits=bits)
 
 
