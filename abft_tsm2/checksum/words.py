@@ -122,6 +122,11 @@ class WordSums:
         return [to_host(now) - to_host(was) for now, was in zip(WordSums.of(X)._sides(), self._sides(), strict=True)]
 
 
+def sums_of_rows(X: Array) -> Array:
+    """Of a matrix that is contiguous by rows, also where it is one column. No host synchronisation."""
+    return _sums(_words(X), 1)
+
+
 def contiguous(X: Array) -> Array:
     """X, or a copy of it where it is contiguous neither by rows nor by columns."""
     flags = X.flags

@@ -262,8 +262,8 @@ def _stored(V: Array | Generated, n: int, task: EncodeTask) -> Array:
 
 
 def launched_by(launch: LaunchOf, A: Array, V: Array, W: Array, spared: int = 0) -> Encoding:
-    """`encode_both` with squares, in float64, of a CuPy array whose rows or columns are contiguous, by a caller who
-    launches the kernels as often as there is something to encode in these places.
+    """`encode_both` with squares and words, in float64, of a CuPy array whose rows or columns are contiguous, by a
+    caller who launches the kernels as often as there is something to encode in these places.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def launched_by(launch: LaunchOf, A: Array, V: Array, W: Array, spared: int = 0)
     """
     import cupy
 
-    task = _checked(A, V, W, True, False, "float64")
+    task = _checked(A, V, W, True, True, "float64")
     multiprocessors = max(1, device_of(A.device.id).multiprocessors - spared)
     memory = functools.partial(cupy.empty, dtype=cupy.uint8)
     return _by_kernels(task, multiprocessors, launch, memory, waves=1 if spared else 2)

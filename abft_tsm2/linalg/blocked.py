@@ -113,10 +113,10 @@ class BlockedFactorisation(ABC):
         except Unrepairable as reason:
             if not self.options.repair:
                 raise
-            with self.clock("correct"):
-                self.repair.verify_input()
-            self.findings.restart(str(reason))
             self.encode()
+            with self.clock("correct"):
+                self.repair.verify_input()  # against what was encoded first: so it was the same in between
+            self.findings.restart(str(reason))
             self.factor()
 
     def factor(self) -> None:

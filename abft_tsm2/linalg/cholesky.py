@@ -6,6 +6,7 @@ The loop over blocks is `abft_tsm2.linalg.blocked`, the checksums are `abft_tsm2
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,16 @@ from abft_tsm2.linalg.device.cholesky_plan import NOT_DEFINITE, POSITIVE, factor
 from abft_tsm2.linalg.evidence import Evidence, definite_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, stacked
 from abft_tsm2.linalg.line_check import runs
-from abft_tsm2.linalg.outcome import FACTORS, Clock, FactorOutcome, Findings, Origin, Unrepairable, check_of_steps
+from abft_tsm2.linalg.outcome import (
+    FACTORS,
+    Clock,
+    FactorOutcome,
+    Findings,
+    InputChanged,
+    Origin,
+    Unrepairable,
+    check_of_steps,
+)
 from abft_tsm2.place import device_name
 from abft_tsm2.report import Check, Fault, Report, Status
 
@@ -216,7 +226,7 @@ def _factored(a: Any, options: CholeskyOptions, check_finite: bool) -> tuple[Arr
 def _one(A: Array, options: CholeskyOptions, unknown: Array | None) -> tuple[Array, Report]:
     """Factor one matrix that is not empty. `unknown`: what has to be finite, and may not be."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        suspect, signs = None, False
+        suspect, signs, first = None, False, None
         if is_cupy(A) and options.on_stage is None:
             clock = Clock()
             with clock("factor"):
@@ -225,12 +235,14 @@ def _one(A: Array, options: CholeskyOptions, unknown: Array | None) -> tuple[Arr
             if found.check is not None:
                 return found.W, _report(Findings(), A, options, clock, (found.check,))
             suspect, signs = None if NOT_DEFINITE in found.missing else found.W, POSITIVE in found.missing
+            first = found.sums
         if unknown is not None:
             as_array(unknown, "a")
         A = for_blas(A)
         run = CholeskyFactorisation(A if options.lower else A.T, options, block_size(A.shape[0]))
         if suspect is not None and not run.is_wrong(suspect if options.lower else suspect.T, signs):
             return suspect, _report(run.findings, A, options, run.clock)
+        run.first = first
         run.online()
         if options.clear:
             clear_above(run.W)
@@ -273,6 +285,8 @@ class CholeskyFactorisation(BlockedFactorisation):
         What is returned: W, or its transpose; column-major.
     stopped : int
         Number, from 1, of the column of the panel at which LAPACK has stopped; 0 where it has not.
+    first : pair of arrays, or None
+        w and Z of A as a GPU has encoded it, whose factor was wrong.
     suspects : tuple of int
         Columns that failed the first check that failed, where nothing is repaired.
     """
@@ -282,6 +296,7 @@ class CholeskyFactorisation(BlockedFactorisation):
     checksums: CholeskyChecksums
     repair: CholeskyRepair
     options: CholeskyOptions
+    first: tuple[Array, Array] | None = None
     suspects: tuple[int, ...] = ()
     checks: tuple[Check, ...] = ()
 
@@ -319,7 +334,8 @@ class CholeskyFactorisation(BlockedFactorisation):
         except Unrepairable as reason:
             self.give_up(str(reason))
         except NotDefinite as minor:
-            raise _not_definite(minor.args[0]) from None
+            self.refuse_definite(minor.args[0])
+        self.confirm_input()
         if self.checksums.seen:
             self.checks = (check_of_steps("columns", self.checksums.seen, self.checksums.w),)
 
@@ -422,6 +438,28 @@ class CholeskyFactorisation(BlockedFactorisation):
         if not self.findings.statuses:
             self.findings.proved(found)
 
+    def confirm_input(self) -> None:
+        """What was computed from A after a suspicion counts only where A is still what was encoded."""
+        findings = self.findings
+        if Status.INPUT_CHANGED in findings.statuses or not (findings.any or self.first):
+            return
+        with contextlib.suppress(InputChanged):
+            if self.first is not None:
+                self.repair.compare_input(*self.first)
+            try:
+                self.repair.verify_input()
+            except InputChanged:
+                raise
+            except Unrepairable as reason:
+                findings.undecided(str(reason))
+
+    def refuse_definite(self, minor: int) -> None:
+        """Raise LinAlgError, unless that is said of another matrix than was encoded."""
+        self.findings.suspicions += 1
+        self.confirm_input()
+        if Status.INPUT_CHANGED not in self.findings.statuses:
+            raise _not_definite(minor) from None
+
     def refuse(self, columns: tuple[int, ...], reason: str) -> None:
         self.findings.refused((), columns, len(columns))
         self.findings.reasons.append(reason)
@@ -431,7 +469,8 @@ class CholeskyFactorisation(BlockedFactorisation):
         if Status.INPUT_CHANGED in self.findings.statuses:
             self.findings.reasons.append(reason)
             return
-        self.by_lapack(self.copied()[1])
+        if stopped := factor_definite(self.copied()[1]):
+            self.refuse_definite(stopped)
         self.refuse(self.suspects, reason)
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from abft_tsm2.arrays import Array, from_host, to_host
 from abft_tsm2.checksum.bounds import definite_bound, definite_element, stored_bound
 from abft_tsm2.core.blas import add_product, factor_columns, factored, like_columns, product
-from abft_tsm2.linalg.certify import moved
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums, symmetric_columns, symmetric_sums, weighting
 from abft_tsm2.linalg.encode import wide
 from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.operand import moved
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, Unrepairable, differing, largest
 
 MOVED = 8.0  # roundings that a finished column may bring when it is computed again: few, beside those that are granted
@@ -77,9 +77,12 @@ class CholeskyRepair:
     def verify_input(self) -> None:
         """Verify A against its sums; raise InputChanged where it is A that differs."""
         self.sums()
-        kept, A = self.state.kept, self.state.A
-        again = symmetric_sums(A, kept.w)
-        if moved(kept.Z, again, lambda lines: symmetric_columns(A, lines) * kept.w[:, None]).size:
+        self.compare_input(self.state.kept.w, self.state.kept.Z)
+
+    def compare_input(self, w: Array, Z: Array) -> None:
+        """Raise InputChanged where A's sums with these weights are not Z."""
+        A = self.state.A
+        if moved(Z, symmetric_sums(A, w), lambda lines: symmetric_columns(A, lines) * w[:, None]).size:
             self.findings.input_changed()
 
     def _Z(self, j: int, j1: int) -> None:

@@ -14,11 +14,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, Namespace, from_host, in_float64, is_column_major, is_numpy, namespace, to_host
+from abft_tsm2.arrays import (
+    Array,
+    Namespace,
+    from_host,
+    in_float64,
+    is_column_major,
+    is_numpy,
+    namespace,
+    same_bits,
+    to_host,
+)
 from abft_tsm2.checksum.bounds import FLOOR_TERMS
 from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.blas import add_product, like_columns
+from abft_tsm2.core.encode_both import encode_both
+from abft_tsm2.core.row_sums import fingerprint
 from abft_tsm2.linalg.host_sums import times
 
 GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
@@ -42,6 +54,33 @@ def counts(K: int, xp: Namespace, device: Any, first: int = 0) -> Array:
 
 
 @dataclass(eq=False)
+class Bits:
+    """Sums of the words of a matrix by rows and by columns, as `encode_both` takes them together with sums that have
+    weights v and w; and its fingerprint, where it was taken."""
+
+    rows: Array
+    columns: Array
+    v: Array
+    w: Array
+    lines: Array | None = None
+
+    @classmethod
+    def of(cls, A: Array, v: Array, w: Array) -> Bits:
+        return cls(*_words(A, v, w), v, w, fingerprint(A))
+
+    def same(self, A: Array) -> bool:
+        """Whether A has the same ones. Reads all of A, and synchronises with the host."""
+        rows, columns = _words(A, self.v, self.w)
+        lines = self.lines is None or same_bits(fingerprint(A), self.lines)
+        return lines and same_bits(rows, self.rows) and same_bits(columns, self.columns)
+
+
+def _words(A: Array, v: Array, w: Array) -> tuple[Array, Array]:
+    taken = encode_both(A, v[:, None], w[:, None], words=True, dtype="float64")
+    return taken.row_words, taken.column_words
+
+
+@dataclass(eq=False)
 class MatrixChecksums:
     """What is kept of A (m x n) before it is factored, in A's order of rows; all float64.
 
@@ -55,6 +94,11 @@ class MatrixChecksums:
         ``||A_i o v||`` and ``||A_c o w||``, from a sample.
     row_sizes, column_sizes : (m,), (n,) arrays on the host
         Logarithms to base 2 of the norms of A's lines without weights, of the sample alone: sizes of their elements.
+    spread : float
+        Logarithm to base 2 of how far norms are apart that weights undo, of rows or of columns; infinite where unknown.
+    bits : Bits or None
+        Sums of the bits of A, taken before S and Z or together with them; on a CPU they are kept only where S and Z are
+        blind to a change that counts.
     """
 
     w: Array
@@ -65,6 +109,8 @@ class MatrixChecksums:
     column_norms: Array
     row_sizes: Any
     column_sizes: Any
+    spread: float = math.inf
+    bits: Bits | None = None
 
     @classmethod
     def of(cls, A: Array) -> MatrixChecksums:
@@ -79,16 +125,17 @@ class MatrixChecksums:
             on_it = np.log2(to_host(diagonal))
             for sizes in (plain, across):
                 np.maximum(sizes[: on_it.size], on_it, out=sizes[: on_it.size])
-            powers = _powers(plain)
+            powers, apart = _powers(plain)
             w = _weights(powers, A, seed=0)
             column_norms = _at_least(columns.norms(w), diagonal, w)
             # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
             usual = int(np.sort(powers)[m // 2]) if m else 0
-            v = _weights(_powers(np.log2(to_host(column_norms))), A, seed=1, shift=usual)
+            of_columns, apart_columns = _powers(np.log2(to_host(column_norms)))
+            v = _weights(of_columns, A, seed=1, shift=usual)
             row_norms = _at_least(rows.norms(v), diagonal, v)
             S, Z = sums(A, v), sums(A.T, w)
             floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
-            return cls(w, v, S, Z, *floors, plain, across)
+            return cls(w, v, S, Z, *floors, plain, across, max(apart, apart_columns))
 
     def is_of_finite(self, A: Array) -> bool:
         """Whether A holds neither NaN nor Inf: no weight is zero, so that either would show in S; A is read only where
@@ -196,22 +243,26 @@ def _lines_of(groups: range, count: int) -> tuple[list[tuple[int, int]], Any]:
     return parts, lines
 
 
-def _powers(log2_norms: Any) -> Any:
-    """`exponents`, in fewer calls where none of them is near the ends of the range."""
+def _powers(log2_norms: Any) -> tuple[Any, float]:
+    """`exponents`, in fewer calls where none of them is near the ends of the range; and how far they are apart."""
     n = log2_norms.size
-    if not n or not (_least(log2_norms) > -MIDDLE and _most(log2_norms) < MIDDLE):
-        return exponents(log2_norms)
+    if not n:
+        return exponents(log2_norms), 0.0
+    least, most = float(_least(log2_norms)), float(_most(log2_norms))
+    if not (least > -MIDDLE and most < MIDDLE):
+        return exponents(log2_norms), math.inf
     ordered, half = np.sort(log2_norms), n // 2
     centre = float(ordered[half]) if n % 2 else float(ordered[half - 1] + ordered[half]) / 2
-    return np.rint(log2_norms - (centre - round(centre))).astype(np.int64)
+    return np.rint(log2_norms - (centre - round(centre))).astype(np.int64), most - least
 
 
 def _weights(powers: Any, like: Array, seed: int, shift: int = 0) -> Array:
     """Weights that undo norms, powers of two, and 2^shift beside."""
     power = np.minimum(np.maximum(powers + shift, -LARGEST_POWER), LARGEST_POWER)
-    return from_host(np.ldexp(_balanced(powers.size, seed), -power), like)
+    return from_host(np.ldexp(balanced(powers.size, seed), -power), like)
 
 
 @functools.lru_cache(maxsize=64)
-def _balanced(n: int, seed: int) -> Any:
+def balanced(n: int, seed: int = 0) -> Any:
+    """Weights before they are scaled: between 1 and 1.5, of random signs."""
     return weights("balanced", n, seed=seed)[:, 0]

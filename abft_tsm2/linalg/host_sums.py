@@ -23,6 +23,11 @@ SQUARE, CORNER = 128, 32  # columns whose multipliers are compared at once; thos
 READ = 1 << 15  # elements that a search for the largest one reads at a time
 
 
+def is_whole(T: Array) -> bool:
+    """Whether `triangle_times` takes this square matrix."""
+    return is_numpy(T) and T.dtype.char == "d" and (T.flags.f_contiguous or T.flags.c_contiguous) and T.size > 0
+
+
 def is_narrow(X: Array) -> bool:
     """Whether X is NumPy's, and has to be widened for sums in float64."""
     return is_numpy(X) and X.dtype.char != "d"
@@ -66,8 +71,8 @@ def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
     """Of W = L \\ U, m x n, which `reads_at_once`; in float32 with triangles that are widened."""
     (m, n), K = W.shape, min(W.shape)
     if not is_narrow(W):
-        g, y = _triangle(W.T, w, lower=0, unit=1), _triangle(W, v, lower=0)
-        return FactorSums(g, y, _triangle(W, y, lower=1, unit=1), _triangle(W.T, g, lower=1))
+        g, y = triangle_times(W.T, w, lower=False, unit=True), triangle_times(W, v, lower=False)
+        return FactorSums(g, y, triangle_times(W, y, lower=True, unit=True), triangle_times(W.T, g, lower=True))
     g, y, gU, Ly = np.empty(K), np.empty(K), np.zeros(n), np.zeros(m)
     squares: list[Array] = []
     parts = [slice(j, min(j + WIDENED, K)) for j in range(0, K, WIDENED)]
@@ -77,13 +82,13 @@ def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
         j, j1 = J.start, J.stop
         square = np.array(W[J, J], np.float64, order="F")
         squares += [square] * (len(squares) < KEPT)
-        g[J] = _triangle(square.T, w[J], lower=0, unit=1)
-        y[J] = _triangle(square, v[J], lower=0)
+        g[J] = triangle_times(square.T, w[J], lower=False, unit=True)
+        y[J] = triangle_times(square, v[J], lower=False)
         if j1 < m:
             g[J] += _widening(W[j1:, J].T, w[j1:])
         if j1 < n:
             y[J] += _widening(W[J, j1:], v[j1:])
-        gU[J] = _triangle(square.T, g[J], lower=1)
+        gU[J] = triangle_times(square.T, g[J], lower=True)
         if j:
             gU[J] += _widening(W[:j, J].T, g[:j])
     if n > K:
@@ -91,7 +96,7 @@ def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
     for i, J in enumerate(parts):
         square = squares[i] if i < KEPT else np.array(W[J, J], np.float64, order="F")
         # L y(J) += L(J, J) y(J);  L y(j1:) += L(j1:, J) y(J)
-        Ly[J] += _triangle(square, y[J], lower=1, unit=1)
+        Ly[J] += triangle_times(square, y[J], lower=True, unit=True)
         if J.stop < m:
             Ly[J.stop :] += _widening(W[J.stop :, J], y[J])
     return FactorSums(g, y, Ly, gU)
@@ -156,11 +161,12 @@ def _on_or_above(b: int) -> Any:
     return np.tri(b, dtype=bool)
 
 
-def _triangle(T: Array, x: Array, *, lower: int, unit: int = 0) -> Array:
-    """``T x`` as a new vector, for a triangle of the square T in float64, contiguous."""
+def triangle_times(T: Array, x: Array, *, lower: bool, unit: bool = False) -> Array:
+    """``T x`` as a new vector of their type, for a triangle of the square T, contiguous."""
+    trmv = _blas().dtrmv if T.dtype.char == "d" else _blas().strmv
     if T.flags.f_contiguous:
-        return _blas().dtrmv(T, x, lower=lower, diag=unit)
-    return _blas().dtrmv(T.T, x, lower=1 - lower, trans=1, diag=unit)
+        return trmv(T, x, lower=lower, diag=unit)
+    return trmv(T.T, x, lower=not lower, trans=1, diag=unit)
 
 
 @functools.cache

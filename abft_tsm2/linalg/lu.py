@@ -14,35 +14,41 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, served_elsewhere, to_host
 from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
-from abft_tsm2.linalg.blocked import BlockedFactorisation, Hook, Part
+from abft_tsm2.linalg.blocked import Hook, Part
 from abft_tsm2.linalg.certify import (
     Certificate,
     certificate,
     certified,
     changed,
-    differing_sums,
-    has_changed,
     read,
     whole,
 )
-from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
-from abft_tsm2.linalg.device.host_copy import HOST, HostCopy
-from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, stacked
 from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
+from abft_tsm2.linalg.lu_on_device import NOT_FINITE, LuOnDevice
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.lu_repair import LuRepair
-from abft_tsm2.linalg.once_more import factored_once_more, give_up, overflows_again
-from abft_tsm2.linalg.outcome import FACTORS, FactorOutcome, Findings, Overflowed, Unrepairable, check_of_steps, largest
+from abft_tsm2.linalg.once_more import give_up, overflows_again
+from abft_tsm2.linalg.operand import UNDECIDED, Operand, compare, encoded
+from abft_tsm2.linalg.outcome import (
+    CHANGED,
+    FACTORS,
+    FactorOutcome,
+    Findings,
+    Overflowed,
+    Unrepairable,
+    check_of_steps,
+    largest,
+)
 from abft_tsm2.linalg.pending import PendingFactors
 from abft_tsm2.linalg.plain_lu import GROWN, factored_plainly, overflows, warn_of_zero
 from abft_tsm2.place import device_name
 from abft_tsm2.policy import Deferred
 from abft_tsm2.report import SIDES, Check, Fault, Report, Status
 
-NOT_FINITE = "A holds NaN or Inf: its factors were not checked"
+WRITTEN = "a was written to before the verdict was read, which needed it once more: leave it alone until report.wait()"
 
 
 def protected_lu_factor(
@@ -115,7 +121,7 @@ def protected_lu_factor(
     scipy.linalg.LinAlgWarning
         A pivot is exactly zero.
     UnverifiableWarning
-        The factors are not finite.
+        The factors are not finite, or a suspicion rests on an a that nothing shows to be what was encoded.
 
     See Also
     --------
@@ -201,11 +207,12 @@ def protected_lu_factor(
     return ((lu, piv), report) if return_report else (lu, piv)
 
 
-def factored(A: Array, options: LuOptions, *, warn: bool = True) -> LuFactorisation:
-    """Factor one matrix that is not empty."""
+def factored(A: Array, options: LuOptions, *, warn: bool = True, kept: bool = False) -> LuFactorisation:
+    """Factor one matrix that is not empty. `kept`: its checksums, until they are released."""
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         A = for_blas(A)
         run = _run_of(A, options)
+        run.keeps = kept
         run.factored()
     if run.info and warn:
         warn_of_zero(run.info)
@@ -227,41 +234,27 @@ def block_size(K: int) -> int:
     return max(64, min(512, K // 4 // 64 * 64))
 
 
-class LuFactorisation(BlockedFactorisation):
+class LuFactorisation(LuOnDevice):
     """P A = L U, packed in W.
 
     Attributes
     ----------
-    pivots : int32 array on the host, or None
-        None where only the device has them, in `device_pivots`.
-    host : HostCopy, or None
-        Where the factors take the place of A, which is its copy from then on.
-    suspects : pair of boolean arrays
-        Rows and columns that a GPU's checks of the steps have found wrong.
-    agrees : bool
-        Whether a GPU has found sums of the product of its factors to be those of A.
-    info : int
-        Number, from 1, of the first pivot that is exactly zero; 0 where there is none.
+    deferred : bool
+        Whether the verdict is read after the call, when its caller may have written to A.
     checks : tuple of Check
         For the report; empty where the factors were not checked to the end.
     """
 
     EQUATION, RECHECKS = "L U = P A", False
-    options: LuOptions
-    encoding: MatrixChecksums
     checksums: LuChecksums
     repair: LuRepair
-    pivots: Any = None
-    device_pivots: Any = None
-    host: HostCopy | None = None
-    suspects: Lines = np.zeros(0, bool), np.zeros(0, bool)
     report: Report
-    info = 0
+    deferred = False
     checks: tuple[Check, ...] = ()
 
     def encode(self) -> None:
         with self.clock("encode"):
-            self.encoding = MatrixChecksums.of(self.A)
+            self.encoding = encoded(self.A)
 
     def stage_encoded(self) -> None:
         e = self.encoding
@@ -291,10 +284,27 @@ class LuFactorisation(BlockedFactorisation):
 
     def finish(self, mode: str, why: str) -> None:
         """Set the report."""
+        self.confirm_input()
         self.findings.name_tf32(self.A)
         more: dict[str, Any] = {"checks": self.checks, "mode": f"{mode}: {why}", "device": device_name(self.W)}
         kind = _sizes(self.A), dtype_name(self.A.dtype), self.clock.seconds
         self.report = self.findings.report("lu_factor", *kind, **more)
+
+    def confirm_input(self) -> None:
+        """What was computed from A after a suspicion counts only where A is still what was encoded."""
+        findings = self.findings
+        if not findings.any or not self.encoding.is_of_finite(self.A):
+            return
+        if Status.INPUT_CHANGED not in findings.statuses:
+            operand = compare(self.A, self.encoding).operand
+            if operand is Operand.UNKNOWN:
+                findings.undecided(UNDECIDED)
+            elif operand is Operand.CHANGED:
+                findings.changed("A", CHANGED)
+        if self.deferred and Status.INPUT_CHANGED in findings.statuses:
+            findings.statuses[:] = []
+            findings.faults.clear()
+            findings.undecided(WRITTEN)
 
     @property
     def piv(self) -> Array:
@@ -305,42 +315,6 @@ class LuFactorisation(BlockedFactorisation):
 
     # -- offline: LAPACK's own factorisation, and a certificate --
 
-    def queued(self, mode: str, *, later: bool = False) -> DeviceFactorisation:
-        """A factorisation on the GPU, the verdict on which is awaited now, or later."""
-        findings = self.findings if self.options.repair and not later else None
-        if self.options.preserve == HOST and self.host is None:
-            self.host = HostCopy(self.A)
-            self.A = self.host.array
-        return DeviceFactorisation(
-            self.A, host=self.host, checked=mode == "online", findings=findings, hook=self.options.on_stage
-        )
-
-    def await_device(self, queued: DeviceFactorisation, mode: str, why: str) -> None:
-        """Wait for what a GPU factors, settle what its checks suspect, and set the report."""
-        if not self.take(queued):
-            if self.encoding.is_of_finite(self.A):
-                self.settle(mode)
-            elif self.options.check_finite:
-                raise not_finite()
-            else:
-                mode, why = "offline", "A is not finite"
-                self.findings.unverifiable(NOT_FINITE)
-        self.finish(mode, why)
-
-    def take(self, queued: DeviceFactorisation) -> bool:
-        """Wait for factors; whether nothing is suspected of them."""
-        with self.clock("factor"):
-            queued.wait()
-            self.W, self.info, self.device_pivots = queued.W, queued.info, queued.piv
-            self.suspects = queued.suspects
-            if clean := queued.clean:
-                self.pivots, self.checks = None, queued.checks()
-            else:
-                self.encoding, self.pivots = queued.encoding(), to_host(queued.piv)
-                self.agrees = queued.agrees
-            queued.release()
-        return clean
-
     def offline(self) -> None:
         """Factor and certify; factor again, online, where the result is wrong."""
         self.stage_encoded()
@@ -349,15 +323,8 @@ class LuFactorisation(BlockedFactorisation):
         if self.is_wrong("factored again, online"):
             self.online()
 
-    def settle(self, mode: str) -> None:
-        """Verify what a GPU has factored and suspects; factor again where it is wrong, there and at last by steps."""
-        encoding = self.encoding
-        if not self.is_wrong("factored again"):
-            if self.options.repair and not (self.agrees or self.host or self.findings.reasons):
-                factored_once_more(self, mode)
-        elif has_changed(self.A, encoding) or not (self.take(self.queued(mode)) or not self.is_wrong("")):
-            self.encoding = encoding
-            self.online_beside()
+    def is_changed(self) -> bool:
+        return compare(self.A, self.encoding).operand is Operand.CHANGED
 
     def is_wrong(self, repair: str) -> bool:
         """Verify factors of which nothing is known; whether they are wrong, and are to be repaired: this way."""
@@ -407,20 +374,22 @@ class LuFactorisation(BlockedFactorisation):
         Sums of A that were suspected in vain are compared as well.
         """
         A, e = self.A, self.encoding
-        sums = differing_sums(A, e)
-        if all(lines.size for lines, _ in sums):
+        operand, sums = compare(A, e)
+        if operand is Operand.CHANGED:
             return Evidence(count=1, magnitude=float("nan"))
         found = factor_evidence(A, self.W, self.pivots, blind)
         if found.right:
             for name, before, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), sums, strict=True):
-                if lines.size:
+                if lines.size and operand is Operand.SAME:
                     self.findings.wrong_sums(name, lines, largest((to_host(before) - to_host(again))[lines]))
             self.findings.proved(found)
         return found
 
     def refuse(self, found: Certificate, elements: int) -> None:
         """Note that the factors are wrong, or that those of this matrix cannot be right."""
-        if not has_changed(self.A, self.encoding) and self.grows():
+        if self.is_changed():
+            self.findings.changed("A", CHANGED)
+        elif self.grows():
             self.findings.unverifiable(GROWN)
         else:
             self.findings.refused(found.rows, found.columns, elements)
@@ -434,16 +403,6 @@ class LuFactorisation(BlockedFactorisation):
             return False
 
     # -- online: the steps --
-
-    def online_beside(self) -> None:
-        """Factor by steps where a GPU has failed; in memory of its own, from which the factors go to where A was."""
-        if self.host is None:
-            self.online()
-            return
-        with self.host.beside():
-            self.online()
-        self.host.memory[...] = self.W
-        self.W = self.host.memory
 
     def online(self) -> None:
         """Factor with checksums carried along."""

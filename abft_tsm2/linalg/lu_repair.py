@@ -24,11 +24,12 @@ from abft_tsm2.arrays import Array, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, factored_element, rigorous_factored
 from abft_tsm2.core.blas import add_product, permutation, product, solve_triangle
 from abft_tsm2.core.row_sums import take_rows
-from abft_tsm2.linalg.certify import changed, differing_sums, read
+from abft_tsm2.linalg.certify import changed, read
 from abft_tsm2.linalg.encode import counts, wide
 from abft_tsm2.linalg.evidence import FactorEvidence, unit_lower
 from abft_tsm2.linalg.line_check import LineCheck, column_norms
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, places
+from abft_tsm2.linalg.operand import UNDECIDED, Operand, compare
 from abft_tsm2.linalg.outcome import AGAIN, FACTORS, ROUNDS, Findings, Overflowed, Unrepairable, differing, largest
 from abft_tsm2.report import Fault, Status
 
@@ -174,19 +175,19 @@ class LuRepair:
         self._compared("S", now, then, bound + changed_bound(terms + carried.xp.abs(then), j + 1), j)
 
     def verify_input(self) -> None:
-        """Verify A, from which everything is recomputed, against its sums S and Z as they were encoded.
-
-        Where sums by rows and by columns both differ, A has changed. One kind alone is wrong itself, and is recomputed.
-        """
+        """Verify A, from which everything is recomputed, against its sums S and Z as they were encoded. Where it is the
+        same, sums that differ are wrong themselves, and are computed again."""
         e = self.carried.encoding
-        found = differing_sums(self.A, self.carried.encoding)
-        if all(lines.size for lines, _ in found):
+        operand, found = compare(self.A, e)
+        if operand is Operand.CHANGED:
             self.findings.input_changed()
         for name, kept, (lines, again) in zip(("S of A", "Z of A"), (e.S, e.Z), found, strict=True):
             if lines.size:
                 off = largest((to_host(kept) - to_host(again))[lines])
                 kept[...] = again
                 self.findings.wrong_sums(name, lines, off)
+        if operand is Operand.UNKNOWN:
+            self.findings.undecided(UNDECIDED)
 
     def _compared(self, name: str, now: Array, then: Array, bound: Array, first: int) -> None:
         verdict = LineCheck.of(now - then, bound)

@@ -17,9 +17,10 @@ from abft_tsm2.report import Status
 
 if TYPE_CHECKING:
     from abft_tsm2.linalg.lu import LuFactorisation
+    from abft_tsm2.linalg.lu_on_device import LuOnDevice
 
 
-def factored_once_more(run: LuFactorisation, mode: str) -> None:
+def factored_once_more(run: LuOnDevice, mode: str) -> None:
     """Take the second factors if nothing is suspected of them, and they are those of the same matrix; else all is as it
     was, also where there is no memory for them. A hook's exceptions are raised.
 
@@ -73,6 +74,7 @@ def give_up(run: LuFactorisation, reason: Exception) -> None:
             certificate = run.verify_whole()
             if certificate.outcome is FactorOutcome.CERTIFIED:
                 run.checks = certificate.checks
+                findings.suspicions += 1  # of the steps: A is confirmed at the end
                 return
         found = factor_evidence(run.A, W, pivots) if finite else None
         if found is None or found.subnormal:

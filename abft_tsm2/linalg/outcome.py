@@ -21,6 +21,7 @@ SMALLEST = 5e-324  # above zero
 ROUNDS = 3  # repairs before giving up
 FACTORS = "LU"  # how faults in W are named: the packed factors, rows in their present order
 AGAIN = "computed again from A"
+CHANGED = "A is not what was encoded: it changed while it was factored; pass it once more"
 SUBNORMAL = (
     "it is subnormal, or nearly so: LAPACK does not divide by a pivot so small, and its factors are not those of a; "
     "multiply a by a power of two"
@@ -83,6 +84,8 @@ class Findings:
         Those done again by repairs.
     restarted : bool
         Whether a factorisation that stayed wrong was done again from A.
+    decided : bool
+        Whether all that was computed from an operand after a suspicion counts: the operand is what was encoded.
     """
 
     statuses: list[Status] = field(default_factory=list)
@@ -91,6 +94,7 @@ class Findings:
     suspicions: int = 0
     multiplications: float = 0.0
     restarted: bool = False
+    decided: bool = True
 
     def join(self, later: Findings) -> None:
         """Note as well what was found later."""
@@ -100,6 +104,7 @@ class Findings:
         self.suspicions += later.suspicions
         self.multiplications += later.multiplications
         self.restarted |= later.restarted
+        self.decided &= later.decided
 
     def restart(self, reason: str) -> None:
         """Note that the factorisation is done again from A, and why."""
@@ -107,11 +112,26 @@ class Findings:
         self.reasons.append(f"restarted from A: {reason}")
         self.statuses.append(Status.CORRECTED)
 
+    @property
+    def any(self) -> bool:
+        """Whether anything was suspected, or is to be said."""
+        return bool(self.suspicions or self.statuses)
+
+    def changed(self, name: str, reason: str) -> None:
+        """Note that an operand is not what was encoded."""
+        self.statuses.append(Status.INPUT_CHANGED)
+        self.faults.append(Fault(name, "operand", (), (), 0, float("nan")))
+        self.reasons.append(reason)
+
     def input_changed(self) -> NoReturn:
         """Note that A is not what was encoded, and raise InputChanged."""
-        self.statuses.append(Status.INPUT_CHANGED)
-        self.faults.append(Fault("A", "operand", (), (), 0, float("nan")))
-        raise InputChanged("A is not what was encoded: it changed while it was factored; pass it once more")
+        self.changed("A", CHANGED)
+        raise InputChanged(CHANGED)
+
+    def undecided(self, reason: str) -> None:
+        """Note that nothing shows an operand to be what was encoded: nothing that rests on it is right, or repaired."""
+        self.decided = False
+        self.reasons.append(reason)
 
     def name_tf32(self, A: Array) -> None:
         """Name the variable behind factors and solutions of a GPU that cannot be right."""
@@ -164,6 +184,10 @@ class Findings:
         where = {"operand": FACTORS, "kind": kind, "rows": rows, "columns": columns, "elements": count}
         self.faults.append(Fault.made_of(**where, magnitude=largest(distance[differ]), repair=AGAIN))
 
+    def _not_resting(self) -> list[Status]:
+        """What is true whatever the operands are."""
+        return [status for status in self.statuses if status not in (Status.CORRECTED, Status.CHECKSUM_FAULT)]
+
     def report(
         self, operation: str, sizes: tuple[int, int, int], dtype: str, seconds: dict[str, float], **more: Any
     ) -> Report:
@@ -172,7 +196,7 @@ class Findings:
         `sizes`: L is m x k and U is k x n, or A m x k and the solution k x n. `more`: checks, mode.
         """
         m, k, n = sizes
-        status, also = by_precedence(self.statuses)
+        status, also = by_precedence(self.statuses if self.decided else [*self._not_resting(), Status.UNVERIFIABLE])
         return Report.made_of(
             status=status,
             operation=operation,

@@ -33,6 +33,7 @@ class PendingFactors:
         import cupy
 
         self._run, self._mode = run, run.options.chosen(run.A)
+        run.deferred = True
         queued = run.queued(self._mode[0], later=True)
         self._queued: DeviceFactorisation | None = queued
         self.factors = queued.W, queued.piv

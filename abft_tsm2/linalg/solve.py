@@ -11,18 +11,22 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_cupy, is_numpy, namespace, served_elsewhere, to_host
+from abft_tsm2.checksum.words import contiguous
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.linalg.blocked import Hook
-from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, pair_of, pivots_of, stacked
+from abft_tsm2.linalg.given import GivenFactors, GivenMatrix, GivenSides, GivenWords
+from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
-from abft_tsm2.linalg.lu import factored
+from abft_tsm2.linalg.lu import LuFactorisation, factored
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.outcome import Findings, check_of
 from abft_tsm2.linalg.substitution import (
     ATTEMPTS,
     Work,
+    as_read,
     queued,
     same,
+    solved_by_kernels,
     substituted,
     substituted_carefully,
     substituted_twice,
@@ -30,11 +34,12 @@ from abft_tsm2.linalg.substitution import (
 )
 from abft_tsm2.linalg.triangular import (
     Triangle,
+    Weighed,
     check_solution,
     far_power,
     scaled_down,
     solution_evidence,
-    summing_weights,
+    triangles,
 )
 from abft_tsm2.place import device_name
 from abft_tsm2.report import Report, Status
@@ -82,7 +87,7 @@ def protected_lu_solve(
     Raises
     ------
     SilentDataCorruptionError
-        The solution is wrong and could not be repaired.
+        The solution is wrong and could not be repaired, or lu or b changed meanwhile.
     TypeError, ValueError
         Shapes that do not fit, with SciPy's messages; pivots that are no numbers of rows.
 
@@ -95,7 +100,9 @@ def protected_lu_solve(
     -----
     Forward and backward substitution obey ``|b - T x| <= gamma_n |T| |x|`` (N. J. Higham, Accuracy and Stability of
     Numerical Algorithms, 2002, theorem 8.5), which is checked for a random combination of the right-hand sides; a
-    substitution that fails is done again. What lu and piv hold is taken to be right: `protected_solve`, which has a,
+    substitution that fails is done again. lu, piv and b are encoded for the length of the call: where one of them has
+    changed meanwhile, the report is INPUT_CHANGED, or the solution is that of what was given. What lu and piv hold when
+    the call begins is taken to be right, and between two calls nothing protects them: `protected_solve`, which has a,
     certifies the solution with it. Pivots that are booleans, NaN, fractions or beyond the rows are refused, where SciPy
     cuts them to 32-bit integers. O(n^2 + n r) operations more. On a GPU one system with pivots of int32 is queued
     with its checks, and the host waits once, at the end; what they suspect is solved once more, with the host.
@@ -115,7 +122,7 @@ def protected_lu_solve(
     policy.check_on_error(on_error)
     later = on_stage is None and _on_device(lu, piv, b)  # kernels find what is not finite, and pivots that are no rows
     finite = check_finite and not later
-    lu, B = as_array(lu, "lu", check_finite=finite), as_array(b, "b", check_finite=finite)
+    lu, B = as_array(lu, "lu", check_finite=False), as_array(b, "b", check_finite=finite)
     namespace(lu, B)
     if trans not in (0, 1, 2):
         raise ValueError(f"trans is {trans!r}: 0 for a x = b, 1 or 2 for a' x = b")
@@ -127,16 +134,32 @@ def protected_lu_solve(
         raise ValueError(f"Shapes of lu {tuple(lu.shape)} and b {tuple(B.shape)} are incompatible")
     lu, B = _of_one_type(lu, B)
 
+    def by_steps(lu: Array, piv: Any, B: Array, work: Work) -> Array:
+        factors = GivenFactors(lu, lambda array: triangles(array, int(trans)))
+        sides = GivenSides.of(B)
+        if check_finite and not factors.finite:
+            raise not_finite()
+        work.given = factors, sides
+        return substituted_carefully(lu, piv, B, int(trans), work, weighed=sides.weighed, given=factors)
+
+    def by_kernels(lu: Array, piv: Any, B: Array, work: Work) -> Array:
+        lu, piv = contiguous(lu), piv.copy()  # which nobody else can change
+        factors = GivenWords(lu)
+        found = queued(lu, piv, B, int(trans), work)
+        if found is not None and found.clean:
+            return found.X
+        if check_finite:
+            as_array(lu, "lu")
+            as_array(B, "b")
+        weighed = as_read(found, B)
+        work.given = factors, GivenSides(weighed)
+        return substituted_carefully(lu, piv, B, int(trans), work, found, weighed)
+
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
         work = Work(on_stage, repair=on_error != "detect")
         work.stage("inputs", lu=lu, b=B)
-
-        def verify() -> None:
-            if later and check_finite:
-                as_array(lu, "lu")
-                as_array(B, "b")
-
-        x = substituted(lu, piv, B, int(trans), work, verify)
+        kernels = solved_by_kernels(lu, B, work)
+        x = by_kernels(lu, piv, B, work) if kernels else by_steps(for_blas(lu), piv, for_blas(B), work)
         sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
         more: dict[str, Any] = {"checks": work.checks, "device": device_name(B)}
         return x, work.findings.report("lu_solve", sizes, dtype_name(B.dtype), seconds, **more)
@@ -184,7 +207,7 @@ def protected_cho_solve(
     Raises
     ------
     SilentDataCorruptionError
-        The solution is wrong and could not be repaired.
+        The solution is wrong and could not be repaired, or c or b changed meanwhile.
     TypeError, ValueError
         Shapes that do not fit, with SciPy's messages; Dask arrays.
 
@@ -201,7 +224,8 @@ def protected_cho_solve(
     Notes
     -----
     As `protected_lu_solve`, with ``L z = b`` and ``L' x = z`` (N. J. Higham, Accuracy and Stability of Numerical
-    Algorithms, 2002, theorem 8.5). CuPy arrays are solved by CuPy's triangular solves, and every check waits for the
+    Algorithms, 2002, theorem 8.5); c and b are encoded for the length of the call as lu and b are there. CuPy arrays
+    are solved by CuPy's triangular solves, and every check waits for the
     host.
 
     Examples
@@ -225,10 +249,16 @@ def protected_cho_solve(
         raise ValueError(f"incompatible dimensions ({tuple(C.shape)} and {tuple(B.shape)})")
     C, B = _of_one_type(C, B)
 
+    def halves(C: Array) -> tuple[Triangle, Triangle]:
+        L = C if lower else C.T
+        return Triangle(L, True, False), Triangle(L.T, False, False)
+
     def one(C: Array, _: Any, B: Array) -> tuple[Array, Report]:
         work, C, B = Work(on_stage, repair=on_error != "detect"), for_blas(C), for_blas(B)
         work.stage("inputs", c=C, b=B)
-        x = substituted_twice(C if lower else C.T, B, work)
+        factors, sides = GivenFactors(C, halves, "c"), GivenSides.of(B)
+        work.given = factors, sides
+        x = substituted_twice(factors, sides.weighed, work)
         more: dict[str, Any] = {"checks": work.checks, "device": device_name(B)}
         sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
         return x, work.findings.report("cho_solve", sizes, dtype_name(B.dtype), seconds, **more)
@@ -291,7 +321,7 @@ def protected_solve(
     Raises
     ------
     SilentDataCorruptionError
-        The factors or the solution are wrong and could not be repaired.
+        The factors or the solution are wrong and could not be repaired, or a or b changed meanwhile.
     numpy.linalg.LinAlgError
         a is singular: a pivot is exactly zero.
     TypeError, ValueError
@@ -305,7 +335,8 @@ def protected_solve(
     Notes
     -----
     The residual of a solution by Gaussian elimination obeys ``|b - A x| <= gamma_3n |L| |U| |x|`` (N. J. Higham,
-    Accuracy and Stability of Numerical Algorithms, 2002, theorem 9.4). On a GPU the host waits for the factors, and for
+    Accuracy and Stability of Numerical Algorithms, 2002, theorem 9.4). What is wrong is factored and solved again only
+    with an a and a b that are what they were when the call began. On a GPU the host waits for the factors, and for
     the certified solution.
 
     Examples
@@ -356,25 +387,35 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         report = Findings().report("solve", (n, n, r), dtype_name(B.dtype), {}, device=device_name(B))
         return namespace(B).zeros_like(B), report
     X = namespace(B).full_like(B, float("nan"))  # until there is a solution
-    for _ in range(ATTEMPTS):
-        factors = factored(A, options, warn=False)
-        _take_over(work, factors.report)
+    sides = None if solved_by_kernels(A, B, work) else GivenSides.of(B)
+    for attempt in range(ATTEMPTS):
+        factors = factored(A, options, warn=False, kept=not attempt)
+        _take_over(work, factors)
+        if not attempt:  # A as it was encoded first
+            first = factors
+            work.given = GivenMatrix(A, first.checksums_of_input), *([sides] if sides else [])
         if work.findings.statuses and work.findings.statuses[-1] in (Status.UNCORRECTABLE, Status.INPUT_CHANGED):
             break
         if factors.info:
+            if work.findings.any and not work.confirm():
+                break
             raise np.linalg.LinAlgError("A singular matrix detected.")
         work.stage("inputs", A=A, b=B)
         piv, found = factors.piv, queued(factors.W, factors.piv, B, 0, work, A)
-        if found is not None and found.clean:
+        clean = found is not None and found.clean
+        if sides is None and (refine or not clean):  # b as kernels have read it
+            sides = GivenSides(as_read(found, B))
+            work.given = *work.given, sides
+        if found is not None and clean:
             X, verdict = found.X, LineCheck.of(found.residual, found.bound)
-        else:
-            X = substituted_carefully(factors.W, piv, B, 0, work, found)
+        elif sides is not None:
+            X = substituted_carefully(factors.W, piv, B, 0, work, found, sides.weighed)
             with work.clock("certify"):
-                verdict = _certificate(A, factors.W, piv, X, B, work)
-                work.checks = (check_of("rows", verdict.residual, verdict.bound, summing_weights(B)),)
-        if refine and verdict.clean:
-            X, verdict = _refined(A, factors.W, piv, X, B, verdict, work)
-        if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses:
+                verdict = _certificate(A, factors.W, piv, X, sides.weighed, work)
+                work.checks = (check_of("rows", verdict.residual, verdict.bound, sides.weighed.t),)
+        if refine and verdict.clean and sides is not None:
+            X, verdict = _refined(A, factors.W, piv, X, sides.weighed, verdict, work)
+        if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses or not work.confirm():
             break
         if not work.repair:
             work.findings.statuses.append(Status.UNCORRECTABLE)
@@ -384,17 +425,22 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
     else:
         work.findings.statuses.append(Status.UNCORRECTABLE)
         work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
-    _warn_of_condition(A, factors.W)
     work.findings.name_tf32(B)
+    if work.findings.any:
+        work.confirm()  # of what was suspected, and of all that was computed again
+    first.release()
+    if not {Status.UNCORRECTABLE, Status.INPUT_CHANGED} & {*work.findings.statuses}:  # then these are factors of A
+        _warn_of_condition(A, factors.W)
     sizes, seconds = (n, n, r), work.clock.seconds
     more: dict[str, Any] = {"checks": work.checks, "mode": factors.report.mode, "device": device_name(B)}
     report = work.findings.report("solve", sizes, dtype_name(B.dtype), seconds, **more)
     return X, report
 
 
-def _take_over(work: Work, report: Report) -> None:
+def _take_over(work: Work, factors: LuFactorisation) -> None:
     """What the factorisation found is part of the solution's report."""
-    findings = work.findings
+    findings, report = work.findings, factors.report
+    findings.decided &= factors.findings.decided
     findings.statuses += [status for status in (*report.also, report.status) if status is not Status.CLEAN]
     findings.faults += report.faults
     findings.reasons += report.reasons
@@ -404,27 +450,31 @@ def _take_over(work: Work, report: Report) -> None:
         work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
 
 
-def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Array, work: Work) -> LineCheck:
+def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Weighed, work: Work) -> LineCheck:
     """``A X = B``, row by row; what is suspected, by evidence from all elements."""
     order = from_host(permutation(to_host(piv), A.shape[0]), A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)
-    verdict = check_solution(A, factors, order, X, B, summing_weights(B))
+    verdict = check_solution(A, factors, order, Weighed.of(X, B.t), B)
     if not verdict.clean:
         with work.clock("evidence"):
-            verdict = solution_evidence(A, factors, order, X, B)
-        work.findings.suspicions += verdict.clean
+            found = solution_evidence(A, factors, order, X, B.X)
+        if not found.clean:
+            return found
+        if B.same:
+            work.findings.suspicions += 1
+            return found
     return verdict
 
 
 def _refined(
-    A: Array, lu: Array, piv: Any, X: Array, B: Array, verdict: LineCheck, work: Work
+    A: Array, lu: Array, piv: Any, X: Array, B: Weighed, verdict: LineCheck, work: Work
 ) -> tuple[Array, LineCheck]:
     """X + A^-1 (B - A X), where its residual is smaller."""
     xp = namespace(X)
     with np.errstate(all="ignore"):
         # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.
         of_a, of_x = far_power(A), far_power(X)
-        a, b = scaled_down(A, of_a), scaled_down(B, of_a + of_x)
+        a, b = scaled_down(A, of_a), scaled_down(B.X, of_a + of_x)
         residual = b - a @ scaled_down(X, of_x)
         scale = float(xp.max(xp.abs(residual)))
         if not 0.0 < scale < float("inf"):

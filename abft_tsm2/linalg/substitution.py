@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +11,19 @@ from abft_tsm2.arrays import Array, float_type, from_host, is_cupy, namespace, t
 from abft_tsm2.core.blas import like_columns, permutation, solve_triangle
 from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
+from abft_tsm2.linalg.given import Given, GivenFactors, GivenTriangle
 from abft_tsm2.linalg.inputs import for_blas, pivots_of
 from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.operand import Operand
 from abft_tsm2.linalg.outcome import Clock, Findings, check_of, largest
 from abft_tsm2.linalg.triangular import (
     Triangle,
+    Weighed,
     check_by_factors,
     check_substitution,
     substitution_evidence,
     summing_weights,
+    triangles,
 )
 from abft_tsm2.report import Check, Fault, Status
 
@@ -29,11 +32,18 @@ ATTEMPTS = 3
 
 @dataclass
 class Work:
-    """One solution under way."""
+    """One solution under way.
+
+    Attributes
+    ----------
+    given : tuple of Given
+        Operands, encoded: what is computed from them after a suspicion counts only where they are the same.
+    """
 
     on_stage: Hook | None
     repair: bool
     findings: Findings = field(default_factory=Findings)
+    given: tuple[Given, ...] = ()
     checks: tuple[Check, ...] = ()
     clock: Clock = field(default_factory=Clock)
 
@@ -41,11 +51,33 @@ class Work:
         if self.on_stage is not None:
             self.on_stage(name, arrays)
 
+    def confirm(self) -> bool:
+        """Note which operands have changed, and which may have; whether none is shown to have changed."""
+        fine = [self.note(one.name, one.compare()) for one in self.given]
+        return all(fine)
+
+    def note(self, name: str, operand: Operand) -> bool:
+        """The same of what is known of one."""
+        if operand is Operand.CHANGED and self.said(name):
+            self.findings.changed(name, f"{name} is not what it was when the call began: pass it once more")
+        elif operand is Operand.UNKNOWN:
+            self.findings.undecided(f"a check failed, and nothing shows that {name} did not change: solve once more")
+        return operand is not Operand.CHANGED
+
+    def said(self, name: str) -> bool:
+        """Whether that has still to be said."""
+        return not any(fault.operand == name and fault.kind == "operand" for fault in self.findings.faults)
+
+
+def solved_by_kernels(lu: Array, B: Array, work: Work) -> bool:
+    """Whether kernels of a GPU solve with these factors, or those of this matrix."""
+    return work.on_stage is None and is_cupy(lu) and is_cupy(B) and 0 not in B.shape
+
 
 def queued(lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | None = None) -> DeviceSolution | None:
     """The solution by kernels of a GPU, its checks among them, and those of ``A X = B`` where A is given; None where
     there is no GPU, or a hook wants to see the stages."""
-    if work.on_stage is not None or not is_cupy(lu) or not is_cupy(B) or 0 in B.shape:
+    if not solved_by_kernels(lu, B, work):
         return None
     with work.clock("solve"):
         found = solve_on_device(lu, piv if is_cupy(piv) else from_host(piv, lu), B, trans, A)
@@ -54,32 +86,44 @@ def queued(lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | Non
     return found
 
 
-def substituted(
-    lu: Array, piv: Any, B: Array, trans: int, work: Work, verify: Callable[[], None] = lambda: None
-) -> Array:
-    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed.
-
-    `verify`: raises what is to be said of operands that are not fit; not called where they have led to a solution that
-    is right.
-    """
+def substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
+    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed."""
     found = queued(lu, piv, B, trans, work)
     if found is not None and found.clean:
         return found.X
-    verify()
     return substituted_carefully(lu, piv, B, trans, work, found)
 
 
+def as_read(found: DeviceSolution | None, B: Array) -> Weighed:
+    """B with its sums: those of kernels that have read it, or as it is now."""
+    return (found and found.weighed(B)) or Weighed.of(for_blas(B), summing_weights(B))
+
+
 def substituted_carefully(
-    lu: Array, piv: Any, B: Array, trans: int, work: Work, suspected: DeviceSolution | None = None
+    lu: Array,
+    piv: Any,
+    B: Array,
+    trans: int,
+    work: Work,
+    suspected: DeviceSolution | None = None,
+    weighed: Weighed | None = None,
+    given: GivenFactors | None = None,
 ) -> Array:
-    """The same, with evidence and repairs where a check fails; `suspected`: what kernels have found, not all right."""
-    findings, piv = work.findings, pivots_of(piv, tuple(lu.shape))
+    """The same, with evidence and repairs where a check fails.
+
+    `suspected`: what kernels have found, not all right. `weighed`, `given`: B and the factors as they were encoded.
+    """
+    findings, piv = work.findings, piv if type(piv) is np.ndarray else pivots_of(piv, tuple(lu.shape))
     before = len(findings.statuses), findings.suspicions
-    lu, B, order = for_blas(lu), for_blas(B), permutation(piv, lu.shape[0])
-    X = _substituted(lu, order, B, trans, work)
+    lu, order = for_blas(lu), permutation(piv, lu.shape[0])
+    B = weighed or as_read(suspected, B)
+    factors = triangles(lu, trans)
+    X = _substituted(factors, given.triangles if given else (None, None), order, B, trans, work)
     if suspected is None or before != (len(findings.statuses), findings.suspicions):  # it is said what was found
         return X
-    if same(suspected.X, X) or _is_right(suspected.X, lu, order, B, trans):
+    if not work.confirm():
+        return X
+    if same(suspected.X, X) or _is_right(suspected.X, factors, order, B, trans):
         findings.suspicions += 1
     elif work.repair:
         _note_repair(findings, "x", suspected.X, X)
@@ -90,77 +134,84 @@ def substituted_carefully(
     return X
 
 
-def _is_right(X: Array, lu: Array, order: Any, B: Array, trans: int) -> bool:
+def _is_right(X: Array, factors: tuple[Triangle, Triangle], order: Any, B: Weighed, trans: int) -> bool:
     """Whether this is what the factors make of B, whatever the order of the operations was."""
-    xp, place = namespace(lu), from_host(order, lu)
-    if trans:
-        first, second, X = Triangle(lu.T, True, False), Triangle(lu.T, False, True), xp.take(X, place, axis=0)
-    else:
-        first, second, B = Triangle(lu, True, True), Triangle(lu, False, False), xp.take(B, place, axis=0)
-    return check_by_factors(first, second, X, B, summing_weights(B)).clean
+    xp, place = namespace(X), from_host(order, X)
+    X, B = (xp.take(X, place, axis=0), B) if trans else (X, B.rows(place))
+    return check_by_factors(*factors, Weighed.of(X, B.t), B).clean
 
 
-def _substituted(lu: Array, order: Any, B: Array, trans: int, work: Work) -> Array:
-    xp = namespace(lu)
-    t = summing_weights(B)
-    lower, upper = Triangle(lu, True, True), Triangle(lu, False, False)
-    if trans:
-        # A' = U' L' P: U' z = b, L' y = z, x = P' y
-        first, second = Triangle(lu.T, True, False), Triangle(lu.T, False, True)
-        z = substitution(first, B, t, "forward", "z", work)
-        y = substitution(second, z, t, "backward", "x", work)
-        x = like_columns(y, y.shape)
-        x[...] = xp.take(y, from_host(np.argsort(order), lu), axis=0)
-        return x
-    z = substitution(lower, xp.take(B, from_host(order, lu), axis=0), t, "forward", "z", work)
-    return substitution(upper, z, t, "backward", "x", work)
+def _substituted(
+    factors: tuple[Triangle, Triangle],
+    given: tuple[GivenTriangle | None, GivenTriangle | None],
+    order: Any,
+    B: Weighed,
+    trans: int,
+    work: Work,
+) -> Array:
+    xp, like = namespace(B.X), B.X
+    B = B if trans else B.rows(from_host(order, like))
+    z = substitution(factors[0], B, "forward", "z", work, given[0])
+    y = substitution(factors[1], z, "backward", "x", work, given[1]).X
+    if not trans:
+        return y
+    x = like_columns(y, y.shape)
+    x[...] = xp.take(y, from_host(np.argsort(order), like), axis=0)  # x = P' y
+    return x
 
 
-def substituted_twice(L: Array, B: Array, work: Work) -> Array:
-    """The solution of ``L L' X = B``, for the lower triangle of L, both substitutions checked."""
-    t = summing_weights(B)
-    z = substitution(Triangle(L, True, False), B, t, "forward", "z", work)
-    return substitution(Triangle(L.T, False, False), z, t, "backward", "x", work)
+def substituted_twice(factors: GivenFactors, B: Weighed, work: Work) -> Array:
+    """The solution of ``L L' X = B``, for factors L and L' as they were encoded, both substitutions checked."""
+    first, second = factors.of(factors.array)
+    z = substitution(first, B, "forward", "z", work, factors.triangles[0])
+    return substitution(second, z, "backward", "x", work, factors.triangles[1]).X
 
 
-def substitution(triangle: Triangle, B: Array, t: Array, stage: str, name: str, work: Work) -> Array:
-    """Solve, check, and solve again where the check failed."""
-    xp, last = namespace(B), None
-    tried = 0
+def substitution(
+    triangle: Triangle, B: Weighed, stage: str, name: str, work: Work, given: GivenTriangle | None = None
+) -> Weighed:
+    """Solve, check, and solve again where the check failed. `given`: the triangle as it was encoded."""
+    last, tried = None, 0
     while tried < ATTEMPTS:
         tried += 1
         with work.clock("solve"), np.errstate(all="ignore"):
-            X = like_columns(B, B.shape)
-            X[...] = B
-            solve_triangle(triangle.T, X, lower=triangle.lower, unit=triangle.unit)
-        work.stage(stage, **{name: X})
+            solved = like_columns(B.X, B.X.shape)
+            solved[...] = B.X
+            solve_triangle(triangle.T, solved, lower=triangle.lower, unit=triangle.unit)
+        work.stage(stage, **{name: solved})
         with work.clock("check"):
-            verdict = check_substitution(triangle, X, B, t)
-            work.checks = (check_of("rows", verdict.residual, verdict.bound, t),)
-        if verdict.clean:
-            if last is not None:
-                _note_repair(work.findings, name, last, X)
+            X = Weighed.of(solved, B.t)
+            verdict = check_substitution(triangle, X, B)
+            work.checks = (check_of("rows", verdict.residual, verdict.bound, B.t),)
+        if not verdict.clean:
+            with work.clock("evidence"):
+                verdict = substitution_evidence(triangle, solved, B.X)
+            right = verdict.clean and B.same
+            work.findings.suspicions += right
+        elif last is None and (given is None or given.agrees(X, B, verdict)):
             return X
-        with work.clock("evidence"):
-            verdict = substitution_evidence(triangle, X, B)
-        if verdict.clean:
-            work.findings.suspicions += 1
-            if last is not None:
-                _note_repair(work.findings, name, last, X)
+        else:
+            right = True
+            work.findings.suspicions += last is None
+        if right:
+            if work.confirm() and last is not None:
+                _note_repair(work.findings, name, last.X, solved)
             return X
-        if last is not None and same(last, X):
+        if last is not None and same(last.X, solved):
             break
         last = X
         if not work.repair:
             break
-    if not bool(xp.all(xp.isfinite(X))) and not _finite_again(triangle, B):
-        if Status.UNVERIFIABLE not in work.findings.statuses or bool(xp.all(xp.isfinite(B))):  # else it is known why
-            work.findings.reasons.append(_why_not_finite(triangle, B))
-        work.findings.statuses.append(Status.UNVERIFIABLE)
-        return X
-    work.findings.statuses.append(Status.UNCORRECTABLE)
-    work.findings.faults.append(wrong_rows(name, verdict))
-    work.findings.reasons.append(f"{stage} substitution failed its check {tried} times")
+    xp = namespace(solved)
+    if not bool(xp.all(xp.isfinite(solved))) and not _finite_again(triangle, B.X):
+        if work.confirm():
+            if Status.UNVERIFIABLE not in work.findings.statuses or bool(xp.all(xp.isfinite(B.X))):  # else known why
+                work.findings.reasons.append(_why_not_finite(triangle, B.X))
+            work.findings.statuses.append(Status.UNVERIFIABLE)
+    elif work.confirm():
+        work.findings.statuses.append(Status.UNCORRECTABLE)
+        work.findings.faults.append(wrong_rows(name, verdict))
+        work.findings.reasons.append(f"{stage} substitution failed its check {tried} times")
     return X
 
 

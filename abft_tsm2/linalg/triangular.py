@@ -15,19 +15,59 @@ from typing import NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
-from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations
+from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, operations
 from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.rigorous import flushed, solved_rounding, substituted_rounding, underflow
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.accurate import Difference, Part, parts
-from abft_tsm2.core.blas import add_product, multiply_triangle, product
+from abft_tsm2.core.blas import add_product, multiply_triangle
 from abft_tsm2.linalg.encode import wide
-from abft_tsm2.linalg.line_check import LineCheck
+from abft_tsm2.linalg.host_sums import is_whole, times, triangle_times
+from abft_tsm2.linalg.line_check import LineCheck, column_norms
 
 BLOCK = 128
 SMALL = 2.0**-600  # what solutions are multiplied with where |T| |X|, or |L| |U| |X|, is beyond the range
 FAR = 300  # exponents: sums of products of numbers of 2^300 and 2^-300 are in the range with all their digits
 FAINT = 2.0**-600  # squares, the largest of which is smaller, may have lost digits, or all of them
+
+
+class Weighed(NamedTuple):
+    """Right-hand sides or solutions, and what their columns add up to with weights.
+
+    Attributes
+    ----------
+    X : (n, r) array
+    t : (r,) float64 array
+    sums, squares : (n,) float64 arrays
+        ``X t`` and ``(X o X)(t o t)``.
+    """
+
+    X: Array
+    t: Array
+    sums: Array
+    squares: Array
+
+    @classmethod
+    def of(cls, X: Array, t: Array) -> Weighed:
+        with np.errstate(all="ignore"):
+            values = wide(X)
+            return cls(X, t, times(values, t), times(square(values), square(t)))
+
+    def rows(self, order: Array) -> Weighed:
+        """Its rows in another order: a copy of X, with the sums that were taken of it."""
+        X, sums, squares = (namespace(x).take(x, order, axis=0) for x in (self.X, self.sums, self.squares))
+        return Weighed(X, self.t, sums, squares)
+
+    @property
+    def same(self) -> bool:
+        """Whether X adds up to what it did, but for the order of addition."""
+        xp, terms = namespace(self.sums), int(self.X.shape[1])
+        with np.errstate(all="ignore"):
+            values = wide(self.X)
+            now = times(values, self.t)
+            norms = column_norms(xp.matrix_transpose(values * self.t[None, :]))
+            close = LineCheck.of(now - self.sums, changed_bound(norms, terms)).ok
+            return bool(xp.all(close | (now == self.sums) | (xp.isnan(now) & xp.isnan(self.sums))))
 
 
 class Triangle(NamedTuple):
@@ -55,18 +95,37 @@ class Triangle(NamedTuple):
 
     def times(self, x: Array, of: Callable[[Array], Array] = wide) -> Array:
         """f(T) x in float64; f works on elements, and leaves ones as they are."""
+        if of is wide and is_whole(self.T):
+            return triangle_times(self.T, x, lower=self.lower, unit=self.unit)
+        (out,) = self._products((x, of))
+        return out
+
+    def times_both(self, x: Array, squares: Array) -> tuple[Array, Array]:
+        """``T x`` and ``(T o T) squares``, in float64."""
+        if is_whole(self.T):
+            return self.times(x), self.times(squares, square)
+        first, second = self._products((x, wide), (squares, square))
+        return first, second
+
+    def _products(self, *wanted: tuple[Array, Callable[[Array], Array]]) -> list[Array]:
+        """f(T) x for each of some x and f."""
         xp, n = namespace(self.T), self.T.shape[0]
-        out = xp.zeros(n, dtype=xp.float64, device=self.T.device)
-
-        def part(rows: slice, columns: slice) -> Array:
-            return of(wide(self.T[rows, columns]))
-
+        found = [xp.zeros(n, dtype=xp.float64, device=self.T.device) for _ in wanted]
         for at in range(0, n, BLOCK):
             here = slice(at, min(at + BLOCK, n))
             away = slice(here.stop, n) if self.lower else slice(0, at)
-            out[here] += multiply_triangle(part(here, here), x[here], lower=self.lower, unit=self.unit)
-            add_product(out[away], part(away, here), x[here], alpha=1.0)
-        return out
+            corner, beside = (wide(self.T[rows, here]) for rows in (here, away))
+            for out, (x, of) in zip(found, wanted, strict=True):
+                out[here] += multiply_triangle(of(corner), x[here], lower=self.lower, unit=self.unit)
+                add_product(out[away], of(beside), x[here], alpha=1.0)
+        return found
+
+
+def triangles(lu: Array, trans: int) -> tuple[Triangle, Triangle]:
+    """Those of A, or of A' = U' L' P, as they are solved for one after the other."""
+    if trans:
+        return Triangle(lu.T, True, False), Triangle(lu.T, False, True)
+    return Triangle(lu, True, True), Triangle(lu, False, False)
 
 
 def summing_weights(B: Array) -> Array:
@@ -86,20 +145,20 @@ def square(X: Array) -> Array:
     return X * X
 
 
-def check_substitution(triangle: Triangle, X: Array, B: Array, t: Array) -> LineCheck:
+def check_substitution(triangle: Triangle, X: Weighed, B: Weighed) -> LineCheck:
     """Of ``T X = B``, row by row."""
 
     def lines(y: Array, sizes: Array, power: int) -> tuple[Array, Array]:
+        if not power:
+            return triangle.times_both(y, sizes)
         of = _of(power)
         return triangle.times(y, of), triangle.times(sizes, lambda T: square(of(T)))
 
     # The ones of a unit triangle are not stored, and stay as they are.
-    return _check(X, B, t, lines, lambda: 0 if triangle.unit else _power(_stored(triangle)))
+    return _check(X, B, lines, lambda: 0 if triangle.unit else _power(_stored(triangle)))
 
 
-def check_solution(
-    A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array, t: Array
-) -> LineCheck:
+def check_solution(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Weighed, B: Weighed) -> LineCheck:
     """Of ``A X = B`` by its residual; its bound is made of |L||U||X| (Higham 2002, theorem 9.4), and |A||X|.
 
     `order`: which row of A each row of L is.
@@ -112,51 +171,50 @@ def check_solution(
         reach = 3 * xp.take(reach, xp.argsort(order))
         return _times(A, y, of), reach + _times(A, sizes, lambda part: square(of(part)))
 
-    return _check(X, B, t, lines, lambda: max(_power(A), _power(_stored(upper))))
+    return _check(X, B, lines, lambda: max(_power(A), _power(_stored(upper))))
 
 
-def check_by_factors(first: Triangle, second: Triangle, X: Array, B: Array, t: Array) -> LineCheck:
+def check_by_factors(first: Triangle, second: Triangle, X: Weighed, B: Weighed) -> LineCheck:
     """Of ``M X = B``, M the product of these, when X is what both substitutions have given; bounded as in
     `check_solution`."""
 
     def lines(y: Array, sizes: Array, _: int) -> tuple[Array, Array]:
         return first.times(second.times(y)), 3 * first.times(second.times(sizes, square), square)
 
-    return _check(X, B, t, lines, lambda: 0)
+    return _check(X, B, lines, lambda: 0)
 
 
 Lines = Callable[[Array, Array, int], tuple[Array, Array]]
 
 
-def _check(X: Array, B: Array, t: Array, lines: Lines, power: Callable[[], int]) -> LineCheck:
+def _check(X: Weighed, B: Weighed, lines: Lines, power: Callable[[], int]) -> LineCheck:
     """Of ``M X = B`` for the matrix M of which ``lines(y, s, p)`` gives ``(2^-p M) y`` and ``(2^-p M)^2 s``, elements
     squared.
 
-    What fails and has squares beyond the range is checked once more with M and X scaled, by powers of two, to 1.
-    `power`: the exponent of M.
+    What fails and has squares beyond the range is checked once more with M and X scaled, by powers of two, to 1, unless
+    B is not what it was. `power`: the exponent of M.
     """
-    xp, n = namespace(X), X.shape[0]
+    xp, n, t = namespace(X.X), X.X.shape[0], B.t
     with np.errstate(all="ignore"):
-        sizes, given = (product(square(wide(of)), square(t)) for of in (X, B))
-        residual, reach = lines(product(wide(X), t), sizes, 0)
-        reach = reach + given
-        found = LineCheck.of(residual - product(wide(B), t), _bound(X, reach, t))
+        residual, reach = lines(X.sums, X.squares, 0)
+        reach = reach + B.squares
+        found = LineCheck.of(residual - B.sums, _bound(X.X, reach, t))
         most = float(xp.max(reach)) if n else 1.0
         if found.clean or FAINT < most < 1 / FAINT:
             return found
         # Weights that undo the solution's columns, where t undoes those of B; half of M's exponent comes off B before
         # it is weighted and half after, so that it does not leave the range on the way.
-        down, own = power(), summing_weights(X)
+        down, own = power(), summing_weights(X.X)
         half = down // 2
-        weighted = wide(X) * own
+        weighted = wide(X.X) * own
         residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), down)
-        given = (wide(B) * 2.0**-half) * own * 2.0 ** (half - down)
+        given = (wide(B.X) * 2.0**-half) * own * 2.0 ** (half - down)
         residual, reach = residual - xp.sum(given, axis=1), reach + xp.sum(square(given), axis=1)
-        scaled = LineCheck.of(residual, _bound(X, reach, own * 2.0**-down))
+        scaled = LineCheck.of(residual, _bound(X.X, reach, own * 2.0**-down))
         # The report's residuals are in the units of t.
         unit = float(xp.min(xp.abs(own))), float(xp.min(xp.abs(t)))
         residual, bound = (x * 2.0**down / unit[0] * unit[1] for x in (scaled.residual, scaled.bound))
-        return LineCheck(residual, bound, scaled.ok)
+        return LineCheck(residual, bound, scaled.ok & B.same)
 
 
 def _of(power: int) -> Callable[[Array], Array]:

@@ -24,7 +24,15 @@ from abft_tsm2.linalg.device.solution_config import (
     part_sums,
 )
 from abft_tsm2.linalg.line_check import LineCheck
-from abft_tsm2.linalg.triangular import Triangle, check_solution, check_substitution, modulus, square, summing_weights
+from abft_tsm2.linalg.triangular import (
+    Triangle,
+    Weighed,
+    check_solution,
+    check_substitution,
+    modulus,
+    square,
+    summing_weights,
+)
 from tests.support.cuda_on_cpu import ORDERS, KernelFault
 from tests.support.cuda_on_cpu.library import _Address
 from tests.support.libraries import Libraries, library_of, some, texts, with_faults
@@ -281,7 +289,7 @@ def test_triangles_are_checked_as_on_the_host(
     for multiprocessors in (1, 40):
         how = {"by_rows": not turned, "unit": unit, "multiprocessors": multiprocessors}
         found, last, right = Kernels(library, dtype).checked(of.lu, *part, of.sums(X), of.sums(of.B), of.t, **how)
-        agree(found, right, check_substitution(triangle, X, of.B, of.t), sizes)
+        agree(found, right, check_substitution(triangle, Weighed.of(X, of.t), Weighed.of(of.B, of.t)), sizes)
         np.testing.assert_allclose(last, triangle.times(of.sums(X)[1], square), rtol=1e-12)
         assert right == n
 
@@ -308,7 +316,7 @@ def test_solutions_are_certified_as_on_the_host(library: Libraries, n: int, coun
     found, _, right = kernels.checked(A, -n, n, x, given, of.t, **how)
     wide = np.abs(of.A.astype(float)) @ (np.abs(of.X.astype(float)) @ np.abs(of.t))
     sizes = wide + np.abs(of.B.astype(float)) @ np.abs(of.t)
-    agree(found, right, check_solution(of.A, factors, of.order, of.X, of.B, of.t), sizes)
+    agree(found, right, check_solution(of.A, factors, of.order, Weighed.of(of.X, of.t), Weighed.of(of.B, of.t)), sizes)
     places[3 % n] = -1
     assert kernels.checked(A, -n, n, x, given, of.t, **how)[2] == n - 1
 
@@ -338,7 +346,7 @@ def test_faults_show_in_the_lines_that_they_show_in_on_the_host(library: Librari
     assert right == int(found.ok.sum()) < 150
     np.testing.assert_array_equal(~found.ok, wrong)
     if "element" in what:
-        wanted = check_substitution(triangle, of.X, of.Z, of.t)
+        wanted = check_substitution(triangle, Weighed.of(of.X, of.t), Weighed.of(of.Z, of.t))
         np.testing.assert_array_equal(found.ok, wanted.ok)
 
 
@@ -412,7 +420,7 @@ def found_by(kernels: Kernels) -> str:
         return "rows"
     x, z = of.sums(of.X), of.sums(of.Z)
     triangle = Triangle(of.lu[:530], False, False)
-    wanted = check_substitution(triangle, of.X, of.Z, of.t)
+    wanted = check_substitution(triangle, Weighed.of(of.X, of.t), Weighed.of(of.Z, of.t))
     found, last, right = kernels.checked(of.lu, -530, 0, x, z, of.t)
     transposed = np.asfortranarray(of.lu[:530].T)
     again, last_again, _ = kernels.checked(transposed, 0, 530, x, z, of.t, by_rows=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from abft_tsm2 import Status, protected_cho_factor, protected_cholesky
+from abft_tsm2 import SilentDataCorruptionError, Status, protected_cho_factor, protected_cholesky
 from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.linalg import cholesky
 from abft_tsm2.linalg.device.cholesky_plan import ENCODED, FACTORED, factor_definite_on_device
@@ -185,3 +186,21 @@ def test_a_fault_is_repaired_from_a(cupy: Any, by_blocks: Any, monkeypatch: pyte
     assert report.status is (Status.CLEAN if name in HARMLESS or name == "info" else Status.CORRECTED)
     assert report.suspicions == (name in HARMLESS)
     assert not cholesky_outside(np.asarray(c), a, True).any()
+
+
+@pytest.mark.parametrize("lower", [True, False], ids=["lower", "upper"])
+@pytest.mark.parametrize("to", [1.5, -1e9])
+def test_a_fault_is_not_repaired_from_another_matrix(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, to: float, lower: bool
+) -> None:
+    """A has changed since it was encoded; with -1e9 it is not definite any more, which is not what was asked."""
+
+    def plant(reached: str, arrays: Any) -> None:
+        if reached == FACTORED:
+            arrays["A"][20, 20] = to
+            arrays["W"][slice(None), slice(None)] *= 1.5
+
+    planted = functools.partial(factor_definite_on_device, after=plant)
+    monkeypatch.setattr(cholesky, "factor_definite_on_device", planted)
+    with pytest.raises(SilentDataCorruptionError, match="changed"):
+        protected_cholesky(cupy.asarray(positive(70)), lower=lower)

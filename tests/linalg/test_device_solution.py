@@ -19,7 +19,7 @@ from abft_tsm2.linalg.device import solution
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod
 from abft_tsm2.linalg.outcome import check_of
-from abft_tsm2.linalg.triangular import summing_weights
+from abft_tsm2.linalg.triangular import Weighed, summing_weights
 from tests.support import solution_cases
 from tests.support.cupy_on_cpu import _on_card
 from tests.support.planting import normal
@@ -244,3 +244,56 @@ def test_stacks_and_pivots_on_the_host(blas: ScipyBlas) -> None:
 def test_nothing_to_solve(blas: ScipyBlas) -> None:
     of = LinearSystem(20, 3)
     assert protected_lu_solve((on_card(of.lu), on_card(of.piv)), on_card(of.b[:, :0])).shape == (20, 0)
+
+
+# ---- operands that change meanwhile ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("what", ["lu", "b"])
+@pytest.mark.parametrize("call", [0, 1])
+def test_nothing_is_solved_again_with_operands_that_have_changed(
+    blas: ScipyBlas, call: int, what: str, trans: int
+) -> None:
+    """They change behind a substitution, the solution of which is wrong as well."""
+    of = LinearSystem(140, 4)
+
+    def damage(number: int, x: np.ndarray) -> None:
+        if number == call:
+            getattr(of, what)[90, 2] += 0.5
+            x[70, 2] += 1.0
+
+    blas.damage = damage
+    with pytest.raises(SilentDataCorruptionError) as caught:
+        of.protected(trans=trans)
+    assert caught.value.report.status is Status.INPUT_CHANGED
+    assert caught.value.report.faults[-1].operand == what
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("what", ["b", "piv"])
+def test_operands_that_have_been_read_may_change(blas: ScipyBlas, what: str, trans: int) -> None:
+    of = LinearSystem(140, 4)
+    right = linalg.lu_solve((of.lu, of.piv), of.b, trans)
+
+    def damage(number: int, x: np.ndarray) -> None:
+        getattr(of, what)[:] = 7
+        x[70, 2] += number == 0 and what == "piv"
+
+    blas.damage = damage
+    x, report = of.protected(trans=trans)
+    assert report.status is (Status.CORRECTED if what == "piv" else Status.CLEAN)
+    np.testing.assert_allclose(x, right, rtol=1e-9)
+
+
+def test_the_sums_of_b_are_those_of_the_kernels(blas: ScipyBlas) -> None:
+    for trans in (0, 1):
+        of = LinearSystem(140, 4)
+        b = on_card(of.b)
+        read, now = of.on_device(trans).weighed(b), Weighed.of(b, summing_weights(b))
+        assert read is not None
+        assert read.same
+        for x, y in zip(read[1:], now[1:], strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-12)
+        b[90, 2] += 1e-9
+        assert not read.same

@@ -17,6 +17,7 @@ from abft_tsm2 import SilentDataCorruptionError, Status, errstate, protected_lu_
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.linalg import lu as lu_module
+from abft_tsm2.linalg import lu_on_device
 from abft_tsm2.linalg.device import repair
 from abft_tsm2.linalg.device.buffers import KEPT
 from abft_tsm2.linalg.device.factorisation import DOUBTED, DeviceFactorisation
@@ -279,7 +280,7 @@ def test_factors_that_are_made_once_more_in_vain_are_not_taken(change: str, monk
     def full(*_: Any) -> Any:
         raise MemoryError("a does not fit")
 
-    monkeypatch.setattr(lu_module, "factored_once_more", changed)
+    monkeypatch.setattr(lu_on_device, "factored_once_more", changed)
     left, piv = linalg.lu_factor(a)
     left[place] += size
     (lu, found), report = protected_lu_factor(there, mode=mode, return_report=True, on_stage=hook)

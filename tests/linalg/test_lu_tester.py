@@ -12,10 +12,10 @@ from scipy import linalg
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_lu_factor, protected_solve
 from abft_tsm2.checksum.bounds import factored_bound
 from abft_tsm2.linalg import certify, lu, lu_checks, lu_repair, solve, triangular
-from abft_tsm2.linalg.certify import differing_sums
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu_checks import LuChecksums, sees_all
 from abft_tsm2.linalg.lu_repair import LuRepair
+from abft_tsm2.linalg.operand import differing_sums
 from abft_tsm2.linalg.outcome import FactorOutcome, Unrepairable
 from tests.linalg.test_lu_reports import hit
 from tests.support.factor_cases import backward_error, lu_outside

@@ -15,7 +15,7 @@ from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.linalg import substitution
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod, TriangularSolve
-from abft_tsm2.linalg.triangular import Triangle, check_solution, check_substitution, summing_weights
+from abft_tsm2.linalg.triangular import Triangle, Weighed, check_solution, check_substitution, summing_weights
 from tests.support.factor_cases import DTYPES
 from tests.support.planting import normal
 
@@ -87,9 +87,9 @@ def test_bounds_are_those_of_the_careful_path(n: int, count: int, dtype: Any) ->
     for certified in (False, True):
         found = of.found(certified=certified)
         if certified:
-            wanted = check_solution(of.A, (lower, upper), order, found.X, B, t)
+            wanted = check_solution(of.A, (lower, upper), order, Weighed.of(found.X, t), Weighed.of(B, t))
         else:
-            wanted = check_substitution(upper, found.X, Z, t)
+            wanted = check_substitution(upper, Weighed.of(found.X, t), Weighed.of(Z, t))
         np.testing.assert_allclose(found.bound, wanted.bound.get(), rtol=1e-6)
         assert wanted.clean
 

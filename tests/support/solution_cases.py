@@ -6,12 +6,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 
+from abft_tsm2.checksum import words
 from abft_tsm2.linalg.device import solution, substitution_calls
 from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.solution_config import TYPED, WITH_MORE, SolutionKernel
@@ -91,20 +93,35 @@ class ScipyBlas:
         self._matrix(real, y, 1, lines, step_y)[...] += real(alpha) * product
 
 
+def _word_sums(x: Any) -> tuple[Any, Any]:
+    return x.sum(axis=1, dtype=np.uint64), x.sum(axis=0, dtype=np.uint64)
+
+
+def _words_differ(x: Any, rows: Any, columns: Any) -> Any:
+    return any((now != then).any() for now, then in zip(_word_sums(x), (rows, columns), strict=True))
+
+
 def install(patch: pytest.MonkeyPatch, cache: Path) -> ScipyBlas:
     """Let `solve_on_device` run without a GPU; what stands for cuBLAS."""
+    return install_beside(patch, cupy_on_cpu.install(patch, cache)[0])
+
+
+def install_beside(patch: pytest.MonkeyPatch, cupy: Any) -> ScipyBlas:
+    """The same with this CuPy, which has been put in place."""
     from dataclasses import replace
 
     from abft_tsm2.core.device import KNOWN
 
-    cupy, _ = cupy_on_cpu.install(patch, cache)
     blas = ScipyBlas()
-    vars(cupy.cuda).setdefault("device", None)
+    if vars(cupy.cuda).setdefault("device", None) is None:
+        cupy.cuda.device = SimpleNamespace()
     cupy.cuda.device.get_cublas_handle = lambda: 1
     card = replace(KNOWN["H200"], multiprocessors=2)
     patch.setattr(solution, "device_of", lambda index: card)
     patch.setattr(solution, "_kept", PlansOfThread(solution.KEPT))
     patch.setattr(substitution_calls, "library", lambda: blas)
+    patch.setattr(words, "word_sums", _word_sums)
+    patch.setattr(words, "words_differ", _words_differ)
     cupy.array = cupy_on_cpu._on_card(np.array)
     cupy.ascontiguousarray = cupy_on_cpu._on_card(np.ascontiguousarray)
     return blas

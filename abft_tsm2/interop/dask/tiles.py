@@ -33,7 +33,7 @@ from abft_tsm2.interop.dask.task import GraphOptions, run
 from abft_tsm2.linalg.inputs import as_array, for_blas
 from abft_tsm2.linalg.outcome import Findings
 from abft_tsm2.linalg.substitution import Work, substitution
-from abft_tsm2.linalg.triangular import Triangle, summing_weights
+from abft_tsm2.linalg.triangular import Triangle, Weighed, summing_weights
 from abft_tsm2.report import Report, Status
 
 Key = tuple[Any, ...]
@@ -271,7 +271,7 @@ def solution(
     work = Work(watch, options.repairs)
     with np.errstate(all="ignore"):  # what is not finite shows in a verdict
         triangle = Triangle(for_blas(T), how.lower, how.unit)
-        X = substitution(triangle, for_blas(B), summing_weights(B), stage, "X", work)
+        X = substitution(triangle, Weighed.of(for_blas(B), summing_weights(B)), stage, "X", work).X
         if zeros is not None and zeros.size:
             _require_no_pivots(triangle, X, B, zeros, work.findings)
     sizes, seconds = (k, k, int(B.shape[1])), work.clock.seconds

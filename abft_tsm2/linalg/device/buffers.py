@@ -97,7 +97,8 @@ class RunSums:
     counts, uint64; "info"; "residuals" and "bounds" of the certificate's rows and, from
     max(m, n) on, of its columns; weights "v" and "w"; residuals and bounds of the steps; sums over the factors "Ly" and
     "gU", with squares behind them; "piv"; "S" and "Z" of A, and as steps carry them, with their state; norms of A's
-    lines. The weights are brought as soon as they are there, all from "verified" to "bounds" at the end.
+    lines, and sums of their words. The weights are brought as soon as they are there, all from "verified" to "bounds"
+    at the end.
 
     Attributes
     ----------
@@ -119,7 +120,7 @@ class RunSums:
         sizes |= {"residuals": both, "bounds": both, "v": n, "w": m}
         sizes |= {"step_residuals": both, "step_bounds": both, "Ly": 2 * m, "gU": 2 * n, "piv": -(-min(m, n) // 2)}
         sizes |= {"S": m, "Z": n, "carried_S": m, "carried_Z": n, "steps_state": STATE}
-        sizes |= {"row_floor": m, "column_floor": n}
+        sizes |= {"row_floor": m, "column_floor": n, "row_words": m, "column_words": n}
         ends = np.cumsum(list(sizes.values())).tolist()
         self._slices = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         self._device = cupy.empty(ends[-1])

@@ -254,7 +254,10 @@ class CholeskyPlan:
         except BaseException:
             runtime.deviceSynchronize()  # before anybody else gets memory that is still written to
             raise
-        return CholeskyRun(W, *self._verdict())
+        missing, check = self._verdict()
+        at, known = self._slices, bool(missing) and "encoded" not in missing
+        kept = (self._device[at["w"]].copy(), self._device[at["Z"]][:n].copy()) if known else None
+        return CholeskyRun(W, missing, check, kept)
 
     def _verdict(self) -> tuple[tuple[str, ...], Check | None]:
         """What is missing, and what the certificate says in a report; of the last run, brought to the host."""
@@ -283,11 +286,14 @@ class CholeskyRun(NamedTuple):
         is certified.
     check : Check or None
         What the certificate says in a report; None where something is missing.
+    sums : pair of arrays, or None
+        w and Z of A as it was encoded, where something is missing and they are not.
     """
 
     W: Array
     missing: tuple[str, ...]
     check: Check | None
+    sums: tuple[Array, Array] | None
 
 
 _kept = PlansOfThread(KEPT)

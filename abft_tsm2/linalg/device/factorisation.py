@@ -18,7 +18,7 @@ from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
 from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
 from abft_tsm2.linalg.device.schedule import PANEL, SETTLED, STAGES, Step, Task
-from abft_tsm2.linalg.encode import MatrixChecksums
+from abft_tsm2.linalg.encode import Bits, MatrixChecksums
 from abft_tsm2.linalg.evidence import Lines
 from abft_tsm2.linalg.inputs import for_kernels
 from abft_tsm2.linalg.outcome import ROUNDS, Findings, check_of
@@ -233,12 +233,17 @@ class DeviceFactorisation:
 
     def encoding(self) -> MatrixChecksums:
         """The checksums of A, for the careful checks that follow a suspicion. Synchronises with the host."""
-        sums, sizes = self._sums, []
+        sums = self._sums
+        sizes: list[Any] = []
         for name, lines in (("row_largest", self.kind.m), ("column_largest", self.kind.n)):
             with np.errstate(divide="ignore"):
                 sizes.append(np.log2(to_host(sums.on_device(name, self.kind.dtype)[:lines]).astype(np.float64)))
-        arrays = (sums.on_device(name).copy() for name in ("w", "v", "S", "Z", "row_floor", "column_floor"))
-        return MatrixChecksums(*arrays, *sizes)
+        S, Z, w, v, rows, columns = (
+            sums.on_device(x).copy() for x in ("S", "Z", "w", "v", "row_floor", "column_floor")
+        )
+        row_words, column_words = (sums.on_device(x, np.uint64).copy() for x in ("row_words", "column_words"))
+        bits = Bits(row_words, column_words, v, w)
+        return MatrixChecksums(w, v, S, Z, rows, columns, sizes[0], sizes[1], bits=bits)
 
 
 def _rows_of(m: int, W: Array) -> Array:

@@ -304,7 +304,7 @@ class FactorPlan:
         moduli, start, b = SumModuli(), StartSums(), self.buffers
         least = "w", "v", "row_largest", "column_largest", self.m, self.n, b["constants"], b["least"]
         found, encode = self._encoded()
-        S, row_squares, Z, column_squares = found
+        S, row_squares, Z, column_squares, row_words, column_words = found
         taken = S, row_squares, self.m, Z, column_squares, self.n
         made = (
             "S",
@@ -317,18 +317,22 @@ class FactorPlan:
             "steps_state",
             b["state"],
         )
+        way, m, n = runtime.memcpyDeviceToDevice, WORD * self.m, WORD * self.n
         return [
             *self.move("scale_weights", weigh, *sides),
             *self.kernel(moduli, Launch((1,), moduli.threads), "w", self.m, "v", self.n, b["moduli"]),
             lambda stream, where: runtime.memsetAsync(b["least"], NAN_BYTE, b.least.nbytes, stream),
             *self._certificate("least_weights", *least),
             *encode,
+            lambda stream, where: runtime.memcpyAsync(where["row_words"], row_words, m, way, stream),
+            lambda stream, where: runtime.memcpyAsync(where["column_words"], column_words, n, way, stream),
             *self.kernel(start, Launch((start.grid(self.m, self.n),), start.threads), *taken, *made),
             self._brought("weights"),
         ]
 
     def _encoded(self) -> tuple[list[int], list[Step]]:
-        """``A v``, squares of the weighted norms of rows, and both of columns: addresses, and what computes them."""
+        """``A v``, squares of the weighted norms of rows, both of columns, and sums of words of rows and columns:
+        addresses, and what computes them."""
         v, w = (self._sums.on_device(name) for name in "vw")
         named = {v.data.ptr: "v", w.data.ptr: "w", self._A.data.ptr: "A"}
         steps: list[Step] = []
@@ -346,8 +350,8 @@ class FactorPlan:
         # The cluster of a panel, beside which this runs, needs neighbouring multiprocessors, all of them free.
         spared = move_config.PANEL_BLOCKS if panel_kernel(self.kind.dtype, self.m) else 0
         found = launched_by(launch, self._A, v[:, None], w[:, None], spared)
-        arrays: tuple[Array, ...] = (found.rows, found.row_squares, found.columns, found.column_squares)
-        return [x.data.ptr for x in arrays], steps
+        arrays = [found.rows, found.row_squares, found.columns, found.column_squares]
+        return [x.data.ptr for x in (*arrays, found.row_words, found.column_words)], steps
 
     def _column_sums(self, lane: str, j: int, width: int) -> list[Step]:
         kernel, b = ColumnSums(self.kind.dtype), self.buffers

@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, Array, dtype_name
+from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, namespace, to_host
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.cublas import layout
@@ -35,6 +36,7 @@ from abft_tsm2.linalg.device.solution_config import (
 )
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod, TriangularSolve, handle_on
 from abft_tsm2.linalg.outcome import check_of
+from abft_tsm2.linalg.triangular import Weighed
 from abft_tsm2.report import Check
 
 METHOD = SolveMethod()
@@ -56,6 +58,8 @@ class DeviceSolution(NamedTuple):
         Whether every check was made, and found everything right.
     residual, bound, t : float64 arrays on the host
         Of the last check, row by row; weights of the right-hand sides.
+    left : callable
+        What the workspace holds of B: weights, sums and squares of rows, in this order of theirs.
     """
 
     X: Array
@@ -63,6 +67,21 @@ class DeviceSolution(NamedTuple):
     residual: Any
     bound: Any
     t: Any
+    left: Callable[[], tuple[Array, Array, Array, Array | None]]
+
+    def weighed(self, B: Array) -> Weighed | None:
+        """B with the weights and sums that were taken when it was read; None where they are none, or not finite."""
+        xp = namespace(B)
+        t, sums, squares, order = self.left()
+        if not all(bool(xp.all(xp.isfinite(x))) for x in (t, sums, squares)):
+            return None
+        if order is None:
+            return Weighed(B, t, sums, squares)
+        places = to_host(order)
+        if not np.array_equal(np.sort(places), np.arange(places.size)):
+            return None
+        back = from_host(np.argsort(places), B)
+        return Weighed(B, t, xp.take(sums, back), xp.take(squares, back))
 
     def check(self) -> Check:
         """What the last check says in a report, all of its lines being right."""
@@ -107,7 +126,7 @@ def solve_on_device(
     stream = cupy.cuda.get_current_stream().ptr
     plan(stream, where, space.data.ptr)
     runtime.streamSynchronize(stream)
-    return DeviceSolution(X, *plan.found())
+    return DeviceSolution(X, *plan.found(), lambda: plan.left(space))
 
 
 def _for_kernels(M: Array) -> Array:
@@ -263,6 +282,16 @@ class SolutionPlan:
         asked = [RIGHT_EXCHANGES, RIGHT_PLACES, RIGHT_FORWARD, RIGHT_BACKWARD, *[RIGHT_SOLUTION] * self._certified]
         lines = (self._brought(name, size) for name, size in (("residuals", n), ("bounds", n), ("t", self.kind.count)))
         return all(counts[which] == n for which in asked), *(x.copy() for x in lines)
+
+    def left(self, space: Array) -> tuple[Array, Array, Array, Array | None]:
+        """Weights of right-hand sides, their sums and squares, and in which order their rows are, where they are in
+        another: of the workspace of a call that is done."""
+        n = self.kind.n
+        sizes = {"t": self.kind.count, "b": n, "b_squares": n}
+        found = [space[(at := self._offsets[name]) : at + 8 * size].view(np.float64) for name, size in sizes.items()]
+        at = self._offsets["order"]
+        order = None if self.kind.turned else space[at : at + 4 * n].view(np.int32)
+        return found[0], found[1], found[2], order
 
     def _brought(self, name: str, count: int, dtype: Any = np.float64) -> Any:
         at = self._offsets[name] - self._offsets["verified"]

@@ -1,0 +1,159 @@
+"""Operands of a solution, encoded for the length of a call: whether they are still what was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from abft_tsm2.arrays import Array, float_type, from_host, is_column_major, is_cupy, is_numpy, namespace, same_bits
+from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, changed_bound
+from abft_tsm2.checksum.words import WordSums, sums_of_rows
+from abft_tsm2.core.row_sums import fingerprint
+from abft_tsm2.linalg.encode import MatrixChecksums, balanced, wide
+from abft_tsm2.linalg.host_sums import triangle_times
+from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
+from abft_tsm2.linalg.operand import Operand, compare
+from abft_tsm2.linalg.triangular import Triangle, Weighed, summing_weights
+
+HEAVIEST = 1.5  # the largest weight
+
+
+class Given(Protocol):
+    """An operand that was encoded."""
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+
+    def compare(self) -> Operand:
+        """Whether it is what was encoded."""
+
+
+@dataclass(eq=False)
+class GivenMatrix:
+    """A matrix that was factored, and its checksums from before, which are read when they are needed."""
+
+    A: Array
+    encoding: Callable[[], MatrixChecksums]
+    name: str = "A"
+
+    def compare(self) -> Operand:
+        e = self.encoding()
+        if not e.is_of_finite(self.A):
+            return Operand.SAME  # as it was: its factors say so
+        return compare(self.A, e).operand
+
+
+@dataclass(eq=False)
+class GivenSides:
+    """Right-hand sides, with weighted sums of their columns, and their fingerprint; None of those that kernels read."""
+
+    weighed: Weighed
+    bits: Array | None = None
+    name: str = "b"
+
+    @classmethod
+    def of(cls, B: Array) -> GivenSides:
+        bits = fingerprint(B)
+        return cls(Weighed.of(B, summing_weights(B)), bits)
+
+    def compare(self) -> Operand:
+        same = self.bits is None or same_bits(fingerprint(self.weighed.X), self.bits)
+        return Operand.SAME if same and self.weighed.same else Operand.CHANGED
+
+
+class GivenWords:
+    """Factors on a GPU, with sums of their words by rows and by columns: one read."""
+
+    name = "lu"
+
+    def __init__(self, lu: Array) -> None:
+        self.lu, self._words = lu, WordSums.of(lu)
+
+    def compare(self) -> Operand:
+        return Operand.CHANGED if bool(self._words.differ(self.lu)) else Operand.SAME
+
+
+class GivenTriangle:
+    """One of the triangles of factors, and weighted sums of its columns."""
+
+    def __init__(self, triangle: Triangle) -> None:
+        T, lower, unit = triangle
+        n = int(T.shape[0])
+        self.weights = from_host(balanced(n), T)
+        turned = Triangle(T.T, not lower, unit)
+        if is_numpy(T) and n and (T.flags.c_contiguous or T.flags.f_contiguous):
+            self.sums = wide(
+                triangle_times(turned.T, balanced(n).astype(T.dtype, copy=False), lower=not lower, unit=unit)
+            )
+        else:
+            self.sums = turned.times(self.weights)
+        self._unit = float_type(T).unit_roundoff
+
+    def agrees(self, X: Weighed, B: Weighed, check: LineCheck) -> bool:
+        """Whether ``w'(T X)``, of the rows of a check, is ``(w'T) X`` but for rounding: the triangle that was solved
+        with, and read by the check, is the one that was encoded. `check`: of ``T X = B``, clean."""
+        terms = self.sums * X.sums
+        found = float(namespace(terms).sum(terms)) - float(self.weights @ (B.sums + check.residual))
+        own = 8 * self._unit * math.sqrt(2.0 * terms.shape[0]) * norm(terms)
+        return abs(found) <= own + CHECKSUM_UNIT / self._unit * norm(self.weights * check.bound) < math.inf
+
+
+class GivenFactors:
+    """Factors, packed: sums of the words of every line in memory, and weighted sums of both triangles.
+
+    A change of an element is a change of its word. Elements that change places within a line leave the sum of its words
+    as it is, but not the weighted sums.
+
+    Attributes
+    ----------
+    triangles : pair of GivenTriangle
+        In the order in which they are solved for.
+
+    Parameters
+    ----------
+    array : (n, n) array
+    of : callable
+        The triangles of such an array.
+    name : str
+        What a report calls it.
+    """
+
+    def __init__(self, array: Array, of: Callable[[Array], tuple[Triangle, Triangle]], name: str = "lu") -> None:
+        self.array, self.of, self.name = array, of, name
+        self._words = self._summed_words()
+        with np.errstate(all="ignore"):
+            self.triangles = self._taken()
+
+    @property
+    def finite(self) -> bool:
+        """Whether they hold neither NaN nor Inf: no weight is zero, so that either shows in a sum."""
+        xp = namespace(self.array)
+        sums = (bool(xp.all(xp.isfinite(one.sums))) for one in self.triangles)
+        return all(sums) or bool(xp.all(xp.isfinite(self.array)))
+
+    def _summed_words(self) -> Array:
+        if not (is_numpy(self.array) or is_cupy(self.array)):
+            return fingerprint(self.array)
+        return sums_of_rows(self.array.T if is_column_major(self.array) else self.array)
+
+    def _taken(self) -> tuple[GivenTriangle, GivenTriangle]:
+        first, second = self.of(self.array)
+        return GivenTriangle(first), GivenTriangle(second)
+
+    def compare(self) -> Operand:
+        if not same_bits(self._summed_words(), self._words):
+            return Operand.CHANGED
+        n = int(self.array.shape[0])
+        with np.errstate(all="ignore"):
+            for triangle, kept, now in zip(self.of(self.array), self.triangles, self._taken(), strict=True):
+                if not same_bits(kept.sums, now.sums):  # but for another order of addition
+                    norms = HEAVIEST * column_norms(wide(triangle.block(slice(0, n), slice(0, n))))
+                    bound = changed_bound(norms, n) * (float_type(self.array).unit_roundoff / CHECKSUM_UNIT)
+                    if not LineCheck.of(now.sums - kept.sums, bound).clean:
+                        return Operand.CHANGED
+        return Operand.SAME

@@ -1,0 +1,184 @@
+"""Operands that change while a system is solved: the solution of another system is refused, or never made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import linalg
+
+from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_lu_solve, protected_solve
+from tests.support.planting import normal
+
+N = 130
+Change = Callable[[np.ndarray], None]
+
+
+def swap_rows(x: np.ndarray) -> None:
+    x[[3, 100]] = x[[100, 3]]
+
+
+def swap_columns(x: np.ndarray) -> None:
+    x[:, [0, -1]] = x[:, [-1, 0]]
+
+
+def swap_elements(x: np.ndarray) -> None:
+    x[100, [0, -1]] = x[100, [-1, 0]]
+
+
+def large(x: np.ndarray) -> None:
+    x[100, 1] *= -64
+
+
+def small(x: np.ndarray) -> None:
+    x[100, 1] += 1e-3
+
+
+CHANGES = [swap_rows, swap_columns, swap_elements, large, small]
+
+
+class At:
+    """A hook that changes arrays once, at a stage: the first, or the call of a stage that is given; or a fault of the
+    solution beside."""
+
+    def __init__(self, stage: str, change: Callable[[], None], call: int = 1, fault: bool = False) -> None:
+        self.stage, self.change, self.call, self.fault, self.seen = stage, change, call, fault, 0
+
+    def __call__(self, stage: str, arrays: Any) -> None:
+        if stage != self.stage:
+            return
+        self.seen += 1
+        if self.seen == self.call:
+            self.change()
+            if self.fault:
+                arrays["z" if stage == "forward" else "x"][40, 0] += 1.0
+
+
+def outcome(call: Callable[[], tuple[np.ndarray, Report]], a: np.ndarray, b: np.ndarray) -> Status:
+    """The status of a solution, which is raised, or that of the system that was given."""
+    try:
+        x, report = call()
+    except SilentDataCorruptionError as error:
+        return error.report.status
+    if report.ok:
+        assert np.abs(x - np.linalg.solve(a.astype(float), b)).max() <= 1e6 * np.finfo(a.dtype).eps * np.abs(x).max()
+    return report.status
+
+
+@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_changes_while_a_system_is_solved(order: Any, dtype: Any, mode: str, refine: bool) -> None:
+    stages = [("encoded", 1), ("inputs", 2), ("forward", 1), ("backward", 1)]
+    for stage, call in stages + [("panel", 1), ("panel", 2), ("updated", 1)] * (mode == "online"):
+        for change in CHANGES:
+            a, b = np.array(normal(N, N, dtype=dtype), order=order), normal(N, 2, dtype=dtype, seed=1)
+            given = a.copy(order=order)
+            hook = At(stage, lambda: change(given), call)  # noqa: B023
+
+            def solve() -> Any:
+                return protected_solve(given, b, mode=mode, refine=refine, return_report=True, on_stage=hook)  # noqa: B023
+
+            status = outcome(solve, a, b)
+            assert hook.seen
+            if change is large and stage in ("encoded", "inputs"):
+                assert status is Status.INPUT_CHANGED
+
+
+def test_a_repair_is_not_made_from_a_changed_matrix() -> None:
+    """A solution is wrong, and A has changed where it is to be factored again."""
+    for stage in ("forward", "backward"):
+        a, b = normal(N, N), normal(N, 2, seed=1)
+        given = a.copy()
+
+        def solve() -> Any:
+            hook = At(stage, lambda: large(given), fault=True)  # noqa: B023
+            return protected_solve(given, b, return_report=True, on_stage=hook)  # noqa: B023
+
+        assert outcome(solve, a, b) is Status.INPUT_CHANGED
+
+
+@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("stage", ["forward", "backward", "refined"])
+def test_b_changes_while_a_system_is_solved(stage: str, dtype: Any, fault: bool) -> None:
+    for change in CHANGES:
+        a, b = normal(N, N, dtype=dtype), normal(N, 2, dtype=dtype, seed=1)
+        given = b.copy()
+        hook = At(stage, lambda: change(given), fault=fault)  # noqa: B023
+
+        def solve() -> Any:
+            return protected_solve(a, given, refine=True, return_report=True, on_stage=hook)  # noqa: B023
+
+        status = outcome(solve, a, b)
+        assert hook.seen
+        assert not fault or status is Status.INPUT_CHANGED
+        assert status in (Status.CLEAN, Status.INPUT_CHANGED)
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_factors_change_while_a_system_is_solved(stage: str, dtype: Any, order: Any, trans: int) -> None:
+    for name in ("lu", "b", "piv"):
+        for change in CHANGES:
+            for fault in (False, True):
+                a, b = normal(N, N, dtype=dtype), normal(N, 2, dtype=dtype, seed=1)
+                lu, piv = linalg.lu_factor(a)
+                given = {"lu": np.array(lu, order=order), "piv": piv.copy(), "b": b.copy()}
+                if name == "piv":
+                    hook = At(stage, lambda: given["piv"].fill(7), fault=fault)  # noqa: B023
+                else:
+                    hook = At(stage, lambda: change(given[name]), fault=fault)  # noqa: B023
+
+                def solve() -> Any:
+                    factors = given["lu"], given["piv"]  # noqa: B023
+                    return protected_lu_solve(factors, given["b"], trans, return_report=True, on_stage=hook)  # noqa: B023
+
+                status = outcome(solve, a.T if trans else a, b)
+                assert hook.seen
+                assert not (fault and name != "piv") or status is Status.INPUT_CHANGED
+                assert not (fault and name == "piv") or status is Status.CORRECTED
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_factors_that_change_within_their_lines_are_refused(stage: str) -> None:
+    """Elements change places, so that the words of a line add up to the same; a solution is wrong, too."""
+    a, b = normal(N, N), normal(N, 1, seed=1)
+    for i, j in (((100, 5), (90, 5)), ((5, 100), (5, 90)), ((100, 5), (100, 9))):
+        lu, piv = linalg.lu_factor(a)
+        for given in (np.array(lu, order="C"), np.array(lu, order="F")):
+
+            def exchange() -> None:
+                given[i], given[j] = given[j], given[i]  # noqa: B023
+
+            def solve() -> Any:
+                hook = At(stage, exchange, fault=True)
+                return protected_lu_solve((given, piv), b, return_report=True, on_stage=hook)  # noqa: B023
+
+            assert outcome(solve, a, b) is Status.INPUT_CHANGED
+
+
+def test_what_has_changed_is_named_and_not_raised_where_it_is_only_to_be_detected() -> None:
+    a, b = normal(N, N), normal(N, 2, seed=1)
+    lu, piv = linalg.lu_factor(a)
+    hook = At("forward", lambda: large(lu))
+    _, report = protected_lu_solve((lu, piv), b, on_error="detect", return_report=True, on_stage=hook)
+    assert report.status is Status.INPUT_CHANGED
+    assert [(fault.operand, fault.kind) for fault in report.faults] == [("lu", "operand")]
+    assert "lu is not what it was" in " ".join(report.reasons)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+def test_systems_of_any_scale_are_clean(scale: float) -> None:
+    """What is checked once more in other units rests on b, which is shown to be the same."""
+    for seed in range(3):
+        a, b = normal(60, 60, seed=seed), scale * normal(60, 3, seed=seed + 1)
+        lu, piv = linalg.lu_factor(a)
+        assert protected_lu_solve((lu, piv), b, return_report=True)[1].status is Status.CLEAN
+        assert protected_solve(a, b, return_report=True)[1].status is Status.CLEAN
+        assert protected_solve(scale * a, b, refine=True, return_report=True)[1].status is Status.CLEAN
