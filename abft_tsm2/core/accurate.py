@@ -52,7 +52,7 @@ class Measured(NamedTuple):
     sharp: bool
 
 
-def residual(X: Array, L: Array, R: Array) -> Array:
+def residual(X: Array, L: Array, R: Array, *, narrow: bool = False) -> Array:
     """X - L R, more accurately than any of their type.
 
     Parameters
@@ -61,6 +61,8 @@ def residual(X: Array, L: Array, R: Array) -> Array:
     L : (m, k) array
     R : (k, n) array
         Floating-point, of one library.
+    narrow : bool
+        Elements of float64 have no more digits than a narrower type.
 
     Returns
     -------
@@ -77,7 +79,7 @@ def residual(X: Array, L: Array, R: Array) -> Array:
     """
     xp = namespace(X, L, R)
     (m, n), k = X.shape, L.shape[1]
-    difference = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (m, k, n), L)
+    difference = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (m, k, n), L, narrow=narrow)
     out = xp.empty((m, n), dtype=xp.float64, device=X.device)
     for rows, columns in difference.blocks():
         found = difference.block(X[rows, columns], rows, columns).residual
@@ -117,11 +119,18 @@ class Difference:
     """
 
     def __init__(
-        self, left: Part, right: Part, shape: tuple[int, int, int], like: Array, lines: int | None = None
+        self,
+        left: Part,
+        right: Part,
+        shape: tuple[int, int, int],
+        like: Array,
+        lines: int | None = None,
+        *,
+        narrow: bool = False,
     ) -> None:
         self.left, self.right, self.like = left, right, like
         self.xp, (self.m, self.k, self.n) = namespace(like), shape
-        self.scaled = dtype_name(like.dtype) == "float64"
+        self.scaled = dtype_name(like.dtype) == "float64" and not narrow
         self.lines = lines or BLOCK
         self.slices = 2
         self._left: dict[tuple[int, int], _Factor] = {}  # of the rows that were asked for last, split
