@@ -282,12 +282,22 @@ def equilibrated(V: Weights, exponent: NDArray[np.int64], ends: Ends = None) -> 
         return np.asarray(np.ldexp(V, exponent[..., None]))
     if exponent.ndim == 1:
         low, high = ends or (int(exponent.min()), int(exponent.max()))
-        half = high // 2 - max(0, high // 2 - low - _HIGHEST)
+        half = _common(low, high)
         return np.asarray(np.ldexp(V, (half - exponent)[:, None]))
     power = exponent.max(axis=-1, keepdims=True) // 2 - exponent
     power -= np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
     # In one piece for each, as copies of them are: BLAS adds in another order where numbers lie apart.
     return np.asarray(np.ldexp(V, power[..., None], order="C"))
+
+
+def _common(low: int, high: int) -> int:
+    """The exponent of the factor of all weights, for columns of scales from 2^low to 2^high."""
+    return high // 2 - max(0, high // 2 - low - _HIGHEST)
+
+
+def smallest_weight(low: int, high: int) -> float:
+    """The modulus that no weight `equilibrated` for such columns is below."""
+    return math.ldexp(1.0, _common(low, high) - high)
 
 
 @np.errstate(all="ignore")

@@ -8,12 +8,13 @@ comparison tells whether it was hit.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.checksum.bounds import Arithmetic, bound_factors
+from abft_tsm2.checksum.bounds import Arithmetic, bound_factors, least_bound
 from abft_tsm2.checksum.encode import (
     SQUARED,
     Ends,
@@ -25,6 +26,7 @@ from abft_tsm2.checksum.encode import (
     part_of,
     sampled_beyond,
     sampled_squares,
+    smallest_weight,
 )
 from abft_tsm2.checksum.sides import Floats, Side
 from abft_tsm2.checksum.verify import (
@@ -115,7 +117,7 @@ class SmallSums:
         self._u, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(n)
         self._ok, self._finite = np.empty(m, np.bool_), np.empty(m, np.bool_)
         self._all = np.ones(m, np.bool_).tobytes()
-        self._lost = a.underflow(k)
+        self._lost, self._faint = a.underflow(k), False
         self._known = bound_factors(a, k, n), estimate_of(k)
 
     def encode(self, L: Array, R: Array, carried: OperandChecksum | None = None) -> None:
@@ -128,6 +130,7 @@ class SmallSums:
         else:
             V[:], s[:], part[:] = carried.weights[:, 0], carried.sums[:, 0], carried.squares[:, 0]
             np.multiply(V, V, V2)
+            self._faint = least_bound(self._k + self._n, math.sqrt(np.minimum.reduce(V2))) > 0
         self._right_bits = self._right.tobytes()  # before anything follows from them
         h = self._part
         squares_of(L[:, :h] if h < self._k else L).dot(part, products)
@@ -160,6 +163,8 @@ class SmallSums:
         """What R carries with weights of these exponents; `squares` of its first rows."""
         V, V2, s, part, _, _ = self._now
         V[:] = equilibrated(self._base, exponent, ends)[:, 0]
+        low, high = ends or (int(exponent.min()), int(exponent.max()))
+        self._faint = least_bound(self._k + self._n, smallest_weight(low, high)) > 0
         np.multiply(V, V, V2)
         _times(squares, V2 if self._wide else V2.astype(_SINGLE), part)
         self._add(R, V, s)
@@ -197,7 +202,7 @@ class SmallSums:
             products = np.sqrt(self._norms, self._norms)
         weights = np.absolute(V, self._weights)
         underflow = self._lost * float(np.add.reduce(weights))
-        if not underflow:
+        if not underflow or self._faint:  # `judge` compares bounds with what the checksums may lose
             return None
         factors, more = self._known
         tau = factors.of_lines(products, underflow)
