@@ -98,9 +98,7 @@ def _have_terms(lines: Side, rows: Array, terms: Mask) -> Mask:
     count = np.zeros((rows.shape[0], n))
     present = (rows != 0) & from_host(terms[None, :], rows)
     for part in _parts(k, n):
-        count += to_host(
-            xp.astype(present[:, part], xp.float32) @ xp.astype(lines.R[part, :] != 0, xp.float32)
-        )
+        count += to_host(xp.astype(present[:, part], xp.float32) @ xp.astype(lines.R[part, :] != 0, xp.float32))
     return np.asarray(count > 0)
 
 

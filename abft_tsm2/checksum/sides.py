@@ -207,5 +207,7 @@ def scale_of(lines: Side, weights: Floats) -> Scale:
             usable_line = usable_line & finite_lines(lines.C0)
             size = np.fmax(size, largest_logs(lines.C0, -column, usable_column) + np.log2(np.abs(lines.beta)))
     line = exponents_above(size)
-    left = np.where(np.isfinite(of_lines), exponents_above(of_lines), line)  # of a line of zeros, which nothing may enlarge
+    left = np.where(
+        np.isfinite(of_lines), exponents_above(of_lines), line
+    )  # of a line of zeros, which nothing may enlarge
     return Scale(left, inner, column, line, terms, usable_line, usable_column)
