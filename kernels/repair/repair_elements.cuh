@@ -271,7 +271,7 @@ INLINE bool holds(const Problem& p, Index line, double* pool) {
   const double stored = norm < largest ? norm : largest, scale = products > added ? products : added;
   const double tau =
       p.factor * (scale > stored ? scale : stored) + p.input_factor * products + p.out_factor * (stored + added) + least;
-  return residual <= tau && finite(tau) && norm <= largest;
+  return residual <= tau && tau >= FAINTEST && finite(tau) && norm <= largest;
 }
 
 // In stage 2, the lines that fail are listed.
