@@ -252,9 +252,9 @@ TINIEST = FLOATS["float64"].smallest_subnormal
 def least_bound(terms: int, smallest: float) -> float:
     """The least that a bound has to be, for checksums with weights of at least the modulus `smallest`.
 
-    Each of the `terms` that are added up for a residual, k in t and n in u, may lose half of the smallest subnormal number
-    (Higham 2002, eq. 2.8). Residuals below that are 0 whatever C is. 0, and of no effect, where all that is lost of an
-    element of C is less than a normal number: its weight is that much larger.
+    Each of the `terms` that are added up for a residual, k in t and n in u, may lose half of the smallest subnormal
+    number (Higham 2002, eq. 2.8). Residuals below that are 0 whatever C is. 0, and of no effect, where all that is lost
+    of an element of C is less than a normal number: its weight is that much larger.
     """
     return 0.0 if smallest >= terms * CHECKSUM_UNIT else terms * TINIEST
 

@@ -120,7 +120,7 @@ def locate_and_correct(
 
 
 def _recompute(lines: Side, balance: Balance, at: Integers) -> _Tile:
-    """Recompute lines `at` in float64: value, rigorous verdict, distance; each element in units of its own largest part.
+    """Recompute lines `at` in float64: value, rigorous verdict, distance; each element in units of its largest part.
 
     exact = alpha (L R) + beta C0,  S = |alpha| |L||R| + |beta C0|,  H^2 = alpha^2 (L o L)(R o R) + (beta C0)^2
     """

@@ -164,8 +164,8 @@ def finite_lines(X: Array) -> Mask:
 
 
 def largest_logs(X: Array, by_column: Any, keep: Mask) -> Floats:
-    """The largest ``log2 |X(i, j)| + by_column_j`` of each row of X, over its finite elements in columns to be kept; -inf
-    of nothing. One read of X."""
+    """The largest ``log2 |X(i, j)| + by_column_j`` of each row of X, over its finite elements in columns to be kept;
+    -inf of nothing. One read of X."""
     xp, found, step = namespace(X), np.full(X.shape[0], -np.inf), rows_per_block(X.shape[1])
     if X.shape[1] == 0:
         return found
@@ -193,7 +193,7 @@ def lost_to_underflow(lines: Side, weights: Floats) -> tuple[Floats, int]:
 
 
 def scale_of(lines: Side, weights: Floats) -> Scale:
-    """Choose the powers of two for these weights, (n, r), from two reads of all operands. Synchronises with the host."""
+    """Choose the powers of two for these weights, (n, r); two reads of each operand. Synchronises with the host."""
     usable_line, usable_column = finite_lines(lines.L), finite_lines(lines.R.T)
     with np.errstate(all="ignore"):
         largest = np.abs(weights).max(axis=1, initial=0.0)

@@ -122,7 +122,7 @@ def _host(x: Array | None) -> Floats:
 
 
 def _loses_rows(R: Array, sums: Array, least: float) -> bool:
-    """Whether a row of R, one of a stack or of each, that is not 0 has a checksum so small that digits of it are lost."""
+    """Whether a row of R, or of one of a stack, is not 0 and has a checksum so small that digits of it are lost."""
     places = np.nonzero(np.all(np.abs(to_host(sums)) < least / CHECKSUM_UNIT, axis=-1))
     if R.ndim < len(places) + 1:  # one for all of a stack
         places = places[-1:]

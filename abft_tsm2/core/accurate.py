@@ -17,7 +17,7 @@ terms are still so small beside 1 that its error decides is summed by itself: no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ KEPT = 400 << 20  # bytes of a strip of R that are kept so, but for one block of
 SLICE = {2: 21, 3: 22}  # bits of a slice, where there are so many: 2^(53 - 2 bits) of their products have an exact sum
 UNIT, UNIT32 = 2.0**-53, 2.0**-24
 CUT, CUT32 = 2.0**-150, 2.0**-60  # less than that beside 1 is dropped: products of subnormal numbers are slow
+ALONE, SMALLEST = 1 << 21, 32  # terms of elements, and lines of a block, that are summed by themselves
 TERMS = 1 << 18  # held at a time of elements that are summed by themselves
 NONE = -5000  # the exponent of what is 0
 FAR = 900  # exponents beyond which a power of two is applied together with the others
@@ -176,8 +177,8 @@ class Difference:
         self.d, (self.e, self.f) = choices[best], map(_exponent, scales[best])
 
     def _logs(self) -> Iterator[tuple[int, slice, slice, Array]]:
-        """log2 of the moduli of L (side 0: lines and terms) and of R (1: terms and lines), part by part; -inf of what is
-        not finite."""
+        """log2 of the moduli of L (side 0: lines and terms) and of R (1: terms and lines), part by part; -inf of what
+        is not finite."""
         for terms in parts(self.k):
             for rows in parts(self.m, self.lines):
                 yield 0, terms, rows, _log2(self.left(rows, terms))
@@ -213,7 +214,7 @@ class Difference:
                 found = self._split(X, rows, columns, k, factor, 3, closely=closely)
             else:
                 self.slices = 2 if found.sharp else 3
-            return found if found.sharp else self._alone(found, X, rows, columns, k, factor)
+            return found if found.sharp else self._decided(found, X, rows, columns, k, factor, closely=closely)
 
     def _widened(self, X: Array, rows: slice, columns: slice, k: int, factor: float) -> Measured:
         xp = self.xp
@@ -263,21 +264,37 @@ class Difference:
         sharp = not factor or bool(xp.all(told))
         return Measured(residual, scaled(bound + error, -e, -f), sharp, None if sharp else ~told & xp.isfinite(found))
 
-    def _alone(self, found: Measured, X: Array, rows: slice, columns: slice, k: int, factor: float) -> Measured:
-        """What was `found`, and the elements that are open, each summed by itself."""
-        i, j = np.nonzero(to_host(found.open))
-        if not i.size:
+    def _decided(
+        self, found: Measured, X: Array, rows: slice, columns: slice, k: int, factor: float, *, closely: bool
+    ) -> Measured:
+        """What was `found`, and the elements that are open: few of them each summed by itself, more in quarters of the
+        block, whose lines may have scales that suit them. On the host."""
+        still = to_host(found.open)
+        if not still.any():
             return found
-        left, right = (
-            np.concatenate([to_host(in_float64(part(at))) for at in parts(k)], axis=axis)
-            for part, axis in ((lambda at: self.left(rows, at), 1), (lambda at: self.right(at, columns), 0))
-        )
+        nothing = np.zeros((still.shape[0], 0)), np.zeros((0, still.shape[1]))
+        left = np.concatenate([nothing[0], *(to_host(in_float64(self.left(rows, at))) for at in parts(k))], axis=1)
+        right = np.concatenate([nothing[1], *(to_host(in_float64(self.right(at, columns))) for at in parts(k))], axis=0)
         given = to_host(in_float64(X))
         residual, bound = (np.array(to_host(x)) for x in (found.residual, found.bound))
-        step = max(1, TERMS // max(k, 1))
-        for at in (slice(lo, lo + step) for lo in range(0, i.size, step)):
-            here = i[at], j[at]
-            residual[here], bound[here] = _exactly(given[here], left[i[at]], right[:, j[at]].T, factor)
+        empty = still & ~(
+            (left != 0).astype(np.float32) @ (right != 0).astype(np.float32) > 0
+        )  # elements without terms
+        residual[empty], bound[empty] = given[empty], 0.0
+        still &= ~empty
+        i, j = np.nonzero(still)
+        if i.size * k <= ALONE or max(still.shape) <= SMALLEST:
+            step = max(1, TERMS // max(k, 1))
+            for at in (slice(lo, lo + step) for lo in range(0, i.size, step)):
+                here = i[at], j[at]
+                residual[here], bound[here] = _exactly(given[here], left[i[at]], right[:, j[at]].T, factor)
+            return Measured(from_host(residual, found.residual), from_host(bound, found.bound), True)
+        for across, along in product(np.array_split(np.unique(i), 2), np.array_split(np.unique(j), 2)):
+            here = np.ix_(across, along)
+            if still[here].any():
+                one = _whole(left[across], right[:, along], given[here], factor, closely=closely)
+                residual[here] = np.where(still[here], one.residual, residual[here])
+                bound[here] = np.where(still[here], one.bound, bound[here])
         return Measured(from_host(residual, found.residual), from_host(bound, found.bound), True)
 
     def _factors(self, rows: slice, terms: slice, columns: slice, slices: int) -> tuple[_Factor, _Factor]:
@@ -378,11 +395,18 @@ def _factor(X: Array, axis: int, count: int) -> _Factor:
     return _Factor([*found, rests[-1]], rests, xp.astype(_cut(size, size, CUT32), xp.float32))
 
 
+def _whole(L: Any, R: Any, X: Any, factor: float, *, closely: bool) -> Measured:
+    """The one block of `Difference` of these."""
+    (m, n), k = X.shape, L.shape[1]
+    difference = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (m, k, n), L)
+    return difference.block(X, slice(0, m), slice(0, n), factor=factor, closely=closely)
+
+
 def _exactly(x: Any, left: Any, right: Any, factor: float) -> tuple[Any, Any]:
     """``x_e - sum_p left_ep right_ep`` on the host, and ``factor sum_p |left_ep right_ep|`` with the error of both.
 
-    Products are exact in two numbers (T. J. Dekker, Numer. Math. 18 (1971) 224) whose sum is compensated, each element in
-    units of its largest term: what is lost is of second order, whatever the others are.
+    Products are exact in two numbers (T. J. Dekker, Numer. Math. 18 (1971) 224) whose sum is compensated, each element
+    in units of its largest term: what is lost is of second order, whatever the others are.
     """
     (a, of_a), (b, of_b), (c, of_c) = np.frexp(left), np.frexp(right), np.frexp(x)
     high = a * b

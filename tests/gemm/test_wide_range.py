@@ -1,4 +1,4 @@
-"""Products whose terms span the range of the type along k: a wrong element is found and repaired, and none is invented."""
+"""Products whose terms span the range of the type along k: a wrong element is repaired, and none is invented."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def off(c: Any, a: np.ndarray, b: np.ndarray) -> float:
 
 
 def largest_of(side: str, a: np.ndarray, b: np.ndarray) -> tuple[int, int]:
-    """The element with the largest terms beside the norm of its column, or row, that weights undo: what happens to it is
-    beyond the bound of its line."""
+    """The element with the largest terms beside the norm of its column, or row, that weights undo: what happens to it
+    is beyond the bound of its line."""
     size = exact(a, b)[1]
     norms = np.abs(b).max(axis=0)[None, :] if side == "rows" else np.abs(a).max(axis=1)[:, None]
     weighted = size / np.where(norms > 0, norms, 1.0)
@@ -160,8 +160,10 @@ def test_a_wrong_element_is_repaired(name: str, check: str, value: Callable[[flo
 def test_zeros_are_not_the_product(name: str, check: str) -> None:
     a, b = FAMILIES[name]()
     for zeros in (np.zeros((a.shape[0], b.shape[1])), np.zeros((3, a.shape[0], b.shape[1]))):
-        report = ft.verify_gemm(a, b, zeros, check=check, on_error="detect") if zeros.ndim == 2 else ft.verify_gemm(
-            np.stack([a] * 3), np.stack([b] * 3), zeros, check=check, on_error="detect"
+        report = (
+            ft.verify_gemm(a, b, zeros, check=check, on_error="detect")
+            if zeros.ndim == 2
+            else ft.verify_gemm(np.stack([a] * 3), np.stack([b] * 3), zeros, check=check, on_error="detect")
         )
         assert report.status is Status.UNCORRECTABLE
 
