@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, namespace, same_bits, to_host
+from abft_tsm2.checksum.bounds import CHECKSUM_UNIT
 from abft_tsm2.checksum.weights import SEED, Weights
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -24,6 +25,7 @@ from abft_tsm2.core.row_sums import (
     squares_of_columns,
     squares_times,
     summed_squares,
+    take_rows,
     weighted_sums,
     widened,
 )
@@ -86,6 +88,16 @@ def carried(R: Array, V: Array, *, partial: bool = False) -> OperandChecksum:
 def _carried(R: Array, V: Array, partial: bool, squares: Array) -> OperandChecksum:
     sums = weighted_sums(R, V, partial)
     return OperandChecksum(V, sums, squares, kept(V, sums, squares), partial)
+
+
+def loses_rows(R: Array, sums: Array, least: float) -> bool:
+    """Whether a row of R, or of one of a stack, is not 0 and has a checksum of which underflow has taken digits, being
+    below what `least_bound` has found for these weights."""
+    places = np.nonzero(np.all(np.abs(to_host(sums)) < least / CHECKSUM_UNIT, axis=-1))
+    if R.ndim < len(places) + 1:  # one for all of a stack
+        places = places[-1:]
+    rows = R[places] if isinstance(R, np.ndarray) else take_rows(R, places[0])
+    return places[0].size > 0 and bool(np.any(to_host(rows) != 0))
 
 
 def kept(first: Array, *others: Array | None) -> Any:

@@ -19,7 +19,6 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, is_numpy, same_bits, to_host
 from abft_tsm2.checksum.bounds import (
-    CHECKSUM_UNIT,
     Arithmetic,
     BoundFactors,
     bound_factors,
@@ -28,7 +27,7 @@ from abft_tsm2.checksum.bounds import (
     least_bound,
     statistical_bound,
 )
-from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
+from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, loses_rows, middle, part_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -121,18 +120,6 @@ def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
 
 
-def _loses_rows(R: Array, sums: Array, least: float) -> bool:
-    """Whether a row of R, or of one of a stack, is not 0 and has a checksum so small that digits of it are lost."""
-    places = np.nonzero(np.all(np.abs(to_host(sums)) < least / CHECKSUM_UNIT, axis=-1))
-    if R.ndim < len(places) + 1:  # one for all of a stack
-        places = places[-1:]
-    return places[0].size > 0 and bool(np.any(to_host(_rows_at(R, places)) != 0))
-
-
-def _rows_at(R: Array, places: tuple[Integers, ...]) -> Array:
-    return R[places] if isinstance(R, np.ndarray) else take_rows(R, places[0])
-
-
 class _LineResiduals(NamedTuple):
     """Residuals of a product, or of each of a stack, (...), and what is known of their bounds before C has been read,
     but for its checksums; host arrays.
@@ -187,7 +174,7 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     least = least_bound(lines.terms + n, float(np.minimum.reduce(weights, axis=None)))
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
-    if least and (not (tau >= least).all() or _loses_rows(lines.R, expected.carried.sums, least)):
+    if least and (not (tau >= least).all() or loses_rows(lines.R, expected.carried.sums, least)):
         return None
     return _LineResiduals(fine, (size / tau)[..., 0], size, products, added, underflow, weights)
 
@@ -423,7 +410,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     ok = np.empty(residual.shape[0], np.bool_)
 
     estimate, least = estimate_of(lines.R.shape[0]), least_bound(lines.terms + n, np.abs(V).min(initial=np.inf))
-    lost = least > 0 and _loses_rows(lines.R, expected.carried.sums, least)
+    lost = least > 0 and loses_rows(lines.R, expected.carried.sums, least)
 
     def compare(at: Any, stored2: Array | None = None, larger: float = estimate) -> None:
         """Judge these lines by what is known of their norms."""

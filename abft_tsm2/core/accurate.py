@@ -290,11 +290,11 @@ class Difference:
                 residual[here], bound[here] = _exactly(given[here], left[i[at]], right[:, j[at]].T, factor)
             return Measured(from_host(residual, found.residual), from_host(bound, found.bound), True)
         for across, along in product(np.array_split(np.unique(i), 2), np.array_split(np.unique(j), 2)):
-            here = np.ix_(across, along)
-            if still[here].any():
-                one = _whole(left[across], right[:, along], given[here], factor, closely=closely)
-                residual[here] = np.where(still[here], one.residual, residual[here])
-                bound[here] = np.where(still[here], one.bound, bound[here])
+            block = np.ix_(across, along)
+            if still[block].any():
+                one = _whole(left[across], right[:, along], given[block], factor, closely=closely)
+                residual[block] = np.where(still[block], one.residual, residual[block])
+                bound[block] = np.where(still[block], one.bound, bound[block])
         return Measured(from_host(residual, found.residual), from_host(bound, found.bound), True)
 
     def _factors(self, rows: slice, terms: slice, columns: slice, slices: int) -> tuple[_Factor, _Factor]:
