@@ -133,8 +133,8 @@ class _LineResiduals(NamedTuple):
     size, products, added : (..., m, 1) arrays
         ``|u - t|``, and as in `statistical_bound`.
     underflow : (..., 1, 1) array or float
-    weights : (..., n, 1) array
-        Their moduli.
+    smallest : (...) array or float
+        The least modulus of the weights.
     """
 
     fine: Mask
@@ -143,7 +143,7 @@ class _LineResiduals(NamedTuple):
     products: Floats
     added: Floats | None
     underflow: Any
-    weights: Floats
+    smallest: Any
 
 
 def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals | None:
@@ -171,12 +171,13 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
         if not underflow.all():
             return None
     n: int = V.shape[-2]
-    least = least_bound(lines.terms + n, float(np.minimum.reduce(weights, axis=None)))
+    smallest = np.minimum.reduce(weights, axis=None if V.ndim == 2 else (-2, -1))
+    least = least_bound(lines.terms + n, float(smallest if V.ndim == 2 else np.minimum.reduce(smallest, axis=None)))
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
     if least and (not (tau >= least).all() or loses_rows(lines.R, expected.carried.sums, least)):
         return None
-    return _LineResiduals(fine, (size / tau)[..., 0], size, products, added, underflow, weights)
+    return _LineResiduals(fine, (size / tau)[..., 0], size, products, added, underflow, smallest)
 
 
 def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
@@ -187,7 +188,7 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
     if first is None:
         return None
     V, sizes = expected.carried.weights, (first.size, first.products, first.added)
-    more, smallest = estimate_of(lines.R.shape[0]), np.minimum.reduce(first.weights, axis=None)
+    more, smallest = estimate_of(lines.R.shape[0]), first.smallest
     if a.u_out:
         fine = first.fine[:, 0]
         stored = np.sqrt(to_host(summed_squares(C, V * V, wide=True)))
@@ -338,7 +339,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     first = None if a.u_out and m > MANY else _residuals(lines, expected, u)
     if first is None:
         return None
-    fine, ratio, residual, products, added, underflow, weights = first
+    fine, ratio, residual, products, added, underflow, smallest = first
     few = None  # all lines
     if m > _FEW:
         few = np.argpartition(np.where(fine[..., 0], -ratio, 0.0) if a.u_out else -ratio, _FEW, axis=-1)[..., :_FEW]
@@ -366,7 +367,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     if counted is None and few is not None:
         line = np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
     bound = _middle(bounds, counted)
-    return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, weights.min(axis=(-2, -1))))
+    return FirstVerdict(ok, ratio, bound, closest, line, _limit(closest, bound, smallest))
 
 
 def _middle(x: Floats, counted: Mask | None) -> Any:
