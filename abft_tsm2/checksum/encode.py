@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abft_tsm2.arrays import FLOATS, Array, float_type, from_host, namespace, same_bits, to_host
-from abft_tsm2.checksum.bounds import CHECKSUM_UNIT
+from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, least_bound
 from abft_tsm2.checksum.weights import SEED, Weights
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -90,14 +90,20 @@ def _carried(R: Array, V: Array, partial: bool, squares: Array) -> OperandChecks
     return OperandChecksum(V, sums, squares, kept(V, sums, squares), partial)
 
 
-def loses_rows(R: Array, sums: Array, least: float) -> bool:
-    """Whether a row of R, or of one of a stack, is not 0 and has a checksum of which underflow has taken digits, being
-    below what `least_bound` has found for these weights."""
+def telling_from(R: Array, sums: Array, smallest: Any, terms: int) -> float:
+    """From what on bounds tell something: `least_bound` for weights of at least the modulus `smallest`.
+
+    Infinity where underflow has taken digits of the checksum of a row of R that is not 0; `sums` are those of R, or of
+    each of a stack.
+    """
+    least = least_bound(terms, float(np.minimum.reduce(smallest, axis=None)))
+    if not least:
+        return 0.0
     places = np.nonzero(np.all(np.abs(to_host(sums)) < least / CHECKSUM_UNIT, axis=-1))
     if R.ndim < len(places) + 1:  # one for all of a stack
         places = places[-1:]
     rows = R[places] if isinstance(R, np.ndarray) else take_rows(R, places[0])
-    return places[0].size > 0 and bool(np.any(to_host(rows) != 0))
+    return math.inf if places[0].size and np.any(to_host(rows) != 0) else least
 
 
 def kept(first: Array, *others: Array | None) -> Any:

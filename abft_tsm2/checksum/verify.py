@@ -24,10 +24,9 @@ from abft_tsm2.checksum.bounds import (
     bound_factors,
     checksum_noise_factor,
     largest_norm,
-    least_bound,
     statistical_bound,
 )
-from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, loses_rows, middle, part_of
+from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of, telling_from
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -171,11 +170,11 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
         if not underflow.all():
             return None
     n: int = V.shape[-2]
-    smallest = np.minimum.reduce(weights, axis=None if V.ndim == 2 else (-2, -1))
-    least = least_bound(lines.terms + n, float(smallest if V.ndim == 2 else np.minimum.reduce(smallest, axis=None)))
+    smallest = np.minimum.reduce(weights, axis=(-2, -1))
+    least = telling_from(lines.R, expected.carried.sums, smallest, lines.terms + n)
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
-    if least and (not (tau >= least).all() or loses_rows(lines.R, expected.carried.sums, least)):
+    if least and not (tau >= least).all():
         return None
     return _LineResiduals(fine, (size / tau)[..., 0], size, products, added, underflow, smallest)
 
@@ -410,8 +409,8 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
-    estimate, least = estimate_of(lines.R.shape[0]), least_bound(lines.terms + n, np.abs(V).min(initial=np.inf))
-    lost = least > 0 and loses_rows(lines.R, expected.carried.sums, least)
+    estimate, smallest = estimate_of(lines.R.shape[0]), np.abs(V).min(initial=np.inf)
+    least = telling_from(lines.R, expected.carried.sums, smallest, lines.terms + n)
 
     def compare(at: Any, stored2: Array | None = None, larger: float = estimate) -> None:
         """Judge these lines by what is known of their norms."""
@@ -423,7 +422,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
                 stored = np.sqrt(_host(stored2))
                 largest = largest_norm(lines.terms, **{**sizes, "products": larger * products})
             tau[at] = statistical_bound(np, a, lines.terms, n, stored=stored, largest=largest, **sizes)
-            fine = (residual[at] <= tau[at]) & np.isfinite(tau[at]) & (tau[at] >= least) & (not lost)
+            fine = (residual[at] <= tau[at]) & np.isfinite(tau[at]) & (tau[at] >= least)
             if stored is not None:
                 fine &= stored <= largest
         ok[at] = np.all(fine, axis=1)
