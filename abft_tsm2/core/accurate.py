@@ -75,7 +75,7 @@ def residual(X: Array, L: Array, R: Array, *, narrow: bool = False) -> Array:
     Returns
     -------
     residual : (m, n) array of float64
-        Off by at most ``2^-86 k max_p |2^d_p l_ip| max_p |2^-d_p r_pj|`` for float64, 2^d_p of row p of R, and by
+        Off by at most ``2^-86 k max_p |2^d_p l_ip| max_p |2^-d_p r_pj|`` for float64, d_p as above, and by
         ``2^-53 k (|L| |R|)_ij`` for narrower types. NaN where the sum has NaN or Inf in it.
 
     Examples
