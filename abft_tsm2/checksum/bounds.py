@@ -143,7 +143,7 @@ def lost(kind: FloatType) -> float:
     return _tiny(kind, flushes())
 
 
-def least_bound() -> float:
+def lost_in_checksum() -> float:
     """What no bound falls below: what underflow takes from a checksum itself."""
     return lost(FLOATS["float64"])
 
@@ -294,6 +294,19 @@ def statistical_bound(
     if a.u_out:
         rounded = rounded + 4 * a.u_out * stored
     return statistical_factor(a, k, n) * xp.maximum(scale, stored) + rounded
+
+
+TINIEST = FLOATS["float64"].smallest_subnormal
+
+
+def least_bound(terms: int, smallest: float) -> float:
+    """The least that a bound has to be, for checksums with weights of at least the modulus `smallest`.
+
+    Each of the `terms` that are added up for a residual, k in t and n in u, may lose half of the smallest subnormal
+    number (Higham 2002, eq. 2.8). Residuals below that are 0 whatever C is. 0, and of no effect, where all that is lost
+    of an element of C is less than a normal number: its weight is that much larger.
+    """
+    return 0.0 if smallest >= terms * CHECKSUM_UNIT else terms * TINIEST
 
 
 def largest_norm(k: int, *, products: Any, added: Any, underflow: Any) -> Any:

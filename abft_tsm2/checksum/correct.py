@@ -23,10 +23,11 @@ import numpy as np
 from abft_tsm2.arrays import from_host, in_float64, namespace, to_host
 from abft_tsm2.checksum import repairs
 from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
+from abft_tsm2.checksum.elements import NOTHING, Balance, element_sums
 from abft_tsm2.checksum.repairs import AGAIN, RepairOutcome, Written
 from abft_tsm2.checksum.second_product import compare
-from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side, scaled
-from abft_tsm2.core.row_sums import rows_per_block, take_rows, widened
+from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side
+from abft_tsm2.core.row_sums import rows_per_block, take_rows
 from abft_tsm2.report import Fault
 
 _FEW_LINES = 16  # and a sixteenth of all: more suspects than these are compared with a second product at once
@@ -118,49 +119,39 @@ def locate_and_correct(
 # ---- recomputation in float64 -------------------------------------------------------------------------------------
 
 
-def _recompute(lines: Side, scale: Scale, at: Integers) -> _Tile:
-    """Recompute lines `at` in float64: value, rigorous verdict, distance.
+def _recompute(lines: Side, balance: Balance, at: Integers) -> _Tile:
+    """Recompute lines `at` in float64: value, rigorous verdict, distance; each element in units of its largest part.
 
-    exact = gain (L R) + beta C0,  S = |gain| |L||R| + |beta C0|,  H^2 = gain^2 (L o L)(R o R) + (beta C0)^2
+    exact = alpha (L R) + beta C0,  S = |alpha| |L||R| + |beta C0|,  H^2 = alpha^2 (L o L)(R o R) + (beta C0)^2
     """
-    a = lines.arithmetic
-    xp = namespace(lines.L)
-    k, n = lines.R.shape
-    everywhere = np.ones(k, np.bool_)
-    exact, total, square = (np.zeros((at.size, n)) for _ in range(3))
-    rows = rows_per_block(n, _TILE_BYTES * 2)
+    a, xp, usable = lines.arithmetic, namespace(lines.L), balance.usable[None, :]
     with np.errstate(all="ignore"):
-        for lo in range(0, k, rows):
-            part = slice(lo, min(k, lo + rows))
-            zero = np.zeros(part.stop - lo, np.int64)
-            right = scaled(widened(lines.R, lo, part.stop), zero, scale.right, scale.usable_column)
-            left = in_float64(take_rows(lines.L[:, part], at))
-            left = scaled(left, scale.left[at], zero, everywhere[part])
-            exact += to_host(left @ right)
-            total += to_host(xp.abs(left) @ xp.abs(right))
-            square += to_host((left * left) @ (right * right))
-        shift = scale.line[at][:, None] + scale.column[None, :]
+        sums = element_sums(lines, balance, at)
         # Where even the sum of magnitudes overflows, an Inf or NaN may be what honest arithmetic gives.
-        summed = np.ldexp(total, scale.left[at][:, None] + scale.right[None, :])
-        gain = scale.gain(lines.alpha, at, slice(None))
-        exact, total, square = exact * gain, total * np.abs(gain), square * gain**2
-        added: Floats | float = 0.0
+        summed = np.ldexp(sums.moduli, sums.exponent)
+        alpha, of_alpha = np.frexp(lines.alpha)
+        least, of_least = np.frexp(a.underflow(lines.terms, lines.alpha))
+        products = np.where(sums.moduli > 0, sums.exponent + int(of_alpha), NOTHING)
+        unit = np.maximum(products, int(of_least))
+        base, of_base = np.zeros((1, 1)), unit
         if lines.C0 is not None:
-            base = in_float64(take_rows(lines.C0, at))
-            base = lines.beta * to_host(scaled(base, scale.line[at], scale.column, scale.usable_column))
-            added = np.abs(base)
-            exact, total, square = exact + base, total + added, square + base**2
+            beta, of_beta = np.frexp(lines.beta)
+            base, of_base = np.frexp(np.where(usable, to_host(in_float64(take_rows(lines.C0, at))), 0.0))
+            base, of_base = beta * base, of_base + int(of_beta)
+            unit = np.maximum(unit, np.where(base != 0, of_base, NOTHING))
+        base = np.ldexp(base, of_base - unit)
+        added, gain = np.abs(base), np.ldexp(alpha, products - unit)
+        exact, total = sums.exact * gain + base, sums.moduli * np.abs(gain) + added
+        size = np.maximum(np.sqrt(sums.squares * gain**2 + base**2), np.abs(exact))
         stored = take_rows(lines.C, at)
         found = to_host(in_float64(stored))
-        overflows = np.fmax(summed, np.ldexp(total, shift)) >= a.accumulator.largest / 2
+        overflows = np.fmax(summed, np.ldexp(total, unit)) >= a.accumulator.largest / 2
         # exact may leave the range of C's type: then what belongs there is an infinity
-        value = to_host(xp.astype(from_host(np.ldexp(exact, shift), lines.C), lines.C.dtype)).astype(np.float64)
-        size = np.maximum(np.sqrt(square), np.abs(exact))
-        underflow = np.ldexp(a.underflow(lines.terms, lines.alpha), -shift)
-        error = np.abs(np.ldexp(found, -shift) - exact)
+        value = to_host(xp.astype(from_host(np.ldexp(exact, unit), lines.C), lines.C.dtype)).astype(np.float64)
+        error = np.abs(np.ldexp(found, -unit) - exact)
         # |c - exact| <= gamma S (1 + u_out) + u_out |exact| + u_added |beta C0|: rounded once more when it is stored,
         # and perhaps before beta C0 is added
-        rounded = a.u_out * np.abs(exact) + a.u_added * added + underflow
+        rounded = a.u_out * np.abs(exact) + a.u_added * added + np.ldexp(least, int(of_least) - unit)
         bound = rigorous_factor(a, lines.terms) * (1 + a.u_out) * total + rounded
         noise = element_noise(a, lines.terms) * size + rounded
         right_enough = ((error <= bound) & np.isfinite(bound)) | (found == value) | (np.isnan(found) & np.isnan(value))
@@ -168,13 +159,14 @@ def _recompute(lines: Side, scale: Scale, at: Integers) -> _Tile:
         right_enough |= unclear
         distance = np.where(found == value, 0.0, error / np.where(noise > 0, noise, 1e-300))
         distance = np.where(np.isfinite(distance), distance, np.where(right_enough, 0.0, np.inf))
-    return _Tile(at, found, value, ~right_enough & scale.usable_column[None, :], unclear, distance)
+    return _Tile(at, found, value, ~right_enough & usable, unclear, distance)
 
 
-def _tiles(lines: Side, scale: Scale, at: Integers) -> Iterator[_Tile]:
-    step = rows_per_block(lines.R.shape[1], _TILE_BYTES)
+def _tiles(lines: Side, usable: Mask, at: Integers) -> Iterator[_Tile]:
+    """Lines `at`, some at a time; of the columns that are `usable`."""
+    step, balance = rows_per_block(lines.R.shape[1], _TILE_BYTES), Balance.of(lines, at, usable)
     for lo in range(0, at.size, step):
-        yield _recompute(lines, scale, at[lo : lo + step])
+        yield _recompute(lines, balance, at[lo : lo + step])
 
 
 def _outliers(distance: Floats) -> tuple[Mask, Mask]:
@@ -195,7 +187,7 @@ def _line_by_line(lines: Side, scale: Scale, at: Integers, outcome: RepairOutcom
     undecided: list[int] = []
     k, n = lines.R.shape
     hits: dict[int, int] = {}
-    for tile in _tiles(lines, scale, at):
+    for tile in _tiles(lines, scale.usable_column, at):
         outcome.multiplications += tile.at.size * n * k
         outliers, all_of_it = _outliers(tile.distance)
         likely = tile.wrong | (outliers & scale.usable_column[None, :])
@@ -225,7 +217,7 @@ def _line_by_line(lines: Side, scale: Scale, at: Integers, outcome: RepairOutcom
 def _common_columns(lines: Side, scale: Scale, at: Integers, outcome: RepairOutcome) -> tuple[set[int], bool]:
     """Columns that are wrong beyond doubt in half of a sample of lines, if they are few; and whether any element is."""
     hits = np.zeros(lines.R.shape[1], np.int64)
-    for tile in _tiles(lines, scale, at):
+    for tile in _tiles(lines, scale.usable_column, at):
         outcome.multiplications += tile.at.size * hits.size * lines.R.shape[0]
         hits += tile.wrong.sum(axis=0)
     columns = np.flatnonzero(hits >= max(2, at.size // 2))
@@ -235,11 +227,11 @@ def _common_columns(lines: Side, scale: Scale, at: Integers, outcome: RepairOutc
 
 def _complete_columns(lines: Side, scale: Scale, outcome: RepairOutcome, write: bool) -> None:
     """Recompute whole columns; replace what is wrong and what is out of the ordinary."""
-    across, scale_across = lines.across(), scale.across()
+    across = lines.across()
     columns = np.asarray(sorted(outcome.columns), np.int64)
     m, k = lines.L.shape
     known = {(f.rows, f.columns) for f in outcome.faults}
-    for tile in _tiles(across, scale_across, columns):
+    for tile in _tiles(across, scale.usable_line, columns):
         outcome.multiplications += tile.at.size * m * k
         usable = scale.usable_line[None, :]
         outliers, all_of_it = _outliers(tile.distance)

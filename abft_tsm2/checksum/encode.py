@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, namespace, same_bits, to_host
+from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, least_bound
 from abft_tsm2.checksum.weights import SEED, Weights
 from abft_tsm2.core.kept import compared
 from abft_tsm2.core.row_sums import (
@@ -26,6 +27,7 @@ from abft_tsm2.core.row_sums import (
     squares_of_columns,
     squares_times,
     summed_squares,
+    take_rows,
     weighted_sums,
     widened,
 )
@@ -91,6 +93,22 @@ def carried(R: Array, V: Array, *, partial: bool = False) -> OperandChecksum:
 def _carried(R: Array, V: Array, partial: bool, squares: Array) -> OperandChecksum:
     sums = weighted_sums(R, V, partial)
     return OperandChecksum(V, sums, squares, kept(V, sums, squares), partial)
+
+
+def telling_from(R: Array, sums: Array, smallest: Any, terms: int) -> float:
+    """From what on bounds tell something: `least_bound` for weights of at least the modulus `smallest`.
+
+    Infinity where underflow has taken digits of the checksum of a row of R that is not 0; `sums` are those of R, or of
+    each of a stack.
+    """
+    least = least_bound(terms, float(np.minimum.reduce(smallest, axis=None)))
+    if not least:
+        return 0.0
+    places = np.nonzero(np.all(np.abs(to_host(sums)) < least / CHECKSUM_UNIT, axis=-1))
+    if R.ndim < len(places) + 1:  # one for all of a stack
+        places = places[-1:]
+    rows = R[places] if isinstance(R, np.ndarray) else take_rows(R, places[0])
+    return math.inf if places[0].size and np.any(to_host(rows) != 0) else least
 
 
 def kept(first: Array, *others: Array | None) -> Any:
@@ -357,12 +375,22 @@ def equilibrated(V: Weights, exponent: NDArray[np.int64], ends: Ends = None) -> 
         return np.asarray(np.ldexp(V, exponent[..., None]))
     if exponent.ndim == 1:
         low, high = ends or (int(exponent.min()), int(exponent.max()))
-        half = high // 2 - max(0, high // 2 - low - _HIGHEST)
+        half = _common(low, high)
         return np.asarray(np.ldexp(V, (half - exponent)[:, None]))
     power = exponent.max(axis=-1, keepdims=True) // 2 - exponent
     power -= np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
     # In one piece for each, as copies of them are: BLAS adds in another order where numbers lie apart.
     return np.asarray(np.ldexp(V, power[..., None], order="C"))
+
+
+def _common(low: int, high: int) -> int:
+    """The exponent of the factor of all weights, for columns of scales from 2^low to 2^high."""
+    return high // 2 - max(0, high // 2 - low - _HIGHEST)
+
+
+def smallest_weight(low: int, high: int) -> float:
+    """The modulus that no weight `equilibrated` for such columns is below."""
+    return math.ldexp(1.0, _common(low, high) - high)
 
 
 @np.errstate(all="ignore")

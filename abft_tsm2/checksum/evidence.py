@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, from_host, in_float64, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.rigorous import sequential_bound
-from abft_tsm2.checksum.sides import Floats, Integers, Scale, Side, scaled
+from abft_tsm2.checksum.sides import Floats, Integers, Scale, Side
 from abft_tsm2.core.accurate import residual
-from abft_tsm2.core.row_sums import take_rows, widened
+from abft_tsm2.core.row_sums import take_rows
 
 _TERMS = 1 << 22  # products of elements held at a time
 
@@ -35,14 +35,14 @@ def line_errors(lines: Side, scale: Scale, at: Integers, X: Array, columns: Inte
     """
     columns = np.arange(lines.R.shape[1]) if columns is None else columns
     with np.errstate(all="ignore"):
-        left, right = take_rows(lines.L, at), _columns(lines.R, columns)
-        if lines.alpha != 1.0:  # rounds once for each term: less than the product itself
-            left, right = lines.alpha * in_float64(left), in_float64(right)
-        off = residual(X, left, right)
+        left = scale.left_lines(take_rows(lines.L, at), at) * from_host(scale.gain(lines.alpha, at), lines.L)
+        right = scale.right_rows(_columns(lines.R, columns), slice(None), columns)
+        # Products of narrower elements are exact in float64, but for an alpha, which rounds less than their sum.
+        narrow = float_type(lines.R).bits < 64
+        off = residual(scale.result_lines(X, at, columns), left, right, narrow=narrow)
         if lines.C0 is not None:
-            off = off - lines.beta * in_float64(_columns(take_rows(lines.C0, at), columns))
-        off_ = np.ldexp(to_host(off), -(scale.line[at][:, None] + scale.column[columns][None, :]))
-    return np.where(scale.usable_column[columns][None, :], off_, 0.0)
+            off = off - scale.added_lines(lines.beta, _columns(take_rows(lines.C0, at), columns), at, columns)
+    return np.where(scale.usable_column[columns][None, :], to_host(off), 0.0)
 
 
 def _columns(X: Array, columns: Integers) -> Array:
@@ -74,22 +74,19 @@ def sequential_errors(lines: Side, scale: Scale, line: int, columns: Integers) -
 
     The partial sums ``S_l = sum_{p <= l} l_ip r_pj`` are what a running error bound is made of.
     """
-    k = lines.R.shape[0]
-    zero, at = np.zeros(k, np.int64), np.asarray([line])
+    k, at = lines.R.shape[0], np.asarray([line])
     out = np.empty(columns.size)
     step = max(1, _TERMS // max(k, 1))
     with np.errstate(all="ignore"):
-        left = scaled(in_float64(take_rows(lines.L, at)), scale.left[at], zero)
-        left_ = to_host(left)[0] * float(scale.gain(lines.alpha, at, slice(0, 1))[0, 0])
+        left = to_host(scale.left_lines(take_rows(lines.L, at), at))[0] * float(scale.gain(lines.alpha, at)[0, 0])
         added = np.zeros(columns.size)
         if lines.C0 is not None:
-            base = to_host(in_float64(take_rows(lines.C0, at)))[0, columns]
-            added = np.abs(lines.beta * np.ldexp(base, -(scale.line[line] + scale.column[columns])))
-        underflow = np.ldexp(lines.arithmetic.underflow(lines.terms, lines.alpha), -scale.line[line])
+            base = _columns(take_rows(lines.C0, at), columns)
+            added = np.abs(to_host(scale.added_lines(lines.beta, base, at, columns))[0])
+        underflow = lines.arithmetic.underflow(lines.terms, lines.alpha)
         for lo in range(0, columns.size, step):
             part = columns[lo : lo + step]
-            right = widened(_columns(lines.R, part), 0, k)
-            terms = left_[:, None] * to_host(scaled(right, zero, scale.right[part]))
+            terms = left[:, None] * to_host(scale.right_rows(_columns(lines.R, part), slice(None), part))
             sums = np.cumsum(terms, axis=0)
             total = sums[-1] if k else np.zeros(part.size)
             forward = np.abs(sums).sum(axis=0)
@@ -100,7 +97,7 @@ def sequential_errors(lines: Side, scale: Scale, line: int, columns: Integers) -
                 products=np.abs(terms).sum(axis=0),
                 result=np.abs(total),
                 added=added[lo : lo + step],
-                underflow=np.ldexp(underflow, -scale.column[part]),
+                underflow=np.ldexp(underflow, -(scale.line[line] + scale.column[part])),
             )
     return out
 

@@ -17,7 +17,7 @@ from abft_tsm2.arrays import Array, namespace, to_host
 from abft_tsm2.checksum.bounds import (
     bound_factors,
     largest_norm,
-    least_bound,
+    lost_in_checksum,
     recomputed_noise_factor,
     statistical_bound,
 )
@@ -104,7 +104,7 @@ def _bounds_of_lines(lines: Side, V: Array) -> Floats:
         added = abs(lines.beta) * np.sqrt(squares[2])
     known: Any = {"products": abs(lines.alpha) * np.sqrt(squares[0]), "added": added}
     total = np.abs(to_host(V)).sum(axis=-2, keepdims=True)
-    lost = np.maximum(a.underflow(lines.terms, lines.alpha) * total, least_bound())
+    lost = np.maximum(a.underflow(lines.terms, lines.alpha) * total, lost_in_checksum())
     known["underflow"] = lost if V.ndim > 2 else lost[0]
     largest = largest_norm(lines.terms, **known)
     tau: Floats = statistical_bound(np, a, lines.terms, n, stored=np.sqrt(squares[1]), largest=largest, **known)
@@ -115,7 +115,7 @@ def _bounds_of_lines(lines: Side, V: Array) -> Floats:
     fine |= (largest_of == 0) & _holds_nothing(lines)[..., None]
     if lines.C.ndim > 2:
         return np.where(fine, tau, np.inf)
-    return tau if fine.all() else np.maximum(verify_rescaled(lines, V).bounds, least_bound())
+    return tau if fine.all() else np.maximum(verify_rescaled(lines, V).bounds, lost_in_checksum())
 
 
 def _holds_nothing(lines: Side) -> Mask:

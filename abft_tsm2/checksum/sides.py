@@ -4,8 +4,8 @@ Rows of C are checked with ``C v = A (B v)``; its columns are the rows of ``C^T 
 the encoding knows one case only: *lines* of C (m of them, n long) ``= alpha L R + beta C0``, with L (m x k) and
 R (k x n) and all of them views.
 
-What fails its check is verified rescaled, in a domain where nothing overflows or underflows: each line i is divided by
-``2^E_i`` and each position j by ``2^e_j``, exactly.
+What fails its check is verified rescaled, in a domain where nothing overflows, and underflows only where it is nothing
+beside the rest of its line: rows of R by their largest weighted element, lines of L by their largest term.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, from_host, in_float64, namespace, to_host
 from abft_tsm2.checksum.bounds import Arithmetic
-from abft_tsm2.checksum.encode import exponents, log2_column_norms
 from abft_tsm2.core.row_sums import rows_per_block, widened
 
 Floats = NDArray[np.float64]
@@ -75,35 +74,55 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """Exact powers of two, and which numbers are finite.
+    """Exact powers of two for a check of lines with weights v, and which numbers are finite.
+
+    ::
+
+        C(i, j) v_j 2^-line_i = (C(i, j) 2^-(line_i + column_j)) V_j,    V_j = v_j 2^column_j
+        = alpha 2^(left_i - line_i) sum_p (L(i, p) 2^(inner_p - left_i)) (R(p, j) 2^-(inner_p + column_j)) V_j + ...
+
+    No factor is larger than 1, and in each row of R, in each line of L one is at least 1/2: what underflows is
+    2^-1074 times the largest term of its line.
 
     Attributes
     ----------
-    left, right : integer arrays (m,), (n,)
-        L(i, :) is scaled by ``2^-left_i``, R(:, j) by ``2^-right_j``.
-    line, column : integer arrays (m,), (n,)
-        C(i, j) is scaled by ``2^-(line_i + column_j)``; they differ from left and right where alpha or beta C0 is
-        what makes C large.
+    left, inner, column : integer arrays (m,), (k,), (n,)
+    line : integer array (m,)
+        It differs from left where alpha, beta C0 or what underflow may take from C is what counts in a line.
+    terms : boolean array (k,)
+        False where R's row is 0: then L's column does not count, whatever its size.
     usable_line, usable_column : boolean arrays (m,), (n,)
         False where L's row (or C0's) or R's column holds NaN or Inf.
     """
 
     left: Integers
-    right: Integers
-    line: Integers
+    inner: Integers
     column: Integers
+    line: Integers
+    terms: Mask
     usable_line: Mask
     usable_column: Mask
 
-    def across(self) -> Scale:
-        """The scale of ``Side.across``."""
-        return Scale(self.right, self.left, self.column, self.line, self.usable_column, self.usable_line)
+    def left_lines(self, X: Array, at: Any) -> Array:
+        """These lines of L, scaled; in float64."""
+        return scaled(in_float64(X), self.left[at], -self.inner, self.terms)
 
-    def gain(self, alpha: float, rows: Any, columns: Any) -> Floats:
-        """What multiplies the scaled product at these places: ``alpha 2^(left + right - line - column)``."""
-        by_row = (self.left - self.line)[rows]
-        by_column = (self.right - self.column)[columns]
-        return np.asarray(np.ldexp(alpha, by_row[:, None] + by_column[None, :]))
+    def right_rows(self, X: Array, terms: Any, at: Any = slice(None)) -> Array:
+        """These rows and columns of R, scaled; in float64."""
+        return scaled(in_float64(X), self.inner[terms], self.column[at], self.usable_column[at])
+
+    def result_lines(self, X: Array, lines: Any, at: Any = slice(None)) -> Array:
+        """These lines and columns of C, scaled; in float64."""
+        return scaled(in_float64(X), self.line[lines], self.column[at], self.usable_column[at])
+
+    def added_lines(self, beta: float, X: Array, lines: Any, at: Any = slice(None)) -> Array:
+        """These lines and columns of ``beta C0``, scaled; in float64."""
+        size, exponent = np.frexp(beta)
+        return float(size) * scaled(in_float64(X), self.line[lines] - exponent, self.column[at], self.usable_column[at])
+
+    def gain(self, alpha: float, at: Any) -> Floats:
+        """What multiplies scaled lines of L R: ``alpha 2^(left - line)``, (lines, 1)."""
+        return np.asarray(np.ldexp(alpha, (self.left - self.line)[at][:, None]))
 
 
 def power_of_two(exponent: Any, like: Array) -> tuple[Array, Array]:
@@ -144,30 +163,51 @@ def finite_lines(X: Array) -> Mask:
     return np.concatenate(parts) if parts else np.zeros(0, np.bool_)
 
 
-def _log2(x: float) -> float:
-    return float(np.log2(abs(x))) if x else -np.inf
+def largest_logs(X: Array, by_column: Any, keep: Mask) -> Floats:
+    """The largest ``log2 |X(i, j)| + by_column_j`` of each row of X, over its finite elements in columns to be kept;
+    -inf of nothing. One read of X."""
+    xp, found, step = namespace(X), np.full(X.shape[0], -np.inf), rows_per_block(X.shape[1])
+    if X.shape[1] == 0:
+        return found
+    shift = from_host(np.where(keep, by_column, -np.inf)[None, :], X)
+    with np.errstate(all="ignore"):
+        for at in range(0, X.shape[0], step):
+            part = slice(at, min(X.shape[0], at + step))
+            logs = xp.log2(xp.abs(widened(X, at, part.stop))) + shift
+            logs = xp.where(logs < np.inf, logs, xp.full_like(logs, -np.inf))  # as NaN is not
+            found[part] = to_host(xp.max(logs, axis=1))
+    return found
 
 
-def scale_of(lines: Side) -> Scale:
-    """Choose the powers of two from one read of all operands. Synchronises with the host."""
-    left_norm, right_norm = log2_column_norms(lines.L.T), log2_column_norms(lines.R)
-    left, right = exponents(left_norm), exponents(right_norm)
+def exponents_above(logs: Floats) -> Integers:
+    """The exponents of powers of two above numbers of these logarithms; 0 for those that are 0."""
+    return np.where(np.isfinite(logs), np.floor(np.where(np.isfinite(logs), logs, 0.0)) + 1, 0).astype(np.int64)
+
+
+def lost_to_underflow(lines: Side, weights: Floats) -> tuple[Floats, int]:
+    """``Arithmetic.underflow ||v||_1`` of each column of weights, as multiples of a power of two, and its exponent."""
+    sizes, exponents = np.frexp(np.abs(weights))
+    top = int(exponents.max(initial=-2000))
+    lost, exponent = np.frexp(lines.arithmetic.underflow(lines.terms, lines.alpha))
+    return lost * np.ldexp(sizes, exponents - top).sum(axis=0), top + int(exponent)
+
+
+def scale_of(lines: Side, weights: Floats) -> Scale:
+    """Choose the powers of two for these weights, (n, r); two reads of each operand. Synchronises with the host."""
     usable_line, usable_column = finite_lines(lines.L), finite_lines(lines.R.T)
-    with np.errstate(invalid="ignore"):
-        size = left + _log2(lines.alpha)
-    largest = np.full(left.shape, -np.inf)
-    if lines.C0 is not None:
-        usable_line = usable_line & finite_lines(lines.C0)
-        rows = rows_per_block(lines.C0.shape[1])
-        xp = namespace(lines.C0)
-        for at in range(0, left.size, rows):  # log2 |C0(i, j)| - e_j, the largest of each line
-            block = to_host(xp.abs(widened(lines.C0, at, min(left.size, at + rows))))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                logs = np.where(np.isfinite(block), np.log2(block), -np.inf) - right
-            largest[at : at + rows] = logs.max(axis=1, initial=-np.inf)
-        largest += _log2(lines.beta)
-    size = np.where(np.isneginf(left_norm) & ~np.isfinite(largest), -np.inf, np.maximum(size, largest))
-    # A line that must be 0 is not scaled down: the smallest number in it is wrong.
-    line = np.where(np.isfinite(size), size, -right.max(initial=0))
-    line = np.clip(np.rint(line), -2000, 2040).astype(np.int64)
-    return Scale(left, right, line, right, usable_line, usable_column)
+    with np.errstate(all="ignore"):
+        largest = np.abs(weights).max(axis=1, initial=0.0)
+        column = np.where(np.isfinite(largest), -np.frexp(largest)[1], 0).astype(np.int64)
+        of_rows = largest_logs(lines.R, -column, usable_column)
+        inner, terms = exponents_above(of_rows), np.isfinite(of_rows)
+        of_lines = largest_logs(lines.L, inner, terms)
+        lost, exponent = lost_to_underflow(lines, weights)
+        size = np.maximum(of_lines + np.log2(np.abs(lines.alpha)), exponent + np.log2(lost.max(initial=0.0)))
+        if lines.C0 is not None:
+            usable_line = usable_line & finite_lines(lines.C0)
+            size = np.fmax(size, largest_logs(lines.C0, -column, usable_column) + np.log2(np.abs(lines.beta)))
+    line = exponents_above(size)
+    left = np.where(
+        np.isfinite(of_lines), exponents_above(of_lines), line
+    )  # of a line of zeros, which nothing may enlarge
+    return Scale(left, inner, column, line, terms, usable_line, usable_column)

@@ -8,12 +8,13 @@ comparison tells whether it was hit.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2.arrays import Array
-from abft_tsm2.checksum.bounds import Arithmetic, BoundFactors, bound_factors, least_bound
+from abft_tsm2.checksum.bounds import Arithmetic, BoundFactors, bound_factors, least_bound, lost_in_checksum
 from abft_tsm2.checksum.encode import (
     SQUARED,
     Ends,
@@ -25,6 +26,7 @@ from abft_tsm2.checksum.encode import (
     reliable,
     sampled_beyond,
     sampled_squares,
+    smallest_weight,
 )
 from abft_tsm2.checksum.limits import measured
 from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
@@ -105,6 +107,7 @@ class SmallSums:
         self._right_bits = self._left_bits = b""  # as they were made
         self._u, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(n)
         self._ok, self._finite = np.empty(m, np.bool_), np.empty(m, np.bool_)
+        self._faint = False  # whether checksums may lose digits to underflow
         self._fixed = np.empty(8 * (n + len(BoundFactors._fields)) + width * k, np.uint8)
         self._base = np.frombuffer(self._fixed.data, _DOUBLE, n)[:, None]
         self._factors = np.frombuffer(self._fixed.data, _DOUBLE, len(BoundFactors._fields), 8 * n)
@@ -131,6 +134,7 @@ class SmallSums:
         else:
             V[:], s[:], part[:] = carried.weights[:, 0], carried.sums[:, 0], carried.squares[:, 0]
             np.multiply(V, V, V2)
+            self._faint = least_bound(self._k + self._n, math.sqrt(np.minimum.reduce(V2))) > 0
         self._right_bits = self._right.tobytes()  # before anything follows from them
         h = self._part
         squares_of(L[:, :h] if h < self._k else L).dot(part, products)
@@ -163,6 +167,8 @@ class SmallSums:
         """What R carries with weights of these exponents; `squares` of its first rows."""
         V, V2, s, part, _, _ = self._now
         V[:] = equilibrated(self._base, exponent, ends)[:, 0]
+        low, high = ends or (int(exponent.min()), int(exponent.max()))
+        self._faint = least_bound(self._k + self._n, smallest_weight(low, high)) > 0
         np.multiply(V, V, V2)
         _times(squares, V2 if self._wide else V2.astype(_SINGLE), part)
         self._add(R, V, s)
@@ -195,8 +201,10 @@ class SmallSums:
             self._norms[:] = products2
             products = np.sqrt(self._norms, self._norms)
         weights = np.absolute(V, self._weights)
+        if self._faint:  # `judge` compares bounds with what the checksums may lose
+            return None
         numbers = self._factors.tolist()
-        underflow = max(numbers[-1] * float(np.add.reduce(weights)), least_bound())
+        underflow = max(numbers[-1] * float(np.add.reduce(weights)), lost_in_checksum())
         tau = numbers[0] * products  # nothing rounds operands on NumPy: no input_factor
         tau += underflow
         fine = np.less_equal(residual, tau, self._ok)

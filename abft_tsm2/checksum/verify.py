@@ -24,10 +24,10 @@ from abft_tsm2.checksum.bounds import (
     bound_factors,
     checksum_noise_factor,
     largest_norm,
-    least_bound,
+    lost_in_checksum,
     statistical_bound,
 )
-from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of
+from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of, telling_from
 from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.core.row_sums import (
@@ -165,12 +165,16 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     lost = a.underflow(lines.terms, lines.alpha)
     underflow: Any
     if V.ndim == 2:
-        underflow = max(lost * float(np.add.reduce(weights, axis=None)), least_bound())
+        underflow = max(lost * float(np.add.reduce(weights, axis=None)), lost_in_checksum())
     else:
-        underflow = np.maximum(lost * np.add.reduce(weights, axis=-2, keepdims=True), least_bound())
+        underflow = np.maximum(lost * np.add.reduce(weights, axis=-2, keepdims=True), lost_in_checksum())
     n: int = V.shape[-2]
+    smallest = np.minimum.reduce(weights, axis=(-2, -1))
+    least = telling_from(lines.R, expected.carried.sums, smallest, lines.terms + n)
     tau = statistical_bound(np, a, lines.terms, n, products=products, stored=None, added=added, underflow=underflow)
     fine = (size <= tau) & np.isfinite(tau)
+    if least and not (tau >= least).all():
+        return None
     return _LineResiduals(fine, (size / tau)[..., 0], tau, size, products, added, underflow)
 
 
@@ -373,7 +377,8 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
     tau = np.empty_like(residual)
     ok = np.empty(residual.shape[0], np.bool_)
 
-    estimate = estimate_of(lines.R.shape[0])
+    estimate, smallest = estimate_of(lines.R.shape[0]), np.abs(V).min(initial=np.inf)
+    least = telling_from(lines.R, expected.carried.sums, smallest, lines.terms + n)
 
     def compare(at: Any, stored2: Array | None = None, larger: float = estimate) -> None:
         """Judge these lines by what is known of their norms."""
@@ -385,7 +390,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
                 stored = np.sqrt(_host(stored2))
                 largest = largest_norm(lines.terms, **{**sizes, "products": larger * products})
             tau[at] = statistical_bound(np, a, lines.terms, n, stored=stored, largest=largest, **sizes)
-            fine = (residual[at] <= tau[at]) & np.isfinite(tau[at])
+            fine = (residual[at] <= tau[at]) & np.isfinite(tau[at]) & (tau[at] >= least)
             if stored is not None:
                 fine &= stored <= largest
         ok[at] = np.all(fine, axis=1)

@@ -529,6 +529,8 @@ class LuFactorisation(LuOnDevice):
 
     def evidence_of_rest(self) -> list[Evidence]:
         (m, n), K = self.W.shape, self.K
+        if not sees_all(self.checksums):  # sums may not show what has happened to lines since they were proved
+            self.forget_proofs()
         evidence = FactorEvidence(self.A, self.W, self.pivots)
         for columns in (*runs(~self.proved_columns), slice(K, n)):
             first = min(columns.start, K)

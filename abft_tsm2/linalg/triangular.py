@@ -307,9 +307,11 @@ def _residual(left: Part, X: Array, B: Array) -> Array:
     """B - M X, with an error far below rounding, for the matrix M of which `left` gives blocks."""
     xp, (n, count) = namespace(X), X.shape
     difference = Difference(left, lambda rows, columns: X[rows, columns], (n, n, count), X)
+    factor = substituted_rounding(float_type(X), n)  # the least that it is compared with
     out = xp.empty((n, count), dtype=xp.float64, device=X.device)
     for rows, columns in difference.blocks():
-        out[rows, columns] = difference.block(B[rows, columns], rows, columns).residual
+        measured = difference.block(B[rows, columns], rows, columns, factor=factor, closely=True)
+        out[rows, columns] = measured.residual
     return out
 
 

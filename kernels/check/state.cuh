@@ -12,6 +12,9 @@ enum State {
   CLEARED, CHANGED_AFTER, RIGHT_AFTER, CALL, JUDGED, UNBOUNDED
 };
 
+// Bounds below that verify nothing: sums of 2^15 terms may lose as much to underflow.
+constexpr double FAINTEST = 0x1p-1060;
+
 // Where replays of a product in a graph are counted (repair/tally.cuh): a call has this address for a number, with the
 // topmost bit set. Null for a call that has a number.
 INLINE Bits* tally_of(Bits given) { return given >> 63 ? reinterpret_cast<Bits*>(given << 1 >> 1) : nullptr; }

@@ -88,8 +88,8 @@ INLINE Bits verdict(Index line, double u, double squares, const Expected& e, dou
     state[CALL] = e.call;
     count_replay(call, VERDICTS_AT);
   }
-  // NaN compares false, and so does a bound that overflowed.
-  if (residual <= bound && bound <= 0x1.fffffffffffffp1023 && found <= largest)
+  // NaN compares false, and so does a bound that overflowed. One below FAINTEST is compared with what is left of sums.
+  if (residual <= bound && bound >= FAINTEST && bound <= 0x1.fffffffffffffp1023 && found <= largest)
     return Bits(to_bits(ratio_of(residual, bound))) << 32 | Bits(line);
   if (!(bound <= 0x1.fffffffffffffp1023)) atomicAdd(state + UNBOUNDED, 1ull);
   lines[atomicAdd(reinterpret_cast<unsigned*>(state), 1u)] = unsigned(line);

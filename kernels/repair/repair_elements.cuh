@@ -276,7 +276,7 @@ INLINE LineCheck check_line(const Problem& p, Index line, double* pool) {
   const double stored = norm < largest ? norm : largest, scale = products > added ? products : added;
   const double tau =
       p.factor * (scale > stored ? scale : stored) + p.input_factor * products + p.out_factor * (stored + added) + least;
-  return {predicted, tau, residual <= tau && finite(tau) && norm <= largest};
+  return {predicted, tau, residual <= tau && tau >= FAINTEST && finite(tau) && norm <= largest};
 }
 
 // alpha L_i R v + beta C0_i v of a line that is the only one of its group, by the product of stage 5, for the first thread

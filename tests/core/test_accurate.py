@@ -148,3 +148,53 @@ def test_scaling_by_powers_of_two_beyond_the_range_of_one() -> None:
     X[1, 0] = 0.0
     X[2] = 0.0
     assert np.array_equal(scaled(X, rows, columns), [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+
+
+def wide_ranges(kind: str) -> tuple[Any, Any]:
+    """Factors with elements far smaller than others of their line and of their column."""
+    L, R = rng(20).standard_normal((6, 7)), rng(21).standard_normal((7, 5))
+    if kind == "columns of R":
+        return L, R * np.logspace(0, -120, 5)
+    if kind == "rows of L":
+        return L * np.logspace(0, -120, 6)[:, None], R
+    if kind == "triangles":
+        U = np.triu(rng(22).standard_normal((7, 7))) * np.logspace(0, -120, 7)
+        return np.tril(rng(23).standard_normal((7, 7))), U
+    if kind == "far from the diagonal":
+        apart = abs(np.subtract.outer(np.arange(9), np.arange(9)))
+        return np.tril(0.5 ** (20.0 * apart)), np.triu(0.5 ** (30.0 * apart))
+    if kind == "zeros":  # they meet numbers that set no scale
+        L[:, 2], R[2], L[:, 4], R[4] = 0.0, 1e300, 1e300, 0.0
+        return L, R
+    return L * 10.0 ** rng(24).uniform(-60, 60, L.shape), R * 10.0 ** rng(25).uniform(-60, 60, R.shape)
+
+
+@pytest.mark.parametrize("alone", [0, accurate.ALONE], ids=["in quarters", "alone"])
+@pytest.mark.parametrize("factor", [2.0**-48, 2.0**-30])
+@pytest.mark.parametrize(
+    "kind", ["columns of R", "rows of L", "triangles", "far from the diagonal", "zeros", "elements"]
+)
+def test_every_element_is_decided_whatever_stands_beside_it(
+    kind: str, factor: float, alone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accurate, "ALONE", alone)
+    monkeypatch.setattr(accurate, "SMALLEST", 2)
+    L, R = wide_ranges(kind)
+    (m, k), n = L.shape, R.shape[1]
+    found = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (m, k, n), L)
+    for off_by in (0.0, 0.9, 1.1, 100.0):
+        X = L @ R
+        X += off_by * factor * (abs(L) @ abs(R))
+        right, reach = exact(X, L, R)
+        (rows, columns), *_ = found.blocks()
+        block = found.block(X, rows, columns, factor=factor)
+        assert np.array_equal(abs(block.residual) <= block.bound, abs(right) <= Fraction(factor) * reach)
+        block = found.block(X, rows, columns, factor=factor, closely=True)
+        error = abs(np.vectorize(Fraction, otypes=[object])(block.residual) - right)
+        assert np.all(error <= Fraction(factor) / 4 * reach + abs(right) / 2**50)
+
+
+@pytest.mark.parametrize("kind", ["columns of R", "rows of L", "zeros"])
+def test_residuals_of_a_wide_range(kind: str) -> None:
+    L, R = wide_ranges(kind)
+    assert off(cancelling(L, R), L, R) <= 2.0**-65

@@ -327,6 +327,7 @@ PLANTED: dict[str, tuple[LineSums | JudgeKernel, str, int, str, str]] = {
     "closest_not_kept": (PLAIN, "mine > kept", 0, "mine < kept", CLOSEST),
     "closest_of_the_last_block": (JUDGE, "atomicMax(state + CLOSEST, mine)", 0, "state[1] = mine - 1", CLOSEST),
     "closest_ratio_upside_down": (JUDGE, "ratio_of(residual, bound)", 0, "ratio_of(bound, residual)", CLOSEST),
+    "nothing_is_compared_with_nothing": (JUDGE, "bound >= FAINTEST && ", 0, "", LISTED),
     "closest_ratio_of_no_bound": (JUDGE, "if (bits >> 52 == 0) return 0;", 0, "", CLOSEST),
     "no_root_of_squares": (JUDGE, "found = root_of(squares)", 0, "found = squares", "bounds are wrong|listed"),
     "no_root_of_products": (PLAIN, "root_of(squares);", 0, "squares;", "bounds are wrong|listed"),

@@ -91,7 +91,7 @@ names = {"ids": lambda x: getattr(x, "name", x)}
 RACE, WRONG = "race: |uninitialised", "element|outcome|places"
 PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
     "residuals_not_checked": (
-        "residual <= tau && finite(tau) && norm <= largest",
+        "residual <= tau && tau >= FAINTEST && finite(tau) && norm <= largest",
         "true",
         "the outcome is 1",
         Case("wrong_t_beside"),

@@ -26,7 +26,8 @@ class Negated:
     """An element of W changes its sign, once: of the trailing matrix after the first step, or of finished factors."""
 
     def __init__(self, mode: str, at: tuple[int, int]) -> None:
-        self.stage, self.at, self.done = "updated" if mode == "online" else "factored", at, False
+        stages = {"online": "updated", "offline": "factored"}
+        self.stage, self.at, self.done = stages.get(mode, mode), at, False
 
     def __call__(self, stage: str, arrays: Arrays) -> None:
         if stage == self.stage and not self.done:
@@ -54,6 +55,45 @@ def test_a_fault_that_no_sum_shows_is_found(mode: str, at: tuple[int, int], dtyp
     report, wrong = negated(mode, arranged(VANDER, order, dtype), at)
     assert report.status is Status.CORRECTED
     assert not wrong
+
+
+GRADED = np.random.default_rng(0).standard_normal((60, 60)) * np.logspace(0, -30, 60)
+GRADED_BOTH = GRADED * np.logspace(0, -150, 60)[:, None]
+
+
+@pytest.mark.parametrize("a", [GRADED, GRADED_BOTH, GRADED.T], ids=["columns", "both", "rows"])
+@MODES
+def test_faults_where_lines_span_many_decades_are_not_dismissed(mode: str, a: np.ndarray) -> None:
+    stage = "finished" if mode == "online" else "factored"
+    _, report = protected_lu_factor(a, mode=mode, return_report=True)
+    assert report.status is Status.CLEAN
+    for at in ((50, 55), (30, 58), (55, 20), (58, 58), (20, 59)):
+        done: list[int] = []
+
+        def fault(now: str, arrays: Arrays, at: tuple[int, int] = at, done: list[int] = done) -> None:
+            if now == stage and not done:
+                done.append(1)
+                arrays["W"][at] *= 1.1
+
+        (lu, piv), report = protected_lu_factor(a, mode=mode, return_report=True, on_stage=fault)
+        assert report.status is Status.CORRECTED
+        assert not lu_outside(lu, piv, a).any()
+
+
+def test_lines_that_changed_unseen_since_they_were_proved_are_not_taken_for_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Evidence has shown a panel to be right; the sums of its columns do not show what happens to them later."""
+    monkeypatch.setattr(lu_checks.LuChecksums, "_judged", lambda *_: False)  # all panels are suspected
+    rng, scale = np.random.default_rng(2), 10.0 ** -np.linspace(0, 100, 48)
+    a = rng.standard_normal((48, 48)) * scale
+    a[rng.random((48, 48)) < 0.6] = 0.0
+    a += np.diag(scale)
+    for at in ((45, 30), (31, 22), (33, 34), (14, 10), (29, 42)):
+        fault = Negated("finished", at)
+        (lu, piv), report = protected_lu_factor(a, mode="online", return_report=True, on_stage=fault)
+        assert report.ok
+        assert not lu_outside(lu, piv, a).any()
 
 
 @MODES

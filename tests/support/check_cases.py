@@ -41,6 +41,7 @@ TYPES_OF_SUMS = [
     *([("bfloat16", "float32")] if "bfloat16" in TYPES else []),
 ]
 WIDTHS = {name: tuple(width for width in (16, 8, 4, 2) if width >= SIZES[name]) for name in TYPES}
+FAINTEST = 2.0**-1060  # bounds below verify nothing, as kernels/check/state.cuh has it
 CALL_WORD, JUDGED_WORD, UNBOUNDED_WORD = 16, 17, 18  # of the state, as kernels/check/state.cuh has them
 ENCODED, CALL = (1 << 33) + 5, (1 << 41) + 6  # numbers of calls
 STARTED_WORD, VERDICTS_WORD = 1, 2  # of a tally

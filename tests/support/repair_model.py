@@ -17,7 +17,7 @@ from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.device.check import repair_bytes
 from abft_tsm2.checksum.device.kernels import RepairKernel
 from abft_tsm2.core.generated import splitmix64
-from tests.support.check_cases import CALL_WORD, JUDGED_WORD, guards_of
+from tests.support.check_cases import CALL_WORD, FAINTEST, JUDGED_WORD, guards_of
 from tests.support.cuda_on_cpu.library import _Address
 from tests.support.planting import bits
 
@@ -94,7 +94,7 @@ class Work:
             return self.lines
         residual, tau = self.bound(self.C)
         with np.errstate(invalid="ignore"):
-            return [int(i) for i in np.flatnonzero(~((residual <= tau) & np.isfinite(tau)).ravel())]
+            return [int(i) for i in np.flatnonzero(~((residual <= tau) & (tau >= FAINTEST) & np.isfinite(tau)).ravel())]
 
     def guard(self) -> None:
         """Take guards of what must hold, unless they are there."""

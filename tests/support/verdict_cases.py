@@ -23,6 +23,7 @@ from tests.support.check_cases import (
     CALL,
     CALL_WORD,
     ENCODED,
+    FAINTEST,
     JUDGED_WORD,
     NULL,
     SEALED,
@@ -161,7 +162,7 @@ class Trial:
     beta: float = 0.0
     special: bool = True
     tf32: bool = False
-    underflow: bool = True  # False: the bound of zero is zero
+    underflow: float | None = None  # in place of the arithmetic's: the bound of zero is zero, or subnormal
     near: bool = False  # residuals of NEAR
     copied: int = 2  # as in Judged
     left_columns: int = 1  # of L, for a joint kernel
@@ -219,8 +220,8 @@ class Trial:
             added2[np.char.startswith(named, "norm")] = 0
         sizes = np.stack([abs(w).astype(np.float64).sum(1), abs(w).astype(np.float64).min(1)], 1)
         factors = bounds.bound_factors(arithmetic, k, self.q, alpha)
-        if not self.underflow:
-            factors = factors._replace(underflow=0.0)
+        if self.underflow is not None:
+            factors = factors._replace(underflow=self.underflow)
 
         def judged_by(p2: np.ndarray, added2: np.ndarray | None, norm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             """tau and the largest norm, in the words of abft_tsm2/checksum/bounds.py."""
@@ -269,7 +270,7 @@ class Trial:
                     UNIT["float64"] * np.sqrt(depth) + (np.sqrt(v) * UNIT["float32"] if acc == "float32" else 0)
                 )
             delta = depth * UNIT[acc] + 1e-14 + ROOT
-            ok = (residual <= tau) & np.isfinite(tau) & (norm <= largest)
+            ok = (residual <= tau) & (tau >= FAINTEST) & np.isfinite(tau) & (norm <= largest)
             near = (abs(residual - tau) <= noise + delta * tau) | (abs(norm - largest) <= delta * largest)
             near &= np.isfinite(tau) & np.isfinite(residual)
             zero = (tau == 0) & (residual == 0)
@@ -464,6 +465,6 @@ def trials(config: LineSums | JudgeKernel) -> Iterator[Trial]:
             left_columns=columns[i % len(columns)],
             tf32=i % 2 == 1,
             near=isinstance(config, JudgeKernel) and i % 2 == 1,
-            underflow=i % 5 != 4,
+            underflow={4: 0.0, 2: 2.0**-1045}.get(i % 5),
             copied=(2, 8, 4, 0)[i % 4],
         )
