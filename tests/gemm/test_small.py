@@ -17,6 +17,7 @@ from abft_tsm2.checksum import small as sums
 from abft_tsm2.checksum.encode import encoded_right, sampled_beyond
 from abft_tsm2.checksum.small import SmallSums
 from abft_tsm2.checksum.verify import predict
+from abft_tsm2.checksum.weights import weights
 from abft_tsm2.gemm import host, small
 from abft_tsm2.gemm.operands import problem_of
 from tests.support.cases import arrange
@@ -57,12 +58,37 @@ def spoil(patch: pytest.MonkeyPatch, before: Any = None, after: Any = None) -> N
 def test_a_clean_product_is_that_of_the_full_procedure(
     dtype: Any, check: str, orders: str, sizes: Any, ended: list[bool]
 ) -> None:
+    """Whether its first verdict is the last one is a matter of chance, and of the order in which a BLAS adds."""
     A, B = (arrange(x, order) for x, order in zip(pair(*sizes, dtype=dtype), orders, strict=True))
     expected, full = fully(A, B, check=check, return_report=True)
     for _ in range(2):  # the first of its form, and one of those that follow
         C, report = protected_gemm(A, B, check=check, return_report=True)
         assert np.array_equal(bits(C), bits(expected))
         assert told(report) == told(full)
+        assert list(report.seconds) == ["encode", "multiply", "verify"]
+    assert len(ended) == 2
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), FORMS, ids=str)
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+def test_a_product_that_cannot_round_goes_the_short_way(
+    dtype: Any, check: str, orders: str, sizes: Any, ended: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All numbers have so few digits that their sums are exact in any order: no residual can raise a suspicion."""
+    monkeypatch.setattr(small, "_forms", {})  # which keep weights
+    for module in (small, host):
+        monkeypatch.setattr(module, "balanced", lambda n: np.rint(weights("balanced", n) * 16) / 16)
+    m, k, n = sizes
+    rng = np.random.default_rng(sizes)
+    operands = rng.integers(-1, 2, (m, k)).astype(dtype), rng.integers(-1, 2, (k, n)).astype(dtype)
+    A, B = (arrange(x, order) for x, order in zip(operands, orders, strict=True))
+    expected, full = fully(A, B, check=check, return_report=True)
+    for _ in range(2):
+        C, report = protected_gemm(A, B, check=check, return_report=True)
+        assert np.array_equal(bits(C), bits(expected))
+        assert told(report) == told(full)
+        assert [found.closest for found in report.checks] == [0.0] * len(report.checks)
         assert list(report.seconds) == ["encode", "multiply", "verify"]
     assert ended == [False] * 2
 
@@ -173,7 +199,7 @@ def test_a_fault_is_repaired(
     assert [(fault.rows, fault.columns) for fault in report.faults] == [((3,), (4,))] * len(report.faults)
     np.testing.assert_allclose(C, right, rtol=1e-2 if dtype.itemsize == 2 else 1e-5)
     assert set(report.seconds) == {"encode", "multiply", "verify", "correct"}
-    assert ended == [False, True, True]
+    assert ended[1:] == [True, True]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
@@ -259,7 +285,7 @@ def test_what_was_encoded_is_hit(field: str, dtype: Any, monkeypatch: pytest.Mon
         field in ("V", "s", "t", "products")
     )  # of others no verdict is made
     np.testing.assert_allclose(C, right, rtol=1e-2 if dtype.itemsize == 2 else 1e-5)
-    assert ended == [False, True, True]
+    assert ended[1:] == [True, True]
 
 
 @pytest.mark.parametrize("field", ["V", "s"])
@@ -422,14 +448,14 @@ def test_operands_and_results_of_all_kinds(dtype: Any, ended: list[bool]) -> Non
             assert np.array_equal(bits(C), bits(expected))
         assert protected_gemm(A, B, out=out) is out
     assert np.array_equal(bits(out), bits(expected))
-    assert ended == [False] * 3
+    assert len(ended) == 3
     if dtype.itemsize == 2:
         for options in ({"verify": "float32"}, {"out_dtype": np.float32}):
             C, report = protected_gemm(A, B, return_report=True, **options)
             plain, full = fully(A, B, return_report=True, **options)
             assert np.array_equal(bits(C), bits(plain))
             assert told(report) == told(full)
-        assert ended == [False] * 5
+        assert len(ended) == 5
 
 
 def test_no_more_forms_are_kept_than_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
