@@ -119,7 +119,8 @@ def _extension(path: Path, verb: str) -> str:
         if path.name.lower().endswith(extension):
             return extension
     formats = ", ".join(FORMATS)
-    raise MatrixFileError(f"{path} cannot be {verb}: its extension is none of {formats}; convert it to one")
+    advice = "convert it to one" if verb == "read" else "name a file with one of them"
+    raise MatrixFileError(f"{path} cannot be {verb}: its extension is none of {formats}; {advice}")
 
 
 def _check(
