@@ -34,11 +34,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         _hear(_leave)
         code = run(sys.argv[1:] if args is None else args)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     except _Stopped as stop:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # before it is gone, and would be taken for lost
         code = _code(stop.args[0])
         say("Interrupted: unfinished files were removed")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
     _hear(lambda number, frame: os._exit(code))  # the work is done, and all of it is printed
     sys.exit(code)
 

@@ -17,12 +17,11 @@ from abft_tsm2.checksum import small as sums
 from abft_tsm2.checksum.encode import encoded_right, sampled_beyond
 from abft_tsm2.checksum.small import SmallSums
 from abft_tsm2.checksum.verify import predict
-from abft_tsm2.checksum.weights import weights
 from abft_tsm2.gemm import host, small
 from abft_tsm2.gemm.operands import problem_of
 from tests.support.cases import arrange
 from tests.support.planting import bits, normal, pair
-from tests.support.short_way import fully, told
+from tests.support.short_way import fully, told, unrounded
 
 DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16", ml_dtypes.bfloat16)]
 IDS = [dtype.name for dtype in DTYPES]
@@ -75,13 +74,7 @@ def test_a_clean_product_is_that_of_the_full_procedure(
 def test_a_product_that_cannot_round_goes_the_short_way(
     dtype: Any, check: str, orders: str, sizes: Any, ended: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All numbers have so few digits that their sums are exact in any order: no residual can raise a suspicion."""
-    monkeypatch.setattr(small, "_forms", {})  # which keep weights
-    for module in (small, host):
-        monkeypatch.setattr(module, "balanced", lambda n: np.rint(weights("balanced", n) * 16) / 16)
-    m, k, n = sizes
-    rng = np.random.default_rng(sizes)
-    operands = rng.integers(-1, 2, (m, k)).astype(dtype), rng.integers(-1, 2, (k, n)).astype(dtype)
+    operands = unrounded(monkeypatch, *sizes, dtype)
     A, B = (arrange(x, order) for x, order in zip(operands, orders, strict=True))
     expected, full = fully(A, B, check=check, return_report=True)
     for _ in range(2):
