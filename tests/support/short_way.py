@@ -26,7 +26,7 @@ def fully(*operands: Any, **options: Any) -> Any:
 
 
 def unrounded(
-    patch: pytest.MonkeyPatch, m: int, k: int, n: int, dtype: Any = np.float64
+    patch: pytest.MonkeyPatch, m: int, k: int, n: int, dtype: Any = np.float64, batch: tuple[int, ...] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """Operands and, from now on, weights of so few digits that all sums of their product are exact, in whatever order a
     BLAS adds: no residual is other than zero, or can raise a suspicion."""
@@ -34,4 +34,4 @@ def unrounded(
     for module in (small, host):
         patch.setattr(module, "balanced", lambda n: np.rint(weights("balanced", n) * 16) / 16)
     rng = np.random.default_rng([m, k, n])
-    return rng.integers(-1, 2, (m, k)).astype(dtype), rng.integers(-1, 2, (k, n)).astype(dtype)
+    return rng.integers(-1, 2, (*batch, m, k)).astype(dtype), rng.integers(-1, 2, (*batch, k, n)).astype(dtype)
