@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,7 +85,7 @@ class Plan(Record):
     Raises
     ------
     ValueError
-        For an unknown model or class of bits, or a count, visit or factor that makes no sense.
+        For an unknown model or class of bits, or a count or visit that makes no sense.
 
     Examples
     --------
@@ -112,8 +111,6 @@ class Plan(Record):
             require_known("class of bits", self.bits, CLASSES)
         if self.count < 1 or self.visit < 0:
             raise ValueError(f"count = {self.count}, visit = {self.visit}: count is 1 at least, visit 0")
-        if not math.isfinite(self.factor):
-            raise ValueError(f"factor = {self.factor}: a finite number; the models nan and inf put in what is not")
 
     @property
     def single(self) -> bool:

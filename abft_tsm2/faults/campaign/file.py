@@ -298,8 +298,11 @@ def _fault(entry: Any) -> FaultEntry:
         if len(factor) != 2 or not 0 < factor[0] <= factor[1] < math.inf:
             raise ValueError(f"factor = {factor}: one number, or the smallest and the largest, both above 0")
         given["factor"] = tuple(map(float, factor))
-    elif not _is("float", factor):
-        raise ValueError(f"factor = {factor!r}: one number, or a list of the smallest and the largest")
+    elif not (_is("float", factor) and math.isfinite(factor)):
+        raise ValueError(
+            f"factor = {factor!r}: one number, or a list of the smallest and the largest; what is not finite comes from "
+            "the models nan and inf"
+        )
     given["also"] = tuple(_fault(one) for one in _list(given.get("also", []), "also"))
     if "model" not in given:
         raise ValueError("a fault has no model")
@@ -351,7 +354,7 @@ def _require_possible(campaign: Campaign, index: int) -> None:
     """ValueError for a fault that cannot be planted, before anything is run."""
     suite = campaign.suites[index]
     module = operation_of(suite.operation)
-    largest = max(max(m * k, k * n, m * n) for m, k, n in suite.shapes)
+    largest = max(max(m * k, k * n, m * n) for one in campaign.suites for m, k, n in one.shapes)
     for scene in range(min(suite.scenes, 4 * len(suite.families) * len(suite.dtypes))):
         module.require_workload(campaign.workload(index, scene))
     for family in suite.families:  # those that chance has left out, too
@@ -363,7 +366,7 @@ def _require_possible(campaign: Campaign, index: int) -> None:
             for dtype in suite.dtypes:
                 bits_of(plan.bits, _type_at(plan.site, dtype))
             if plan.count > largest:
-                raise ValueError(f"count = {plan.count}: the largest matrix of these shapes has {largest} elements")
+                raise ValueError(f"count = {plan.count}: the largest matrix of the campaign has {largest} elements")
             for scheme in suite.schemes:
                 module.require_possible(suite.operation, scheme, plan)
     if suite.operation in FACTORISATIONS:

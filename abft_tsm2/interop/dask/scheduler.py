@@ -47,7 +47,7 @@ def install(client: Any = None, *, quarantine_after: int | None = None) -> Any:
     ...     install(client, quarantine_after=3)
     """
     given: Any = quarantine_after
-    if given is not None and (not isinstance(given, Integral) or isinstance(given, bool) or given < 1):
+    if given is not None and (given is True or not isinstance(given, Integral) or given < 1):
         raise ValueError(
             f"quarantine_after is {given!r}: a whole number of faults, 1 or more, or None for no quarantine"
         )
