@@ -300,8 +300,8 @@ def _fault(entry: Any) -> FaultEntry:
         given["factor"] = tuple(map(float, factor))
     elif not (_is("float", factor) and math.isfinite(factor)):
         raise ValueError(
-            f"factor = {factor!r}: one number, or a list of the smallest and the largest; what is not finite comes from "
-            "the models nan and inf"
+            f"factor = {factor!r}: one number, or a list of the smallest and the largest; what is not finite is put in "
+            "by the models nan and inf"
         )
     given["also"] = tuple(_fault(one) for one in _list(given.get("also", []), "also"))
     if "model" not in given:
