@@ -151,6 +151,8 @@ _NEXT = {
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
     errno.EROFS: _CLOSED,
+    errno.EEXIST: "it is no folder: name one",
+    errno.ENOTDIR: "a part of the name is no folder: name one",
 }
 
 

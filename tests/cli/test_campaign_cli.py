@@ -194,6 +194,18 @@ def test_shapes_beyond_the_memory_are_said_before_the_first(
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize("out", ["/dev/stdout", "it.toml", "it.toml/out"])
+def test_results_go_to_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("it.toml").write_text(SMALL)
+    code, printed, err = in_process(capsys, "campaign", "run", "it.toml", "-o", out, "--jobs", "0")
+    assert (code, printed) == (2, "")
+    assert err.startswith(f"Error: cannot write {out}: ")
+    assert err.endswith("no folder: name one\n")
+
+
 def test_more_processes_than_do_any_good_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
