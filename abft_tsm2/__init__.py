@@ -19,9 +19,11 @@ True
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # for type checkers it is true; typing takes a while, in which the command would not hear Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from abft_tsm2.checksum.bounds import detection_limit
     from abft_tsm2.checksum.encoded import Encoded, encode
     from abft_tsm2.checksum.weights import weights

@@ -1,24 +1,22 @@
-"""``python -m abft_tsm2``: the process around the commands: signals, one line for each error, exit codes."""
+"""``python -m abft_tsm2``: the process around the commands: its signals, from the first moment to the last.
+
+Nothing is imported before they are heard: NumPy and the commands take a while, in which Ctrl-C would show a traceback.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from types import FrameType
-from typing import NoReturn
 
-import click
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+    from typing import Any, NoReturn
 
-from abft_tsm2.cli.main import cli
-from abft_tsm2.cli.output import CORRUPTED, discard_output, say
-from abft_tsm2.errors import AbftError, SilentDataCorruptionError
-from abft_tsm2.io.atomic import reason
-
-ERROR, BROKEN_PIPE = 2, 141
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+AGAIN = 0.1  # seconds after which a signal that was lost on its way is raised again
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -29,72 +27,65 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     args : sequence of str, optional
         The words after the program's name; by default those of the process.
     """
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _leave)
-    code = ERROR
+    _hear(_leave_at_once)
+    from abft_tsm2.cli.output import say
+    from abft_tsm2.cli.process import run
+
     try:
-        code = _invoke(sys.argv[1:] if args is None else args)
-    except click.exceptions.Exit as done:
-        code = done.exit_code
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        help_of = f"; see {context.command_path} --help" if context else ""
-        say(f"Error: {error.format_message().rstrip('.')}{help_of}")
+        _hear(_leave)
+        code = run(sys.argv[1:] if args is None else args)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     except _Stopped as stop:
-        code = 128 + stop.args[0]
+        signal.setitimer(signal.ITIMER_REAL, 0)  # before it is gone, and would be taken for lost
+        code = _code(stop.args[0])
         say("Interrupted: unfinished files were removed")
-    except MemoryError as error:
-        say(f"Error: out of memory ({error or 'no details'}); pass a smaller --panel-mb, or use .npy files")
-    except SilentDataCorruptionError as error:
-        code = CORRUPTED
-        say(f"Error: {error}")
-    except AbftError as error:
-        say(f"Error: {error}")
-    except Exception as error:
-        code = _unexpected(error)
+    _hear(lambda number, frame: os._exit(code))  # the work is done, and all of it is printed
     sys.exit(code)
 
 
-def _unexpected(error: Exception) -> int:
-    """The last resort: one line instead of a traceback, which says nothing to users of the command. The exit code."""
-    if isinstance(error, BrokenPipeError):  # quiet, as all that is piped into head
-        discard_output()
-        return BROKEN_PIPE
-    if isinstance(error, OSError) and error.filename is None and not _can_print():
-        discard_output()
-        say(f"Error: cannot write standard output: {reason(error)}")
-    else:
-        logging.getLogger("abft_tsm2").debug("unexpected error", exc_info=error)
-        say(f"Error: {type(error).__name__}: {error}; run again with -vv to see where it comes from")
-    return ERROR
+def _hear(handler: Callable[[int, FrameType | None], Any]) -> None:
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, handler)
 
 
-def _can_print() -> bool:
+def _code(number: int) -> int:
+    """The exit code of a process that a signal has ended, as shells count."""
+    return 128 + number
+
+
+def _leave_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Nothing has begun yet that would have to be removed."""
     try:
-        print(flush=True)  # a flush alone does not tell: what failed before is not tried again
-    except OSError:
-        return False
-    return True
-
-
-def _invoke(args: Sequence[str]) -> int:
-    # Not cli.main(): what it does at Ctrl-C, a broken pipe and usage errors has other codes and more lines.
-    if "_ABFT_TSM2_COMPLETE" in os.environ:
-        cli.main(list(args), prog_name="abft-tsm2")  # the shell asks for completions
-    with cli.make_context("abft-tsm2", list(args)) as context:
-        code: int = cli.invoke(context) or 0
-    return code
+        os.write(2, b"Interrupted: nothing had begun yet\n")
+    finally:
+        os._exit(_code(number))
 
 
 class _Stopped(BaseException):
     """A signal asked the process to end: an exception, so that temporary files are removed on the way."""
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _leave(number: int, frame: FrameType | None) -> None:
     for each in SIGNALS:  # once is enough: a second Ctrl-C must not interrupt the cleaning up
         signal.signal(each, signal.SIG_IGN)
-    raise _Stopped(number)
+    _raise_until_heard(number)
+
+
+def _raise_until_heard(number: int) -> None:
+    """Raise, and again as long as nobody unwinds: code in C (of an import, say) may drop any exception in silence."""
+    from weakref import ref
+
+    stop = [_Stopped(number)]
+    raised = ref(stop[0])
+
+    def again(_: int, frame: FrameType | None) -> None:
+        if raised() is None:
+            _raise_until_heard(number)
+
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
+    raise stop.pop()  # which this frame, a part of its traceback, does not keep
 
 
 if __name__ == "__main__":

@@ -56,10 +56,8 @@ class Walk:
             self.outside += 1
 
 
-def walk(m: int = 200, k: int = 300, n: int = 100) -> Walk:
-    """Of one product, after others of its shape."""
-    rng = np.random.default_rng(0)
-    A, B = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+def walk(A: Any, B: Any) -> Walk:
+    """Of one product, after others of the same."""
     for _ in range(3):
         protected_gemm(A, B)
     found = Walk()
@@ -76,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verbose", action="store_true", help="each function, and how often it was called")
     options = parser.parse_args(arguments)
-    found = walk()
+    rng = np.random.default_rng(0)
+    found = walk(rng.standard_normal((200, 300)), rng.standard_normal((300, 100)))
     print(f"{found.total} calls of {len(found.calls)} functions of the package, {found.outside} of others")
     print(f"{len(found.files)} files beside the foundation's: {', '.join(found.files)}")
     if options.verbose:

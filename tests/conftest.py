@@ -26,6 +26,15 @@ settings.register_profile("search", max_examples=2000, deadline=None, print_blob
 settings.load_profile("default")
 
 
+def pytest_report_header() -> str:
+    """Which kernels of a BLAS were loaded (OPENBLAS_CORETYPE chooses others): what is rounded, and how, is theirs."""
+    import numpy
+    from threadpoolctl import threadpool_info
+
+    loaded = (f"{one['internal_api']} {one['version']} {one.get('architecture', '')}" for one in threadpool_info())
+    return f"NumPy {numpy.__version__}, {', '.join(loaded) or 'a BLAS that does not say what it is'}"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--on-gpu", action="store_true", help="run tests of products on a GPU: see tests/support/on_gpu.py"

@@ -21,6 +21,7 @@ import abft_tsm2
 from abft_tsm2.cli.output import (
     CORRUPTED,
     EXIT_CODES,
+    PRINTED,
     Finite,
     computing,
     conclude,
@@ -80,7 +81,7 @@ def gemm(
         result = _in_panels(multiply, A, B, panel_mb, quiet, stop=True)
         keep(result)
         refuse(result)
-    return conclude_file(result, quiet, out)
+    return conclude_file(result, quiet or report == PRINTED, out)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -116,7 +117,7 @@ def verify(
     with report_to(report) as keep:
         result = _in_panels(compare, A, B, panel_mb, quiet)
         keep(result)
-    return conclude(result, quiet, f"{c} was only read", "compute it again")
+    return conclude(result, quiet or report == PRINTED, f"{c} was only read", "compute it again")
 
 
 def _operands(a: str, b: str, dtype: str | None) -> tuple[Matrix, Matrix, np.dtype[Any]]:

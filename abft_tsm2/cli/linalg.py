@@ -15,6 +15,7 @@ import numpy as np
 import abft_tsm2
 from abft_tsm2.cli.output import (
     EXIT_CODES,
+    PRINTED,
     computing,
     conclude_file,
     refuse,
@@ -66,7 +67,7 @@ def lu(a: str, out: str, report: str | None, mode: str, dtype: str | None, quiet
         keep(result)
         refuse(result)
         write(**dict(zip(FACTORS, factors, strict=True)))
-    return conclude_file(result, quiet, out)
+    return conclude_file(result, quiet or report == PRINTED, out)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -106,7 +107,7 @@ def solve(a: str, b: str, out: str, refine: bool, report: str | None, mode: str,
         keep(result)
         refuse(result)
         X[...] = x
-    return conclude_file(result, quiet, out)
+    return conclude_file(result, quiet or report == PRINTED, out)
 
 
 def _holds_factors(name: str) -> bool:

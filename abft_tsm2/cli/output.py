@@ -20,6 +20,7 @@ from abft_tsm2.io.matrix import MatrixFileError
 from abft_tsm2.report import Report, Status
 
 OK, CORRUPTED, UNVERIFIABLE = 0, 1, 3
+PRINTED = "-"  # the name of a report that goes to standard output
 EXIT_CODES = """\b
 Exit codes: 0 clean or repaired, 1 corruption that was not repaired, 2 usage or
 file error, 3 a part could not be checked, 130 interrupted (by SIGTERM 143, by
@@ -64,7 +65,7 @@ verbose_option = click.option(
 
 def computing(*own: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """The options of commands that compute: those that all of them have, and their `own`."""
-    report = click.option("--report", metavar="FILE", help="Write the full report as JSON.")
+    report = click.option("--report", metavar="FILE", help="Write the full report as JSON; -: to stdout, alone.")
     dtype = click.option("--dtype", type=FLOAT, help="Convert the inputs first; needed for integers.")
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
@@ -78,6 +79,8 @@ def computing(*own: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
 def refuse_same_file(inputs: Sequence[str], *outputs: str | None) -> None:
     taken = [os.path.realpath(matrix.split_name(name)[0]) for name in inputs]
     for name in filter(None, outputs):
+        if name == PRINTED:
+            continue
         if os.path.realpath(name) in taken:
             raise MatrixFileError(f"{name} is given twice and would be overwritten; name another file")
         taken.append(os.path.realpath(name))
@@ -85,9 +88,14 @@ def refuse_same_file(inputs: Sequence[str], *outputs: str | None) -> None:
 
 @contextlib.contextmanager
 def report_to(name: str | None) -> Iterator[Callable[[Report], None]]:
-    """Yield a function that writes the report to a file, which is opened first: a bad name is known before the work."""
+    """Yield a function that writes the report to a file, which is opened first: a bad name is known before the work.
+
+    `PRINTED` is standard output.
+    """
     if name is None:
         yield lambda report: None
+    elif name == PRINTED:
+        yield lambda report: click.echo(report.to_json(indent=2))
     else:
         with matrix.output_file(name) as keep:
             yield lambda report: keep(f"{report.to_json(indent=2)}\n".encode())

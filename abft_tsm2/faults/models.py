@@ -92,7 +92,7 @@ def _infinity(kind: FloatType) -> int:
 
 
 def _bit_flip(x: Array, plan: Plan, rng: Generator) -> int:
-    bits = rng.choice(bits_of(plan.bits, dtype_name(x.dtype)), plan.count)
+    bits = rng.choice(bits_of(plan.bits, dtype_name(x.dtype)), min(plan.count, x.size))
     rows, columns = places(x, plan.count, rng)
     for bit, i, j in zip(bits.tolist(), rows, columns, strict=False):
         _flip(x, (np.array([i]), np.array([j])), 1 << bit)

@@ -1,14 +1,18 @@
 """Output files that appear under their names whole, or not at all.
 
-A file is written under a temporary name in the same folder, flushed to the disk, and renamed.
+A file is written under a temporary name in the same folder, flushed to the disk, and renamed. What a process that was
+killed has left there under such a name is removed when the next file is written to the folder.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,7 +49,7 @@ def atomic_path(name: Name) -> Iterator[Path]:
     """
     path = Path(name)
     with writing(path):
-        target = Path(os.path.realpath(path))  # a link stays a link: the file behind it is replaced
+        target = _behind(path)
         if target.is_dir():
             raise MatrixFileError(f"{path} is a folder; name a file in it")
         if target.exists() and not target.is_file():
@@ -54,10 +58,12 @@ def atomic_path(name: Name) -> Iterator[Path]:
             raise MatrixFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, "it is there and read-only")
-    temporary = target.parent / f".abft_tsm2-{secrets.token_hex(6)}.tmp"
+    temporary = target.parent / f"{_PREFIX}{secrets.token_hex(6)}{_SUFFIX}"
+    held = -1
     try:
         with writing(path):
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+            _remove_abandoned(target.parent)
+            held = _new(temporary)
         yield temporary
         with writing(path):
             if target.exists():
@@ -69,6 +75,55 @@ def atomic_path(name: Name) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # where it could not be made
             temporary.unlink()
+        if held >= 0:
+            os.close(held)
+
+
+def _behind(path: Path) -> Path:
+    """The file behind links, which stay: it is the one that is replaced.
+
+    Raises
+    ------
+    MatrixFileError
+        For /dev/stdout and the like. What they stand for may be any file, that a shell keeps open.
+    """
+    here = path
+    for _ in range(40):  # as many as Linux follows
+        folder = os.path.realpath(here.parent)
+        if folder == "/dev" or folder.startswith("/proc/"):
+            raise MatrixFileError(
+                f"{path} is a device or a stream; files are written under another name first, then renamed: name a file"
+            )
+        if not here.is_symlink():
+            return Path(folder, here.name)
+        here = Path(folder, os.readlink(here))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+_PREFIX, _SUFFIX = f".abft_tsm2-{os.uname().nodename}-", ".tmp"  # locks may be known to one machine alone
+_YOUNG = 10.0  # seconds: one that was made just now is about to be locked
+
+
+def _new(temporary: Path) -> int:
+    """Make a temporary file; returns its descriptor, with a lock on it, which ends with this process."""
+    held = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    with suppress(OSError):  # where the file system has no locks, nothing is taken for abandoned either
+        fcntl.flock(held, fcntl.LOCK_EX)
+    return held
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed: those that nobody has locked."""
+    for one in folder.glob(f"{glob.escape(_PREFIX)}*{_SUFFIX}"):
+        with suppress(OSError):  # locked, gone meanwhile, or another user's
+            if time.time() - one.stat().st_mtime < _YOUNG:
+                continue
+            descriptor = os.open(one, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                one.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _flush_to_disk(path: Path, flags: int) -> None:
@@ -96,6 +151,8 @@ _NEXT = {
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
     errno.EROFS: _CLOSED,
+    errno.EEXIST: "it is no folder: name one",
+    errno.ENOTDIR: "a part of the name is no folder: name one",
 }
 
 

@@ -10,7 +10,6 @@ import errno
 import gzip
 import math
 import os
-import re
 import shutil
 import zipfile
 import zlib
@@ -20,7 +19,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -29,6 +28,7 @@ from abft_tsm2.arrays import FLOATS
 from abft_tsm2.io.atomic import MatrixFileError as MatrixFileError
 from abft_tsm2.io.atomic import Name, atomic_path, reason, short, writing
 from abft_tsm2.io.atomic import output_file as output_file
+from abft_tsm2.io.market import read_market
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 Check = Callable[[str, tuple[int, ...], np.dtype[Any]], None]  # refuses what an array's head announces
@@ -100,7 +100,7 @@ def _read(name: Name, check: Check) -> Matrix:
             return _read_npy(path, check)
         if extension == ".npz":
             return _read_npz(path, member, check)
-        return _read_market(path, check, physical_memory() // 2)
+        return read_market(path, check, physical_memory() // 2)
     except (OSError, ValueError) as error:
         raise MatrixFileError(f"{path} cannot be read: {reason(error)}") from error
 
@@ -119,7 +119,8 @@ def _extension(path: Path, verb: str) -> str:
         if path.name.lower().endswith(extension):
             return extension
     formats = ", ".join(FORMATS)
-    raise MatrixFileError(f"{path} cannot be {verb}: its extension is none of {formats}; convert it to one")
+    advice = "convert it to one" if verb == "read" else "name a file with one of them"
+    raise MatrixFileError(f"{path} cannot be {verb}: its extension is none of {formats}; {advice}")
 
 
 def _check(
@@ -141,13 +142,29 @@ def _check_indices(source: str, shape: tuple[int, ...], stored: np.dtype[Any]) -
         raise MatrixFileError(f"{source} is no vector of integers: it holds {stored.name} of shape {shape}")
 
 
-def _header(stream: IO[bytes], source: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype from the head of a .npy; `stream` is left at the first byte of the data."""
+class _NumpyHead(NamedTuple):
+    """What the head of a .npy says of its array."""
+
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{' x '.join(map(str, self.shape))} {self.dtype.name}"
+
+
+def _header(stream: IO[bytes], source: str) -> _NumpyHead:
+    """The head of a .npy; `stream` is left at the first byte of the data."""
     try:
         version = npy.read_magic(stream)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(stream)
-    except (ValueError, SyntaxError, TokenError) as error:
+        if version not in _VERSIONS:
+            raise ValueError(f"its version is {version[0]}.{version[1]}")
+        shape, fortran, dtype = _VERSIONS[version](stream)
+    except (ValueError, TypeError, KeyError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
         raise MatrixFileError(
             f"{source} is not a .npy file or its head is damaged ({short(error)}); write it again with np.save"
         ) from error
@@ -155,26 +172,54 @@ def _header(stream: IO[bytes], source: str) -> tuple[tuple[int, ...], np.dtype[A
         if isinstance(size, bool) or size < 0:
             what = "a boolean is no size" if isinstance(size, bool) else "a shape cannot be negative"
             raise MatrixFileError(f"{source} has the shape {shape} in its head: {what}; write it again with np.save")
-    return shape, dtype
+    if math.prod(max(1, size) for size in shape) * max(1, dtype.itemsize) >= 2**63:  # NumPy counts so, beside a 0 too
+        raise MatrixFileError(
+            f"{source} has the shape {shape} in its head: no array of {dtype.name} is so large; write it again with "
+            "np.save"
+        )
+    return _NumpyHead(shape, "F" if fortran else "C", dtype)
+
+
+_VERSIONS: dict[tuple[int, int], Any] = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+    (3, 0): npy.read_array_header_2_0,  # which differs in the names of records
+}
+
+
+def _require_size(head: _NumpyHead, present: int, source: str) -> None:
+    """MatrixFileError unless the data are as many bytes as the head says."""
+    if present < head.size:
+        raise MatrixFileError(
+            f"{source} is truncated: {head} need {head.size} bytes, {present} are there; copy or write it again"
+        )
+    if present > head.size:
+        raise MatrixFileError(
+            f"{source} goes on behind its array: {head} take {head.size} bytes, {present} are there; write it again, "
+            "each array to a file of its own"
+        )
 
 
 def _read_npy(path: Path, check: Check) -> Matrix:
     with path.open("rb") as stream:
-        shape, stored = _header(stream, str(path))
-        check(str(path), shape, stored)
-        size = math.prod(shape) * stored.itemsize
-        present = os.fstat(stream.fileno()).st_size - stream.tell()
-    if present < size:
-        raise MatrixFileError(
-            f"{path} is truncated: {' x '.join(map(str, shape))} {stored.name} need {size} bytes, "
-            f"{present} are there; copy or write it again"
-        )
-    if present > size:
-        raise MatrixFileError(
-            f"{path} goes on behind its array: {' x '.join(map(str, shape))} {stored.name} take {size} bytes, "
-            f"{present} are there; write it again, each array to a file of its own"
-        )
-    return np.asarray(np.load(path, mmap_mode="r" if size >= MAP_BYTES else None, allow_pickle=False))
+        head = _header(stream, str(path))
+        check(str(path), head.shape, head.dtype)
+        _require_size(head, os.fstat(stream.fileno()).st_size - stream.tell(), str(path))
+        if head.size < MAP_BYTES:
+            return _data(stream, head)
+        return np.asarray(np.memmap(stream, head.dtype, "r", stream.tell(), head.shape, head.order))
+
+
+def _data(stream: IO[bytes], head: _NumpyHead) -> Matrix:
+    """The array behind the head that was checked; EOFError where it ends too early."""
+    flat = np.empty(math.prod(head.shape), head.dtype)
+    left = flat.view(np.uint8).data
+    while left:
+        read = stream.readinto(left[:MAP_BYTES])  # type: ignore[attr-defined]
+        if not read:
+            raise EOFError(f"{len(left)} of {head.size} bytes are missing")
+        left = left[read:]
+    return flat.reshape(head.shape, order=head.order)
 
 
 def members(name: Name) -> list[str]:
@@ -194,14 +239,16 @@ def _read_npz(path: Path, member: str | None, check: Check) -> Matrix:
     try:
         with zipfile.ZipFile(path) as archive:
             chosen = _choose(path, _members(archive), member)
-            source = f"{path}:{chosen}"
-            with archive.open(f"{chosen}.npy") as stream:
-                check(source, *_header(stream, source))
-            with archive.open(f"{chosen}.npy") as stream:
-                matrix = npy.read_array(stream, allow_pickle=False)
-                if stream.read(1):
-                    raise ValueError(f"{chosen}.npy goes on behind its array")
-                return np.asarray(matrix)
+            source, entry = f"{path}:{chosen}", archive.getinfo(f"{chosen}.npy")
+            with archive.open(entry) as stream:
+                head = _header(stream, source)
+                check(source, head.shape, head.dtype)
+                _require_size(head, entry.file_size - stream.tell(), source)
+                if head.size > physical_memory():
+                    raise MatrixFileError(
+                        f"{source}, {head}, is larger than the memory; write it as .npy, which is worked on in pieces"
+                    )
+                return _data(stream, head)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         raise MatrixFileError(
             f"{path} is damaged or not a .npz archive ({short(error)}); write it again with np.savez"
@@ -355,73 +402,3 @@ _WRITERS: dict[str, Callable[[Path, Matrix], None]] = {
     ".mtx": _write_market,
     ".mtx.gz": partial(_write_market, opened=gzip.open),
 }
-
-
-_CHUNK = 2**22
-_WHOLE = rb"[+-]?+\d++"
-_REAL = rb"[+-]?+(?:(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+|(?i:inf(?:inity)?+|nan))"
-_STORED = {"integer": "int64", "unsigned-integer": "uint64", "complex": "complex128"}  # others: float64
-
-
-def _read_market(path: Path, check: Callable[[str, tuple[int, ...], np.dtype[Any]], None], limit: int) -> Matrix:
-    """The matrix of a .mtx or .mtx.gz file, dense.
-
-    Parameters
-    ----------
-    path : path
-    check : callable
-        Refuses, by name, shape and dtype, what is not to be read.
-    limit : int
-        Bytes that the dense matrix may take.
-
-    Raises
-    ------
-    MatrixFileError
-        If it is no such file, is damaged, or becomes too large.
-    """
-    from scipy import io, sparse
-
-    try:
-        rows, columns, entries, form, field, _ = io.mminfo(path)
-        check(str(path), (rows, columns), np.dtype(_STORED.get(field, "float64")))
-        dense = 8 * rows * columns
-        if dense > limit:
-            raise MatrixFileError(
-                f"{path} has {entries} entries and becomes {dense / 1e9:.1f} GB as a dense "
-                f"{rows} x {columns} matrix, more than half of the memory "
-                f"({limit / 1e9:.1f} GB); write it as .npy, which is worked on in pieces"
-            )
-        opened: Callable[..., Any] = gzip.open if path.name.lower().endswith(".gz") else open
-        with opened(path, "rb") as stream:
-            _look_at_lines(stream, _entry(form, field))
-        matrix = io.mmread(path)
-    except (ValueError, OverflowError, EOFError, zlib.error) as error:
-        raise MatrixFileError(
-            f"{path} is not a Matrix Market file or is damaged ({short(error)}); write it again with scipy.io.mmwrite"
-        ) from error
-    return np.asarray(matrix.toarray() if sparse.issparse(matrix) else matrix)
-
-
-def _entry(form: str, field: str) -> bytes:
-    """What a line of the body holds: a value, with its place where only some are stored."""
-    value = [] if field == "pattern" else [_WHOLE if "integer" in field else _REAL]
-    return rb"[ \t]++".join([_WHOLE, _WHOLE, *value] if form == "coordinate" else value)
-
-
-def _look_at_lines(stream: IO[bytes], entry: bytes) -> None:
-    """ValueError at the first line of the body that is not one entry, or has no end; empty ones are passed over."""
-    line, number, chunk = stream.readline(), 1, b""
-    while line and (not line.strip() or line.startswith(b"%")):  # of the head, which the sizes end
-        line, number = stream.readline(), number + 1
-    line_of = rb"[ \t]*+(?:" + entry + rb"[ \t]*+)?\r?"
-    one, several = re.compile(line_of), re.compile(rb"(?:" + line_of + rb"\n)*+(?:" + line_of + rb")?")
-    while more := stream.read(_CHUNK):
-        chunk = more + stream.readline()
-        if not several.fullmatch(chunk):
-            for wrong, text in enumerate(chunk.split(b"\n"), number + 1):
-                if not one.fullmatch(text):
-                    shown = text[:40].decode("ascii", "replace")
-                    raise ValueError(f"line {wrong} is {shown!r}, which is not one entry")
-        number += chunk.count(b"\n")
-    if not (chunk or line).endswith(b"\n"):
-        raise ValueError("its last line has no end and may have been cut in a number: append a line end if it is whole")

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from abft_tsm2.faults.campaign.file import parse
+from abft_tsm2.faults.campaign.file import load, parse
+from abft_tsm2.faults.campaign.machine import require_machine
 from abft_tsm2.faults.campaign.run import replay, run
 from tests.support.command_line import in_process
 from tests.support.command_line import run as run_command
@@ -155,6 +156,68 @@ shapes = [[40, 40, 40]]
 model = "nan"
 site = "lu.trailing"
 """
+
+
+def test_a_library_that_is_missing_is_said_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("abft_tsm2.faults.campaign.machine.find_spec", lambda name: None)
+    Path("it.toml").write_text(SMALL.replace('"float32"]', '"bfloat16"]'))
+    code, out, err = in_process(capsys, "campaign", "run", "it.toml", "-o", "out", "--jobs", "1")
+    assert (code, out) == (2, "")
+    assert "bfloat16 needs the package ml_dtypes, which is not installed here: pip install ml_dtypes" in err
+    assert err.count("\n") == 1
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("operation", "scheme", "needed"), [("gemm", "protected", 2.8e9), ("storage", "crc", 1.6e9)])
+def test_shapes_beyond_the_memory_are_said_before_the_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    operation: str,
+    scheme: str,
+    needed: float,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f'[[suite]]\nname = "large"\noperation = "{operation}"\ntrials = 4\nshapes = [[20000, 10000, 5000]]\n'
+    Path("it.toml").write_text(f'{text}schemes = ["{scheme}"]\nclean = 1.0\n')
+    for memory, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr("abft_tsm2.faults.campaign.machine.physical_memory", lambda memory=memory: memory)
+        if fits:
+            require_machine(load("it.toml"))
+    code, out, err = in_process(capsys, "campaign", "run", "it.toml", "-o", "out", "--jobs", "0")
+    assert (code, out) == (2, "")
+    assert f"suite large: matrices of the shape [20000, 10000, 5000] take {needed / 1e9} GB in float64, and this" in err
+    assert err.count("\n") == 1
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("out", ["/dev/stdout", "it.toml", "it.toml/out"])
+def test_results_go_to_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("it.toml").write_text(SMALL)
+    code, printed, err = in_process(capsys, "campaign", "run", "it.toml", "-o", out, "--jobs", "0")
+    assert (code, printed) == (2, "")
+    assert err.startswith(f"Error: cannot write {out}: ")
+    assert err.endswith("no folder: name one\n")
+
+
+def test_more_processes_than_do_any_good_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("it.toml").write_text(SMALL)
+    monkeypatch.setattr("abft_tsm2.faults.campaign.machine.cores", lambda: 3)
+    for jobs in ("49", "1000000"):
+        code, out, err = in_process(capsys, "campaign", "run", "it.toml", "-o", "out", "--jobs", jobs)
+        assert (code, out) == (2, "")
+        assert f"{jobs} jobs are too many for 3 cores: say 48 at most" in err
+        assert err.count("\n") == 1
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(

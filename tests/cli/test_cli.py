@@ -21,6 +21,7 @@ import pytest
 
 from abft_tsm2.core.device import known
 from abft_tsm2.io import versions as facts
+from abft_tsm2.io.atomic import output_file
 from abft_tsm2.report import Report, Status
 from tests.support.command_line import ENVIRONMENT, ROOT, in_process, new_files, run, start
 
@@ -209,6 +210,8 @@ ERRORS: Mapping[str, str] = {
     "gemm B.npy A.npy -o o.npy": "swap them",
     "gemm A.npy B.npy -o o.csv": "extension",
     "gemm A.npy B.npy -o no/o.npy": "there is no folder",
+    "gemm A.npy B.npy -o /dev/stdout": "extension is none of .npy, .npz, .mtx, .mtx.gz; name a file with one of them",
+    "gemm A.npy B.npy -o -": "name a file with one of them",
     "gemm A.npy B.npy -o A.npy": "given twice",
     "gemm A.npy B.npy -o o.npy --report o.npy": "given twice",
     "gemm A.npy B.npy -o o.npy --report no/r.json": "there is no folder",
@@ -313,6 +316,28 @@ def test_a_signal_leaves_no_file(here: Path, sent: signal.Signals, code: int) ->
     assert new_files(here) == ["tall.npy"]
 
 
+def test_what_a_killed_process_has_left_goes_with_the_next_file(here: Path) -> None:
+    np.save("tall.npy", np.ones((20_000, 40)))
+    with start(here, "gemm", "tall.npy", "B.npy", "-o", "o.npy", "--panel-mb", "0.0001") as process:
+        deadline = time.monotonic() + 300
+        while len(new_files(here)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (left,) = set(new_files(here)) - {"tall.npy"}
+        os.utime(left, (0, 0))
+        with output_file("of another"):  # the process lives
+            assert left in new_files(here)
+        process.kill()
+    assert new_files(here) == sorted([left, "of another", "tall.npy"])
+    os.utime(left)
+    with output_file("of another"):  # and may have been made just now
+        assert left in new_files(here)
+    os.utime(left, (0, 0))
+    Path(".abft_tsm2-of another machine-1.tmp").touch()
+    os.utime(".abft_tsm2-of another machine-1.tmp", (0, 0))
+    assert run(here, "gemm", "A.npy", "B.npy", "-o", "o.npy", "-q").returncode == 0
+    assert new_files(here) == [".abft_tsm2-of another machine-1.tmp", "o.npy", "of another", "tall.npy"]
+
+
 def test_under_nohup_the_end_of_the_terminal_is_ignored(here: Path) -> None:
     script = (
         "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from abft_tsm2 import __main__;"
@@ -352,6 +377,40 @@ def test_what_cannot_be_printed_changes_neither_files_nor_exit_code(here: Path, 
     assert len(warned) == (stdout != ">&-")  # where there is none, nothing is printed on purpose
     assert len(said) == len(warned) + (code == 1)
     assert all(line.endswith(f"; {c}.npy was only read") for line in warned)
+
+
+@pytest.mark.parametrize("words", ["gemm A.npy B.npy -o o.npy", "verify A.npy B.npy C.npy", "lu A.npy -o o.npz"])
+def test_a_report_may_be_printed(here: Path, words: str) -> None:
+    with open("printed", "w") as printed:  # a file that the shell has opened: /dev/stdout would be replaced
+        command = [sys.executable, "-m", "abft_tsm2", *words.split(), "--report", "-"]
+        done = subprocess.run(command, env=ENVIRONMENT, stdout=printed, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Report.from_dict(json.loads(Path("printed").read_text())).status is Status.CLEAN
+    assert "-" not in new_files(here)
+
+
+def test_the_report_of_a_wrong_product_is_printed_as_well(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = in_process(capsys, "verify", "A.npy", "B.npy", "wrong.npy", "--report", "-")
+    assert code == 1
+    assert Report.from_dict(json.loads(out)).status is Status.UNCORRECTABLE
+    assert err.startswith("Error: ")
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/null", "/proc/self/fd/1", "/dev/fd/1", "link"])
+def test_streams_are_not_replaced(here: Path, name: str) -> None:
+    Path("link").symlink_to("/dev/stdout")
+    with open("printed", "w") as printed:
+        command = [sys.executable, "-m", "abft_tsm2", "gemm", "A.npy", "B.npy", "-o", "o.npy", "--report", name]
+        done = subprocess.run(command, env=ENVIRONMENT, stdout=printed, stderr=subprocess.PIPE, text=True, timeout=300)
+        assert os.path.samestat(os.fstat(printed.fileno()), os.stat("printed"))
+    assert done.returncode == 2
+    assert (
+        done.stderr == f"Error: {name} is a device or a stream; files are written under another name first, then {END}"
+    )
+    assert new_files(here) == ["printed"]
+
+
+END = "renamed: name a file\n"
 
 
 def test_a_name_that_is_no_text_is_printed_all_the_same(here: Path) -> None:

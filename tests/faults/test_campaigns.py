@@ -150,7 +150,7 @@ def test_a_process_that_never_begins_is_no_trials_fault(tmp_path: Path) -> None:
 def test_an_error_of_the_experiment_is_a_crash_of_all_that_it_concerns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("abft_tsm2.faults.campaign.run.require_files", lambda campaign: None)  # it goes missing later
+    monkeypatch.setattr("abft_tsm2.faults.campaign.run.require_machine", lambda campaign: None)  # it goes missing later
     missing = SLOW.replace("schemes = [", 'files = [["no.npy", "no.npy"]]\nfamilies = ["normal"]\nschemes = [')
     campaign = parse(missing.replace(":slow", ":believes"))
     run(campaign, tmp_path / "it", jobs=0)

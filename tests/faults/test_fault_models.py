@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from abft_tsm2.faults import Plan
 from abft_tsm2.faults.models import CHANGES, plant
-from abft_tsm2.faults.plan import CLASSES, PRODUCTION
+from abft_tsm2.faults.plan import CLASSES, ELEMENTS, PRODUCTION
 from tests.support.cases import DTYPES, ORDERS, arrange
 from tests.support.fault_changes import JUDGES, UNSIGNED, Change
 from tests.support.planting import normal
@@ -96,6 +96,15 @@ def test_a_vector_is_a_matrix_of_one_column(
     bits = plant(vector, plan, plan.rng()), plant(matrix, plan, plan.rng())
     assert bits[0] == bits[1]
     np.testing.assert_array_equal(words(vector), words(matrix)[:, 0])
+
+
+@pytest.mark.parametrize("model", sorted(ELEMENTS))
+def test_a_count_beyond_the_array_means_all_of_it_and_takes_no_memory(model: str) -> None:
+    x = normal(7, 5)
+    with np.errstate(all="ignore"):
+        plant(x, Plan(model, count=10**15, bits="mantissa", factor=3.0), np.random.default_rng(0))
+    same = np.count_nonzero(x == normal(7, 5))
+    assert same == 0 if model not in ("stuck_at_0", "stuck_at_1") else same < x.size
 
 
 @pytest.mark.parametrize("model", CHANGES)

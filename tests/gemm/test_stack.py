@@ -21,6 +21,7 @@ from abft_tsm2.gemm import host, stack
 from benchmarks.walk import Walk
 from tests.support.cases import DTYPES, arrange
 from tests.support.planting import bits, normal
+from tests.support.short_way import unrounded
 
 IDS = [dtype.name for dtype in DTYPES]
 
@@ -402,8 +403,8 @@ def test_threads_do_not_disturb_each_other() -> None:
         assert all(pool.map(work, range(24)))
 
 
-def test_a_stack_is_a_short_walk() -> None:
-    a, b, _ = batch()
+def test_a_stack_is_a_short_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = unrounded(monkeypatch, 16, 16, 16, batch=(1000,))
     for _ in range(2):
         protected_gemm(a, b)
     found, before = Walk(), sys.getprofile()

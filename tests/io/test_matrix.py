@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import io, sparse
 
+from abft_tsm2.io import market
 from abft_tsm2.io import matrix as matrixio
 from abft_tsm2.io.matrix import (
     MatrixFileError,
@@ -138,7 +139,7 @@ def damaged(folder: Path) -> dict[str, str]:
         "missing.npy": "no such file",
         "longer.npy": "7 x 5 float64 take 280 bytes, 281 are there",
         "several.npy": "7 x 5 float64 take 280 bytes, 688 are there",
-        "longer.npz": "x.npy goes on behind its array",
+        "longer.npz": "longer.npz:x goes on behind its array: 7 x 5 float64 take 280 bytes, 281 are there",
         "truncated.npy": "7 x 5 float64 need 280 bytes, 72 are there",
         "head.npy": "head is damaged",
         "empty.npy": "head is damaged",
@@ -212,7 +213,7 @@ def test_an_integer_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_long_matrix_market_file_is_looked_at_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrixio, "_CHUNK", 7)
+    monkeypatch.setattr(market, "_CHUNK", 7)
     A, path = np.random.default_rng(0).standard_normal((9, 5)), tmp_path / "A.mtx"
     io.mmwrite(path, A)
     assert np.array_equal(read_matrix(path), A)
@@ -407,10 +408,14 @@ def test_archives_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         ("(2, False)", r"shape \(2, False\) in its head: a boolean is no size"),
         ("(-20, 30)", r"shape \(-20, 30\) in its head: a shape cannot be negative"),
         ("(-2, -1)", r"shape \(-2, -1\) in its head: a shape cannot be negative"),  # of which 2 elements are there
+        ("(0, 10**20)", r"shape \(0, 1(0{20})\) in its head: no array of float64 is so large"),
+        ("(2**63, 0)", r"shape \(9223372036854775808, 0\) in its head: no array of float64 is so large"),
+        ("(0, 2**60)", r"shape \(0, 1152921504606846976\) in its head: no array of float64 is so large"),
+        ("(10**12, 10**12)", "shape .* in its head: no array of float64 is so large"),
     ],
 )
 def test_a_shape_that_no_array_has(tmp_path: Path, shape: str, told: str) -> None:
-    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {eval(shape)}, }}".ljust(117) + "\n"
     content = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + bytes(16)
     (tmp_path / "A.npy").write_bytes(content)
     with zipfile.ZipFile(tmp_path / "A.npz", "w") as archive:

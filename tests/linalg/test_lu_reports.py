@@ -13,9 +13,10 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, errstate, monitor, protected_lu_factor
+from abft_tsm2.checksum.weights import weights
 from abft_tsm2.linalg import lu_options
 from tests.support.factor_cases import DTYPES, MODES, clean, described, lu_outside
-from tests.support.planting import normal, put
+from tests.support.planting import everywhere, normal, put
 
 IDS = [dtype.name for dtype in DTYPES]
 
@@ -167,11 +168,30 @@ def test_the_report(mode: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("n", [90, 300, 611, 1030])
 def test_nothing_is_computed_again_where_nothing_is_wrong(n: int) -> None:
+    """But by chance: bounds are statistical, and in which order a BLAS adds decides which line rounds most."""
+    again = 0
     for seed in range(8):
         a = np.random.default_rng(seed).standard_normal((n, n))
         _, report = protected_lu_factor(a, mode="online", return_report=True)
         assert report.status is Status.CLEAN
-        assert "correct" not in report.seconds
+        again += "correct" in report.seconds
+    assert again <= 1
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("n", [90, 300, 611, 1030])
+def test_nothing_is_computed_again_where_nothing_is_rounded(n: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All numbers, the weights' as well, have so few digits that all sums are exact in any order."""
+    everywhere(monkeypatch, weights, lambda *given, **options: np.rint(weights(*given, **options) * 16) / 16)
+    rng = np.random.default_rng(n)
+    L = np.tril(rng.integers(-1, 2, (n, n)) * 0.5, -1)
+    U = np.triu(rng.integers(-1, 2, (n, n)), 1) + 4 * np.eye(n)
+    (lu, piv), report = protected_lu_factor((L + np.eye(n)) @ U, mode=mode, return_report=True)
+    assert np.array_equal(lu, L + U)
+    assert np.array_equal(piv, np.arange(n))
+    assert (report.status, report.suspicions) == (Status.CLEAN, 0)
+    assert [check.closest for check in report.checks] == [0.0, 0.0]
+    assert "correct" not in report.seconds
 
 
 @pytest.mark.parametrize(

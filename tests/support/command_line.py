@@ -24,9 +24,10 @@ def start(folder: Path, *words: str, code: Sequence[str] = ("-m", "abft_tsm2")) 
 
 
 def signals_of_a_terminal() -> None:
-    """What tests that run under nohup, or behind a shell's `&`, would hand on is to ignore them."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """What tests that run under nohup, or behind a shell's `&`, would hand on is to ignore them; others block them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def run(folder: Path, *words: str, code: Sequence[str] = ("-m", "abft_tsm2")) -> subprocess.CompletedProcess[str]:

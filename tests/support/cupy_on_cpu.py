@@ -32,7 +32,7 @@ from abft_tsm2.core.device import KNOWN
 from abft_tsm2.gemm import captured, known, plan, replays
 from tests.support.cuda_on_cpu import build
 from tests.support.cuda_on_cpu.library import ORDERS, _Launch, borrowed_stacks, load
-from tests.support.fake_card import Card
+from tests.support.fake_card import Card, silently
 
 CREATES = (
     *("empty", "empty_like", "zeros", "ones", "full", "asarray", "ascontiguousarray", "arange", "broadcast_to"),
@@ -305,7 +305,10 @@ def install(patch: pytest.MonkeyPatch, cache: Path) -> tuple[ModuleType, Kernels
     for name in CREATES:
         setattr(cupy, name, _on_card(getattr(np, name)))
     cupy.__dict__.update(
-        ndarray=ndarray, ElementwiseKernel=ElementwiseKernel, matmul=np.matmul, may_share_memory=np.shares_memory
+        ndarray=ndarray,
+        ElementwiseKernel=ElementwiseKernel,
+        matmul=silently(np.matmul),
+        may_share_memory=np.shares_memory,
     )
     vars(cupy.cuda).update(
         Device=Device,

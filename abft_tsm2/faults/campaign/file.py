@@ -17,17 +17,16 @@ import numpy as np
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.faults.campaign.folder import CampaignFileError
-from abft_tsm2.faults.operands.products import require_part
 from abft_tsm2.faults.plan import Plan, bits_of, require_known
 from abft_tsm2.faults.sites import SUMS
 from abft_tsm2.faults.trials.trial import Trial, Workload
 from abft_tsm2.io.atomic import short
-from abft_tsm2.io.matrix import MatrixFileError
 
 OPERATIONS = ("gemm", "verify", "lu", "solve", "cholesky", "storage")
 FACTORISATIONS = ("lu", "solve", "cholesky")
 ORDERS = ("C", "F")
 BEYOND = 2**63  # what no number of anything reaches
+MOST = 10**7  # trials of a suite: their numbers are kept in memory
 
 
 @dataclass(frozen=True)
@@ -224,24 +223,6 @@ def parse(text: str, path: str = "the campaign") -> Campaign:
     return campaign
 
 
-def require_files(campaign: Campaign) -> None:
-    """Read the files of all suites, before anything is run.
-
-    Raises
-    ------
-    CampaignFileError
-        If one is missing, or holds a smaller matrix than the shapes want.
-    """
-    for suite in campaign.suites:
-        m, k, n = (max(sizes) for sizes in zip(*suite.shapes, strict=True))
-        for A, B in suite.files:
-            try:
-                require_part(A, m, k)
-                require_part(B, k, n)
-            except (MatrixFileError, OSError) as error:
-                raise CampaignFileError(f"suite {suite.name}: {short(error)}") from error
-
-
 def require_device(campaign: Campaign, gpu: bool) -> None:
     """Ask whether all suites can be carried out there, before anything is run.
 
@@ -301,6 +282,8 @@ def _suite(entry: Any) -> Suite:
             f"clean = {suite.clean}, trials = {suite.trials}, per_scene = {suite.per_scene}: a share from 0 to 1, and "
             "two numbers from 1 on"
         )
+    if suite.trials > MOST:
+        raise ValueError(f"trials = {suite.trials}: {MOST} at most; write several campaigns")
     if not suite.fault and suite.clean < 1:
         raise ValueError("it has no [[suite.fault]]: add one, or say clean = 1.0")
     return suite
@@ -315,8 +298,11 @@ def _fault(entry: Any) -> FaultEntry:
         if len(factor) != 2 or not 0 < factor[0] <= factor[1] < math.inf:
             raise ValueError(f"factor = {factor}: one number, or the smallest and the largest, both above 0")
         given["factor"] = tuple(map(float, factor))
-    elif not _is("float", factor):
-        raise ValueError(f"factor = {factor!r}: one number, or a list of the smallest and the largest")
+    elif not (_is("float", factor) and math.isfinite(factor)):
+        raise ValueError(
+            f"factor = {factor!r}: one number, or a list of the smallest and the largest; what is not finite is put in "
+            "by the models nan and inf"
+        )
     given["also"] = tuple(_fault(one) for one in _list(given.get("also", []), "also"))
     if "model" not in given:
         raise ValueError("a fault has no model")
@@ -368,6 +354,7 @@ def _require_possible(campaign: Campaign, index: int) -> None:
     """ValueError for a fault that cannot be planted, before anything is run."""
     suite = campaign.suites[index]
     module = operation_of(suite.operation)
+    largest = max(max(m * k, k * n, m * n) for one in campaign.suites for m, k, n in one.shapes)
     for scene in range(min(suite.scenes, 4 * len(suite.families) * len(suite.dtypes))):
         module.require_workload(campaign.workload(index, scene))
     for family in suite.families:  # those that chance has left out, too
@@ -378,6 +365,8 @@ def _require_possible(campaign: Campaign, index: int) -> None:
         for plan in fault.plans((0,)):
             for dtype in suite.dtypes:
                 bits_of(plan.bits, _type_at(plan.site, dtype))
+            if plan.count > largest:
+                raise ValueError(f"count = {plan.count}: the largest matrix of the campaign has {largest} elements")
             for scheme in suite.schemes:
                 module.require_possible(suite.operation, scheme, plan)
     if suite.operation in FACTORISATIONS:

@@ -15,8 +15,9 @@ from typing import Any
 
 from abft_tsm2.errors import NotSuitable
 from abft_tsm2.faults.campaign.cluster import Cluster, connected
-from abft_tsm2.faults.campaign.file import Campaign, load, require_device, require_files
+from abft_tsm2.faults.campaign.file import Campaign, load, require_device
 from abft_tsm2.faults.campaign.folder import CAMPAIGN, CampaignFileError, Folder, earlier, line_of, plain
+from abft_tsm2.faults.campaign.machine import require_jobs, require_machine
 from abft_tsm2.faults.campaign.workers import Line, Pool, Unit, alone, array_module, carry_out, line
 from abft_tsm2.faults.trials.trial import Finding, breaks_promise
 from abft_tsm2.io import versions
@@ -101,9 +102,10 @@ def run(
     Raises
     ------
     CampaignFileError
-        If the folder cannot be used, or a file of operands; or the campaign, on a GPU.
+        If the folder cannot be used, or a file of operands; or the campaign, on a GPU; or the machine lacks a library,
+        or memory.
     NotSuitable
-        If there is no GPU.
+        If there is no GPU, or for more `jobs` than do any good.
     ClusterError
         If the cluster cannot be used, or is lost.
     ValueError
@@ -115,7 +117,7 @@ def run(
     """
     require_device(campaign, gpu)
     with _pool(campaign, jobs, scheduler, gpu, tell) as pool:
-        pool.ask(require_files, campaign)
+        pool.ask(require_machine, campaign)
         return _run(pool, folder, resume, command, progress)
 
 
@@ -161,6 +163,7 @@ def _pool(
         return connected(campaign, scheduler, gpu, tell)
     if jobs is None:
         jobs = min(GPU_JOBS, versions.cores()) if gpu else versions.cores()
+    require_jobs(jobs)
     return nullcontext(Pool(campaign, jobs, gpu))
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ BATCH = 16  # trials that are carried out before they are judged together
 READY = "ready"  # the first word of a process
 START = 60.0  # seconds that it may take to say it
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # of BLAS
+OF_TERMINAL = signal.SIGINT, signal.SIGHUP  # which it sends to all of its processes, at Ctrl-C and at its end
 
 
 class Unit(NamedTuple):
@@ -239,9 +241,14 @@ def started(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection
     process = context.Process(target=work, args=(*arguments, theirs), daemon=True)
     kept = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)  # read by NumPy's first import, over there
+    resource_tracker.ensure_running()  # which lifts the block itself
+    heard = signal.pthread_sigmask(
+        signal.SIG_BLOCK, OF_TERMINAL
+    )  # until it heeds nothing but its parent; here they wait
     try:
         process.start()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         for name, value in kept.items():
             del os.environ[name]
             if value is not None:
@@ -301,10 +308,10 @@ def _work_once(text: str, gpu: bool, number: int, pipe: Connection) -> None:
 
 
 def _heed_the_parent() -> None:
-    """What a terminal sends to all of its processes, at Ctrl-C and at its end, is for the parent to act on."""
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    """What a terminal sends to all of its processes is for the parent to act on."""
+    for number in OF_TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_TERMINAL)  # what came meanwhile is ignored
 
 
 def _end_with(parent: int) -> None:

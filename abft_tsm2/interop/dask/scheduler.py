@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from abft_tsm2.interop.dask import events
@@ -27,7 +28,7 @@ def install(client: Any = None, *, quarantine_after: int | None = None) -> Any:
     Raises
     ------
     ValueError
-        If `quarantine_after` is below 1, or there is no client.
+        If `quarantine_after` is no whole number, or below 1, or there is no client.
 
     Notes
     -----
@@ -45,8 +46,11 @@ def install(client: Any = None, *, quarantine_after: int | None = None) -> Any:
     >>> with cluster, Client(cluster) as client:
     ...     install(client, quarantine_after=3)
     """
-    if quarantine_after is not None and quarantine_after < 1:
-        raise ValueError(f"quarantine_after is {quarantine_after}: at least 1 fault, or None for no quarantine")
+    given: Any = quarantine_after
+    if given is not None and (given is True or not isinstance(given, Integral) or given < 1):
+        raise ValueError(
+            f"quarantine_after is {given!r}: a whole number of faults, 1 or more, or None for no quarantine"
+        )
     client = events.current_client() if client is None else client
     if client is None:
         raise ValueError("there is no client: make a distributed.Client first, or pass one")

@@ -32,6 +32,12 @@ def operands(chunks=32):
     return [da.from_array(x, chunks=chunks, name=name) for x, name in zip((X, Y), names, strict=True)]
 
 
+@pytest.mark.parametrize("after", [1.5, 0, -1, float("nan"), True, "3"])
+def test_a_quarantine_counts_whole_faults(after):
+    with pytest.raises(ValueError, match=r"quarantine_after is .*: a whole number of faults, 1 or more, or None"):
+        install(quarantine_after=after)
+
+
 @pytest.fixture(scope="module")
 def right(client):
     """What the product is without a fault, bit for bit."""
