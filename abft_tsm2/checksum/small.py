@@ -37,6 +37,7 @@ from abft_tsm2.checksum.verify import (
     rounded_check,
 )
 from abft_tsm2.checksum.weights import Weights
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums
 from abft_tsm2.report import Check
 
@@ -184,6 +185,8 @@ class SmallSums:
         u = self._u
         X = copied(C, _DOUBLE) if self._a.u_out else C
         self._add(X, V, u)
+        if (planter := faultpoint.current()) is not None:
+            faultpoint.reach(planter, "verified", C=C.T if self._side == "columns" else C, u=u[:, None])
         if self._a.u_out and self._m > MANY:
             verdict = judge(self.lines(L, R, C), self.predicted(), u[:, None])
             check = verdict.check if np.count_nonzero(verdict.ok) == self._m else None
@@ -218,6 +221,10 @@ class SmallSums:
         smallest = np.minimum.reduce(weights)
         check = clean_check(self._side, C, V2[:, None], residual / tau, sizes, underflow, factors, more, smallest)
         return (check,) if check is not None and self._intact() else None
+
+    def encoded(self) -> dict[str, Array]:
+        """The checksums of R, and those that are predicted for C, where they lie."""
+        return {"s": self._now.s[:, None], "t": self._now.t[:, None]}
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:
         """The side as any other; it cannot be multiplied again."""

@@ -1,15 +1,20 @@
-"""Injection of faults while the shipped code runs, through ``on_stage``, or around a function of a user's own."""
+"""Injection of faults while the shipped code runs: on the route of any call, through ``on_stage``, or around a function
+of a user's own."""
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from abft_tsm2.arrays import is_writable, overlap
+from abft_tsm2.core.faultpoint import planting
 from abft_tsm2.faults.models import plant
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.sites import FUNCTION_SITES, SITES, Site
@@ -27,7 +32,8 @@ class Planted:
 
 
 class Injector:
-    """An ``on_stage`` hook that plants faults into the live arrays.
+    """What plants faults into the live arrays: set by `inject` for a block's protected operations, or passed to one as
+    ``on_stage``; a call with that goes the way that has every stage.
 
     Parameters
     ----------
@@ -39,7 +45,7 @@ class Injector:
     planted : list of Planted
         What has been planted so far.
     visits : Counter
-        How often each stage has been reached.
+        How often each stage has been reached, by all threads; once for each product of a batch, in their order.
 
     Raises
     ------
@@ -71,8 +77,8 @@ class Injector:
                 raise ValueError(f"{plan.model} cannot be planted at {plan.site!r}; there it may be {there}")
         self.planted: list[Planted] = []
         self.visits: Counter[str] = Counter()
-        self._seen: dict[str, Array] = {}
-        self._undo: list[tuple[str, Array, Array]] = []
+        self._seen: dict[int, dict[str, Array]] = {}  # by thread
+        self._undo: list[tuple[int, str, Array, Array]] = []
         self._changed: list[Array] = []
 
     @property
@@ -87,38 +93,41 @@ class Injector:
         return [plan for plan in self.plans if id(plan) not in there]
 
     def __call__(self, stage: str, arrays: Mapping[str, Array]) -> None:
-        visit = self.visits[stage]
-        self.visits[stage] += 1
-        self._seen.update({name: arrays[name] for name in ("A", "B") if name in arrays})
-        self._take_back(stage)
-        for plan in self.plans:
-            site = SITES[plan.site]
-            here = stage == site.stage and (visit == plan.visit or (plan.persistent and visit > plan.visit))
-            if here or (plan.persistent and stage == site.again):
-                self._plant(plan, site, stage, arrays)
+        with _one_at_a_time:
+            visit = self.visits[stage]
+            self.visits[stage] += 1
+            seen = self._seen.setdefault(threading.get_ident(), {})
+            seen.update({name: arrays[name] for name in ("A", "B") if name in arrays})
+            self._take_back(stage)
+            for plan in self.plans:
+                site = SITES[plan.site]
+                here = stage == site.stage and (visit == plan.visit or (plan.persistent and visit > plan.visit))
+                if here or (plan.persistent and stage == site.again):
+                    self._plant(plan, site, stage, {**seen, **arrays})
 
     def _plant(self, plan: Plan, site: Site, stage: str, arrays: Mapping[str, Array]) -> None:
         rng = plan.rng()
         if site.change is not None:
-            self.planted.append(Planted(plan, stage, site.change({**self._seen, **arrays}, plan, rng)))
+            self.planted.append(Planted(plan, stage, site.change(arrays, plan, rng)))
             return
-        part = site.part(arrays, rng)
+        part = _to_write(site.part(arrays, rng))
         if part is None:
             return
         if site.until and plan.persistent:  # what stays in memory is still there
-            if any(one is part for one in self._changed):
+            if any(overlap(one, part) for one in self._changed):
                 return
             self._changed.append(part)
         elif site.until:
-            self._undo.append((site.until, part, part.copy()))
+            self._undo.append((threading.get_ident(), site.until, part, part.copy()))
         self.planted.append(Planted(plan, stage, plant(part, plan, rng)))
 
     def _take_back(self, stage: str) -> None:
-        """Undo transient changes: the operand is right again when it is verified."""
-        for until, part, before in self._undo:
-            if until == stage:
+        """Undo transient changes of this thread: the operand is right again when it is verified."""
+        due = threading.get_ident(), stage
+        for *when, part, before in self._undo:
+            if tuple(when) == due:
                 part[...] = before
-        self._undo = [one for one in self._undo if one[0] != stage]
+        self._undo = [one for one in self._undo if one[:2] != due]
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of A and B, ... with the faults planted into its arguments or its result; see `inject`."""
@@ -148,9 +157,27 @@ class Injector:
         return faulty
 
 
+def _to_write(x: Array | None) -> Array | None:
+    """An array that can be written to: a matrix that a whole batch has is a view that cannot."""
+    if x is None or is_writable(x) or not isinstance(x.base, np.ndarray):
+        return x
+    owner = x.base
+    if not is_writable(owner):
+        return x
+    before = (x.ctypes.data - owner.ctypes.data) // owner.itemsize
+    whole = np.lib.stride_tricks.as_strided(owner, (before + 1,), (owner.itemsize,))
+    return np.lib.stride_tricks.as_strided(whole[before:], x.shape, x.strides)
+
+
+_one_at_a_time = threading.RLock()  # of an injector that operations of several threads reach
+
+
 @contextmanager
 def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[Any]:
-    """Plant faults into a protected operation, or into any function that returns a matrix.
+    """Plant faults into the protected operations of a block, or into any function that returns a matrix.
+
+    Every protected operation in the block goes the way that it goes without, and the faults are planted there: into
+    small products and stacks as into large ones.
 
     Parameters
     ----------
@@ -164,8 +191,10 @@ def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[A
     Yields
     ------
     callable
-        Without `target` an `Injector`, to be passed as ``on_stage``; with it the function to call in its place, whose
-        ``injector`` says what was planted.
+        Without `target` an `Injector`, which is in force in this thread, or asynchronous task, until the block ends. It
+        may be passed as ``on_stage``, too: such a call goes another way, which has more sites ("u" and "repaired" of a
+        product that nothing else is wrong in). With `target` the function to call in its place, whose ``injector`` says
+        what was planted.
 
     Raises
     ------
@@ -178,8 +207,16 @@ def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[A
     Examples
     --------
     >>> import numpy as np
+    >>> import abft_tsm2 as ft
     >>> from abft_tsm2 import faults
     >>> A, B = np.ones((3, 4)), np.ones((4, 5))
+    >>> with faults.inject(faults.Plan("nan")):
+    ...     C, report = ft.protected_gemm(A, B, return_report=True)
+    >>> report.status.name, bool((C == 4).all())
+    ('CORRECTED', True)
+
+    A function of one's own:
+
     >>> with faults.inject(faults.Plan("nan"), target=np.matmul) as multiply:
     ...     first, second = multiply(A, B), multiply(A, B)
     >>> int(np.isnan(first).sum()), int(np.isnan(second).sum())
@@ -187,7 +224,8 @@ def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[A
     """
     injector = Injector(*plans)
     if target is None:
-        yield injector
+        with planting(injector):
+            yield injector
     else:
         faulty: Any = injector.around(target)
         faulty.injector = injector

@@ -16,6 +16,7 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, served_elsewhere
 from abft_tsm2.checksum.encoded import Encoded
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.capture import current_stream, is_captured, relaxed
 from abft_tsm2.gemm import captured, fallback, known, pending, small, stack
 from abft_tsm2.gemm.host import Hook, Product
@@ -144,6 +145,8 @@ def protected_gemm(
     write = on_error is None or on_error == "correct"
     found: tuple[Any, Report | None] | None = None
     A, B = (a.array if isinstance(a, Encoded) else a), (b.array if isinstance(b, Encoded) else b)
+    if on_stage is None and (planter := faultpoint.current()) is not None:
+        _plant_inputs(planter, A, B)
     if type(A) is type(B) is np.ndarray:
         plain = c is None and out_dtype is None and verify is None and precision is None
         if plain and on_stage is None and type(alpha) is type(beta) is float and alpha == 1.0 and beta == 0.0:
@@ -176,6 +179,15 @@ def protected_gemm(
     if report is not None:
         policy.deliver(report, on_error)
     return (result, report) if return_report else result
+
+
+def _plant_inputs(planter: faultpoint.Planter, A: Any, B: Any) -> None:
+    """Let a planter see operands before anything is done with them, whatever they are."""
+    try:
+        np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    except (AttributeError, ValueError):  # the checks of the operands say what is wrong with them
+        return
+    faultpoint.reach(planter, "inputs", A=A, B=B)
 
 
 def _captured(

@@ -41,8 +41,8 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
     """ValueError where a product that is protected so has no such site."""
     kind = scheme_of(scheme)
     require_known("site", plan.site, SITES)
-    there: tuple[str, ...] = PRODUCT_SITES if kind.hooked else FUNCTION_SITES
-    if kind.hooked and scheme != "encoded":  # what is encoded only now was not stored with its checksums
+    there: tuple[str, ...] = PRODUCT_SITES if kind.own else FUNCTION_SITES
+    if kind.own and scheme != "encoded":  # what is encoded only now was not stored with its checksums
         there = tuple(site for site in there if not site.endswith(".stored"))
     if plan.site not in there or plan.model not in SITES[plan.site].models:
         raise ValueError(f"{plan.model} at {plan.site!r} cannot be planted into a product under scheme {scheme!r}")
@@ -51,7 +51,7 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
 def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
     """ValueError for a scheme that there is not, or that puts its result where it wants."""
     kind = scheme_of(scheme)
-    if options and not kind.hooked:
+    if options and not kind.own:
         raise ValueError(f"scheme {scheme!r} has no options: leave out {', '.join(options)}")
 
 
@@ -114,7 +114,7 @@ class GemmTrials(TrialGroup):
     def _runner(self, scheme: str, layout: str) -> _GemmRunner:
         kind = (scheme, layout)
         if kind not in self._runners:
-            default = None if scheme_of(scheme).hooked else self._runner("protected", layout)
+            default = None if scheme_of(scheme).own else self._runner("protected", layout)
             expected = next((other.judge.expected for other in self._runners.values()), None)
             self._runners[kind] = _GemmRunner(self.A, self.B, scheme, LAYOUTS[layout], self.xp, default, expected)
         return self._runners[kind]
@@ -210,15 +210,15 @@ class _GemmRunner:
                 watch(arrays["C"])
 
         A, B = self.A, self.B
-        if self.scheme.hooked:  # which are given the live operands; an encoded one is a copy already
+        if self.scheme.own:  # which are given the live operands; an encoded one is a copy already
             hit = {plan.site.partition(".")[0] for plan in plans}
             A, B = (x.copy(order="K") if name in hit else x for name, x in (("A", A), ("B", B)))
-        multiply = refused if self.scheme.hooked else faulty(injector, self.xp, watch)
+        multiply = refused if self.scheme.own else faulty(injector, self.xp, watch)
         out = self.layout(self.xp, *self.shape, A.dtype)
         call = SchemeCall(A, B, self.xp, hook, multiply, self.keep, out)
         begun = time.perf_counter()
         answer = self.scheme.run(call)
-        if is_cupy(A) and not self.scheme.hooked:
+        if is_cupy(A) and not self.scheme.own:
             self.xp.cuda.get_current_stream().synchronize()
         return answer, injector, time.perf_counter() - begun
 

@@ -1,6 +1,7 @@
 """Schemes that protect a product, those of this package and those that a campaign compares with.
 
-A scheme computes a product that may be faulty, and says whether it found a fault. Those of this package go through
+A scheme computes a product that may be faulty, and says whether it found a fault. Those of this package are called as
+users call them, and faults are planted in places of the procedure itself (`abft_tsm2.core.faultpoint`), or through
 ``on_stage``; the others call ``multiply``, into which the same faults are planted.
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 from abft_tsm2.arrays import bit_pattern, dtype_name
 from abft_tsm2.checksum.encoded import encode
 from abft_tsm2.checksum.weights import weights
+from abft_tsm2.core.faultpoint import planting
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.judge.oracle import widened
@@ -43,7 +45,7 @@ class SchemeCall:
     A, B : arrays
     xp : module
     hook : callable
-        For ``on_stage``.
+        Plants the faults: set for the call, or passed as ``on_stage``.
     multiply : callable
         ``multiply(A, B)``, with the faults in it.
     keep : dict
@@ -79,7 +81,7 @@ class Scheme:
     ----------
     text : str
     run : callable
-    hooked : bool
+    own : bool
         Whether it is one of this package's, with all sites; the others have those of a function (`faults.inject`).
     seeds : int
         By how many independent weights each line is checked.
@@ -87,7 +89,7 @@ class Scheme:
 
     text: str
     run: Callable[[SchemeCall], SchemeAnswer]
-    hooked: bool = False
+    own: bool = False
     seeds: int = 1
 
 
@@ -100,16 +102,21 @@ def _raised(error: SilentDataCorruptionError) -> SchemeAnswer:
     return SchemeAnswer(None, error.report.status.name, True, error.report)
 
 
-def _protected(**options: Any) -> Callable[[SchemeCall], SchemeAnswer]:
+def _protected(hooked: bool = False, **options: Any) -> Callable[[SchemeCall], SchemeAnswer]:
     def run(call: SchemeCall) -> SchemeAnswer:
-        try:
-            return _answer(
-                *protected_gemm(call.A, call.B, out=call.out, on_stage=call.hook, return_report=True, **options)
-            )
-        except SilentDataCorruptionError as error:
-            return _raised(error)
+        return _called(call, call.A, call.B, **({"on_stage": call.hook} if hooked else {}), **options)
 
     return run
+
+
+def _called(call: SchemeCall, A: Any, B: Any, **options: Any) -> SchemeAnswer:
+    """The protected product with the faults in it."""
+    try:
+        with planting(call.hook):
+            C, report = protected_gemm(A, B, out=call.out, return_report=True, **options)
+    except SilentDataCorruptionError as error:
+        return _raised(error)
+    return _answer(C, report)
 
 
 def _encoded(call: SchemeCall) -> SchemeAnswer:
@@ -118,9 +125,7 @@ def _encoded(call: SchemeCall) -> SchemeAnswer:
         call.keep.update({name: encode(x.copy(order="K")) for name, x in (("A", call.A), ("B", call.B))})
     EA, EB = call.keep["A"], call.keep["B"]
     try:
-        return _answer(*protected_gemm(EA, EB, out=call.out, on_stage=call.hook, return_report=True))
-    except SilentDataCorruptionError as error:
-        return _raised(error)
+        return _called(call, EA, EB)
     finally:
         for E, x in ((EA, call.A), (EB, call.B)):
             bit_pattern(E.array)[...] = bit_pattern(x)
@@ -178,6 +183,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "float32": Scheme('protected_gemm(verify="float32"), of 16-bit operands', _protected(verify="float32"), True),
     "tf32": Scheme('protected_gemm(precision="tf32"), on a GPU', _protected(precision="tf32"), True),
     "encoded": Scheme("protected_gemm of operands from encode(), rechecked at each use", _encoded, True),
+    "hooked": Scheme("protected_gemm(on_stage=...), which goes the way that has every stage", _protected(True), True),
     "second seed": Scheme("protected_gemm, then verify_gemm with other weights", _second_seed, True, 2),
     "double": Scheme("the product twice, and every bit compared", _double),
     "rtol": Scheme("the product twice, compared within the tolerances of torch.testing.assert_close", _rtol),

@@ -1,0 +1,53 @@
+"""Where faults are planted into the procedures that users run: places that a planter is called at, and no other route.
+
+An ``on_stage`` hook is an argument of a call, and chooses the procedure that has all stages. A planter is set for a
+block of code; every protected operation in it goes the way it goes without, and calls the planter in its places with
+the live arrays, as it would call a hook. There is none in ordinary use, and a place costs one look at a context
+variable: each thread and each asynchronous task has its own, as with `abft_tsm2.policy.errstate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+
+from abft_tsm2.arrays import Array
+
+Planter = Callable[[str, Mapping[str, Array]], None]
+"""``planter(stage, arrays)`` writes to the arrays."""
+
+_planter: ContextVar[Planter | None] = ContextVar("abft_tsm2_planter", default=None)
+current = _planter.get
+"""The planter in force, or None."""
+
+
+@contextmanager
+def planting(planter: Planter | None) -> Iterator[None]:
+    """Let a planter act in the block, in place of the one before; None: none."""
+    before = _planter.set(planter)
+    try:
+        yield
+    finally:
+        _planter.reset(before)
+
+
+def reach(planter: Planter, stage: str, **arrays: Array) -> None:
+    """Call a planter at a stage with vectors and matrices; with stacks once for each product, in their order.
+
+    A matrix among stacks is that of every product, as in `numpy.matmul`. Warnings of what is planted are not the
+    caller's.
+    """
+    batch = np.broadcast_shapes(*(x.shape[:-2] for x in arrays.values()))
+    with np.errstate(all="ignore"):
+        for index in np.ndindex(*batch):
+            planter(stage, {name: of_product(x, index) for name, x in arrays.items()})
+
+
+def of_product(X: Array, index: tuple[int, ...]) -> Array:
+    """The matrix of a stack that belongs to a product of the batch."""
+    own = X.shape[:-2]
+    at = index[len(index) - len(own) :]
+    return X[tuple(i if size > 1 else 0 for i, size in zip(at, own, strict=True))] if own else X
