@@ -34,6 +34,11 @@ def planting(planter: Planter | None) -> Iterator[None]:
         _planter.reset(before)
 
 
+def watcher(on_stage: Planter | None) -> Planter | None:
+    """What sees the live arrays of a call: its own hook, or the planter in force."""
+    return current() if on_stage is None else on_stage
+
+
 def reach(planter: Planter, stage: str, **arrays: Array) -> None:
     """Call a planter at a stage with vectors and matrices; with stacks once for each product, in their order.
 

@@ -19,6 +19,7 @@ from dask.highlevelgraph import HighLevelGraph
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, is_numpy, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
+from abft_tsm2.core import faultpoint
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.gemm.host import carried_by
 from abft_tsm2.interop.dask import events
@@ -44,7 +45,7 @@ def as_collection(x: Any, name: str) -> Any:
 
 def name(operation: str, *parts: Any) -> str:
     """Of a graph: the same for the same operation on the same arrays under the same policy."""
-    return f"protected-{operation}-{tokenize(*parts, policy.geterr(), events.ORIGIN)}"
+    return f"protected-{operation}-{tokenize(*parts, policy.geterr(), events.ORIGIN, id(faultpoint.current()))}"
 
 
 @dataclass(frozen=True)
