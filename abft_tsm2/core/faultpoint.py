@@ -8,9 +8,11 @@ variable: each thread and each asynchronous task has its own, as with `abft_tsm2
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 
@@ -24,19 +26,41 @@ current = _planter.get
 """The planter in force, or None."""
 
 
+_numbers = itertools.count(1)
+_number: ContextVar[int] = ContextVar("abft_tsm2_planting", default=0)
+number = _number.get
+"""Of the block that is in force: no other block of this process has it. 0 outside of all."""
+
+
 @contextmanager
 def planting(planter: Planter | None) -> Iterator[None]:
     """Let a planter act in the block, in place of the one before; None: none."""
-    before = _planter.set(planter)
+    before = _planter.set(planter), _number.set(0 if planter is None else next(_numbers))
     try:
         yield
     finally:
-        _planter.reset(before)
+        _planter.reset(before[0])
+        _number.reset(before[1])
 
 
 def watcher(on_stage: Planter | None) -> Planter | None:
     """What sees the live arrays of a call: its own hook, or the planter in force."""
     return current() if on_stage is None else on_stage
+
+
+def record(planter: Planter, stage: str, stream: int, arrays: Mapping[str, Array]) -> list[Any]:
+    """Let a planter put its faults into the graph that is captured on a stream, given by its handle: what they need, to
+    be kept as long as the graph. The arrays are matrices on a GPU, or stacks of them.
+
+    Raises
+    ------
+    RuntimeError
+        For a planter that only acts when it is called: in a graph that would be once.
+    """
+    if not hasattr(planter, "record"):
+        raise RuntimeError("a function plants nothing into a CUDA graph: use faults.inject")
+    kept: list[Any] = planter.record(stage, stream, arrays)
+    return kept
 
 
 def reach(planter: Planter, stage: str, **arrays: Array) -> None:

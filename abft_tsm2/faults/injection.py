@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from abft_tsm2.arrays import is_writable, overlap
 from abft_tsm2.core.faultpoint import planting
 from abft_tsm2.faults.models import plant
 from abft_tsm2.faults.plan import Plan, require_known
-from abft_tsm2.faults.sites import FUNCTION_SITES, SITES, Site
+from abft_tsm2.faults.recorded import RecordedFault
+from abft_tsm2.faults.sites import FUNCTION_SITES, GRAPH_SITES, SITES, Site
 
 Array = Any
 
@@ -29,6 +30,7 @@ class Planted:
     plan: Plan
     stage: str
     bit: int
+    fault: Any = field(default=None, repr=False)  # of a graph
 
 
 class Injector:
@@ -80,6 +82,8 @@ class Injector:
         self._seen: dict[int, dict[str, Array]] = {}  # by thread
         self._undo: list[tuple[int, str, Array, Array]] = []
         self._changed: list[Array] = []
+        self._recorded: list[RecordedFault] = []
+        self._passing: list[tuple[int, str, RecordedFault]] = []  # thread, and stage at which it is taken back
 
     @property
     def bit(self) -> int:
@@ -89,6 +93,7 @@ class Injector:
 
     def missing(self) -> list[Plan]:
         """The plans that were not planted: their sites were not reached."""
+        self._count_replays()
         there = {id(one.plan) for one in self.planted}
         return [plan for plan in self.plans if id(plan) not in there]
 
@@ -128,6 +133,51 @@ class Injector:
             if tuple(when) == due:
                 part[...] = before
         self._undo = [one for one in self._undo if one[:2] != due]
+
+    # ---- in graphs ----
+
+    def record(self, stage: str, stream: int, arrays: Mapping[str, Array]) -> list[Any]:
+        """Put the faults of a stage into the graph that is captured on a stream: `abft_tsm2.core.faultpoint.record`.
+
+        Visits are counted on from those until now, by each graph for itself.
+
+        Raises
+        ------
+        ValueError
+            For a site or a model that there is not in a graph.
+        """
+        with _one_at_a_time:
+            here = threading.get_ident(), stage
+            for *when, fault in self._passing:
+                if tuple(when) == here:
+                    fault.take_back(stream)
+            self._passing = [one for one in self._passing if one[:2] != here]
+            made = [self._record(plan, stream, arrays) for plan in self.plans if SITES[plan.site].stage == stage]
+            self._recorded += made
+            return list(made)
+
+    def _record(self, plan: Plan, stream: int, arrays: Mapping[str, Array]) -> RecordedFault:
+        site = SITES[plan.site]
+        if plan.site not in GRAPH_SITES:
+            raise ValueError(f"there is no site {plan.site!r} in a graph: it has {', '.join(GRAPH_SITES)}")
+        fault = RecordedFault(plan, arrays[GRAPH_SITES[plan.site]], self.visits[site.stage], stays=bool(site.until))
+        fault.plant(stream)
+        if site.until and not plan.persistent:
+            self._passing.append((threading.get_ident(), site.until, fault))
+        return fault
+
+    def _count_replays(self) -> None:
+        """Note what graphs have planted. Synchronises with the device where there are any."""
+        for fault in self._recorded:
+            noted = sum(one.fault is fault for one in self.planted)
+            more = fault.hits() - noted
+            self.planted += [Planted(fault.plan, SITES[fault.plan.site].stage, fault.bit, fault)] * more
+
+    def stop(self) -> None:
+        """Plant nothing more, in graphs that are replayed later either."""
+        self._count_replays()
+        for fault in self._recorded:
+            fault.switch_off()
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of A and B, ... with the faults planted into its arguments or its result; see `inject`."""
@@ -199,10 +249,17 @@ def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[A
     Raises
     ------
     ValueError
-        For a site that does not exist, or that the function does not have.
+        For a site that does not exist, or that the function does not have; in the block, for one that a CUDA graph does
+        not have, or a model whose change depends on values there.
     RuntimeError
         At the end of the block, if a fault was never planted because its site was not reached: an experiment without
         its fault proves nothing.
+
+    Notes
+    -----
+    On a GPU the sites "product", "partial", "A" and "B" of products are reached without a hook, behind the call of
+    cuBLAS; a call that becomes a CUDA graph, or is captured into one, has the faults in the graph (but for "partial"),
+    whose replays are counted on the device. They stop with the block.
 
     Examples
     --------
@@ -225,7 +282,10 @@ def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[A
     injector = Injector(*plans)
     if target is None:
         with planting(injector):
-            yield injector
+            try:
+                yield injector
+            finally:
+                injector.stop()
     else:
         faulty: Any = injector.around(target)
         faulty.injector = injector

@@ -404,5 +404,11 @@ SITES: dict[str, Site] = {
 FUNCTION_SITES = ("product", "partial", "A", "B", "A.stored", "B.stored")
 """Those of any function of A and B that returns their product."""
 
+DEVICE_SITES = (*FUNCTION_SITES, "repaired")
+"""Those of a protected product on a GPU, without a hook."""
+
+GRAPH_SITES = {"product": "C", "A": "A", "B": "B"}
+"""Those of a protected product in a CUDA graph, and their arrays."""
+
 PRODUCT_SITES = (*FUNCTION_SITES, "s", "t", "u", "repaired")
 """Those of a protected product."""

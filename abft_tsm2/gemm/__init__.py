@@ -182,7 +182,9 @@ def protected_gemm(
 
 
 def _plant_inputs(planter: faultpoint.Planter, A: Any, B: Any) -> None:
-    """Let a planter see operands before anything is done with them, whatever they are."""
+    """Let a planter see operands before anything is done with them, whatever they are; not where that were captured."""
+    if is_cupy(A) and is_captured(current_stream()):
+        return
     try:
         np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     except (AttributeError, ValueError):  # the checks of the operands say what is wrong with them

@@ -17,8 +17,9 @@ from abft_tsm2.faults.judge.oracle import Reference
 from abft_tsm2.faults.judge.product import Assessment, Judge, Promise
 from abft_tsm2.faults.operands.products import operands, require_family
 from abft_tsm2.faults.plan import Plan, require_known
-from abft_tsm2.faults.sites import FUNCTION_SITES, PRODUCT_SITES, SITES
-from abft_tsm2.faults.trials.schemes import Scheme, SchemeAnswer, SchemeCall, faulty, refused, scheme_of
+from abft_tsm2.faults.recorded import OF_WORDS
+from abft_tsm2.faults.sites import DEVICE_SITES, FUNCTION_SITES, GRAPH_SITES, PRODUCT_SITES, SITES
+from abft_tsm2.faults.trials.schemes import GemmHook, Scheme, SchemeAnswer, SchemeCall, faulty, refused, scheme_of
 from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from, quiet
 from abft_tsm2.report import Fault, Report
 
@@ -42,6 +43,8 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
     kind = scheme_of(scheme)
     require_known("site", plan.site, SITES)
     there: tuple[str, ...] = PRODUCT_SITES if kind.own else FUNCTION_SITES
+    if kind.captured:
+        there = tuple(GRAPH_SITES) if plan.model in OF_WORDS else ()
     if kind.own and scheme != "encoded":  # what is encoded only now was not stored with its checksums
         there = tuple(site for site in there if not site.endswith(".stored"))
     if plan.site not in there or plan.model not in SITES[plan.site].models:
@@ -53,6 +56,12 @@ def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> N
     kind = scheme_of(scheme)
     if options and not kind.own:
         raise ValueError(f"scheme {scheme!r} has no options: leave out {', '.join(options)}")
+
+
+def require_library(scheme: str, library: str) -> None:
+    """ValueError for a scheme that is for arrays of another library."""
+    if scheme_of(scheme).captured and library != "cupy":
+        raise ValueError(f"scheme {scheme!r} is for a GPU: say --device gpu")
 
 
 def require_workload(workload: Workload) -> None:
@@ -203,19 +212,14 @@ class _GemmRunner:
     def _call(self, plans: tuple[Plan, ...], watch: Any) -> tuple[SchemeAnswer, Injector, float]:
         """The product under this scheme, with faults; the seconds that it took."""
         injector = Injector(*plans)
-
-        def hook(stage: str, arrays: Mapping[str, Array]) -> None:
-            injector(stage, arrays)
-            if stage == "multiplied":
-                watch(arrays["C"])
-
         A, B = self.A, self.B
         if self.scheme.own:  # which are given the live operands; an encoded one is a copy already
             hit = {plan.site.partition(".")[0] for plan in plans}
             A, B = (x.copy(order="K") if name in hit else x for name, x in (("A", A), ("B", B)))
         multiply = refused if self.scheme.own else faulty(injector, self.xp, watch)
         out = self.layout(self.xp, *self.shape, A.dtype)
-        call = SchemeCall(A, B, self.xp, hook, multiply, self.keep, out)
+        call = SchemeCall(A, B, self.xp, GemmHook(injector, watch), multiply, self.keep, out)
+        call.hooked = is_cupy(A) and any(plan.site not in DEVICE_SITES for plan in plans)
         begun = time.perf_counter()
         answer = self.scheme.run(call)
         if is_cupy(A) and not self.scheme.own:

@@ -26,8 +26,8 @@ def hook_of(options: GraphOptions, step: tuple[Any, ...]) -> Hook | None:
 
 
 def watched(hook: Hook | None, stages: Mapping[str, str], taken: list[WordSums]) -> Hook:
-    """The same hook, or a planter of faults, and sums of an array taken at each of these stages, after it: before the check
-    reads the array. What changes later is not what was checked."""
+    """The same hook, or a planter of faults, and sums of an array taken at each of these stages, after it: before the
+    check reads the array. What changes later is not what was checked."""
 
     def watch(stage: str, arrays: Mapping[str, Any]) -> None:
         if (watcher := faultpoint.watcher(hook)) is not None:
