@@ -112,6 +112,14 @@ class Injector:
 
     def _plant(self, plan: Plan, site: Site, stage: str, arrays: Mapping[str, Array]) -> None:
         rng = plan.rng()
+        try:
+            self._plant_at(plan, site, stage, arrays, rng)
+        except KeyError as missing:
+            raise ValueError(
+                f"site {plan.site!r}: there is no {missing} on this route; pass the injector as on_stage"
+            ) from None
+
+    def _plant_at(self, plan: Plan, site: Site, stage: str, arrays: Mapping[str, Array], rng: Any) -> None:
         if site.change is not None:
             self.planted.append(Planted(plan, stage, site.change(arrays, plan, rng)))
             return
@@ -259,7 +267,9 @@ def inject(*plans: Plan, target: Callable[..., Any] | None = None) -> Iterator[A
     -----
     On a GPU the sites "product", "partial", "A" and "B" of products are reached without a hook, behind the call of
     cuBLAS; a call that becomes a CUDA graph, or is captured into one, has the faults in the graph (but for "partial"),
-    whose replays are counted on the device. They stop with the block.
+    whose replays are counted on the device. They stop with the block. Of factorisations and solutions there the sites
+    are those of W, of pivots and of unknowns ("lu.panel", "lu.solved", "lu.trailing", "lu.factored", "lu.finished_L",
+    "solve.forward", "cholesky.finished_L", ...); a step has one visit for each operation, and no graph is made of it.
 
     Examples
     --------

@@ -100,9 +100,14 @@ def _between(low: int, high: int, rng: Generator) -> int:
 # ---- parts of W ----------------------------------------------------------------------------------------------------
 
 
+def _right(arrays: Arrays) -> slice:
+    """The columns right of the panel, or those of them that this moment is of."""
+    return slice(*arrays.get("columns", (step(arrays)[1], arrays["W"].shape[1])))
+
+
 def _trailing(arrays: Arrays, rng: Generator) -> Array:
     _, j1 = step(arrays)
-    return arrays["W"][j1:, j1:]
+    return arrays["W"][j1:, _right(arrays)]
 
 
 def _ahead(arrays: Arrays, rng: Generator) -> Array:
@@ -117,7 +122,7 @@ def _panel(arrays: Arrays, rng: Generator) -> Array:
 
 def _new_rows(arrays: Arrays, rng: Generator) -> Array:
     j, j1 = step(arrays)
-    return arrays["W"][j:j1, j1:]
+    return arrays["W"][j:j1, _right(arrays)]
 
 
 def _lower(arrays: Arrays, rng: Generator) -> Array:
@@ -167,6 +172,8 @@ def _in_both_halves(part: Part) -> Change:
 
     def change(arrays: Arrays, plan: Plan, rng: Generator) -> int:
         W = arrays["W"]
+        if arrays.get("one_half"):  # the other one is not worked in
+            return plant(part(arrays, rng), plan, rng)
         before = bit_pattern(W).copy()
         bit = plant(part(arrays, rng), plan, rng)
         i, c = (before != bit_pattern(W)).nonzero()
