@@ -402,6 +402,7 @@ SITES: dict[str, Site] = {
     "t": Site("what the checksums of C should be", "encoded", whole("t")),
     "u": Site("the checksums of C", "verified", whole("u")),
     "repaired": Site("C, after it was repaired", "corrected", whole("C")),
+    "repeated": Site("the product computed once more, which C is compared with", "repeated", whole("C")),
     "stored": Site("a matrix kept with its checksums", "stored", whole("A")),
     "stored.sums": Site("the checksums kept with a matrix: a bit of one", "stored", whole("A"), change=_stored_sum),
     **FACTOR_SITES,
@@ -411,11 +412,11 @@ SITES: dict[str, Site] = {
 FUNCTION_SITES = ("product", "partial", "A", "B", "A.stored", "B.stored")
 """Those of any function of A and B that returns their product."""
 
-DEVICE_SITES = (*FUNCTION_SITES, "repaired")
+DEVICE_SITES = (*FUNCTION_SITES, "repaired", "repeated")
 """Those of a protected product on a GPU, without a hook."""
 
 GRAPH_SITES = {"product": "C", "A": "A", "B": "B"}
 """Those of a protected product in a CUDA graph, and their arrays."""
 
-PRODUCT_SITES = (*FUNCTION_SITES, "s", "t", "u", "repaired")
-"""Those of a protected product."""
+PRODUCT_SITES = (*FUNCTION_SITES, "s", "t", "u", "repaired", "repeated")
+"""Those of a protected product; a hook sees nothing of the one that is repeated."""

@@ -163,6 +163,28 @@ def test_a_visit_is_a_product_of_the_batch(route: str, site: str) -> None:
     never_wrong(route, C)
 
 
+@pytest.mark.parametrize("model", ["", "nan", "random_value"])
+def test_a_second_product_is_a_site_of_its_own(model: str) -> None:
+    """Beyond the bound, and within what roundings might do: the product is computed again."""
+    A, B = pair(512, 512, 512)
+    limit = protected_gemm(A, B, return_report=True)[1].checks[0].detection_limit
+    stages: list[str] = []
+    beside = Injector(*([Plan(model, "repeated")] if model else []))
+
+    def planter(stage: str, arrays: Any) -> None:
+        stages.append(stage)
+        beside(stage, arrays)
+        if stage == "multiplied":
+            arrays["C"][3, 5] += 2 * limit
+
+    with errstate(corrected="ignore"), faultpoint.planting(planter):
+        C, report = protected_gemm(A, B, return_report=True)
+    assert (stages.count("multiplied"), stages.count("repeated")) == (1, 1)
+    assert beside.missing() == []
+    assert report.status.name == "CORRECTED"
+    assert abs(C[3, 5] - (A @ B)[3, 5]) < limit
+
+
 def test_products_of_the_block_are_counted() -> None:
     A, B = SMALL()
     with errstate(corrected="ignore"), inject(Plan("nan", visit=2)) as injector:

@@ -203,8 +203,8 @@ class _GemmRunner:
             return _GemmRun(trial, SchemeAnswer(None), -1, 0.0, f"{type(error).__name__}: {error}")
         if answer.C is not None:
             came[...] = bit_pattern(answer.C)
-        # A fault of a repair has no place where none was needed.
-        lost = [plan.site for plan in injector.missing() if SITES[plan.site].stage != "corrected"]
+        # A fault of a repair, or of evidence, has no place where none was needed.
+        lost = [plan.site for plan in injector.missing() if SITES[plan.site].stage not in ("corrected", "repeated")]
         if lost:
             return _GemmRun(trial, answer, -1, seconds, f"nothing was planted at {', '.join(lost)}")
         return _GemmRun(trial, answer, injector.bit, seconds)
