@@ -91,6 +91,12 @@ class Injector:
         bits = {one.bit for one in self.planted}
         return bits.pop() if len(bits) == 1 else -1
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an injector counts the visits of one process and is not sent to another: use a scheduler of this process, "
+            "or pass a function of your own as on_stage"
+        )
+
     def missing(self) -> list[Plan]:
         """The plans that were not planted: their sites were not reached."""
         self._count_replays()

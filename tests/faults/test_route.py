@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -201,6 +202,11 @@ def test_a_hook_takes_the_place_of_the_plan() -> None:
         C, report = protected_gemm(A, B, on_stage=injector, return_report=True)
     assert (len(injector.planted), injector.visits["multiplied"], report.status.name) == (1, 1, "CORRECTED")
     never_wrong("small", C)
+
+
+def test_a_plan_in_force_stays_in_its_process() -> None:
+    with pytest.raises(TypeError, match="is not sent to another"):
+        pickle.dumps(Injector(Plan("nan")))
 
 
 def test_another_thread_is_not_hit() -> None:

@@ -203,6 +203,8 @@ def _encoded(call: SchemeCall) -> SchemeAnswer:
     finally:
         for E, x in ((EA, call.A), (EB, call.B)):
             bit_pattern(E.array)[...] = bit_pattern(x)
+        if any(one.plan.site == "s" for one in call.hook.injector.planted):  # which they carry
+            call.keep.clear()
 
 
 def _second_seed(call: SchemeCall) -> SchemeAnswer:
