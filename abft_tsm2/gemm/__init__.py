@@ -72,8 +72,8 @@ def protected_gemm(
     on_stage : callable, optional
         ``on_stage(stage, arrays)`` is called at "inputs" (A, B), "encoded" (A, B, s, t), "multiplied" (C),
         "verified" (C, u) and "corrected" (C) with the live arrays, which it may write to: for tracing and for
-        fault injection. Once per product of a batch. Such a call goes the way that has every stage; faults on the way of
-        all other calls are planted by `abft_tsm2.faults.inject`.
+        fault injection. Once per product of a batch. Such a call goes the way that has every stage;
+        `abft_tsm2.faults.inject` plants faults into calls as they are.
     verify : {None, "float32"}
         "float32": a product with a 16-bit result is computed and checked in float32, and rounded then: finer by a
         factor of 25 to 200 than checking what is stored, for twice the memory traffic of the check.

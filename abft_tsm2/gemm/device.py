@@ -108,7 +108,7 @@ class DeviceProduct:
     def _queue(self, sequence: LaunchSequence, stream: Any) -> list[DeviceRecord]:
         """Queue every step."""
         plan, o, here = self.plan, self.operands, stream.ptr
-        sides, where, planter = plan.sides, self._where(), self._planter()
+        sides, where, planter = plan.sides, self._where(), self.planter()
         if plan.on_side_stream:
             fork, join, side = side_stream(stream.ptr)
             fork.record(stream)
@@ -137,7 +137,7 @@ class DeviceProduct:
         """Addresses of the operands for each side, and the number of the call."""
         return [{**self.operands.where(side), "encoded": self._number} for side in self.plan.sides]
 
-    def _planter(self) -> faultpoint.Planter | None:
+    def planter(self) -> faultpoint.Planter | None:
         """Of faults; none of a call with a hook, and of a product that exists."""
         return faultpoint.current() if self.on_stage is None and self.plan.gemm is not None else None
 

@@ -155,7 +155,7 @@ class _SecondProduct:
             batch = self._problem.batch[0] if whole.C.ndim == 3 else 1
             gemm = gemm_of(whole, batch, tf32=self._problem.arithmetic.u_in > 0)
             multiply(gemm, whole, options.alpha, options.beta)
-            if self._product.on_stage is None and (planter := faultpoint.current()) is not None:
+            if (planter := self._product.planter()) is not None:
                 faultpoint.reach(planter, "repeated", A=whole.A, B=whole.B, C=whole.C)
             self._made = whole.C
         return self._made if self._made.ndim == 2 else self._made[task.index]
@@ -180,6 +180,7 @@ class HostFallback(Product):
         super().__init__(task, problem, product.info.operation, None, product.options.write, np.geterr())
         self.verdict, self.differences = verdict, differences
         self._second, self._corrected = second, product.on_stage
+        self.planter = product.planter()
         self._number = task.index[0] if task.index and product.info.products is not None else 0  # of a batch
 
     def carried(self, side: str, lines: Side) -> OperandChecksum:
@@ -196,7 +197,8 @@ class HostFallback(Product):
 
     def stage(self, name: str, **arrays: Array) -> None:
         """Only what was not told before."""
-        if name == "corrected" and (watcher := faultpoint.watcher(self._corrected)) is not None:
+        watcher = self.planter if self._corrected is None else self._corrected
+        if name == "corrected" and watcher is not None:
             watcher(name, arrays)
 
     def report(self) -> Report:
