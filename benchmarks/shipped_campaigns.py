@@ -26,7 +26,7 @@ from benchmarks.sheet import RESULTS
 CAMPAIGNS = Path(__file__).parent / "campaigns"
 WORK = Path(".benchmarks")
 KEPT = ("campaign.toml", "manifest.json", "summary.csv", "summary.json")
-ON_GPU = ("gemm-gpu", "lu-gpu", "swaps-gpu", "clean-products-gpu", "clean-lu-gpu")
+ON_GPU = ("gemm-gpu", "routes-gpu", "lu-gpu", "swaps-gpu", "clean-products-gpu", "clean-lu-gpu")
 
 
 def names() -> list[str]:

@@ -33,6 +33,7 @@ from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
 from abft_tsm2.checksum.sides import Floats, Side
 from abft_tsm2.checksum.verify import PredictedSums, clean_check, rounded_check
 from abft_tsm2.checksum.weights import balanced
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums
 from abft_tsm2.report import Check
 
@@ -193,6 +194,8 @@ class SmallSums:
         u = self._u
         X = copied(C, _DOUBLE) if self._a.u_out else C
         self._add(X, V, u)
+        if (planter := faultpoint.current()) is not None:
+            faultpoint.reach(planter, "verified", C=C.T if self._side == "columns" else C, u=u[:, None])
         np.subtract(u, t, u)
         residual = np.absolute(u, u)
         if self._wide:
@@ -225,6 +228,10 @@ class SmallSums:
     def measured(self, check: Check, C: Array, L: Array, R: Array) -> Check:
         """The check that `clean` has found, with the limits of all lines."""
         return measured(check, self.lines(L, R, C), self._now.V[:, None], self._u[:, None])
+
+    def encoded(self) -> dict[str, Array]:
+        """The checksums of R, and those that are predicted for C, where they lie."""
+        return {"s": self._now.s[:, None], "t": self._now.t[:, None]}
 
     def lines(self, L: Array, R: Array, C: Array) -> Side:
         """The side as any other; it cannot be multiplied again."""

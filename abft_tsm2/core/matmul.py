@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from abft_tsm2.arrays import Array, converted, dtype_name, float_type, is_cupy, is_numpy, namespace
-from abft_tsm2.core import cublas
+from abft_tsm2.core import cublas, faultpoint
 from abft_tsm2.core.problem import Problem
 
 BLOCK_BYTES = 16 << 20  # of one temporary; at most three live at once
@@ -27,6 +27,7 @@ def multiply(
     alpha: float = 1.0,
     beta: float = 0.0,
     tf32: bool = False,
+    stage: str | None = None,
 ) -> None:
     """``out = alpha A B + beta C0``; on NumPy also of each of a stack of small matrices.
 
@@ -40,11 +41,23 @@ def multiply(
         Read only where ``beta != 0``.
     tf32 : bool
         On a GPU, let tensor cores round float32 operands to 11 significant bits.
+    stage : str, optional
+        As which a planter of faults reaches ``out`` (`abft_tsm2.core.faultpoint`), where this is a product that is
+        checked.
     """
     if type(out) is np.ndarray and A.dtype == B.dtype == out.dtype and out.dtype.itemsize >= 4:
         np.matmul(A, B, out=out)
         _add(out, C0, alpha, beta)
-        return
+    else:
+        _multiply_otherwise(A, B, out, C0, alpha, beta, tf32)
+    if stage is not None and (planter := faultpoint.current()) is not None:
+        faultpoint.reach(planter, stage, A=A, B=B, C=out)
+
+
+def _multiply_otherwise(
+    A: Array, B: Array, out: Array, C0: Array | None, alpha: float, beta: float, tf32: bool
+) -> None:
+    """What is not one call of NumPy."""
     if is_cupy(out) and cublas.serves(problem := _problem(A, B, out)):
         _multiply_by_vendor(problem, A, B, out, C0, alpha, beta, tf32)
         return

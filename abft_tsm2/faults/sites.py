@@ -100,9 +100,14 @@ def _between(low: int, high: int, rng: Generator) -> int:
 # ---- parts of W ----------------------------------------------------------------------------------------------------
 
 
+def _right(arrays: Arrays) -> slice:
+    """The columns right of the panel, or those of them that this moment is of."""
+    return slice(*arrays.get("columns", (step(arrays)[1], arrays["W"].shape[1])))
+
+
 def _trailing(arrays: Arrays, rng: Generator) -> Array:
     _, j1 = step(arrays)
-    return arrays["W"][j1:, j1:]
+    return arrays["W"][j1:, _right(arrays)]
 
 
 def _ahead(arrays: Arrays, rng: Generator) -> Array:
@@ -117,7 +122,7 @@ def _panel(arrays: Arrays, rng: Generator) -> Array:
 
 def _new_rows(arrays: Arrays, rng: Generator) -> Array:
     j, j1 = step(arrays)
-    return arrays["W"][j:j1, j1:]
+    return arrays["W"][j:j1, _right(arrays)]
 
 
 def _lower(arrays: Arrays, rng: Generator) -> Array:
@@ -167,6 +172,8 @@ def _in_both_halves(part: Part) -> Change:
 
     def change(arrays: Arrays, plan: Plan, rng: Generator) -> int:
         W = arrays["W"]
+        if arrays.get("one_half"):  # the other one is not worked in
+            return plant(part(arrays, rng), plan, rng)
         before = bit_pattern(W).copy()
         bit = plant(part(arrays, rng), plan, rng)
         i, c = (before != bit_pattern(W)).nonzero()
@@ -395,6 +402,7 @@ SITES: dict[str, Site] = {
     "t": Site("what the checksums of C should be", "encoded", whole("t")),
     "u": Site("the checksums of C", "verified", whole("u")),
     "repaired": Site("C, after it was repaired", "corrected", whole("C")),
+    "repeated": Site("the product computed once more, which C is compared with", "repeated", whole("C")),
     "stored": Site("a matrix kept with its checksums", "stored", whole("A")),
     "stored.sums": Site("the checksums kept with a matrix: a bit of one", "stored", whole("A"), change=_stored_sum),
     **FACTOR_SITES,
@@ -404,5 +412,11 @@ SITES: dict[str, Site] = {
 FUNCTION_SITES = ("product", "partial", "A", "B", "A.stored", "B.stored")
 """Those of any function of A and B that returns their product."""
 
-PRODUCT_SITES = (*FUNCTION_SITES, "s", "t", "u", "repaired")
-"""Those of a protected product."""
+DEVICE_SITES = (*FUNCTION_SITES, "repaired", "repeated")
+"""Those of a protected product on a GPU, without a hook."""
+
+GRAPH_SITES = {"product": "C", "A": "A", "B": "B"}
+"""Those of a protected product in a CUDA graph, and their arrays."""
+
+PRODUCT_SITES = (*FUNCTION_SITES, "s", "t", "u", "repaired", "repeated")
+"""Those of a protected product; a hook sees nothing of the one that is repeated."""

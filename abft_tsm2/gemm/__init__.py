@@ -16,6 +16,7 @@ import numpy as np
 from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, served_elsewhere
 from abft_tsm2.checksum.encoded import Encoded
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.capture import current_stream, is_captured, relaxed
 from abft_tsm2.gemm import captured, fallback, known, pending, small, stack
 from abft_tsm2.gemm.host import Hook, Product
@@ -72,7 +73,8 @@ def protected_gemm(
     on_stage : callable, optional
         ``on_stage(stage, arrays)`` is called at "inputs" (A, B), "encoded" (A, B, s, t), "multiplied" (C),
         "verified" (C, u) and "corrected" (C) with the live arrays, which it may write to: for tracing and for
-        fault injection. Once per product of a batch.
+        fault injection. Once per product of a batch. Such a call goes the way that has every stage;
+        `abft_tsm2.faults.inject` plants faults into calls as they are.
     verify : {None, "float32"}
         "float32": a product with a 16-bit result is computed and checked in float32, and rounded then: finer by a
         factor of 25 to 200 than checking what is stored, for twice the memory traffic of the check.
@@ -145,6 +147,8 @@ def protected_gemm(
     write = on_error is None or on_error == "correct"
     found: tuple[Any, Report | None] | None = None
     A, B = (a.array if isinstance(a, Encoded) else a), (b.array if isinstance(b, Encoded) else b)
+    if on_stage is None and (planter := faultpoint.current()) is not None:
+        _plant_inputs(planter, A, B)
     if type(A) is type(B) is np.ndarray:
         plain = c is None and out_dtype is None and verify is None and precision is None
         if plain and on_stage is None and type(alpha) is type(beta) is float and alpha == 1.0 and beta == 0.0:
@@ -178,6 +182,17 @@ def protected_gemm(
     if report is not None:
         policy.deliver(report, on_error)
     return (result, report) if return_report else result
+
+
+def _plant_inputs(planter: faultpoint.Planter, A: Any, B: Any) -> None:
+    """Let a planter see operands before anything is done with them, whatever they are; not where that were captured."""
+    if is_cupy(A) and is_captured(current_stream()):
+        return
+    try:
+        np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    except (AttributeError, ValueError):  # the checks of the operands say what is wrong with them
+        return
+    faultpoint.reach(planter, "inputs", A=A, B=B)
 
 
 def _captured(
@@ -306,5 +321,6 @@ def _rounded_last(problem: GemmProblem, operation: str, on_stage: Hook | None, *
     c0 = None if problem.c0 is None else xp.astype(problem.c0, xp.float32)
     with policy.errstate(sync=True):
         report = _run(replace(problem, c=c, c0=c0, wide=False), operation, on_stage, None, write=write, limits=limits)
-    problem.c[...] = xp.astype(c, problem.c.dtype)
+    with np.errstate(**({} if report.ok else {"over": "ignore", "invalid": "ignore"})):  # the report says what it holds
+        problem.c[...] = xp.astype(c, problem.c.dtype)
     return report

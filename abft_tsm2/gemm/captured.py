@@ -54,7 +54,17 @@ def run(problem: GemmProblem, operation: str, on_error: str | None, *, write: bo
     if workspace is None:  # not shared with other graphs: both may be replayed at a time
         workspace = _workspaces[here.number, stream.ptr] = cupy.empty(cublas.WORKSPACE, cupy.uint8)
     encoded = [one.device for one in (problem.encoded_a, problem.encoded_b) if one is not None]
-    kept = Kept(here.graph, sequence, scratch, workspace, operands.C0, operands.wide, encoded, replayed.tallies)
+    kept = Kept(
+        here.graph,
+        sequence,
+        scratch,
+        workspace,
+        operands.C0,
+        operands.wide,
+        encoded,
+        replayed.tallies,
+        replayed.planted,
+    )
     replayed.queue(stream, workspace)
     verdict = CapturedVerdict(replayed.tallies, product.info, kept, here.number)
     info = product.info

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.device.differences import differences, digest_of
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict
-from abft_tsm2.core import memory
+from abft_tsm2.core import faultpoint, memory
 from abft_tsm2.core.memory import DeviceRecord
 from abft_tsm2.gemm.host import Hook
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
@@ -109,7 +110,7 @@ class DeviceProduct:
     def _queue(self, sequence: LaunchSequence, stream: Any) -> list[DeviceRecord]:
         """Queue every step."""
         plan, o, here = self.plan, self.operands, stream.ptr
-        sides, where = plan.sides, self._where()
+        sides, where, planter = plan.sides, self._where(), self.planter()
         if plan.on_side_stream:
             fork, join, side = side_stream(stream.ptr)
             fork.record(stream)
@@ -118,7 +119,9 @@ class DeviceProduct:
                 run_steps(sequence.encode[i], side.ptr, where[i])
             join.record(side)
             try:
-                self._multiply()
+                if planter is not None:  # operands are changed when they have been encoded
+                    stream.wait_event(join)
+                self._multiply(planter)
             finally:
                 stream.wait_event(join)  # before another call takes the workspaces, of a product that failed as well
         else:
@@ -129,7 +132,7 @@ class DeviceProduct:
                 for i, check in enumerate(plan.checks):
                     s, t = check.encoded(sequence.workspaces[i], self.options.carried[i])
                     self.stage("encoded", A=o.A, B=o.B, s=s, t=t)
-            self._multiply()
+            self._multiply(planter)
         return self._verify(sequence, stream, where, self._number)
 
     def digests(self) -> list[int]:
@@ -157,10 +160,15 @@ class DeviceProduct:
         """Addresses of the operands for each side, and the number of the call."""
         return [{**self.operands.where(side), "encoded": self._number} for side in self.plan.sides]
 
-    def _multiply(self) -> None:
+    def planter(self) -> faultpoint.Planter | None:
+        """Of faults; none of a call with a hook, and of a product that exists."""
+        return faultpoint.current() if self.on_stage is None and self.plan.gemm is not None else None
+
+    def _multiply(self, planter: faultpoint.Planter | None) -> None:
         if self.plan.gemm is None:
             return
-        multiply(self.plan.gemm, self.operands, self.options.alpha, self.options.beta)
+        place = None if planter is None else partial(_reach, planter)
+        multiply(self.plan.gemm, self.operands, self.options.alpha, self.options.beta, place=place)
         self.stage("multiplied", C=self.operands.multiplied)
 
     def _verify(
@@ -235,6 +243,10 @@ class DeviceProduct:
             return True
         sides = zip(self.plan.checks, self.options.carried, self._where(), strict=True)
         return any(one is not None and check.bits_changed(one.right, where) for check, one, where in sides)
+
+
+def _reach(planter: faultpoint.Planter, stage: str, arrays: dict[str, Array]) -> None:
+    faultpoint.reach(planter, stage, **arrays)
 
 
 Keep = Callable[[DeviceProduct], None]

@@ -18,6 +18,7 @@ from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.device.record import DeviceOutcome, DeviceVerdict
 from abft_tsm2.checksum.encode import OperandChecksum, carried
 from abft_tsm2.checksum.sides import Side
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.matmul import same_layout
 from abft_tsm2.gemm.device import ROUNDS, DeviceProduct, Keep, products_of
 from abft_tsm2.gemm.host import Hook, Product
@@ -169,6 +170,8 @@ class _SecondProduct:
             batch = self._problem.batch[0] if whole.C.ndim == 3 else 1
             gemm = gemm_of(whole, batch, tf32=self._problem.arithmetic.u_in > 0)
             multiply(gemm, whole, options.alpha, options.beta)
+            if (planter := self._product.planter()) is not None:
+                faultpoint.reach(planter, "repeated", A=whole.A, B=whole.B, C=whole.C)
             self._made = whole.C
         return self._made if self._made.ndim == 2 else self._made[task.index]
 
@@ -192,6 +195,7 @@ class HostFallback(Product):
         super().__init__(task, problem, product.info.operation, None, product.options.write, np.geterr())
         self.verdict, self.differences = verdict, differences
         self._second, self._corrected = second, product.on_stage
+        self.planter = product.planter()
         self._number = task.index[0] if task.index and product.info.products is not None else 0  # of a batch
 
     def carried(self, side: str, lines: Side) -> OperandChecksum:
@@ -208,8 +212,9 @@ class HostFallback(Product):
 
     def stage(self, name: str, **arrays: Array) -> None:
         """Only what was not told before."""
-        if name == "corrected" and self._corrected is not None:
-            self._corrected(name, arrays)
+        watcher = self.planter if self._corrected is None else self._corrected
+        if name == "corrected" and watcher is not None:
+            watcher(name, arrays)
 
     def report(self) -> Report:
         intact = self.verify_encoded()

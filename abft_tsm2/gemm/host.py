@@ -28,6 +28,7 @@ from abft_tsm2.checksum.verify import (
     residual_of,
 )
 from abft_tsm2.checksum.weights import balanced
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.matmul import multiply, same_layout
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
 from abft_tsm2.place import device_name
@@ -70,6 +71,7 @@ class Product:
     ) -> None:
         self.task, self.problem, self.operation = task, problem, operation
         self.on_stage, self.write, self.caller, self.limits = on_stage, write, caller, limits
+        self.planter = faultpoint.current() if on_stage is None and not problem.exists else None
         self.A, self.B = task.A, task.B
         self.seconds: dict[str, float] = {}
         self.statuses: list[Status] = []
@@ -87,6 +89,13 @@ class Product:
     def stage(self, name: str, **arrays: Array) -> None:
         if self.on_stage is not None:
             self.on_stage(name, arrays)
+        elif self.planter is not None:
+            faultpoint.reach(self.planter, name, **arrays)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a hook or a planter sees the live arrays at each stage."""
+        return self.on_stage is not None or self.planter is not None
 
     def report(self) -> Report:
         """Multiply, verify, and repair; restore operands that changed, and repeat. The report."""
@@ -120,13 +129,13 @@ class Product:
             self.statuses.append(Status.INPUT_CHANGED)
             self.restore_changed()  # refused: says what to do
             return encodings
-        for e in encodings if self.on_stage is not None else ():
+        for e in encodings if self.is_seen else ():
             self.stage("encoded", A=self.A, B=self.B, s=e.predicted.carried.sums, t=e.predicted.t)
         C = self.task.C
         if not self.problem.exists:
             start = perf_counter()
             with np.errstate(**self.caller):
-                self.multiply(self.A, self.B, C, self.task.C0)
+                self.multiply(self.A, self.B, C, self.task.C0, "multiplied")
             self.took("multiply", start)
             if self.on_stage is not None:
                 self.stage("multiplied", C=C)
@@ -221,7 +230,7 @@ class Product:
         """Recompute the checksums of C along one side, and verify every line."""
         start = perf_counter()
         u = recompute_checksum(e.lines, e.predicted.carried)
-        if self.on_stage is not None:
+        if self.is_seen:
             self.took("verify", start)
             self.stage("verified", C=self.task.C, u=u)
             start = perf_counter()
@@ -243,8 +252,9 @@ class Product:
         a, b = self.task.encoded_a, self.task.encoded_b
         return ([] if a is None else [("A", a)]) + ([] if b is None else [("B", b)])
 
-    def multiply(self, A: Array, B: Array, C: Array, C0: Array | None) -> None:
-        multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta)
+    def multiply(self, A: Array, B: Array, C: Array, C0: Array | None, stage: str) -> None:
+        given = stage if self.planter is not None else None
+        multiply(A, B, C, C0, alpha=self.problem.alpha, beta=self.problem.beta, stage=given)
 
     def lines(self, side: str) -> Side:
         """The product along one side, and how to repeat it with the same roundings."""
@@ -261,7 +271,7 @@ class Product:
     def again(self, side: str) -> Array:
         """The product once more, whole and in the same layout: else roundings may be others."""
         C = same_layout(self.task.C)
-        self.multiply(self.A, self.B, C, self.task.C0)
+        self.multiply(self.A, self.B, C, self.task.C0, "repeated")
         return C if side == "rows" else C.T
 
     # -- operands that are encoded --

@@ -10,6 +10,7 @@ from typing import Any
 from abft_tsm2 import policy
 from abft_tsm2.checksum.device.record import CallInfo, untouched
 from abft_tsm2.checksum.encoded import Encoded
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.memory import thread_of
 from abft_tsm2.gemm import fallback, pending, replays
 from abft_tsm2.gemm.device import DeviceProduct
@@ -37,7 +38,7 @@ class KnownCall:
     extents : tuple of int
         Bytes from the first element of A, B and C to the end of the last.
     graphs : dict
-        `GraphCall` by the addresses of A, B and C, and the stream.
+        `GraphCall` by the addresses of A, B and C, the stream, and the block that faults are planted in.
     """
 
     plan: ProductPlan
@@ -137,7 +138,8 @@ def run(
         C = cupy.empty(known.shape, known.dtype)
     else:
         C = out
-    where = A.data.ptr, B.data.ptr, C.data.ptr, stream.ptr, thread_of(stream.ptr)
+    # A graph has the faults that were planted when it was made.
+    where = A.data.ptr, B.data.ptr, C.data.ptr, stream.ptr, thread_of(stream.ptr), faultpoint.number()
     call, launched = known.graphs.get(where), None
     if call is None and out is not None and known.overlap(A, B, C):
         return None

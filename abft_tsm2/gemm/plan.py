@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -313,15 +314,37 @@ def gemm_of(o: Operands, batch: int, *, tf32: bool) -> cublas.Gemm:
     return cublas.Gemm.of(shape, o.A, o.B, o.multiplied, tf32=tf32)
 
 
-def multiply(gemm: cublas.Gemm, o: Operands, alpha: float, beta: float, handle: cublas.Handle | None = None) -> None:
-    """Queue the product, by a plan for such operands, on the current stream; `handle`: of cuBLAS, on that stream, where
-    it is captured."""
+Place = Callable[[str, dict[str, Array]], Any]
+"""Where a planter of faults is called with a stage and the live arrays."""
+
+
+def multiply(
+    gemm: cublas.Gemm,
+    o: Operands,
+    alpha: float,
+    beta: float,
+    handle: cublas.Handle | None = None,
+    place: Place | None = None,
+) -> None:
+    """Queue the product, by a plan for such operands, on the current stream.
+
+    Parameters
+    ----------
+    handle : Handle, optional
+        Of cuBLAS, on that stream, where it is captured.
+    place : callable, optional
+        Plants faults into operands, which are encoded, and into the product.
+    """
+    if place is not None:
+        place("encoded", {"A": o.A, "B": o.B})
     if o.C0 is not None:
         o.multiplied[...] = o.C0
     if handle is None:
         gemm(o.A, o.B, o.multiplied, alpha, beta)
     else:
         gemm.on(handle, o.A, o.B, o.multiplied, alpha, beta)
+    if place is not None:
+        place("multiplied", {"A": o.A, "B": o.B, "C": o.multiplied})
 
 
 def run_steps(steps: list[Step], stream: int, where: Where) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from abft_tsm2.checksum.device.record import CallInfo
 from abft_tsm2.checksum.device.tally import ReplayTally
-from abft_tsm2.core import cublas
+from abft_tsm2.core import cublas, faultpoint
 from abft_tsm2.core.capture import relaxed
 from abft_tsm2.core.graphs import Graph
 from abft_tsm2.core.memory import DeviceRecord, thread_of
@@ -24,6 +24,7 @@ from abft_tsm2.gemm.plan import (
     CallOptions,
     LaunchSequence,
     Operands,
+    Place,
     ProductPlan,
     multiply,
     run_steps,
@@ -60,6 +61,8 @@ class ReplayedProduct:
     sequence : LaunchSequence
     tallies : list of ReplayTally
         One for each side.
+    planted : list
+        What faults in its graph need.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class ReplayedProduct:
         device = cupy.cuda.runtime.getDevice()
         self.sequence, self._plan, self._options, self._operands = sequence, plan, options, operands
         self.tallies = [ReplayTally(device, check.spec.m * check.spec.batch, ring) for check in plan.checks]
+        self.planted: list[Any] = []
 
     def queue(self, stream: Any, workspace: Any) -> None:
         """Queue all steps on a stream that is captured, and on its side stream; cuBLAS with this workspace."""
@@ -79,17 +83,33 @@ class ReplayedProduct:
         fork.record(stream)
         side.wait_event(fork)
         assert plan.gemm is not None
+        place = self._place(stream)
         try:
+            if place is not None:  # operands are changed when they have been encoded
+                self._encode(side, where)
+                join.record(side)
+                stream.wait_event(join)
             with cublas.captured_on(stream.ptr, workspace) as handle:
-                multiply(plan.gemm, o, self._options.alpha, self._options.beta, handle)
-            for steps, at in zip(self.sequence.encode, where, strict=True):
-                run_steps(steps, side.ptr, at)
+                multiply(plan.gemm, o, self._options.alpha, self._options.beta, handle, place)
+            if place is None:
+                self._encode(side, where)
         finally:
             join.record(side)
             stream.wait_event(join)  # in a graph that fails as well: its owner can end the capture
         for i, at in enumerate(where):
             run_steps(self.sequence.verify[i], stream.ptr, at)
             run_steps(self.sequence.repair[i], stream.ptr, at)
+
+    def _encode(self, side: Any, where: list[dict[str, int]]) -> None:
+        for steps, at in zip(self.sequence.encode, where, strict=True):
+            run_steps(steps, side.ptr, at)
+
+    def _place(self, stream: Any) -> Place | None:
+        """Where a planter puts its faults into the graph."""
+        planter = faultpoint.current()
+        if planter is None:
+            return None
+        return lambda stage, arrays: self.planted.extend(faultpoint.record(planter, stage, stream.ptr, arrays))
 
 
 class GraphCall:
@@ -119,7 +139,7 @@ class GraphCall:
         product = ReplayedProduct(plan, options, operands, self.sequence, RING)
         self._tallies, self._lock, self._launched = product.tallies, threading.Lock(), 0
         workspace, capturing = _workspace(stream), _capture_stream()
-        self._keeps = workspace
+        self._keeps = workspace, product.planted
         with relaxed():
             self._graph = Graph(capturing.ptr, lambda: product.queue(capturing, workspace))
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(RING)]

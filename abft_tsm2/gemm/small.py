@@ -21,6 +21,7 @@ from abft_tsm2.checksum import small
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.checksum.small import SmallSums
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.flushing import flushes
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.gemm.host import EncodedSide, Product
@@ -163,8 +164,11 @@ class SmallForm:
         surrounding = copy_context()
         try:
             self._encode(sides, A, B, carried)
+            if (planter := faultpoint.current()) is not None:
+                for side in sides:
+                    faultpoint.reach(planter, "encoded", A=A, B=B, **side.encoded())
             encoded = perf_counter()
-            multiply(A, B, C)  # in the caller's error state, as a @ b
+            multiply(A, B, C, stage="multiplied")  # in the caller's error state, as a @ b
             multiplied = perf_counter()
             checks = self._clean(sides, A, B, C, told, limits)
         except BaseException:

@@ -21,6 +21,7 @@ from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.limits import SideLimits, limits_of
 from abft_tsm2.checksum.sides import Side
 from abft_tsm2.checksum.verify import FirstVerdict, PredictedSums, first_verdict, predict, recompute_checksum
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.gemm.host import EncodedSide, Product, encoded_now
 from abft_tsm2.gemm.operands import GemmProblem, GemmTask
@@ -130,13 +131,18 @@ class Stack:
         """Encode, multiply and verify the stack; settle what is not clean, product by product."""
         p, times = self.problem, [perf_counter()]
         encodings = [self.encode(side) for side in self.sides]
+        if (planter := faultpoint.current()) is not None:
+            self._plant(planter, encodings)
         times.append(perf_counter())
         with np.errstate(**self.caller):
-            multiply(self.A, self.B, self.C, self.C0, alpha=p.alpha, beta=p.beta)
+            multiply(self.A, self.B, self.C, self.C0, alpha=p.alpha, beta=p.beta, stage="multiplied")
         times.append(perf_counter())
         ok, checks = np.ones(self.C.shape[:-2], np.bool_), list[FirstVerdict]()
         for e in encodings:
-            found = first_verdict(e.lines, e.predicted, recompute_checksum(e.lines, e.predicted.carried))
+            u = recompute_checksum(e.lines, e.predicted.carried)
+            if planter is not None:
+                faultpoint.reach(planter, "verified", C=self.C, u=u)
+            found = first_verdict(e.lines, e.predicted, u)
             if found is None:
                 ok[...] = False
                 continue
@@ -159,6 +165,14 @@ class Stack:
                 SideOutcome(e.lines.side, e.lines.C.shape[-2], values, _measured(e, one) if limits else None)
             )
         return StackOutcome(ok.size, columns, reports)
+
+    def _plant(self, planter: faultpoint.Planter, encodings: list[EncodedSide]) -> None:
+        """Let a planter see what is encoded: product by product, every side of each."""
+        for index in np.ndindex(*self.C.shape[:-2]):
+            A, B = (faultpoint.of_product(x, index) for x in (self.A, self.B))
+            for e in encodings:
+                own = _one(e.predicted, index)
+                faultpoint.reach(planter, "encoded", A=A, B=B, s=own.carried.sums, t=own.t)
 
     def encode(self, side: str) -> EncodedSide:
         """As `Product.encode`, of the stack."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array
+from abft_tsm2.core import faultpoint
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums
 from abft_tsm2.linalg.cholesky_repair import CholeskyRepair
 from abft_tsm2.linalg.evidence import Evidence
@@ -48,8 +49,8 @@ class FactorOptions:
         return self.on_error != "detect"
 
     def stage(self, name: str, arrays: Mapping[str, Any]) -> None:
-        if self.on_stage is not None:
-            self.on_stage(name, arrays)
+        if (watcher := faultpoint.watcher(self.on_stage)) is not None:
+            watcher(name, arrays)
 
 
 class Part(NamedTuple):
@@ -214,9 +215,9 @@ class BlockedFactorisation(ABC):
             lines[:] = False
 
     def stage(self, name: str, **more: Any) -> None:
-        """Hand the live arrays to the caller's hook."""
-        if self.options.on_stage is not None:
-            self.options.on_stage(name, {**self.live(), **more})
+        """Hand the live arrays to the caller's hook, or to a planter."""
+        if (watcher := faultpoint.watcher(self.options.on_stage)) is not None:
+            watcher(name, {**self.live(), **more})
 
     # -- what a factorisation does not need --
 

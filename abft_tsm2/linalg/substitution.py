@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, float_type, from_host, is_cupy, namespace, to_host
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.blas import like_columns, permutation, solve_triangle
 from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
@@ -48,8 +49,8 @@ class Work:
     clock: Clock = field(default_factory=Clock)
 
     def stage(self, name: str, **arrays: Any) -> None:
-        if self.on_stage is not None:
-            self.on_stage(name, arrays)
+        if (watcher := faultpoint.watcher(self.on_stage)) is not None:
+            watcher(name, arrays)
 
     def confirm(self) -> bool:
         """Note which operands have changed, and which may have; whether none is shown to have changed."""

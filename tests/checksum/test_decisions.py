@@ -21,7 +21,9 @@ IDS = [dtype.name for dtype in DTYPES]
 SIDES = ("rows", "columns")
 
 
-def chain(A: Any, B: Any, out: Any, C0: Any = None, *, alpha: float = 1.0, beta: float = 0.0) -> None:
+def chain(
+    A: Any, B: Any, out: Any, C0: Any = None, *, alpha: float = 1.0, beta: float = 0.0, stage: Any = None
+) -> None:
     """A product summed strictly from left to right, as some machines do."""
     out[...] = 0
     for l in range(A.shape[1]):  # noqa: E741

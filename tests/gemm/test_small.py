@@ -38,10 +38,10 @@ def spoil(patch: pytest.MonkeyPatch, before: Any = None, after: Any = None) -> N
     """Change something before a small product is computed, or its result after."""
     honest = host.multiply
 
-    def spoiled(A: Any, B: Any, C: Any) -> None:
+    def spoiled(A: Any, B: Any, C: Any, **options: Any) -> None:
         if before is not None:
             before()
-        honest(A, B, C)
+        honest(A, B, C, **options)
         if after is not None:
             after(C)
 

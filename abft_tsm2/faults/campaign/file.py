@@ -229,15 +229,20 @@ def require_device(campaign: Campaign, gpu: bool) -> None:
     Raises
     ------
     CampaignFileError
-        For an operation that no faults are planted in on a GPU, and for a matrix that it factors in too few steps.
+        For an operation that no faults are planted in on a GPU, a scheme that is for a GPU alone, and for a matrix that
+        a GPU factors in too few steps.
     """
-    for index, suite in enumerate(campaign.suites if gpu else ()):
-        if suite.operation in FACTORISATIONS:
-            try:
-                operation_of(suite.operation).require_library(suite.operation, "cupy")
+    for index, suite in enumerate(campaign.suites):
+        module = operation_of(suite.operation)
+        try:
+            if suite.operation in FACTORISATIONS and gpu:
+                module.require_library(suite.operation, "cupy")
                 _require_fits(campaign, index, gpu)
-            except ValueError as error:
-                raise CampaignFileError(f"suite {suite.name}: {error}") from error
+            elif suite.operation == "gemm":
+                for scheme in suite.schemes:
+                    module.require_library(scheme, "cupy" if gpu else "numpy")
+        except ValueError as error:
+            raise CampaignFileError(f"suite {suite.name}: {error}") from error
 
 
 def operation_of(name: str) -> Any:

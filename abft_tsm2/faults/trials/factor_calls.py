@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import bit_pattern, is_cupy, to_host
+from abft_tsm2.core.faultpoint import planting
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.judge.factor_effect import Moment
@@ -34,7 +35,7 @@ NOTED = (*CHANGED, "perm", "piv")
 
 
 class Watch:
-    """An ``on_stage`` hook that plants faults, and keeps what each of them changed; on the host, wherever it is.
+    """Plants faults, and keeps what each of them changed; on the host, wherever it is.
 
     Attributes
     ----------
@@ -170,13 +171,16 @@ class FactorProblem:
         return FactorAnswer(_on_host(result), report, seconds)
 
     def _protected(self, a: Any, b: Any, scheme: str, hook: Hook | None) -> tuple[Any, Report]:
-        options: dict[str, Any] = {**self.options, "on_stage": hook, "return_report": True}
-        if self.operation == "lu":
-            result, report = protected_lu_factor(a, mode=scheme, **options)
-        elif self.operation == "solve":
-            result, report = protected_solve(a, b, assume_a="gen", **options)
-        else:
-            result, report = protected_cholesky(a, lower=True, **options)
+        options: dict[str, Any] = {**self.options, "return_report": True}
+        if is_cupy(a):  # whose stages only a hook sees
+            options["on_stage"] = hook
+        with planting(hook):
+            if self.operation == "lu":
+                result, report = protected_lu_factor(a, mode=scheme, **options)
+            elif self.operation == "solve":
+                result, report = protected_solve(a, b, assume_a="gen", **options)
+            else:
+                result, report = protected_cholesky(a, lower=True, **options)
         return result, report
 
     def _plain(self, a: Any, b: Any, hook: Hook) -> Any:

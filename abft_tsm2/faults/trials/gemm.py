@@ -17,8 +17,9 @@ from abft_tsm2.faults.judge.oracle import Reference
 from abft_tsm2.faults.judge.product import Assessment, Judge, Promise
 from abft_tsm2.faults.operands.products import operands, require_family
 from abft_tsm2.faults.plan import Plan, require_known
-from abft_tsm2.faults.sites import FUNCTION_SITES, PRODUCT_SITES, SITES
-from abft_tsm2.faults.trials.schemes import Scheme, SchemeAnswer, SchemeCall, faulty, refused, scheme_of
+from abft_tsm2.faults.recorded import OF_WORDS
+from abft_tsm2.faults.sites import DEVICE_SITES, FUNCTION_SITES, GRAPH_SITES, PRODUCT_SITES, SITES
+from abft_tsm2.faults.trials.schemes import GemmHook, Scheme, SchemeAnswer, SchemeCall, faulty, refused, scheme_of
 from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from, quiet
 from abft_tsm2.report import Fault, Report
 
@@ -41,8 +42,10 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
     """ValueError where a product that is protected so has no such site."""
     kind = scheme_of(scheme)
     require_known("site", plan.site, SITES)
-    there: tuple[str, ...] = PRODUCT_SITES if kind.hooked else FUNCTION_SITES
-    if kind.hooked and scheme != "encoded":  # what is encoded only now was not stored with its checksums
+    there: tuple[str, ...] = PRODUCT_SITES if kind.own else FUNCTION_SITES
+    if kind.captured:
+        there = tuple(GRAPH_SITES) if plan.model in OF_WORDS else ()
+    if kind.own and scheme != "encoded":  # what is encoded only now was not stored with its checksums
         there = tuple(site for site in there if not site.endswith(".stored"))
     if plan.site not in there or plan.model not in SITES[plan.site].models:
         raise ValueError(f"{plan.model} at {plan.site!r} cannot be planted into a product under scheme {scheme!r}")
@@ -51,8 +54,14 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
 def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
     """ValueError for a scheme that there is not, or that puts its result where it wants."""
     kind = scheme_of(scheme)
-    if options and not kind.hooked:
+    if options and not kind.own:
         raise ValueError(f"scheme {scheme!r} has no options: leave out {', '.join(options)}")
+
+
+def require_library(scheme: str, library: str) -> None:
+    """ValueError for a scheme that is for arrays of another library."""
+    if scheme_of(scheme).captured and library != "cupy":
+        raise ValueError(f"scheme {scheme!r} is for a GPU: say --device gpu")
 
 
 def require_workload(workload: Workload) -> None:
@@ -114,7 +123,7 @@ class GemmTrials(TrialGroup):
     def _runner(self, scheme: str, layout: str) -> _GemmRunner:
         kind = (scheme, layout)
         if kind not in self._runners:
-            default = None if scheme_of(scheme).hooked else self._runner("protected", layout)
+            default = None if scheme_of(scheme).own else self._runner("protected", layout)
             expected = next((other.judge.expected for other in self._runners.values()), None)
             self._runners[kind] = _GemmRunner(self.A, self.B, scheme, LAYOUTS[layout], self.xp, default, expected)
         return self._runners[kind]
@@ -194,8 +203,8 @@ class _GemmRunner:
             return _GemmRun(trial, SchemeAnswer(None), -1, 0.0, f"{type(error).__name__}: {error}")
         if answer.C is not None:
             came[...] = bit_pattern(answer.C)
-        # A fault of a repair has no place where none was needed.
-        lost = [plan.site for plan in injector.missing() if SITES[plan.site].stage != "corrected"]
+        # A fault of a repair, or of evidence, has no place where none was needed.
+        lost = [plan.site for plan in injector.missing() if SITES[plan.site].stage not in ("corrected", "repeated")]
         if lost:
             return _GemmRun(trial, answer, -1, seconds, f"nothing was planted at {', '.join(lost)}")
         return _GemmRun(trial, answer, injector.bit, seconds)
@@ -203,22 +212,17 @@ class _GemmRunner:
     def _call(self, plans: tuple[Plan, ...], watch: Any) -> tuple[SchemeAnswer, Injector, float]:
         """The product under this scheme, with faults; the seconds that it took."""
         injector = Injector(*plans)
-
-        def hook(stage: str, arrays: Mapping[str, Array]) -> None:
-            injector(stage, arrays)
-            if stage == "multiplied":
-                watch(arrays["C"])
-
         A, B = self.A, self.B
-        if self.scheme.hooked:  # which are given the live operands; an encoded one is a copy already
+        if self.scheme.own:  # which are given the live operands; an encoded one is a copy already
             hit = {plan.site.partition(".")[0] for plan in plans}
             A, B = (x.copy(order="K") if name in hit else x for name, x in (("A", A), ("B", B)))
-        multiply = refused if self.scheme.hooked else faulty(injector, self.xp, watch)
+        multiply = refused if self.scheme.own else faulty(injector, self.xp, watch)
         out = self.layout(self.xp, *self.shape, A.dtype)
-        call = SchemeCall(A, B, self.xp, hook, multiply, self.keep, out)
+        call = SchemeCall(A, B, self.xp, GemmHook(injector, watch), multiply, self.keep, out)
+        call.hooked = is_cupy(A) and any(plan.site not in DEVICE_SITES for plan in plans)
         begun = time.perf_counter()
         answer = self.scheme.run(call)
-        if is_cupy(A) and not self.scheme.hooked:
+        if is_cupy(A) and not self.scheme.own:
             self.xp.cuda.get_current_stream().synchronize()
         return answer, injector, time.perf_counter() - begun
 

@@ -1,6 +1,7 @@
 """Schemes that protect a product, those of this package and those that a campaign compares with.
 
-A scheme computes a product that may be faulty, and says whether it found a fault. Those of this package go through
+A scheme computes a product that may be faulty, and says whether it found a fault. Those of this package are called as
+users call them, and faults are planted in places of the procedure itself (`abft_tsm2.core.faultpoint`), or through
 ``on_stage``; the others call ``multiply``, into which the same faults are planted.
 """
 
@@ -16,15 +17,17 @@ import numpy as np
 from abft_tsm2.arrays import bit_pattern, dtype_name
 from abft_tsm2.checksum.encoded import encode
 from abft_tsm2.checksum.weights import weights
+from abft_tsm2.core.capture import current
+from abft_tsm2.core.faultpoint import planting
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.judge.oracle import widened
 from abft_tsm2.faults.plan import require_known
 from abft_tsm2.gemm import protected_gemm, verify_gemm
+from abft_tsm2.policy import errstate
 from abft_tsm2.report import Report, Status
 
 Array = Any
-Hook = Callable[[str, Mapping[str, Array]], None]
 FAULT = {Status.CORRECTED, Status.CHECKSUM_FAULT, Status.INPUT_CHANGED, Status.UNCORRECTABLE}
 
 CLOSE = {"float64": (1e-7, 1e-7), "float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}
@@ -42,23 +45,26 @@ class SchemeCall:
     ----------
     A, B : arrays
     xp : module
-    hook : callable
-        For ``on_stage``.
+    hook : GemmHook
+        Plants the faults: set for the call, or passed as ``on_stage``.
     multiply : callable
         ``multiply(A, B)``, with the faults in it.
     keep : dict
         What a scheme keeps from one product to the next of the same operands.
     out : array, optional
         Where the product goes; for schemes of this package.
+    hooked : bool
+        Whether the faults have sites that only ``on_stage`` reaches.
     """
 
     A: Array
     B: Array
     xp: Any
-    hook: Hook
+    hook: GemmHook
     multiply: Callable[[Array, Array], Array]
     keep: dict[str, Any] = field(default_factory=dict)
     out: Array | None = None
+    hooked: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,16 +85,55 @@ class Scheme:
     ----------
     text : str
     run : callable
-    hooked : bool
+    own : bool
         Whether it is one of this package's, with all sites; the others have those of a function (`faults.inject`).
+    captured : bool
+        Whether it is for a GPU, and has `sites.GRAPH_SITES`.
     seeds : int
         By how many independent weights each line is checked.
     """
 
     text: str
     run: Callable[[SchemeCall], SchemeAnswer]
-    hooked: bool = False
+    own: bool = False
+    captured: bool = False
     seeds: int = 1
+
+
+class GemmHook:
+    """Plants faults into a product, and shows it to a judge before it is checked.
+
+    Parameters
+    ----------
+    injector : Injector
+    watch : callable
+        Given each product, with the faults in it.
+    """
+
+    def __init__(self, injector: Injector, watch: Callable[[Array], None]) -> None:
+        self.injector, self.watch = injector, watch
+        self._copies: list[Array] = []
+
+    def __call__(self, stage: str, arrays: Mapping[str, Array]) -> None:
+        self.injector(stage, arrays)
+        if stage == "multiplied":
+            self.watch(arrays["C"])
+
+    def record(self, stage: str, stream: int, arrays: Mapping[str, Array]) -> list[Any]:
+        """The same in a graph: a copy of each product is shown by `show`."""
+        import cupy
+
+        made = self.injector.record(stage, stream, arrays)
+        if stage == "multiplied":
+            self._copies.append(cupy.empty(arrays["C"].shape, arrays["C"].dtype))
+            with current(cupy.cuda.ExternalStream(stream)):
+                bit_pattern(self._copies[-1])[...] = bit_pattern(arrays["C"])
+        return [*made, *self._copies]
+
+    def show(self) -> None:
+        """Show what replays have left."""
+        for copy in self._copies:
+            self.watch(copy)
 
 
 def _answer(C: Array, report: Report) -> SchemeAnswer:
@@ -100,16 +145,52 @@ def _raised(error: SilentDataCorruptionError) -> SchemeAnswer:
     return SchemeAnswer(None, error.report.status.name, True, error.report)
 
 
-def _protected(**options: Any) -> Callable[[SchemeCall], SchemeAnswer]:
+def _protected(hooked: bool = False, **options: Any) -> Callable[[SchemeCall], SchemeAnswer]:
     def run(call: SchemeCall) -> SchemeAnswer:
-        try:
-            return _answer(
-                *protected_gemm(call.A, call.B, out=call.out, on_stage=call.hook, return_report=True, **options)
-            )
-        except SilentDataCorruptionError as error:
-            return _raised(error)
+        call.hooked |= hooked
+        return _called(call, call.A, call.B, **options)
 
     return run
+
+
+def _called(call: SchemeCall, A: Any, B: Any, **options: Any) -> SchemeAnswer:
+    """The protected product with the faults in it."""
+    if call.hooked:
+        options["on_stage"] = call.hook
+    try:
+        with planting(call.hook):
+            C, report = protected_gemm(A, B, out=call.out, return_report=True, **options)
+        report = report.wait()
+    except SilentDataCorruptionError as error:
+        return _raised(error)
+    return _answer(C, report)
+
+
+def _deferred(call: SchemeCall) -> SchemeAnswer:
+    """Queued, and waited for later."""
+    with errstate(sync=False):
+        return _called(call, call.A, call.B)
+
+
+def _captured(call: SchemeCall) -> SchemeAnswer:
+    """Captured into a graph, which is replayed once."""
+    C = call.xp.empty((call.A.shape[0], call.B.shape[1]), call.A.dtype) if call.out is None else call.out
+    stream = call.xp.cuda.Stream(non_blocking=True)
+    call.xp.cuda.Device().synchronize()
+    with stream, errstate(sync=False):
+        with planting(call.hook):
+            stream.begin_capture()
+            try:
+                report = protected_gemm(call.A, call.B, out=C, return_report=True)[1]
+            finally:
+                graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+    call.hook.show()
+    try:
+        return _answer(C, report.wait())
+    except SilentDataCorruptionError as error:
+        return _raised(error)
 
 
 def _encoded(call: SchemeCall) -> SchemeAnswer:
@@ -118,12 +199,12 @@ def _encoded(call: SchemeCall) -> SchemeAnswer:
         call.keep.update({name: encode(x.copy(order="K")) for name, x in (("A", call.A), ("B", call.B))})
     EA, EB = call.keep["A"], call.keep["B"]
     try:
-        return _answer(*protected_gemm(EA, EB, out=call.out, on_stage=call.hook, return_report=True))
-    except SilentDataCorruptionError as error:
-        return _raised(error)
+        return _called(call, EA, EB)
     finally:
         for E, x in ((EA, call.A), (EB, call.B)):
             bit_pattern(E.array)[...] = bit_pattern(x)
+        if any(one.plan.site == "s" for one in call.hook.injector.planted):  # which they carry
+            call.keep.clear()
 
 
 def _second_seed(call: SchemeCall) -> SchemeAnswer:
@@ -178,7 +259,10 @@ SCHEMES: Mapping[str, Scheme] = {
     "float32": Scheme('protected_gemm(verify="float32"), of 16-bit operands', _protected(verify="float32"), True),
     "tf32": Scheme('protected_gemm(precision="tf32"), on a GPU', _protected(precision="tf32"), True),
     "encoded": Scheme("protected_gemm of operands from encode(), rechecked at each use", _encoded, True),
-    "second seed": Scheme("protected_gemm, then verify_gemm with other weights", _second_seed, True, 2),
+    "hooked": Scheme("protected_gemm(on_stage=...), which goes the way that has every stage", _protected(True), True),
+    "deferred": Scheme("protected_gemm under errstate(sync=False), and report.wait()", _deferred, True),
+    "captured": Scheme("protected_gemm in a CUDA graph, on a GPU", _captured, True, captured=True),
+    "second seed": Scheme("protected_gemm, then verify_gemm with other weights", _second_seed, True, seeds=2),
     "double": Scheme("the product twice, and every bit compared", _double),
     "rtol": Scheme("the product twice, compared within the tolerances of torch.testing.assert_close", _rtol),
     "fixed": Scheme("sums of rows and columns with ones, compared within a fixed tolerance", _fixed),

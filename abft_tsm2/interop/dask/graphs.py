@@ -20,6 +20,7 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, as_operand, dtype_name, float_type, is_numpy, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.checksum.encoded import Encoded
+from abft_tsm2.core import faultpoint
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.gemm.host import carried_by
 from abft_tsm2.interop.dask import events
@@ -55,7 +56,7 @@ def require_shape(x: Any, name: str) -> None:
 
 def name(operation: str, *parts: Any) -> str:
     """Of a graph: the same for the same operation on the same arrays under the same policy."""
-    return f"protected-{operation}-{tokenize(*parts, policy.geterr(), events.ORIGIN)}"
+    return f"protected-{operation}-{tokenize(*parts, policy.geterr(), events.ORIGIN, id(faultpoint.current()))}"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.words import WordSums
+from abft_tsm2.core import faultpoint
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.task import GraphOptions, Hook
 from abft_tsm2.report import Report, Status
@@ -30,12 +31,12 @@ def watched(
     taken: list[WordSums],
     sums: Callable[[Array], WordSums] = WordSums.of,
 ) -> Hook:
-    """The same hook, and sums of an array taken at each of these stages, after it: before the check reads the array.
-    What changes later is not what was checked."""
+    """The same hook, or a planter of faults, and sums of an array taken at each of these stages, after it: before the
+    check reads the array. What changes later is not what was checked."""
 
     def watch(stage: str, arrays: Mapping[str, Any]) -> None:
-        if hook is not None:
-            hook(stage, arrays)
+        if (watcher := faultpoint.watcher(hook)) is not None:
+            watcher(stage, arrays)
         if stage in stages:
             taken[:] = [sums(arrays[stages[stage]])]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, to_host
+from abft_tsm2.core import faultpoint
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.interop.dask import events
 from abft_tsm2.interop.dask.block import Block
@@ -36,6 +37,8 @@ class GraphOptions:
     on_stage : callable, optional
     actions : mapping
         What `errstate` said where the graph was made.
+    planter : callable, optional
+        Of faults, in force where the graph was made.
     origin : str
         The process that made it, whose monitors are told.
     sent : bool
@@ -47,6 +50,7 @@ class GraphOptions:
     on_error: str | None = None
     on_stage: Hook | None = None
     actions: Mapping[str, Any] = field(default_factory=policy.geterr)
+    planter: faultpoint.Planter | None = field(default_factory=faultpoint.current)
     origin: str = events.ORIGIN
     sent: bool = field(default=False, compare=False)
 
@@ -104,7 +108,8 @@ def run(
         block.align()
     found: list[tuple[Status, Fault]] = []
     for _ in range(ATTEMPTS):
-        result, reports, changed, error = _attempt(given, work, sync)
+        with faultpoint.planting(options.planter):
+            result, reports, changed, error = _attempt(given, work, sync)
         if not changed:
             if sync or not any(report.status in _WRONG for report in reports):
                 break

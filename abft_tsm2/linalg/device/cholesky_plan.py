@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, Array, dtype_name
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.capture import current
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.device import device_of
@@ -199,6 +200,12 @@ class CholeskyPlan:
                 *(handle, self._half, n, W.data.ptr, n, *space, self._places["info"])
             )
 
+    def _plant(self, A: Array, W: Array) -> None:
+        """Let a planter of faults reach the factor, on the stream that it is made on."""
+        if (planter := faultpoint.current()) is not None:
+            with current(self.factor):
+                planter("finished", {"W": W if self.kind.lower else W.T, "A": A, "one_half": True})
+
     def run(self, A: Array, after: After | None = None) -> CholeskyRun:
         """Factor a matrix of this kind, and wait until it is done.
 
@@ -243,6 +250,7 @@ class CholeskyPlan:
             runtime.eventRecord(encoded.ptr, beside)
             stage(ENCODED)
             self._potrf(W, workspace)
+            self._plant(A, W)
             stage(FACTORED)
             runtime.streamWaitEvent(factor, encoded.ptr)
             for step in self._certify:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array, to_host
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device.buffers import KEPT
 from abft_tsm2.linalg.device.certificate_config import SAME_COLUMNS, SAME_ROWS, full_counts
 from abft_tsm2.linalg.device.host_copy import HostCopy
+from abft_tsm2.linalg.device.places import FactorPlaces
 from abft_tsm2.linalg.device.plan import Kind, plan_of
 from abft_tsm2.linalg.device.queued import After, QueuedRun
 from abft_tsm2.linalg.device.repair import JUDGED, DeviceRepair, suspected
@@ -86,7 +88,11 @@ class DeviceFactorisation:
         if host:
             host.begin(self._stream.ptr)
         after = after if hook is None else self._staged
-        self._run = QueuedRun(self._plan, self._stream.ptr, A, self.W, self.piv, self._sums, after)
+        places = None
+        if after is None and (planter := faultpoint.current()) is not None:
+            arrays = {"W": self.W, "piv": self._sums.on_device("piv", np.int32)[: min(m, n)], "A": self._A}
+            places = FactorPlaces(planter, self._plan.schedule, arrays)
+        self._run = QueuedRun(self._plan, self._stream.ptr, A, self.W, self.piv, self._sums, after, places)
         self._repair: DeviceRepair | None = None
         self._unchanged: dict[str, int] = {}
         if tracked and findings is not None:

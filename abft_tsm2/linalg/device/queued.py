@@ -12,6 +12,7 @@ from abft_tsm2.arrays import Array
 from abft_tsm2.core.graphs import Graph
 from abft_tsm2.core.launch import Step
 from abft_tsm2.linalg.device.buffers import KEPT, RunSums
+from abft_tsm2.linalg.device.places import FactorPlaces
 from abft_tsm2.linalg.device.schedule import CHECKS, Segment, Task
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class QueuedRun:
     sums : RunSums
     after : callable, optional
         Called with each task when it has run, before the next one is queued.
+    places : FactorPlaces, optional
+        Where faults are planted.
 
     Attributes
     ----------
@@ -73,11 +76,19 @@ class QueuedRun:
     """
 
     def __init__(
-        self, plan: FactorPlan, main: int, A: Array, W: Array, piv: Array, sums: RunSums, after: After | None = None
+        self,
+        plan: FactorPlan,
+        main: int,
+        A: Array,
+        W: Array,
+        piv: Array,
+        sums: RunSums,
+        after: After | None = None,
+        places: FactorPlaces | None = None,
     ) -> None:
         from cupy.cuda import runtime
 
-        self.plan, self.sums, self._main, self._piv, self._after = plan, sums, main, piv, after
+        self.plan, self.sums, self._main, self._piv, self._after, self._places = plan, sums, main, piv, after, places
         where, first, size = sums.addresses(), plan.schedule.steps[0].j1, plan.size
         where |= {"fixed": 0, "down": A.strides[0] // size, "along": A.strides[1] // size}
         where |= {"A": A.data.ptr, "W": W.data.ptr, "lead": A.strides[plan.kind.turned] // size}
@@ -88,7 +99,7 @@ class QueuedRun:
         self.where: dict[str, int] = where
         self._graphs: list[Graph | None] | None = None
         runtime.streamWaitEvent(main, plan.finished.ptr)  # the run before may have been on another stream
-        if plan.recordable and after is None:
+        if plan.recordable and after is None and places is None:  # what is planted, is planted once
             self._graphs = plan.graphs.of((where["W"], sums), plan.schedule.parts, self._record)
         self.begin()
 
@@ -169,14 +180,18 @@ class QueuedRun:
         self._do(self.plan.recorded[part.start : part.stop], recorder)
 
     def _queue(self, calls: Calls) -> None:
-        self._do(calls, self._main, self._after)
+        self._do(calls, self._main, self._after, self._places)
 
-    def _do(self, calls: Calls, main: int, after: After | None = None) -> None:
+    def _do(self, calls: Calls, main: int, after: After | None = None, places: FactorPlaces | None = None) -> None:
         handles, where = self.plan.handles(main), self.where
         for task, steps in calls:
             stream = handles[task.lane]
+            if places is not None:
+                places.before(task, stream)
             for step in steps:
                 step(stream, where)
+            if places is not None:
+                places.behind(task, stream)
             if after is not None:
                 import cupy
 

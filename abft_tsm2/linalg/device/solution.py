@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, namespace, to_host
 from abft_tsm2.checksum.weights import weights
+from abft_tsm2.core import faultpoint
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.cublas import layout
 from abft_tsm2.core.device import device_of
@@ -124,9 +126,15 @@ def solve_on_device(
     if A is not None:
         where["A"] = A.data.ptr
     stream = cupy.cuda.get_current_stream().ptr
-    plan(stream, where, space.data.ptr)
+    planter = faultpoint.current()
+    places = None if planter is None else partial(_reach, planter, plan.unknowns(X, space))
+    plan(stream, where, space.data.ptr, places)
     runtime.streamSynchronize(stream)
     return DeviceSolution(X, *plan.found(), lambda: plan.left(space))
+
+
+def _reach(planter: faultpoint.Planter, X: Array, stage: str) -> None:
+    planter(stage, {"z" if stage == "forward" else "x": X})
 
 
 def _for_kernels(M: Array) -> Array:
@@ -229,6 +237,8 @@ class SolutionPlan:
         self._pinned = cupy.cuda.alloc_pinned_memory(length)
         self._host = np.frombuffer(self._pinned, np.uint8, length)
         self._prepared = self._steps()
+        substitutions = [i for i, step in enumerate(self._prepared) if not isinstance(step, PreparedLaunch)]
+        self._solved = dict(zip(substitutions, ("forward", "backward"), strict=True))
         cupy.cuda.get_current_stream().synchronize()  # what was set here may be used on any stream
 
     @property
@@ -261,8 +271,18 @@ class SolutionPlan:
     def _panels(self) -> int:
         return -(-self.kind.n // PANEL)
 
-    def __call__(self, stream: int, where: dict[str, int], space: int) -> None:
-        """Queue it on a stream, with a workspace at this address; `where`: addresses and strides of the operands."""
+    def __call__(
+        self, stream: int, where: dict[str, int], space: int, places: Callable[[str], None] | None = None
+    ) -> None:
+        """Queue it on a stream, with a workspace at this address.
+
+        Parameters
+        ----------
+        where : dict
+            Addresses and strides of the operands.
+        places : callable, optional
+            Called with "forward" and "backward" behind the substitutions.
+        """
         from cupy.cuda import runtime
 
         where = where | {name: space + offset for name, offset in self._offsets.items()}
@@ -270,10 +290,19 @@ class SolutionPlan:
         self._host[: COUNTS * 8] = 0  # those of the call before
         runtime.memsetAsync(space, 0, self._zeros, stream)
         runtime.memsetAsync(space + self._zeros, POISON, self._poisoned - self._zeros, stream)
-        for step in self._prepared:
+        for number, step in enumerate(self._prepared):
             step(stream, where)
+            if places is not None and number in self._solved:
+                places(self._solved[number])
         start = where["verified"]
         runtime.memcpyAsync(self._pinned.ptr, start, self._host.nbytes, runtime.memcpyDeviceToHost, stream)
+
+    def unknowns(self, X: Array, space: Array) -> Array:
+        """Where both substitutions work: X, or a part of the workspace, of which X gets the rows in their order."""
+        if not self.kind.turned:
+            return X
+        at = self._offsets["turned"]
+        return space[at : at + X.nbytes].view(X.dtype).reshape(X.shape[::-1]).T
 
     def found(self) -> tuple[bool, Any, Any, Any]:
         """Whether all is right, and residuals, bounds and weights of the last check; when it is done."""
