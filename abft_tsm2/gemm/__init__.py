@@ -321,6 +321,9 @@ def _rounded_last(problem: GemmProblem, operation: str, on_stage: Hook | None, *
     c0 = None if problem.c0 is None else xp.astype(problem.c0, xp.float32)
     with policy.errstate(sync=True):
         report = _run(replace(problem, c=c, c0=c0, wide=False), operation, on_stage, None, write=write, limits=limits)
-    with np.errstate(**({} if report.ok else {"over": "ignore", "invalid": "ignore"})):  # the report says what it holds
+    kept = (
+        np.geterr() if report.ok else dict[str, Any](over="ignore", invalid="ignore")
+    )  # the report says what it holds
+    with np.errstate(**kept):
         problem.c[...] = xp.astype(c, problem.c.dtype)
     return report

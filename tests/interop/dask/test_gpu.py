@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import abft_tsm2 as ft
-from abft_tsm2.interop.dask import ClusterModel, gemm
+from abft_tsm2.interop.dask import ClusterModel, gemm, protected_lu_factor
 from abft_tsm2.report import Status
 from benchmarks.dask_planting import SINGLE, SQUARE
 
@@ -84,8 +84,8 @@ def test_elements_that_change_places_in_rows_that_move(task):
             arrays["X"][0] = arrays["X"][0, ::-1].copy()
 
     with dask.config.set(scheduler="synchronous"):
-        (lu, piv), _ = dask.compute(*ft.protected_lu_factor(a, return_report=True, panel="one"))
-        (found, rows), report = dask.compute(*ft.protected_lu_factor(a, return_report=True, panel="one", on_stage=swap))
+        (lu, piv), _ = dask.compute(*protected_lu_factor(a, return_report=True, panel="one"))
+        (found, rows), report = dask.compute(*protected_lu_factor(a, return_report=True, panel="one", on_stage=swap))
     assert done
     assert report.status is Status.CORRECTED
     assert np.array_equal(rows.get(), piv.get())
