@@ -8,9 +8,10 @@ rounding
     T. Mary, SIAM J. Sci. Comput. 41, 2019, A2815), or twice the largest error of the same product without a fault
     where that is more, and the rounding of what is stored.
 the promise
-    A change is found if it moves the checksum of a line, ``|sum_j v_j delta_ij|``, by more than the bound and the clean
-    residual together: `detection_limit`, and docs/report.rst. The weights v are those of `encode`, or of the kernels on
-    a GPU; the bound is the formula of `abft_tsm2.checksum.bounds`, of norms that are computed here.
+    A change is found if it moves the checksum of a line, ``|sum_j v_j delta_ij|``, by more than the report of the
+    product without a fault says (`LineLimits.allowed`, docs/report.rst), and in any case by more than so many yardsticks
+    of the judge's own (`abft_tsm2.faults.judge.yardstick`). The weights v are those of `encode`, or of the kernels on a
+    GPU; that they are what they should be is tested apart (`hiding.require_weights`).
 what a line hides
     Changes of several elements that would be found one by one, and cancel in the sum.
 
@@ -27,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, from_host, to_host
-from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.encoded import encode
 from abft_tsm2.faults.judge.hiding import chance, require_weights
 from abft_tsm2.faults.judge.oracle import (
@@ -39,6 +39,8 @@ from abft_tsm2.faults.judge.oracle import (
     require,
     widened,
 )
+from abft_tsm2.faults.judge.yardstick import PARTS, REACH, noise_of_product
+from abft_tsm2.report import Check
 
 Array = Any
 MARGIN = 2.0  # times the largest error without a fault
@@ -93,45 +95,56 @@ class Promise:
     A, B : arrays
     clean : (m, n) array
         The product without a fault, in the type that is checked.
-    side : {"rows", "columns"}
+    errors : (m, n) array
+        Its rounding errors.
+    check : Check
+        What its report says of this side.
     xp : module
-    how : Arithmetic of `abft_tsm2.checksum.bounds`
+    how : ReferenceArithmetic
+        Of the product as it is checked.
+
+    Attributes
+    ----------
+    sharpness : float
+        The median bound over the median yardstick; NaN where there is none.
+
+    Raises
+    ------
+    ArithmeticError
+        If the weights are not as documented, or bounds are less than rounding may do.
     """
 
-    def __init__(self, A: Array, B: Array, clean: Array, side: str, xp: Any, how: bounds.Arithmetic) -> None:
-        self.side, self._xp, self._how = side, xp, how
+    def __init__(
+        self, A: Array, B: Array, clean: Array, errors: Array, check: Check, xp: Any, how: ReferenceArithmetic
+    ) -> None:
+        self.side, self._xp = check.side, xp
+        self.axis = 1 if self.side == "rows" else 0
         left, right = widened(A, xp), widened(B, xp)
-        if side == "columns":
+        if self.side == "columns":
             left, right = right.T, left.T
-        self.v = weights_of(B if side == "rows" else A, side, xp)
+        self.v = weights_of(B if self.side == "rows" else A, self.side, xp)
         self._magnitudes = abs(to_host(self.v))
         self._powers = require_weights(self._magnitudes)
-        self.axis = 1 if side == "rows" else 0
-        self._terms = A.shape[1]
         with np.errstate(all="ignore"):
-            self._products = self._norm(left, self._norm(right, self.v))
-            expected = left @ (right @ self.v)
-            self._residual = abs(self._across(widened(clean, xp)) @ self.v - expected)
+            products, stored = self._norm(left, self._norm(right, self.v)), self._norm(self._across(clean), self.v)
+            noise, least = noise_of_product(
+                how, A.shape[1], self._across(errors), self._powers, products, stored, xp
+            )
+            self._limit = REACH[how.sums] * noise
+            if check.limits is not None:
+                self._limit = xp.minimum(self._limit, xp.asarray(check.limits.allowed))
+            self.sharpness, too_small = (
+                check.bound / float(xp.median(x)) if x.size else math.nan for x in (noise, least)
+            )
+        if too_small < PARTS / 2:
+            raise ArithmeticError(
+                f"the bounds of {self.side} are {too_small:.3g} times the least that rounding may be expected to do, and "
+                f"have to be {PARTS:.3g} times that: clean products may exceed them"
+            )
 
     def limit(self, C: Array) -> Array:
-        """bound + |clean residual| of each line of a batch of products, (b, lines), and what the checksums' own
-        rounding may add."""
-        n, xp = int(self.v.size), self._xp
-        stored = self._norm(self._across(C), self.v)
-        bound = bounds.statistical_bound(
-            xp,
-            self._how,
-            self._terms,
-            n,
-            products=self._products,
-            stored=stored,
-            added=None,
-            underflow=self._how.underflow(self._terms) * abs(self.v).sum(),
-        )
-        of_sums = bounds.CHECKSUM_UNIT * (math.sqrt(self._terms) + math.sqrt(2 * n))
-        if self._how.accumulator.name == "float32" and self._terms >= bounds.PARTIAL:  # s, t and u partly in float32
-            of_sums += 3 * bounds.PARTIAL_SUMS * FLOATS["float32"].unit_roundoff
-        return bound + self._residual + of_sums * xp.maximum(self._products, stored)
+        """What the checksum of each line of a batch of products has to be moved by to be found, (b, lines)."""
+        return self._xp.broadcast_to(self._limit, (len(C), self._limit.size))
 
     def moved(self, change: Array) -> Array:
         """By how much a change of the products moves each line, (b, lines)."""
@@ -203,13 +216,13 @@ class Judge:
     ) -> None:
         self.A, self.B, self.clean, self._xp = A, B, clean, xp
         gpu, dtype, out = xp is not np, dtype_name(A.dtype), dtype_name(clean.dtype)
-        self.how = bounds.arithmetic(dtype, out, library="cupy" if gpu else "numpy", tf32=tf32)
         how = arithmetic(dtype, tf32, truncating=gpu)
         if expected is None:
             expected = reference(A, B, xp, sums=how.sums)
             require(expected, A, B, xp, sums=how.sums)
         self._expected = expected
         checked = how if out == how.out else ReferenceArithmetic(how.sums, how.sums, truncating=how.truncating)
+        self._checked = checked
         self._level = self._rounding(clean, checked)
         self._level_returned = self._level if returned is clean else self._rounding(returned, how)
         self._wide = widened(clean, xp)
@@ -221,9 +234,11 @@ class Judge:
         """The product in more precision, which is the same for all judges of these operands."""
         return self._expected
 
-    def promise(self, sides: Sequence[str]) -> list[Promise]:
-        """What is promised where these sides are checked."""
-        return [Promise(self.A, self.B, self.clean, side, self._xp, self.how) for side in sides]
+    def promise(self, checks: Sequence[Check]) -> list[Promise]:
+        """What is promised where the report of the product without a fault has these checks."""
+        wide = widened(self.clean, self._xp)
+        errors = (wide - self._expected.high) - self._expected.low
+        return [Promise(self.A, self.B, wide, errors, check, self._xp, self._checked) for check in checks]
 
     def _rounding(self, C: Array, how: ReferenceArithmetic) -> Array:
         """How far each element may be off by rounding: see the top of the module."""

@@ -81,6 +81,8 @@ class Finding:
         weights; None where there is no such change, or where it is not worked out.
     closest : float or None
         The largest clean residual over its bound, of trials without a fault.
+    sharpness : float or None
+        The bound of the check without a fault, in the judge's own yardsticks (medians over the lines).
     seconds : float
         That the call took.
     note : str
@@ -98,6 +100,7 @@ class Finding:
     limit: float | None = None
     chance: float | None = None
     closest: float | None = None
+    sharpness: float | None = None
     seconds: float = 0.0
     note: str = ""
     report: Report | None = None
@@ -105,13 +108,16 @@ class Finding:
     def to_line(self) -> dict[str, Any]:
         """What is written down."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
-        if self.outcome in BROKEN and self.report is not None and not self.note:
+        if (self.outcome in BROKEN or self.located == WRONG_PLACE) and self.report is not None and not self.note:
             found["note"] = self.report.headline
         return found
 
 
 BROKEN = ("sdc", "false_alarm", "crash", "hang")
 """Outcomes that a protected operation must not have."""
+
+WRONG_PLACE = "wrong"
+"""How a fault must not be located."""
 
 
 class TrialGroup(ABC):
@@ -163,6 +169,6 @@ def protects(scheme: str) -> bool:
     return scheme not in PEERS
 
 
-def breaks_promise(scheme: str, outcome: str) -> bool:
-    """Whether a trial that ended so breaks a promise of its scheme."""
-    return outcome in BROKEN and protects(scheme)
+def breaks_promise(scheme: str, outcome: str, located: str = "") -> bool:
+    """Whether a trial that ended so, its fault being located so, breaks a promise of its scheme."""
+    return (outcome in BROKEN or located == WRONG_PLACE) and protects(scheme)
