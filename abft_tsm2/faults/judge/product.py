@@ -65,7 +65,8 @@ class Assessment:
     size, relative : (b,) float
         By how much it moved a line, in units of the promise; its largest change over the root mean square of C.
     places : list of (2, c) int arrays
-        Rows and columns of the elements that were changed by more than is promised to be found, each by itself.
+        Rows and columns of the elements that were changed by more than is promised to be found, each by itself; of
+        several, by more than rounding may do as well.
     touched : list of (2, c) int arrays
         Those of all elements that were changed at all.
     chance : (b,) float
@@ -105,6 +106,8 @@ class Promise:
 
     Attributes
     ----------
+    reach : float
+        The largest change that the report does not promise to find, of all lines, in the yardsticks of these.
     sharpness : float
         The median bound over the median yardstick; NaN where there is none.
 
@@ -131,8 +134,11 @@ class Promise:
                 how, A.shape[1], self._across(errors), self._powers, products, stored, xp
             )
             self._limit = REACH[how.sums] * noise
+            self.reach = math.nan
             if check.limits is not None:
-                self._limit = xp.minimum(self._limit, xp.asarray(check.limits.allowed))
+                stated = xp.asarray(check.limits.allowed)
+                self.reach = float((stated / noise).max()) if noise.size else math.nan
+                self._limit = xp.minimum(self._limit, stated)
             self.sharpness, too_small = (
                 check.bound / float(xp.median(x)) if x.size else math.nan for x in (noise, least)
             )
@@ -223,8 +229,8 @@ class Judge:
         self._expected = expected
         checked = how if out == how.out else ReferenceArithmetic(how.sums, how.sums, truncating=how.truncating)
         self._checked = checked
-        self._level = self._rounding(clean, checked)
-        self._level_returned = self._level if returned is clean else self._rounding(returned, how)
+        self._level, self._allowed = self._rounding(clean, checked)
+        self._level_returned = self._level if returned is clean else self._rounding(returned, how)[0]
         self._wide = widened(clean, xp)
         self._wide_returned = self._wide if returned is clean else widened(returned, xp)
         self.rms = float((self._wide * self._wide).mean() ** 0.5)
@@ -240,8 +246,8 @@ class Judge:
         errors = (wide - self._expected.high) - self._expected.low
         return [Promise(self.A, self.B, wide, errors, check, self._xp, self._checked) for check in checks]
 
-    def _rounding(self, C: Array, how: ReferenceArithmetic) -> Array:
-        """How far each element may be off by rounding: see the top of the module."""
+    def _rounding(self, C: Array, how: ReferenceArithmetic) -> tuple[Array, Array]:
+        """How far each element may be off by rounding, see the top of the module; and by any rounding at all."""
         k = self.A.shape[1]
         # Two roundings more for what is computed again, and those of float64, in which that is done.
         allowed = how.bound(self._expected, k + 2)
@@ -252,7 +258,7 @@ class Judge:
         usual = math.sqrt(k) * FLOATS[how.sums].unit_roundoff * self._expected.magnitude
         if how.rounds:
             usual = usual + FLOATS[how.out].unit_roundoff * abs(self._expected.high)
-        return self._xp.minimum(allowed, self._xp.maximum(usual, MARGIN * share * allowed))
+        return self._xp.minimum(allowed, self._xp.maximum(usual, MARGIN * share * allowed)), allowed
 
     @staticmethod
     def _off(C: Array, expected: Reference) -> Array:
@@ -292,7 +298,9 @@ class Judge:
             largest = abs(change).max(axis=(1, 2)) / (self.rms or 1.0)
             sizes = to_host(xp.stack([size, xp.where(xp.isfinite(largest), largest, xp.inf)]))
             count = len(seen)
-            places, all_places = _places(effect & above & alone, count, xp), _places(touched, count, xp)
+            # Of several elements each is compared with what rounding may do at most: the others may be as far off.
+            sure = (abs(change) > self._allowed) | (touched.sum(axis=(1, 2), keepdims=True) == 1) | (change != change)
+            places, all_places = _places(effect & above & alone & sure, count, xp), _places(touched, count, xp)
             chances = self._chances(change, all_places, promises, seen_limits)
             hides = staying & seen_alone
             reasons = [

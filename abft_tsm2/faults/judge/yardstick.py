@@ -40,7 +40,7 @@ REACH: Mapping[str, float] = {"float64": 36.0, "float32": 16.0}
 shapes of 1 to 4096 (`benchmarks.yardsticks`): 31.5 in float64, where few terms are summed over long lines and checksums
 round as much as the product, 14.9 in float32."""
 
-FACTOR_REACH = 1e99
+FACTOR_REACH = 64.0
 
 class Yardstick(NamedTuple):
     """Of each line: the yardstick, and the part of it that rounding has whatever the data are."""

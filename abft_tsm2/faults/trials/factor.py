@@ -241,6 +241,7 @@ class _FactorRunner:
             found.size = max(effect.size for effect in effects)
             found.relative = max(effect.largest for effect in effects) / self.scale
             found.limit = self.limit
+            found.sharpness = None if self.scheme == "none" else self.lines.sharpness
         if answer.report is not None and len(moments) == len(effects) == 1:
             found.located = located(answer.report, effects[0])
         if answer.result is None or not (answer.report is None or answer.report.ok):

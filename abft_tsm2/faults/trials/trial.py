@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -119,6 +119,11 @@ BROKEN = ("sdc", "false_alarm", "crash", "hang")
 WRONG_PLACE = "wrong"
 """How a fault must not be located."""
 
+REFUSED = "refused"
+DETECTING = ("detect", "second seed")  # schemes that repair nothing, or not what their second check finds
+COMPUTED = ("product", "partial")  # sites of a product after which it can be computed again
+FACTORED = ("lu", "solve", "cholesky")
+
 
 class TrialGroup(ABC):
     """Operands, an oracle, and the trials that share them.
@@ -169,6 +174,25 @@ def protects(scheme: str) -> bool:
     return scheme not in PEERS
 
 
-def breaks_promise(scheme: str, outcome: str, located: str = "") -> bool:
-    """Whether a trial that ended so, its fault being located so, breaks a promise of its scheme."""
-    return (outcome in BROKEN or located == WRONG_PLACE) and protects(scheme)
+def breach(line: Mapping[str, Any]) -> str:
+    """Which promise of its scheme a trial breaks, by what is written of it; empty where it keeps them all.
+
+    An outcome of `BROKEN`; `WRONG_PLACE`, where a fault was said to be elsewhere; or `REFUSED`, where a result was
+    refused though its fault came once, and what it is computed from was right.
+    """
+    scheme, outcome = line.get("scheme", "none"), line.get("outcome", "")
+    if not protects(scheme):
+        return ""
+    if outcome in BROKEN:
+        return str(outcome)
+    if line.get("located") == WRONG_PLACE:
+        return WRONG_PLACE
+    return REFUSED if outcome == "detected" and scheme not in DETECTING and _repairable(line) else ""
+
+
+def _repairable(line: Mapping[str, Any]) -> bool:
+    """Whether all that a repair needs is there."""
+    site = line.get("site", "")
+    _, _, array = site.rpartition("_")
+    computed = site in COMPUTED or (line.get("operation") in FACTORED and "+" not in site and array != "A")
+    return computed and not line.get("persistent", True) and line.get("status") == "UNCORRECTABLE"
