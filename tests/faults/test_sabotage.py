@@ -100,10 +100,11 @@ def repair_is_off(patch: Patch) -> None:
 
 
 def location_is_off(patch: Patch) -> None:
-    honest = repairs.place
+    honest = repairs.fault
 
-    def off(lines: Side, line: int, position: int) -> Any:
-        return honest(lines, line, (position + 1) % lines.C.shape[1])
+    def off(*arguments: Any) -> Any:
+        fault = honest(*arguments)
+        return replace(fault, columns=tuple((column + 1) % 36 for column in fault.columns))
 
     everywhere(patch, honest, off)
 

@@ -2,7 +2,8 @@
 
 Two numbers are compared, as medians over the families of operands: the bounds in the judge's own yardsticks
 (`abft_tsm2.faults.judge.yardstick`), and the share of faults that lie below the bounds, of single flips of any bit of
-the result. Twice as much as was measured is a broken promise: such bounds excuse what should be found.
+the result. Twice as much as was measured is a broken promise: such bounds excuse what should be found. So is a repair
+of factors, online, after which more than a fifth of them have to be restarted from A.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from abft_tsm2.faults.trials.trial import protects
 
 LARGER = 2.0  # times what was measured
 PRODUCT = "product"  # the site
+RESTARTED = 0.2  # of corrected factors; measured 7 in 440
 FLIPS = 30  # of a family, from which on their share counts
 
 
@@ -37,6 +39,7 @@ class Sharpness:
     def __init__(self) -> None:
         self._bounds: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._flips: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+        self._restarted: list[bool] = []
         self._seen: set[tuple[Any, ...]] = set()
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -51,6 +54,8 @@ class Sharpness:
             self._seen.add(scene)
             if float(sharpness) >= 0:  # not NaN: of operands that hold no number
                 self._bounds[kind][family].append(float(sharpness))
+        if scheme == "online" and line["outcome"] == "corrected" and line["single"] and not line["persistent"]:
+            self._restarted.append(bool(line.get("restarted")))
         if line["model"] == "bit_flip" and line["site"] == PRODUCT and line["bits"] == "any" and line["single"]:
             self._flips[kind][family].append(line["outcome"] == "below_bound")
 
@@ -79,6 +84,11 @@ class Sharpness:
                     f"{name}: {100 * found.below:.3g} % of flipped bits lie below the bound (median over families), and "
                     f"{100 * known.below:.3g} % have been"
                 )
+        if self._restarted and clopper_pearson(sum(self._restarted), len(self._restarted))[0] > RESTARTED:
+            texts.append(
+                f"lu: of {len(self._restarted)} factorisations that were repaired online {sum(self._restarted)} stayed wrong "
+                f"and were restarted from A; it may be {100 * RESTARTED:.0f} %"
+            )
         return texts
 
     def _surely(self, kind: tuple[str, str], known: float) -> bool:

@@ -173,7 +173,8 @@ def _excused(report: Report, problem: FactorProblem, without: float) -> bool:
 
 def _finding(outcome: str, answer: FactorAnswer) -> Finding:
     status = "" if answer.report is None else answer.report.status.name
-    return Finding(outcome, status, seconds=answer.seconds, report=answer.report)
+    restarted = answer.report is not None and answer.report.restarted
+    return Finding(outcome, status, seconds=answer.seconds, restarted=restarted, report=answer.report)
 
 
 def _described(error: Exception) -> str:

@@ -81,6 +81,8 @@ class Finding:
         weights; None where there is no such change, or where it is not worked out.
     closest : float or None
         The largest clean residual over its bound, of trials without a fault.
+    restarted : bool
+        Whether a factorisation was restarted from A, because it stayed wrong after a repair.
     sharpness : float or None
         The bound of the check without a fault, in the judge's own yardsticks (medians over the lines).
     seconds : float
@@ -101,6 +103,7 @@ class Finding:
     chance: float | None = None
     closest: float | None = None
     sharpness: float | None = None
+    restarted: bool = False
     seconds: float = 0.0
     note: str = ""
     report: Report | None = None
