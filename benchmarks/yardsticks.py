@@ -7,6 +7,7 @@ python -m benchmarks.yardsticks [--trials N] [--device] prints the constants of 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from abft_tsm2.faults.campaign.run import run
 from abft_tsm2.faults.judge.product import Promise
 from abft_tsm2.faults.operands.pairs import PAIRS
 from abft_tsm2.faults.operands.products import FAMILIES
+from abft_tsm2.faults.trials.trial import breach
 
 SHAPES = [[48, 64, 56], [64, 64, 64], [128, 96, 100], [16, 4096, 16], [256, 256, 256], [400, 20, 1], [500, 8, 400]]
 MATRICES = ["normal", "uniform", "graded", "positive definite", "condition 1e10", "sparse", "toeplitz", "dominant"]
@@ -51,11 +53,15 @@ def campaign(trials: int, factors: bool) -> str:
         text += SUITE.format(**names, trials=trials, shapes=SHAPES, families=some, schemes=[scheme])
     orders = [[n] * 3 for n in (24, 64, 96, 200)]
     for operation, site, schemes in (
-        ("lu", "lu.factored", ["offline"]),
-        ("lu", "lu.panel", ["online"]),
-        ("cholesky", "cholesky.panel", ["protected"]),
-        ("solve", "solve.backward", ["protected"]),
-    ) if factors else ():
+        (
+            ("lu", "lu.factored", ["offline"]),
+            ("lu", "lu.panel", ["online"]),
+            ("cholesky", "cholesky.panel", ["protected"]),
+            ("solve", "solve.backward", ["protected"]),
+        )
+        if factors
+        else ()
+    ):
         for dtype in ("float64", "float32"):
             names = {"name": f"{site} {dtype}", "operation": operation, "dtype": dtype, "site": site}
             text += SUITE.format(**names, trials=trials // 4, shapes=orders, families=MATRICES, schemes=schemes)
@@ -81,9 +87,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         count = run(parse(campaign(options.trials, not options.device)), Path(folder), jobs=0, gpu=options.device)
         print(dict(count.outcomes))
+        for text in (Path(folder) / "trials.jsonl").read_text().splitlines():
+            if breach(line := json.loads(text)):
+                print(line)
         print("REACH", dict(reach))
         for kind, found in count.sharpness.found().items():
-            print(f"    {kind}: Measured({found.bound:.3g}, {found.below:.3g}),")
+            print(
+                f"    {kind}: {found.bound:.3g}, {found.below:.3g}", {k: round(x, 1) for k, x in found.families.items()}
+            )
 
 
 if __name__ == "__main__":

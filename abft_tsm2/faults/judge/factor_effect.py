@@ -23,7 +23,7 @@ import numpy as np
 
 from abft_tsm2.faults.judge.factor_oracle import order, unit
 from abft_tsm2.faults.judge.oracle import reference
-from abft_tsm2.faults.judge.yardstick import FACTOR_REACH, noise_of_factors
+from abft_tsm2.faults.judge.yardstick import FACTOR_REACH, SOLUTION_REACH, noise_of_factors
 from abft_tsm2.report import Report
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -116,14 +116,16 @@ class MovedLines:
         wide, terms = A.astype(np.float64), min(A.shape)
         self.v, self.w, self.rounding = v, w, rounding
         bounds, sharp = {check.side: check.bound for check in report.checks}, []
-        noise = noise_of_factors(errors.T, rounding.T, terms, w)
+        off, sizes = (np.linalg.norm(x * w[:, None], axis=0) for x in (errors, wide))
+        noise = noise_of_factors(off, sizes, A.dtype, terms)
         sharp.append(bounds["columns"] / float(np.median(noise)))
-        self.columns = _capped(_scaled(bounds["columns"], np.linalg.norm(wide * w[:, None], axis=0)), noise)
+        self.columns = _capped(_scaled(bounds["columns"], sizes), FACTOR_REACH * noise)
         self.rows = None
         if v is not None:
-            noise = noise_of_factors(errors, rounding, terms, v)
+            off, sizes = (np.linalg.norm(x * v, axis=1) for x in (errors, wide))
+            noise = noise_of_factors(off, sizes, A.dtype, terms)
             sharp.append(bounds["rows"] / float(np.median(noise)))
-            self.rows = _capped(_scaled(bounds["rows"], np.linalg.norm(wide * v, axis=1)), noise)
+            self.rows = _capped(_scaled(bounds["rows"], sizes), FACTOR_REACH * noise)
         self.sharpness = max(sharp)
 
     def effect(self, D: Matrix, rows: Matrix, side: str = "") -> Effect:
@@ -147,9 +149,9 @@ def _scaled(bound: float, norms: Matrix) -> Matrix:
     return np.asarray(MARGIN * bound * norms / middle + np.finfo(np.float64).tiny)
 
 
-def _capped(limits: Matrix, noise: Matrix) -> Matrix:
+def _capped(limits: Matrix, reach: Matrix) -> Matrix:
     """What a line promises to find: by its bound, and by the judge's own yardstick."""
-    return np.minimum(limits, MARGIN * FACTOR_REACH * noise)
+    return np.minimum(limits, MARGIN * reach)
 
 
 def _lines(chosen: Matrix) -> Matrix:
@@ -340,9 +342,10 @@ class Residuals:
         self.A, self.x, b = (y.astype(np.float64) for y in (A, x, b))
         self.rounding = 3 * rounding @ abs(self.x)
         limit, errors = report.checks[0].detection_limit, residual_of(A, x, b)
-        noise = noise_of_factors(errors[:, None], self.rounding[:, None], x.size, np.ones(1))
+        sizes = np.sqrt((self.A * self.A) @ (self.x * self.x) + b * b)
+        noise = noise_of_factors(errors, sizes, A.dtype, x.size)
         self.sharpness = limit / float(np.median(noise))
-        self.limits = _capped(_scaled(limit, abs(self.A) @ abs(self.x) + abs(b)), noise)
+        self.limits = _capped(_scaled(limit, abs(self.A) @ abs(self.x) + abs(b)), SOLUTION_REACH * noise)
 
     def effect(self, moment: Moment) -> Effect | None:
         """Of a fault in a solution; None where it is not in A, its factors, z or x."""

@@ -130,9 +130,7 @@ class Promise:
         self._powers = require_weights(self._magnitudes)
         with np.errstate(all="ignore"):
             products, stored = self._norm(left, self._norm(right, self.v)), self._norm(self._across(clean), self.v)
-            noise, least = noise_of_product(
-                how, A.shape[1], self._across(errors), self._powers, products, stored, xp
-            )
+            noise, least = noise_of_product(how, A.shape[1], self._across(errors), self._powers, products, stored, xp)
             self._limit = REACH[how.sums] * noise
             self.reach = math.nan
             if check.limits is not None:

@@ -40,14 +40,17 @@ REACH: Mapping[str, float] = {"float64": 36.0, "float32": 16.0}
 shapes of 1 to 4096 (`benchmarks.yardsticks`): 31.5 in float64, where few terms are summed over long lines and checksums
 round as much as the product, 14.9 in float32."""
 
-FACTOR_REACH = 64.0
+FEWEST = 16  # operations that an element of a factorisation has at least
+FACTOR_REACH, SOLUTION_REACH = 64.0, 256.0
+"""The same of factorisations and solutions: bounds are up to 40 yardsticks, limits of solutions 164; see
+`abft_tsm2.faults.analysis.sharpness.MEASURED`. Matrices whose factors grow by many decades have more (gfpp)."""
+
 
 class Yardstick(NamedTuple):
     """Of each line: the yardstick, and the part of it that rounding has whatever the data are."""
 
     noise: Array
     least: Array
-
 
 
 def noise_of_product(
@@ -72,9 +75,7 @@ def noise_of_product(
     n, u = powers.size, FLOATS[how.sums].unit_roundoff
     scale = xp.maximum(products, xp.minimum(stored, math.sqrt(k) * products))
     partial = LEAST_PARTIAL * FLOATS["float32"].unit_roundoff * (xp is not np and how.truncating)
-    part = math.hypot(
-        LEAST * u * math.sqrt(k), LEAST_SUMS * CHECKSUM_UNIT * (math.sqrt(k) + math.sqrt(2 * n)), partial
-    )
+    part = math.hypot(LEAST * u * math.sqrt(k), LEAST_SUMS * CHECKSUM_UNIT * (math.sqrt(k) + math.sqrt(2 * n)), partial)
     least = (part + LEAST_TRUNCATED * u * k * how.truncating) * scale
     if how.rounds:
         least = least + LEAST_STORED * FLOATS[how.out].unit_roundoff * stored
@@ -85,19 +86,19 @@ def noise_of_product(
     return Yardstick(xp.sqrt(found + least * least) + tiny * float(powers.sum()), least)
 
 
-def noise_of_factors(errors: Array, rounding: Array, terms: int, weights: Array) -> Array:
-    """The yardstick of each row of a factorisation; of columns, of the transposed arrays.
+def noise_of_factors(errors: Array, sizes: Array, dtype: Any, terms: int) -> Array:
+    """The yardstick of each line of a factorisation, or of the residuals of a solution.
 
     Parameters
     ----------
-    errors : (lines, n) array
-        ``P A - L U``, or ``A - L L'``, without a fault.
-    rounding : (lines, n) array
-        What rounding may do to each element at most: ``gamma |L||U|``.
+    errors, sizes : (lines,) arrays
+        Weighted norms of its errors without a fault, and of what it is made of: a line of A.
+    dtype : dtype
+        Of the factors.
     terms : int
-        Of an element: what adds up at random is the square root of that many roundings, not all of them.
-    weights : (n,) array
+        Operations on an element.
     """
-    squares = weights * weights
-    least = LEAST * np.sqrt((rounding * rounding) @ squares) / math.sqrt(max(terms, 1))
-    return np.asarray(np.sqrt((errors * errors) @ squares + least * least) + np.finfo(np.float64).tiny)
+    kind = FLOATS[np.dtype(dtype).name]
+    count = terms + FEWEST
+    least = LEAST * (kind.unit_roundoff * math.sqrt(count) * sizes + count * kind.smallest_normal)
+    return np.asarray(np.hypot(errors, least) + np.finfo(np.float64).tiny)

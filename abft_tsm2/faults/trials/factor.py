@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.linalg import LinAlgError
 
-from abft_tsm2.faults.judge.factor_effect import Effect, Moment, MovedLines, Residuals, errors_of, of_cholesky, of_lu, rounding_of
+from abft_tsm2.faults.judge.factor_effect import (
+    Effect,
+    Moment,
+    MovedLines,
+    Residuals,
+    errors_of,
+    of_cholesky,
+    of_lu,
+    rounding_of,
+)
 from abft_tsm2.faults.judge.factor_oracle import ESCAPED, order, ratio, unpack, valid_pivots
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.faults.plan import Plan, require_known
