@@ -9,9 +9,9 @@ rounding
     where that is more, and the rounding of what is stored.
 the promise
     A change is found if it moves the checksum of a line, ``|sum_j v_j delta_ij|``, by more than the report of the
-    product without a fault says (`LineLimits.allowed`, docs/report.rst), and in any case by more than so many yardsticks
-    of the judge's own (`abft_tsm2.faults.judge.yardstick`). The weights v are those of `encode`, or of the kernels on a
-    GPU; that they are what they should be is tested apart (`hiding.require_weights`).
+    product without a fault says (`LineLimits.allowed`, docs/report.rst), and in any case by more than so many
+    yardsticks of the judge's own (`abft_tsm2.faults.judge.yardstick`). The weights v are those of `encode`, or of the
+    kernels on a GPU; that they are what they should be is tested apart (`hiding.require_weights`).
 what a line hides
     Changes of several elements that would be found one by one, and cancel in the sum.
 
@@ -66,7 +66,7 @@ class Assessment:
         By how much it moved a line, in units of the promise; its largest change over the root mean square of C.
     places : list of (2, c) int arrays
         Rows and columns of the elements that were changed by more than is promised to be found, each by itself; of
-        several, by more than rounding may do as well.
+        several, by more than any rounding as well, on lines that show it from every side that is checked.
     touched : list of (2, c) int arrays
         Those of all elements that were changed at all.
     chance : (b,) float
@@ -138,12 +138,12 @@ class Promise:
                 self.reach = float((stated / noise).max()) if noise.size else math.nan
                 self._limit = xp.minimum(self._limit, stated)
             self.sharpness, too_small = (
-                check.bound / float(xp.median(x)) if x.size else math.nan for x in (noise, least)
+                float(np.float64(check.bound) / float(xp.median(x))) if x.size else math.nan for x in (noise, least)
             )
         if too_small < PARTS / 2:
             raise ArithmeticError(
-                f"the bounds of {self.side} are {too_small:.3g} times the least that rounding may be expected to do, and "
-                f"have to be {PARTS:.3g} times that: clean products may exceed them"
+                f"the bounds of {self.side} are {too_small:.3g} times the least that rounding may be expected to do, "
+                f"and have to be {PARTS:.3g} times that: clean products may exceed them"
             )
 
     def limit(self, C: Array) -> Array:
@@ -275,12 +275,14 @@ class Judge:
             if self._wide_returned is not self._wide:  # of what was only rounded, the change that the check has seen
                 rest = xp.where(touched & (bit_pattern(returned) == narrowed(s, returned.dtype)), change, rest)
             above, alone, seen_rest, seen_alone = (xp.zeros(touched.shape, bool) for _ in range(4))
+            everywhere = xp.ones(touched.shape, bool)
             size = xp.zeros(touched.shape[0])
             seen_limits, hidden_lines = [], []
             for promise in promises:
                 moved, limit = promise.moved(change), promise.limit(s)
                 seen_limits.append(limit)
-                above |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
+                shown = promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
+                above, everywhere = above | shown, everywhere & shown
                 limits = promise.over_lines(limit)
                 alone |= ~((promise.weighed(change) <= limits) & xp.isfinite(limits))
                 ratio = moved / limit
@@ -296,8 +298,9 @@ class Judge:
             largest = abs(change).max(axis=(1, 2)) / (self.rms or 1.0)
             sizes = to_host(xp.stack([size, xp.where(xp.isfinite(largest), largest, xp.inf)]))
             count = len(seen)
-            # Of several elements each is compared with what rounding may do at most: the others may be as far off.
-            sure = (abs(change) > self._allowed) | (touched.sum(axis=(1, 2), keepdims=True) == 1) | (change != change)
+            # Of several elements evidence convicts those that are further off than any rounding, and lines are named from
+            # one side: only what each side shows.
+            sure = ~(abs(change) <= self._allowed) & everywhere | (touched.sum(axis=(1, 2), keepdims=True) == 1)
             places, all_places = _places(effect & above & alone & sure, count, xp), _places(touched, count, xp)
             chances = self._chances(change, all_places, promises, seen_limits)
             hides = staying & seen_alone

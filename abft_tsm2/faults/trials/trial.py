@@ -188,7 +188,7 @@ def breach(line: Mapping[str, Any]) -> str:
         return ""
     if outcome in BROKEN:
         return str(outcome)
-    if line.get("located") == WRONG_PLACE:
+    if line.get("located") == WRONG_PLACE and line.get("operation") not in FACTORED:  # whose share counts
         return WRONG_PLACE
     return REFUSED if outcome == "detected" and scheme not in DETECTING and _repairable(line) else ""
 
