@@ -54,9 +54,9 @@ class MeasuredSharpness(NamedTuple):
 
 
 MATRICES = ("normal", "uniform", "graded", "positive definite", "condition 1e10", "sparse", "toeplitz", "dominant")
-# Measured on a Xeon with OpenBLAS's SkylakeX kernels, products by `benchmarks.yardsticks` (all families but "zeros", 8 to
-# 4096 terms), factors of order 24 to 320, online and offline. No flip lies below the bound where 16 bits are verified in
-# float32.
+# Measured on a Xeon with OpenBLAS's SkylakeX kernels: products by `benchmarks.yardsticks` (all families but "zeros", 8
+# to 4096 terms), factors of order 24 to 320, online and offline. No flip lies below the bound where 16 bits are
+# verified in float32.
 MEASURED: Mapping[tuple[str, str], MeasuredSharpness] = {
     ("gemm", "float64"): MeasuredSharpness(11.8, 0.0469),
     ("gemm", "float32"): MeasuredSharpness(10.5, 0.105),

@@ -298,8 +298,8 @@ class Judge:
             largest = abs(change).max(axis=(1, 2)) / (self.rms or 1.0)
             sizes = to_host(xp.stack([size, xp.where(xp.isfinite(largest), largest, xp.inf)]))
             count = len(seen)
-            # Of several elements evidence convicts those that are further off than any rounding, and lines are named from
-            # one side: only what each side shows.
+            # Of several elements evidence convicts those that are further off than any rounding, and lines are named
+            # from one side: only what each side shows has to be named.
             sure = ~(abs(change) <= self._allowed) & everywhere | (touched.sum(axis=(1, 2), keepdims=True) == 1)
             places, all_places = _places(effect & above & alone & sure, count, xp), _places(touched, count, xp)
             chances = self._chances(change, all_places, promises, seen_limits)

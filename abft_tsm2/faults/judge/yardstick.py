@@ -2,7 +2,8 @@
 
 A line of a clean result has the rounding errors e_j, known from a result in more precision than a long double has. A
 vector x of the judge's own, of random signs and of moduli in [1, 1.5) times the powers of two c_j in the line's
-weights, has the residual ``sum_j x_j e_j``; its root mean square over all such vectors is ``sqrt(19/12 sum_j (c_j e_j)^2)``.
+weights, has the residual ``sum_j x_j e_j``; its root mean square over all such vectors is
+``sqrt(19/12 sum_j (c_j e_j)^2)``.
 Some data round little, or not at all; the yardstick is that, and in quadrature a part of what rounding may do
 (`LEAST`: N. J. Higham, T. Mary, SIAM J. Sci. Comput. 41, 2019, A2815).
 
