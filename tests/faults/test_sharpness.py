@@ -84,10 +84,11 @@ def test_what_breaks_a_promise(entries: dict[str, Any], broken: str) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("family", ["normal", "integers", "constant", "sparse", "zeros", "one of each"])
 def test_no_honest_bound_is_near_what_breaks_a_promise(family: str, dtype: str) -> None:
+    assert 1.01 * PARTS < 2 * MEASURED["gemm", dtype].bound
     for shape in ((1, 1, 1), (48, 64, 56), (60, 20, 1), (5, 700, 4)):
         runner = GemmTrials(Workload("gemm", *shape, dtype, family, "C", (1,)), np)._runner("protected", "none")
         for promise in runner.promises:
-            assert not promise.sharpness > 1.01 * PARTS < 2 * MEASURED["gemm", dtype].bound
+            assert not promise.sharpness > 1.01 * PARTS
             assert not promise.reach > REACH["float64" if dtype == "float64" else "float32"]
 
 
@@ -98,6 +99,6 @@ def test_the_yardstick_does_not_follow_the_bounds(monkeypatch: pytest.MonkeyPatc
 
     (sharp, limit), honest = limits(29), bounds.statistical_factor
     everywhere(monkeypatch, honest, lambda *arguments: 1e6 * honest(*arguments))
-    blunt, excused = limits(29)
+    blunt, excused = limits(27)  # a small product's factors are kept
     assert blunt == pytest.approx(1e6 * sharp, rel=0.1)
     assert excused < 2.5 * limit
