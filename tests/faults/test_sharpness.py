@@ -84,7 +84,7 @@ def test_what_breaks_a_promise(entries: dict[str, Any], broken: str) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("family", ["normal", "integers", "constant", "sparse", "zeros", "one of each"])
 def test_no_honest_bound_is_near_what_breaks_a_promise(family: str, dtype: str) -> None:
-    assert 1.01 * PARTS < 2 * MEASURED["gemm", dtype].bound
+    assert 2 * MEASURED["gemm", dtype].bound > 1.01 * PARTS
     for shape in ((1, 1, 1), (48, 64, 56), (60, 20, 1), (5, 700, 4)):
         runner = GemmTrials(Workload("gemm", *shape, dtype, family, "C", (1,)), np)._runner("protected", "none")
         for promise in runner.promises:
