@@ -102,7 +102,9 @@ def run(file: str, out: str, resume: bool, jobs: int | None, scheduler: str | No
         announce(f"{done}\nsee abft-tsm2 campaign report {out}", f"{out} keeps what was done")
     if count.broken:
         say(f"Error: {count.broken} trials broke a promise; see abft-tsm2 campaign report {out}")
-    return CORRUPTED if count.broken else OK
+    for text in count.sharpness.broken:
+        say(f"Error: {text}")
+    return CORRUPTED if count.broken or count.sharpness.broken else OK
 
 
 @contextlib.contextmanager

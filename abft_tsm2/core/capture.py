@@ -46,6 +46,25 @@ def is_captured(stream: Any) -> bool:
     return stream.ptr not in (0, 1) and bool(stream.is_capturing())
 
 
+class _Owned:
+    """The address of a stream, by the protocol of CUDA streams."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer
+
+
+def stream_at(pointer: int) -> Any:
+    """CuPy's view of the stream at this address, which stays its owner's."""
+    import cupy
+
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_Owned(pointer))
+    return cupy.cuda.ExternalStream(pointer)  # before CuPy 14
+
+
 @contextlib.contextmanager
 def current(stream: Any) -> Iterator[None]:
     """Make a CuPy stream the current one; then again the one before, also where that was set by its `use`: CuPy's own

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, encode, protected_gemm
 from abft_tsm2.checksum import verify
-from abft_tsm2.checksum.bounds import arithmetic, statistical_bound
+from abft_tsm2.checksum.bounds import arithmetic, statistical_bound, statistical_factor
 from abft_tsm2.faults import SITES, Plan
 from abft_tsm2.faults.judge.product import Assessment, Judge
 from abft_tsm2.faults.models import CHANGES, plant
@@ -44,7 +44,8 @@ class Case:
         self.A, self.B = pair(m, k, n, np.dtype(dtype), seed)
         self.clean = product(self.A, self.B)
         self.judge = Judge(self.A, self.B, self.clean, self.clean, np)
-        self.promises = self.judge.promise(SIDES)
+        checks = protected_gemm(self.A, self.B, check="both", return_report=True)[1].checks
+        self.promises = self.judge.promise(sorted(checks, key=lambda check: SIDES.index(check.side)))
 
     def __call__(self, *seen: np.ndarray, returned: np.ndarray | None = None, sides: slice = slice(1)) -> Assessment:
         batch = np.stack(seen)
@@ -136,11 +137,11 @@ def moved_and_limit(case: Case, C: np.ndarray, side: str) -> tuple[np.ndarray, n
         v = encode(case.B, side="rows").weights.rows[:, 0].astype(WIDE)
     how, (k, n) = arithmetic(case.A.dtype.name, case.A.dtype.name), B.shape
     with np.errstate(all="ignore"):
-        products, stored = np.sqrt((A * A) @ ((B * B) @ (v * v))), np.sqrt((after * after) @ (v * v))
+        products, stored = np.sqrt((A * A) @ ((B * B) @ (v * v))), np.sqrt((before * before) @ (v * v))
         lost = how.underflow(k) * abs(v).sum()
         bound = statistical_bound(np, how, k, n, products=products, stored=stored, added=None, underflow=lost)
-        noise = 2.0**-53 * (math.sqrt(k) + math.sqrt(2 * n)) * np.maximum(products, stored)  # of the checksums
-        limit = bound + abs(before @ v - A @ (B @ v)) + noise
+        again = 2.0**-53 * 0.75 * math.sqrt(2 * n) * np.maximum(products, stored)  # of the sum of the faulty line
+        limit = (bound + abs(before @ v - A @ (B @ v)) + again) / (1 - statistical_factor(how, k, n))
         return abs((after - before) @ v), limit
 
 

@@ -18,7 +18,7 @@ from tests.support.planting import bits, normal, pair
 pytestmark = pytest.mark.gpu
 
 BIG = "exponent_high"
-QUIET: dict[str, Any] = {"corrected": "ignore", "checksum_fault": "ignore"}
+QUIET: dict[str, Any] = {"corrected": "ignore", "checksum_fault": "ignore", "unverifiable": "ignore"}
 WORKLOAD = Workload("gemm", 256, 192, 320, "float32", "normal", "C", (5,))
 
 
@@ -47,6 +47,9 @@ def test_a_product_with_a_fault_is_right_or_refused(
         except SilentDataCorruptionError as error:
             report = error.report
     assert injector.planted
+    if site == "A" and persistent and report.status is Status.CLEAN:  # where A is encoded behind the product
+        assert right(cp, A, B, C)
+        return
     assert report.status is not Status.CLEAN
     assert right(cp, *kept, C) or not report.ok
     if not persistent:

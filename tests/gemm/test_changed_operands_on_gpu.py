@@ -45,7 +45,9 @@ def test_an_encoded_operand(cp: Any, change: str, name: str, recheck: bool, dtyp
         with ft.errstate(**QUIET):
             C, report = ft.protected_gemm(left, right, check=side, return_report=True)
         assert report.status is not Status.INPUT_CHANGED or change == "bits_that_cancel"
-        assert report.status is Status.INPUT_CHANGED or off(cp, C, *kept) < (0.05 if X.itemsize < 4 else 1e-4)
+        # What no check of a line suspects is not compared in order on a card.
+        unseen = max((one.detection_limit for one in report.checks), default=0.0)
+        assert report.status is Status.INPUT_CHANGED or off(cp, C, *kept) < max(unseen, 1e-4)
 
 
 @pytest.mark.parametrize("dtype", NAMES)

@@ -19,7 +19,7 @@ from abft_tsm2.faults.analysis.tables import Row
 from abft_tsm2.faults.analysis.tally import FOUND, Tally, read_trials
 from abft_tsm2.faults.campaign.folder import CAMPAIGN, MANIFEST, TRIALS, CampaignFileError
 from abft_tsm2.faults.campaign.folder import SCHEMA as READS
-from abft_tsm2.faults.trials.trial import BROKEN, protects
+from abft_tsm2.faults.trials.trial import BROKEN, REFUSED, WRONG_PLACE, protects
 from abft_tsm2.io.atomic import short
 
 SCHEMA = "abft_tsm2/campaign-summary/1"
@@ -42,6 +42,8 @@ BREACHES = {
     "false_alarm": "a false alarm",
     "crash": "a crash",
     "hang": "a call that did not return",
+    WRONG_PLACE: "a fault that was said to be elsewhere",
+    REFUSED: "a result that was refused though it could be repaired",
 }
 FILE_TABLE = ("suite", "operation", "scheme", "site", "model", "bits", "dtype")
 PAGE_TABLE = ("suite", "operation", "scheme", "site", "model", "persistent", "bits")
@@ -150,10 +152,11 @@ class Summary:
         for row in self.totals:
             trials = row["faults"] + row["clean_trials"]
             for outcome, what in BREACHES.items():
-                if row["protects"] and row[outcome]:
-                    rate = rate_text(row[outcome], trials)
+                broken = self.tally.breaches[row["suite"], row["scheme"], outcome]
+                if broken:
+                    rate = rate_text(broken, trials)
                     texts.append(f"suite {row['suite']!r}, scheme {row['scheme']!r}: trials with {what}, {rate}")
-        return texts
+        return [*texts, *self.tally.sharpness.broken]
 
     @cached_property
     def remarks(self) -> list[str]:

@@ -17,8 +17,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from abft_tsm2.faults.analysis.sharpness import Sharpness
 from abft_tsm2.faults.campaign.folder import CampaignFileError
-from abft_tsm2.faults.trials.trial import OUTCOMES, breaks_promise, protects
+from abft_tsm2.faults.trials.trial import OUTCOMES, breach, protects
 from abft_tsm2.io.atomic import short
 
 FOUND = ("corrected", "detected")
@@ -119,6 +120,10 @@ class Tally:
         `CANCELLED` at most of each.
     notes : Counter
         Of (note, outcome), those of hidden faults aside.
+    breaches : Counter
+        Of (suite, scheme, promise that was broken).
+    sharpness : Sharpness
+        How sharp the checks were.
     """
 
     faults: dict[FaultKey, Cell] = field(default_factory=dict)
@@ -130,6 +135,8 @@ class Tally:
     examples: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     cancelled: dict[str, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
     notes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    breaches: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    sharpness: Sharpness = field(default_factory=Sharpness)
 
 
 Key = TypeVar("Key", FaultKey, CleanKey)
@@ -254,8 +261,10 @@ class _Counting:
                 cell.closest.append(float(record["closest"]))
         cell.count += 1
         tally.trials += 1
+        tally.sharpness.add(record)
         self.seen[trial] = self.code[outcome]
-        if breaks_promise(record["scheme"], outcome):
+        if broken := breach(record):
+            tally.breaches[record["suite"], record["scheme"], broken] += 1
             _keep(tally.examples, EXAMPLES, trial, record)
         if outcome == "cancelled":
             if protects(record["scheme"]):

@@ -9,21 +9,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from abft_tsm2.errors import AbftError
-from abft_tsm2.faults.trials.trial import breaks_promise
+from abft_tsm2.faults.analysis.sharpness import Sharpness
+from abft_tsm2.faults.trials.trial import breach
 from abft_tsm2.io.atomic import output_file, reason
 
 CAMPAIGN, MANIFEST, TRIALS = "campaign.toml", "manifest.json", "trials.jsonl"
 SCHEMA = "abft_tsm2/campaign/1"
 BATCH, SECONDS = 500, 1.0  # lines, and time, after which they are brought to the disk
-_NUMBER = re.compile(rb'\{"trial": (\d+),')
-_ENDED = re.compile(rb'"scheme": "([^"]*)".*"outcome": "(\w+)"')
 
 
 class CampaignFileError(AbftError):
@@ -59,6 +57,7 @@ class Folder:
         self.path = path
         self.done: set[int] = set()
         self.broken = 0
+        self.sharpness = Sharpness()
         self._waiting = 0
         self._last = time.monotonic()
         try:
@@ -91,7 +90,7 @@ class Folder:
         if text.exists() and resume and text.read_text(encoding="utf-8") != campaign:
             raise CampaignFileError(f"{text} is another campaign than the one to go on with: name another folder")
         if trials.exists():
-            self.done, self.broken = _whole_lines(trials)
+            self.done, self.broken = _whole_lines(trials, self.sharpness)
         with output_file(text) as keep:
             keep(campaign.encode())
 
@@ -104,6 +103,7 @@ class Folder:
         """Write the line of a trial, whose entry "trial" comes first; numbers that are not finite become text."""
         self._file.write(json.dumps(plain(line)).encode() + b"\n")
         self.done.add(line["trial"])
+        self.sharpness.add(line)
         self._waiting += 1
         if self._waiting >= BATCH or time.monotonic() - self._last > SECONDS:
             self.flush()
@@ -149,21 +149,31 @@ def line_of(path: Path, trial: int) -> dict[str, Any] | None:
     return None if found is None else dict(json.loads(found))
 
 
-def _whole_lines(path: Path) -> tuple[set[int], int]:
+def _whole_lines(path: Path, sharpness: Sharpness) -> tuple[set[int], int]:
     """The numbers of the trials, and how many broke a promise; a last line that was cut off is removed."""
     done, broken, end = set(), 0, 0
     with path.open("rb+") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 break
-            found, ended = _NUMBER.match(line), _ENDED.search(line)
-            if found is None:
+            trial = _trial(line)
+            if trial is None:
                 raise CampaignFileError(f"{path}, line {number} is no trial: move the file away, or remove the line")
-            done.add(int(found[1]))
-            broken += ended is not None and breaks_promise(ended[1].decode(), ended[2].decode())
+            done.add(trial["trial"])
+            broken += bool(breach(trial))
+            sharpness.add(trial)
             end += len(line)
         lines.truncate(end)
     return done, broken
+
+
+def _trial(line: bytes) -> dict[str, Any] | None:
+    """What a line says of a trial; None where it is no line of one."""
+    try:
+        trial = json.loads(line)
+    except ValueError:
+        return None
+    return trial if isinstance(trial, dict) and isinstance(trial.get("trial"), int) else None
 
 
 def plain(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from abft_tsm2.errors import NotSuitable
+from abft_tsm2.faults.analysis.sharpness import Sharpness
 from abft_tsm2.faults.campaign.cluster import Cluster, connected
 from abft_tsm2.faults.campaign.file import Campaign, load, require_device
 from abft_tsm2.faults.campaign.folder import CAMPAIGN, CampaignFileError, Folder, earlier, line_of, plain
 from abft_tsm2.faults.campaign.machine import require_jobs, require_machine
 from abft_tsm2.faults.campaign.workers import Line, Pool, Unit, alone, array_module, carry_out, line
-from abft_tsm2.faults.trials.trial import Finding, breaks_promise
+from abft_tsm2.faults.trials.trial import Finding, breach
 from abft_tsm2.io import versions
 
 GPU_JOBS = 8  # processes on one GPU: the host has more to do for a trial than the card
@@ -35,13 +36,16 @@ class Count:
     Attributes
     ----------
     broken : int
-        Outcomes that break a promise of a scheme that protects, those that were there included.
+        Trials that break a promise of a scheme that protects, those that were there included.
+    sharpness : Sharpness
+        How sharp the checks were, in all trials: `Sharpness.broken` has the promises that all of them together break.
     """
 
     planned: int
     before: int
     outcomes: Counter[str] = field(default_factory=Counter)
     broken: int = 0
+    sharpness: Sharpness = field(default_factory=Sharpness)
     begun: float = field(default_factory=time.monotonic)
 
     @property
@@ -55,7 +59,7 @@ class Count:
 
     def add(self, one: Line) -> None:
         self.outcomes[one["outcome"]] += 1
-        self.broken += breaks_promise(one["scheme"], one["outcome"])
+        self.broken += bool(breach(one))
 
 
 def run(
@@ -126,7 +130,7 @@ def _run(pool: Pool | Cluster, folder: str | Path, resume: bool, command: str, p
     with Folder(Path(folder), campaign.text, resume=resume) as kept:
         before = earlier(kept.path) if resume else {}
         left = units(campaign, kept.done)
-        count = Count(campaign.trials, len(kept.done), broken=kept.broken)
+        count = Count(campaign.trials, len(kept.done), broken=kept.broken, sharpness=kept.sharpness)
         manifest = {
             "name": campaign.name,
             "seed": campaign.seed,

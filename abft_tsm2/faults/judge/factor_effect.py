@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.faults.judge.factor_oracle import order, unit
+from abft_tsm2.faults.judge.oracle import reference
+from abft_tsm2.faults.judge.yardstick import FACTOR_REACH, SOLUTION_REACH, noise_of_factors
 from abft_tsm2.report import Report
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -97,16 +99,34 @@ class MovedLines:
         The weights of columns and of rows: ones of rows only (w) where the matrix is symmetric.
     rounding : (m, n) array
         What rounding may do to each element of L U, in the order of A's rows.
+    errors : (m, n) array
+        Of L U without a fault, in the same order.
     report : Report
         Of the same call without a fault.
+
+    Attributes
+    ----------
+    sharpness : float
+        The bound in yardsticks, medians over the lines; of the less sharp side.
     """
 
-    def __init__(self, A: Matrix, v: Matrix | None, w: Matrix, rounding: Matrix, report: Report) -> None:
-        wide = A.astype(np.float64)
+    def __init__(
+        self, A: Matrix, v: Matrix | None, w: Matrix, rounding: Matrix, errors: Matrix, report: Report
+    ) -> None:
+        wide, terms = A.astype(np.float64), min(A.shape)
         self.v, self.w, self.rounding = v, w, rounding
-        bounds = {check.side: check.bound for check in report.checks}
-        self.columns = _scaled(bounds["columns"], np.linalg.norm(wide * w[:, None], axis=0))
-        self.rows = None if v is None else _scaled(bounds["rows"], np.linalg.norm(wide * v, axis=1))
+        bounds, sharp = {check.side: check.bound for check in report.checks}, []
+        off, sizes = (np.linalg.norm(x * w[:, None], axis=0) for x in (errors, wide))
+        noise = noise_of_factors(off, sizes, A.dtype, terms)
+        sharp.append(bounds["columns"] / float(np.median(noise)))
+        self.columns = _capped(_scaled(bounds["columns"], sizes), FACTOR_REACH * noise)
+        self.rows = None
+        if v is not None:
+            off, sizes = (np.linalg.norm(x * v, axis=1) for x in (errors, wide))
+            noise = noise_of_factors(off, sizes, A.dtype, terms)
+            sharp.append(bounds["rows"] / float(np.median(noise)))
+            self.rows = _capped(_scaled(bounds["rows"], sizes), FACTOR_REACH * noise)
+        self.sharpness = max(sharp)
 
     def effect(self, D: Matrix, rows: Matrix, side: str = "") -> Effect:
         """Of an error of L U, row i of which is row ``rows[i]`` of A; of one side where no other one sees it."""
@@ -129,6 +149,11 @@ def _scaled(bound: float, norms: Matrix) -> Matrix:
     return np.asarray(MARGIN * bound * norms / middle + np.finfo(np.float64).tiny)
 
 
+def _capped(limits: Matrix, reach: Matrix) -> Matrix:
+    """What a line promises to find: by its bound, and by the judge's own yardstick."""
+    return np.minimum(limits, MARGIN * reach)
+
+
 def _lines(chosen: Matrix) -> Matrix:
     """Numbers of the lines that are."""
     return np.flatnonzero(chosen)
@@ -144,6 +169,12 @@ def rounding_of(L: Matrix, U: Matrix, dtype: Any) -> Matrix:
     """What rounding may do to each element of L U: gamma_K |L||U|, with K the number of columns of L."""
     terms = L.shape[1] * unit(dtype)
     return np.asarray(terms / (1 - terms) * (abs(_wide(L)) @ abs(_wide(U))))
+
+
+def errors_of(A: Matrix, L: Matrix, U: Matrix) -> Matrix:
+    """A - L U, of finite factors."""
+    product = reference(_wide(L), _wide(U), np, sums=A.dtype.name)
+    return np.asarray((_wide(A) - product.high) - product.low)
 
 
 def _beyond(D: Matrix, rounding: Matrix) -> float:
@@ -288,6 +319,12 @@ def of_cholesky(moment: Moment, lines: MovedLines) -> Effect | None:
 # ---- solutions -----------------------------------------------------------------------------------------------------
 
 
+def residual_of(A: Matrix, x: Matrix, b: Matrix) -> Matrix:
+    """b - A x in a long double, in float64."""
+    A, x, b = (y.astype(np.longdouble) for y in (A, x, b))
+    return np.asarray(b - A @ x, np.float64)
+
+
 class Residuals:
     """What has to be found in the residuals of a system A x = b.
 
@@ -304,7 +341,11 @@ class Residuals:
     def __init__(self, A: Matrix, x: Matrix, b: Matrix, rounding: Matrix, report: Report) -> None:
         self.A, self.x, b = (y.astype(np.float64) for y in (A, x, b))
         self.rounding = 3 * rounding @ abs(self.x)
-        self.limits = _scaled(report.checks[0].detection_limit, abs(self.A) @ abs(self.x) + abs(b))
+        limit, errors = report.checks[0].detection_limit, residual_of(A, x, b)
+        sizes = np.sqrt((self.A * self.A) @ (self.x * self.x) + b * b)
+        noise = noise_of_factors(errors, sizes, A.dtype, x.size)
+        self.sharpness = limit / float(np.median(noise))
+        self.limits = _capped(_scaled(limit, abs(self.A) @ abs(self.x) + abs(b)), SOLUTION_REACH * noise)
 
     def effect(self, moment: Moment) -> Effect | None:
         """Of a fault in a solution; None where it is not in A, its factors, z or x."""

@@ -8,9 +8,10 @@ rounding
     T. Mary, SIAM J. Sci. Comput. 41, 2019, A2815), or twice the largest error of the same product without a fault
     where that is more, and the rounding of what is stored.
 the promise
-    A change is found if it moves the checksum of a line, ``|sum_j v_j delta_ij|``, by more than the bound and the clean
-    residual together: `detection_limit`, and docs/report.rst. The weights v are those of `encode`, or of the kernels on
-    a GPU; the bound is the formula of `abft_tsm2.checksum.bounds`, of norms that are computed here.
+    A change is found if it moves the checksum of a line, ``|sum_j v_j delta_ij|``, by more than the report of the
+    product without a fault says (`LineLimits.allowed`, docs/report.rst), and in any case by more than so many
+    yardsticks of the judge's own (`abft_tsm2.faults.judge.yardstick`). The weights v are those of `encode`, or of the
+    kernels on a GPU; that they are what they should be is tested apart (`hiding.require_weights`).
 what a line hides
     Changes of several elements that would be found one by one, and cancel in the sum.
 
@@ -27,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, bit_pattern, dtype_name, from_host, to_host
-from abft_tsm2.checksum import bounds
 from abft_tsm2.checksum.encoded import encode
 from abft_tsm2.faults.judge.hiding import chance, require_weights
 from abft_tsm2.faults.judge.oracle import (
@@ -39,6 +39,8 @@ from abft_tsm2.faults.judge.oracle import (
     require,
     widened,
 )
+from abft_tsm2.faults.judge.yardstick import PARTS, REACH, noise_of_product
+from abft_tsm2.report import Check
 
 Array = Any
 MARGIN = 2.0  # times the largest error without a fault
@@ -63,7 +65,8 @@ class Assessment:
     size, relative : (b,) float
         By how much it moved a line, in units of the promise; its largest change over the root mean square of C.
     places : list of (2, c) int arrays
-        Rows and columns of the elements that were changed by more than is promised to be found, each by itself.
+        Rows and columns of the elements that were changed by more than is promised to be found, each by itself; of
+        several, by more than any rounding as well, on lines that show it from every side that is checked.
     touched : list of (2, c) int arrays
         Those of all elements that were changed at all.
     chance : (b,) float
@@ -93,45 +96,59 @@ class Promise:
     A, B : arrays
     clean : (m, n) array
         The product without a fault, in the type that is checked.
-    side : {"rows", "columns"}
+    errors : (m, n) array
+        Its rounding errors.
+    check : Check
+        What its report says of this side.
     xp : module
-    how : Arithmetic of `abft_tsm2.checksum.bounds`
+    how : ReferenceArithmetic
+        Of the product as it is checked.
+
+    Attributes
+    ----------
+    reach : float
+        The largest change that the report does not promise to find, of all lines, in the yardsticks of these.
+    sharpness : float
+        The median bound over the median yardstick; NaN where there is none.
+
+    Raises
+    ------
+    ArithmeticError
+        If the weights are not as documented, or bounds are less than rounding may do.
     """
 
-    def __init__(self, A: Array, B: Array, clean: Array, side: str, xp: Any, how: bounds.Arithmetic) -> None:
-        self.side, self._xp, self._how = side, xp, how
+    def __init__(
+        self, A: Array, B: Array, clean: Array, errors: Array, check: Check, xp: Any, how: ReferenceArithmetic
+    ) -> None:
+        self.side, self._xp = check.side, xp
+        self.axis = 1 if self.side == "rows" else 0
         left, right = widened(A, xp), widened(B, xp)
-        if side == "columns":
+        if self.side == "columns":
             left, right = right.T, left.T
-        self.v = weights_of(B if side == "rows" else A, side, xp)
+        self.v = weights_of(B if self.side == "rows" else A, self.side, xp)
         self._magnitudes = abs(to_host(self.v))
         self._powers = require_weights(self._magnitudes)
-        self.axis = 1 if side == "rows" else 0
-        self._terms = A.shape[1]
         with np.errstate(all="ignore"):
-            self._products = self._norm(left, self._norm(right, self.v))
-            expected = left @ (right @ self.v)
-            self._residual = abs(self._across(widened(clean, xp)) @ self.v - expected)
+            products, stored = self._norm(left, self._norm(right, self.v)), self._norm(self._across(clean), self.v)
+            noise, least = noise_of_product(how, A.shape[1], self._across(errors), self._powers, products, stored, xp)
+            self._limit = REACH[how.sums] * noise
+            self.reach = math.nan
+            if check.limits is not None:
+                stated = xp.asarray(check.limits.allowed)
+                self.reach = float((stated / noise).max()) if noise.size else math.nan
+                self._limit = xp.minimum(self._limit, stated)
+            self.sharpness, too_small = (
+                float(np.float64(check.bound) / float(xp.median(x))) if x.size else math.nan for x in (noise, least)
+            )
+        if too_small < PARTS / 2:
+            raise ArithmeticError(
+                f"the bounds of {self.side} are {too_small:.3g} times the least that rounding may be expected to do, "
+                f"and have to be {PARTS:.3g} times that: clean products may exceed them"
+            )
 
     def limit(self, C: Array) -> Array:
-        """bound + |clean residual| of each line of a batch of products, (b, lines), and what the checksums' own
-        rounding may add."""
-        n, xp = int(self.v.size), self._xp
-        stored = self._norm(self._across(C), self.v)
-        bound = bounds.statistical_bound(
-            xp,
-            self._how,
-            self._terms,
-            n,
-            products=self._products,
-            stored=stored,
-            added=None,
-            underflow=self._how.underflow(self._terms) * abs(self.v).sum(),
-        )
-        of_sums = bounds.CHECKSUM_UNIT * (math.sqrt(self._terms) + math.sqrt(2 * n))
-        if self._how.accumulator.name == "float32" and self._terms >= bounds.PARTIAL:  # s, t and u partly in float32
-            of_sums += 3 * bounds.PARTIAL_SUMS * FLOATS["float32"].unit_roundoff
-        return bound + self._residual + of_sums * xp.maximum(self._products, stored)
+        """What the checksum of each line of a batch of products has to be moved by to be found, (b, lines)."""
+        return self._xp.broadcast_to(self._limit, (len(C), self._limit.size))
 
     def moved(self, change: Array) -> Array:
         """By how much a change of the products moves each line, (b, lines)."""
@@ -203,15 +220,15 @@ class Judge:
     ) -> None:
         self.A, self.B, self.clean, self._xp = A, B, clean, xp
         gpu, dtype, out = xp is not np, dtype_name(A.dtype), dtype_name(clean.dtype)
-        self.how = bounds.arithmetic(dtype, out, library="cupy" if gpu else "numpy", tf32=tf32)
         how = arithmetic(dtype, tf32, truncating=gpu)
         if expected is None:
             expected = reference(A, B, xp, sums=how.sums)
             require(expected, A, B, xp, sums=how.sums)
         self._expected = expected
         checked = how if out == how.out else ReferenceArithmetic(how.sums, how.sums, truncating=how.truncating)
-        self._level = self._rounding(clean, checked)
-        self._level_returned = self._level if returned is clean else self._rounding(returned, how)
+        self._checked = checked
+        self._level, self._allowed = self._rounding(clean, checked)
+        self._level_returned = self._level if returned is clean else self._rounding(returned, how)[0]
         self._wide = widened(clean, xp)
         self._wide_returned = self._wide if returned is clean else widened(returned, xp)
         self.rms = float((self._wide * self._wide).mean() ** 0.5)
@@ -221,12 +238,14 @@ class Judge:
         """The product in more precision, which is the same for all judges of these operands."""
         return self._expected
 
-    def promise(self, sides: Sequence[str]) -> list[Promise]:
-        """What is promised where these sides are checked."""
-        return [Promise(self.A, self.B, self.clean, side, self._xp, self.how) for side in sides]
+    def promise(self, checks: Sequence[Check]) -> list[Promise]:
+        """What is promised where the report of the product without a fault has these checks."""
+        wide = widened(self.clean, self._xp)
+        errors = (wide - self._expected.high) - self._expected.low
+        return [Promise(self.A, self.B, wide, errors, check, self._xp, self._checked) for check in checks]
 
-    def _rounding(self, C: Array, how: ReferenceArithmetic) -> Array:
-        """How far each element may be off by rounding: see the top of the module."""
+    def _rounding(self, C: Array, how: ReferenceArithmetic) -> tuple[Array, Array]:
+        """How far each element may be off by rounding, see the top of the module; and by any rounding at all."""
         k = self.A.shape[1]
         # Two roundings more for what is computed again, and those of float64, in which that is done.
         allowed = how.bound(self._expected, k + 2)
@@ -237,7 +256,7 @@ class Judge:
         usual = math.sqrt(k) * FLOATS[how.sums].unit_roundoff * self._expected.magnitude
         if how.rounds:
             usual = usual + FLOATS[how.out].unit_roundoff * abs(self._expected.high)
-        return self._xp.minimum(allowed, self._xp.maximum(usual, MARGIN * share * allowed))
+        return self._xp.minimum(allowed, self._xp.maximum(usual, MARGIN * share * allowed)), allowed
 
     @staticmethod
     def _off(C: Array, expected: Reference) -> Array:
@@ -256,12 +275,14 @@ class Judge:
             if self._wide_returned is not self._wide:  # of what was only rounded, the change that the check has seen
                 rest = xp.where(touched & (bit_pattern(returned) == narrowed(s, returned.dtype)), change, rest)
             above, alone, seen_rest, seen_alone = (xp.zeros(touched.shape, bool) for _ in range(4))
+            everywhere = xp.ones(touched.shape, bool)
             size = xp.zeros(touched.shape[0])
             seen_limits, hidden_lines = [], []
             for promise in promises:
                 moved, limit = promise.moved(change), promise.limit(s)
                 seen_limits.append(limit)
-                above |= promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
+                shown = promise.over_lines(~((moved <= limit) & xp.isfinite(limit)))
+                above, everywhere = above | shown, everywhere & shown
                 limits = promise.over_lines(limit)
                 alone |= ~((promise.weighed(change) <= limits) & xp.isfinite(limits))
                 ratio = moved / limit
@@ -277,7 +298,10 @@ class Judge:
             largest = abs(change).max(axis=(1, 2)) / (self.rms or 1.0)
             sizes = to_host(xp.stack([size, xp.where(xp.isfinite(largest), largest, xp.inf)]))
             count = len(seen)
-            places, all_places = _places(effect & above & alone, count, xp), _places(touched, count, xp)
+            # Of several elements evidence convicts those that are further off than any rounding, and lines are named
+            # from one side: only what each side shows has to be named.
+            sure = ~(abs(change) <= self._allowed) & everywhere | (touched.sum(axis=(1, 2), keepdims=True) == 1)
+            places, all_places = _places(effect & above & alone & sure, count, xp), _places(touched, count, xp)
             chances = self._chances(change, all_places, promises, seen_limits)
             hides = staying & seen_alone
             reasons = [

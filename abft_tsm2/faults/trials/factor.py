@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.linalg import LinAlgError
 
-from abft_tsm2.faults.judge.factor_effect import Effect, Moment, MovedLines, Residuals, of_cholesky, of_lu, rounding_of
+from abft_tsm2.faults.judge.factor_effect import (
+    Effect,
+    Moment,
+    MovedLines,
+    Residuals,
+    errors_of,
+    of_cholesky,
+    of_lu,
+    rounding_of,
+)
 from abft_tsm2.faults.judge.factor_oracle import ESCAPED, order, ratio, unpack, valid_pivots
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.faults.plan import Plan, require_known
@@ -173,7 +182,8 @@ def _excused(report: Report, problem: FactorProblem, without: float) -> bool:
 
 def _finding(outcome: str, answer: FactorAnswer) -> Finding:
     status = "" if answer.report is None else answer.report.status.name
-    return Finding(outcome, status, seconds=answer.seconds, report=answer.report)
+    restarted = answer.report is not None and answer.report.restarted
+    return Finding(outcome, status, seconds=answer.seconds, restarted=restarted, report=answer.report)
 
 
 def _described(error: Exception) -> str:
@@ -204,13 +214,16 @@ class _FactorRunner:
         self.limit = min(check.detection_limit for check in report.checks) / self.scale
         if p.operation == "cholesky":
             L = np.tril(result)
-            self.lines = MovedLines(p.a, None, watch.seen["w"], rounding_of(L, L.T, L.dtype), report)
+            self.lines = MovedLines(
+                p.a, None, watch.seen["w"], rounding_of(L, L.T, L.dtype), errors_of(p.a, L, L.T), report
+            )
             return
         W, piv = result if p.operation == "lu" else (watch.seen["W"], watch.seen["piv"])
-        rounding = np.empty(W.shape)
-        rounding[order(piv, len(W))] = rounding_of(*unpack(W), W.dtype)
+        rows, rounding, errors = order(piv, len(W)), np.empty(W.shape), np.empty(W.shape)
+        rounding[rows] = rounding_of(*unpack(W), W.dtype)
         if p.operation == "lu":
-            self.lines = MovedLines(p.a, watch.seen["v"], watch.seen["w"], rounding, report)
+            errors[rows] = errors_of(p.a[rows], *unpack(W))
+            self.lines = MovedLines(p.a, watch.seen["v"], watch.seen["w"], rounding, errors, report)
         else:
             self.lines = Residuals(p.a, result, p.b, rounding, report)
 
@@ -238,6 +251,7 @@ class _FactorRunner:
             found.size = max(effect.size for effect in effects)
             found.relative = max(effect.largest for effect in effects) / self.scale
             found.limit = self.limit
+            found.sharpness = None if self.scheme == "none" else self.lines.sharpness
         if answer.report is not None and len(moments) == len(effects) == 1:
             found.located = located(answer.report, effects[0])
         if answer.result is None or not (answer.report is None or answer.report.ok):

@@ -161,16 +161,21 @@ class _GemmRunner:
         self.judge = Judge(A, B, clean, returned, xp, tf32=scheme == "tf32", expected=expected)
         self.clean, self.returned = clean, returned
         checks = () if answer.report is None else answer.report.checks
-        self.sides = [check.side for check in checks]
+        self.checks = checks
         if default is not None:
             self.limit = default.limit
         elif checks:
             self.limit = min(check.detection_limit for check in checks) / (self.judge.rms or 1.0)
 
     @cached_property
+    def sharpness(self) -> float | None:
+        """Of the less sharp side; None of schemes that make no promise."""
+        return max((promise.sharpness for promise in self.promises), default=None) if self.default is None else None
+
+    @cached_property
     def promises(self) -> list[Promise]:
         """What is promised to be found of faults."""
-        return self.judge.promise(self.sides) if self.default is None else self.default.promises
+        return self.judge.promise(self.checks) if self.default is None else self.default.promises
 
     def judged(self, trials: Sequence[Trial]) -> list[Finding]:
         """Carry out a batch, and judge it."""
@@ -231,6 +236,7 @@ class _GemmRunner:
     def _finding(self, run: _GemmRun, assessed: Assessment, slot: int) -> Finding:
         a, answer, report = assessed, run.answer, run.answer.report
         found = Finding("", answer.status, run.bit, seconds=run.seconds, limit=self.limit, report=report)
+        found.sharpness = self.sharpness
         if run.error:
             found.outcome, found.note = "crash", run.error
             return found

@@ -17,7 +17,7 @@ import numpy as np
 from abft_tsm2.arrays import bit_pattern, dtype_name
 from abft_tsm2.checksum.encoded import encode
 from abft_tsm2.checksum.weights import weights
-from abft_tsm2.core.capture import current
+from abft_tsm2.core.capture import current, stream_at
 from abft_tsm2.core.faultpoint import planting
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.faults.injection import Injector
@@ -126,7 +126,7 @@ class GemmHook:
         made = self.injector.record(stage, stream, arrays)
         if stage == "multiplied":
             self._copies.append(cupy.empty(arrays["C"].shape, arrays["C"].dtype))
-            with current(cupy.cuda.ExternalStream(stream)):
+            with current(stream_at(stream)):
                 bit_pattern(self._copies[-1])[...] = bit_pattern(arrays["C"])
         return [*made, *self._copies]
 

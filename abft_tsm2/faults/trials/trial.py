@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -81,6 +81,10 @@ class Finding:
         weights; None where there is no such change, or where it is not worked out.
     closest : float or None
         The largest clean residual over its bound, of trials without a fault.
+    restarted : bool
+        Whether a factorisation was restarted from A, because it stayed wrong after a repair.
+    sharpness : float or None
+        The bound of the check without a fault, in the judge's own yardsticks (medians over the lines).
     seconds : float
         That the call took.
     note : str
@@ -98,6 +102,8 @@ class Finding:
     limit: float | None = None
     chance: float | None = None
     closest: float | None = None
+    sharpness: float | None = None
+    restarted: bool = False
     seconds: float = 0.0
     note: str = ""
     report: Report | None = None
@@ -105,13 +111,21 @@ class Finding:
     def to_line(self) -> dict[str, Any]:
         """What is written down."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
-        if self.outcome in BROKEN and self.report is not None and not self.note:
+        if (self.outcome in BROKEN or self.located == WRONG_PLACE) and self.report is not None and not self.note:
             found["note"] = self.report.headline
         return found
 
 
 BROKEN = ("sdc", "false_alarm", "crash", "hang")
 """Outcomes that a protected operation must not have."""
+
+WRONG_PLACE = "wrong"
+"""How a fault must not be located."""
+
+REFUSED = "refused"
+DETECTING = ("detect", "second seed")  # schemes that repair nothing, or not what their second check finds
+COMPUTED = ("product", "partial")  # sites of a product after which it can be computed again
+FACTORED = ("lu", "solve", "cholesky")
 
 
 class TrialGroup(ABC):
@@ -163,6 +177,25 @@ def protects(scheme: str) -> bool:
     return scheme not in PEERS
 
 
-def breaks_promise(scheme: str, outcome: str) -> bool:
-    """Whether a trial that ended so breaks a promise of its scheme."""
-    return outcome in BROKEN and protects(scheme)
+def breach(line: Mapping[str, Any]) -> str:
+    """Which promise of its scheme a trial breaks, by what is written of it; empty where it keeps them all.
+
+    An outcome of `BROKEN`; `WRONG_PLACE`, where a fault was said to be elsewhere; or `REFUSED`, where a result was
+    refused though its fault came once, and what it is computed from was right.
+    """
+    scheme, outcome = line.get("scheme", "none"), line.get("outcome", "")
+    if not protects(scheme):
+        return ""
+    if outcome in BROKEN:
+        return str(outcome)
+    if line.get("located") == WRONG_PLACE and line.get("operation") not in FACTORED:  # whose share counts
+        return WRONG_PLACE
+    return REFUSED if outcome == "detected" and scheme not in DETECTING and _repairable(line) else ""
+
+
+def _repairable(line: Mapping[str, Any]) -> bool:
+    """Whether all that a repair needs is there."""
+    site = line.get("site", "")
+    _, _, array = site.rpartition("_")
+    computed = site in COMPUTED or (line.get("operation") in FACTORED and "+" not in site and array != "A")
+    return computed and not line.get("persistent", True) and line.get("status") == "UNCORRECTABLE"

@@ -7,7 +7,7 @@ from typing import Any
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.core import faultpoint
-from abft_tsm2.core.capture import current
+from abft_tsm2.core.capture import current, stream_at
 from abft_tsm2.linalg.device.schedule import MAIN, Schedule, Task
 
 
@@ -53,11 +53,9 @@ class FactorPlaces:
             self._reach(stage, task, stream, step=(step.j, step.j1), **({"columns": columns} if columns else {}))
 
     def _reach(self, stage: str, task: Task, stream: int, **more: Any) -> None:
-        import cupy
-
         arrays = {**self._arrays, **more}
         if task.lane == MAIN:
             self._planter(stage, arrays)
         else:
-            with current(cupy.cuda.ExternalStream(stream)):
+            with current(stream_at(stream)):
                 self._planter(stage, arrays)
