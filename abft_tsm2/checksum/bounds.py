@@ -432,7 +432,7 @@ def element_noise(a: Arithmetic, k: int) -> float:
 
 
 def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: Any = None) -> float:
-    """The smallest change of one element that a protected product of this size and type is sure to find.
+    """The smallest change of one element to expect a protected product of this size and type to find, on normal data.
 
     Parameters
     ----------
@@ -446,8 +446,9 @@ def detection_limit(m: int, k: int, n: int, dtype: Any = "float64", out_dtype: A
     Returns
     -------
     limit : float
-        Relative to the root mean square of C, for operands of independent normal entries. Smaller changes may be
-        found; ``report.checks[0].detection_limit`` gives the limit of a product that was checked, in C's units.
+        Relative to the root mean square of C, for operands of independent normal entries, or data like these. Of other
+        data, rows of very different size say, it tells nothing: ``report.limit(i, j)`` is the limit of an element of a
+        product that was checked, in C's units, and ``report.checks[0].detection_limit`` that of any element.
 
     Raises
     ------

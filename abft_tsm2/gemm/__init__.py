@@ -172,7 +172,8 @@ def protected_gemm(
                 key = known.key_of(a, b, out, options)
             if key is not None:
                 reported = return_report or policy.observed()
-                found = known.run(key, (a, b, out), stream, on_error, reported=reported, ask=problem)
+                told: Any = {"reported": reported, "limits": return_report}
+                found = known.run(key, (a, b, out), stream, on_error, **told, ask=problem)
     if found is None:
         asked = problem(out)
         report = _run(asked, "gemm", on_stage, on_error, write=write, key=key, limits=return_report)
@@ -288,7 +289,7 @@ def _run(
         keep = None if key is None else partial(known.remember, key)
         if on_stage is None and not policy.synchronous():
             return pending.run(problem, operation, on_error, write=write, keep=keep)
-        return fallback.run(problem, operation, on_stage, write=write, keep=keep)
+        return fallback.run(problem, operation, on_stage, write=write, keep=keep, limits=limits)
     if problem.wide:
         return _rounded_last(problem, operation, on_stage, write=write, limits=limits)
     start = perf_counter()

@@ -48,6 +48,8 @@ class DeviceProduct:
     ----------
     plan, options, info, operands, on_stage
         What it consists of.
+    limits : bool
+        Whether reports say how small changes are sure to be found.
     unsettled : (DeviceVerdict, LaunchSequence) or None
         A verdict that is left to the host, and the workspaces that it is from.
     """
@@ -59,8 +61,11 @@ class DeviceProduct:
         info: CallInfo,
         operands: Operands,
         on_stage: Hook | None = None,
+        *,
+        limits: bool = False,
     ) -> None:
         self.plan, self.options, self.info, self.operands, self.on_stage = plan, options, info, operands, on_stage
+        self.limits = limits
         self.unsettled: tuple[DeviceVerdict, LaunchSequence] | None = None
         self._number = next(_numbers)
 
@@ -80,8 +85,9 @@ class DeviceProduct:
         if not verdict.settled:
             self.unsettled = verdict, sequence
             return None
+        report = self._measured(verdict.report(), sequence)
         self.plan.give(sequence)
-        return verdict.report()
+        return report
 
     def settle(self, found: list[DeviceRecord], call: GraphCall) -> Report | None:
         """`report` of a product that has run as a graph, by its records, which are here."""
@@ -93,7 +99,19 @@ class DeviceProduct:
         if not verdict.settled:
             self.unsettled = verdict, call.sequence
             return None
-        return verdict.report()
+        return self._measured(verdict.report(), call.sequence)
+
+    def _measured(self, report: Report, sequence: LaunchSequence) -> Report:
+        """The report with the limits of all lines, where they were asked for."""
+        if not self.limits:
+            return report
+        checks = report.products[0].checks if report.products else report.checks
+        each = zip(self.plan.checks, sequence.workspaces, self.options.carried, checks, strict=True)
+        own = [check.limits(at, carried, found, self.options.alpha) for check, at, carried, found in each]
+        if not report.products:
+            return report.like(checks=tuple(one[0] for one in own))
+        made = zip(report.products, *own, strict=True)
+        return report.like(products=tuple(product.like(checks=tuple(found)) for product, *found in made))
 
     def queue(self) -> list[DeviceRecord]:
         """Multiply, and wait for nothing; the records are there when the stream has come so far."""
@@ -253,7 +271,13 @@ Keep = Callable[[DeviceProduct], None]
 
 
 def products_of(
-    problem: GemmProblem, operation: str, on_stage: Hook | None, *, write: bool, keep: Keep | None = None
+    problem: GemmProblem,
+    operation: str,
+    on_stage: Hook | None,
+    *,
+    write: bool,
+    keep: Keep | None = None,
+    limits: bool = False,
 ) -> Iterator[DeviceProduct]:
     """The products of a problem, one by one: of a batch all in one, unless a hook sees the stages of each.
 
@@ -263,6 +287,7 @@ def products_of(
     tasks = [None] if problem.batch and on_stage is None else problem.tasks()
     for task in tasks:
         product = _product(problem, operation, sides, task, on_stage, write)
+        product.limits = limits
         if keep is not None and not problem.squeeze:
             keep(product)
         yield product

@@ -28,14 +28,21 @@ from abft_tsm2.report import Fault, Report, Status
 
 
 def run(
-    problem: GemmProblem, operation: str, on_stage: Hook | None = None, *, write: bool = False, keep: Keep | None = None
+    problem: GemmProblem,
+    operation: str,
+    on_stage: Hook | None = None,
+    *,
+    write: bool = False,
+    keep: Keep | None = None,
+    limits: bool = False,
 ) -> Report:
     """Multiply and verify on the current stream of the operands' device, and wait for the verdict.
 
-    `keep`: called with each product, to know the next call with such arguments.
+    `keep`: called with each product, to know the next call with such arguments. `limits`: measure how small changes are
+    sure to be found.
     """
     with problem.c.device:
-        products = products_of(problem, operation, on_stage, write=write, keep=keep)
+        products = products_of(problem, operation, on_stage, write=write, keep=keep, limits=limits)
         reports = [product.report() or verify_on_host(product, problem) for product in products]
     return Report.merge(reports, operation=operation) if problem.batch and on_stage is not None else reports[0]
 
@@ -192,7 +199,8 @@ class HostFallback(Product):
         wide = product.operands.wide
         if wide is not None:
             task = replace(task, C=wide if wide.ndim == 2 else wide[task.index])
-        super().__init__(task, problem, product.info.operation, None, product.options.write, np.geterr())
+        how = product.options.write, np.geterr()
+        super().__init__(task, problem, product.info.operation, None, *how, limits=product.limits)
         self.verdict, self.differences = verdict, differences
         self._second, self._corrected = second, product.on_stage
         self.planter = product.planter()

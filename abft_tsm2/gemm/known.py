@@ -120,12 +120,13 @@ def run(
     on_error: str | None,
     *,
     reported: bool,
+    limits: bool,
     ask: Callable[[Any], GemmProblem],
 ) -> tuple[Any, Report | None] | None:
     """Make a known call of a, b and out on the current stream: the result, and the report if it is `reported`.
 
-    None where the call is not known, or `out` may share memory with operands. `ask`: what makes the problem of a
-    result, where the kernels leave it to the host.
+    None where the call is not known, or `out` may share memory with operands. `limits`: as of `fallback.run`. `ask`:
+    what makes the problem of a result, where the kernels leave it to the host.
     """
     a, b, out = operands
     known = _known.get(key)
@@ -147,7 +148,7 @@ def run(
         call = call or replays.due(known, where, lambda: known.operands(A, B, C))
         launched = None if call is None else call.launch(stream)
     if launched is None:
-        product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C))
+        product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C), limits=limits)
         if policy.synchronous():
             return C, product.report() or fallback.verify_on_host(product, ask(C))
         return C, policy.queued(pending.queue(product), on_error, known.info if reported else None)
@@ -168,5 +169,5 @@ def run(
         for record in records:
             record.free()
         return C, None
-    product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C, call))
+    product = DeviceProduct(known.plan, known.options, known.info, known.operands(A, B, C, call), limits=limits)
     return C, product.settle(records, call) or fallback.verify_on_host(product, ask(C))

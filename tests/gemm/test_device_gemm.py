@@ -441,3 +441,24 @@ def test_an_infinity_that_only_some_orders_give_on_a_card(cp: Any, inf: float) -
     with ft.errstate(unverifiable="ignore"):
         report = ft.verify_gemm(a, cp.ones((4, 1)), cp.full((40, 1), inf), on_error="detect")
     assert report.status is Status.UNVERIFIABLE, report
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("check", ["rows", "columns"])
+def test_a_change_beyond_its_limit_is_found(cp: Any, check: str, dtype: Any) -> None:
+    rng = np.random.default_rng(3)
+    A, B = (rng.standard_normal(shape) for shape in ((150, 200), (200, 260)))
+    A[5] *= 30
+    A, B = (cp.asarray(X.astype(dtype)) for X in (A, B))
+    C, clean = ft.protected_gemm(A, B, check=check, return_report=True)
+    for i, j in ((5, 7), (0, 0), (149, 259)):
+        limit = clean.limit(i, j)
+        assert limit <= clean.checks[0].detection_limit
+        wrong = float(C[i, j]) + (1.01 if dtype.itemsize > 2 else 1.1) * limit
+
+        def change(stage: str, arrays: Any, at: tuple[int, int] = (i, j), value: float = wrong) -> None:
+            if stage == "multiplied":
+                arrays["C"][at] = value
+
+        report = ft.protected_gemm(A, B, check=check, return_report=True, on_stage=change)[1]
+        assert report.status is Status.CORRECTED or report.suspicions, (i, j, limit, report)

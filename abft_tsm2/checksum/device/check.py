@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, dtype_name, to_host
-from abft_tsm2.checksum.bounds import arithmetic, bound_factors, rigorous_factor
+from abft_tsm2.checksum.bounds import arithmetic, bound_factors, recomputed_noise_factor, rigorous_factor
 from abft_tsm2.checksum.device import tuned
 from abft_tsm2.checksum.device.kernels import (
     CHANGED,
@@ -50,6 +50,7 @@ from abft_tsm2.core import memory as memories
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
 from abft_tsm2.core.problem import SIZES
+from abft_tsm2.report import Check, LineLimits
 
 # Steps are given addresses under the names "L", "R", "C", "C0" and "D"; "record" is where the repair writes what it
 # found, "tally" where it adds that up for the replays of a graph, or 0. "encoded" and "call" are the numbers of the
@@ -346,6 +347,25 @@ class DeviceCheck:
         step = self._pass("R", memory.data.ptr, right.v, 0, into, expected=right.bit_sums)
         step(cupy.cuda.get_current_stream().ptr, where)
         return bool(self.flags(memory.data.ptr) & CHANGED)
+
+    @np.errstate(all="ignore")
+    def limits(self, memory: int, carried: CarriedChecksum | None, found: Check, alpha: float) -> list[Check]:
+        """The check of a verdict, with the limits of all lines, for each product. Synchronises.
+
+        A clean residual is taken to be as large a share of its bound as the closest one: the kernels keep no others.
+        """
+        spec = self.spec
+        tau = to_host(self.workspace.array(memory, "tau"))
+        v = self.workspace.array(memory, "v") if carried is None else elements(carried.right.v, spec.n, spec.acc)[None]
+        moduli = np.abs(to_host(v).astype(np.float64))
+        f = bound_factors(spec.arithmetic, spec.terms, spec.n, alpha)
+        noise = recomputed_noise_factor(spec.n, partial=spec.arithmetic.partial) / f.factor
+        allowed = (1 + found.closest + min(1.0, noise)) * tau / (1 - f.factor - f.out_factor)
+        checks = []
+        for i, own in enumerate(allowed):
+            limits = LineLimits(found.side, own.tolist(), moduli[i if len(moduli) > 1 else 0].tolist())
+            checks.append(found.with_limits(limits, float(np.median(tau[i])), found.closest, found.closest_line))
+        return checks
 
     def flags(self, memory: int) -> int:
         """MISSED, CHANGED: flags that passes have set so far. Synchronises."""
