@@ -445,6 +445,8 @@ def act(report: Report, on_error: str | None = None) -> None:
     if _scope.get().kept is not None:
         return
     quiet = report.status in (Status.CLEAN, Status.PENDING) and not report.also
+    if quiet and not logger.isEnabledFor(logging.DEBUG):
+        return
     actions = {} if quiet else actions_for(report, on_error)
     level = logging.WARNING if "log" in actions.values() else logging.DEBUG
     if logger.isEnabledFor(level):

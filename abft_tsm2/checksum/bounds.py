@@ -130,22 +130,23 @@ class Arithmetic:
 
     def underflow(self, k: int, alpha: float = 1.0) -> float:
         """The most that underflow takes from one element: in k products, in scaling and adding, in storing."""
-        summed, stored = _tiny(self.accumulator, self.flushes), _tiny(self.stored, self.flushes_stored)
+        a, c = self.accumulator, self.stored
+        summed = a.smallest_normal if self.flushes else a.smallest_subnormal
+        stored = c.smallest_normal if self.flushes_stored else c.smallest_subnormal
         return (k * max(1.0, abs(alpha)) + 2) * summed + (stored if self.u_out else 0.0)
-
-
-def _tiny(kind: FloatType, flushed: bool) -> float:
-    return kind.smallest_normal if flushed else kind.smallest_subnormal
 
 
 def lost(kind: FloatType) -> float:
     """What one underflow costs at most on this processor, in the mode it is in."""
-    return _tiny(kind, flushes())
+    return kind.smallest_normal if flushes() else kind.smallest_subnormal
+
+
+_NORMAL = FLOATS["float64"].smallest_normal
 
 
 def lost_in_checksum() -> float:
-    """What no bound falls below: what underflow takes from a checksum itself."""
-    return lost(FLOATS["float64"])
+    """What no bound falls below: what underflow takes from a checksum itself, `lost` of float64."""
+    return _NORMAL if flushes() else TINIEST
 
 
 class BoundFactors(NamedTuple):

@@ -16,7 +16,7 @@ from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
 from abft_tsm2.checksum.repairs import Written
-from abft_tsm2.checksum.reproduced import is_reproduced
+from abft_tsm2.checksum.reproduced import are_equal, second_product
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Scale, Side
 from abft_tsm2.checksum.subnormals import FLUSHED, lines_of_subnormals
@@ -103,7 +103,7 @@ def diagnose(
     Evidence may clear a suspicion, and a repair may be verified, only where every operand it was computed from is shown
     to be what was encoded: operands are compared before anything is computed from them, and behind that once more.
     """
-    decision = Decision(verdict.check)
+    decision, second = Decision(verdict.check), None
     if 0 in lines.C.shape:  # whatever the operands hold, nothing follows from it
         return decision
     V = expected.carried.weights
@@ -122,7 +122,8 @@ def diagnose(
             failing = np.flatnonzero(~verdict.ok)
             worst_first = failing[np.argsort(-verdict.residual[failing], kind="stable")]
             sharp = is_numpy(lines.C) or not _lines_moved(lines, expected, now, u, verdict, shown())
-            if sharp and is_reproduced(lines, worst_first):
+            second = second_product(lines, worst_first) if sharp else None
+            if second is not None and are_equal(lines.C, second):
                 if since := _changed_since(lines, expected, now, shown()):
                     return decision.input_changed(*since)
                 decision.multiplications += lines.L.size * lines.R.shape[1]
@@ -142,7 +143,7 @@ def diagnose(
             break
         worst_first = suspects[np.argsort(-rescaled.verdict.residual[suspects], kind="stable")]
         outcome = locate_and_correct(
-            lines,
+            lines if second is None or turn else lines._replace(again=lambda: second),
             rescaled.scale,
             worst_first,
             others[rescaled.scale.usable_line[others]],

@@ -187,7 +187,7 @@ def sampled_squares(R: Array) -> NDArray[Any]:
 
 def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
     """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
-    lowest = reliable(R.dtype, R.shape[-2])
+    lowest = reliable(dtype_name(R.dtype), R.shape[-2])
     return exponents_from(0.5 * np.log2(sampled_squares(R)), R, lowest)
 
 
@@ -205,10 +205,10 @@ def exponents_from(log2_norms: NDArray[Any], R: Array, lowest: float) -> tuple[N
 
 
 @functools.lru_cache(64)
-def reliable(dtype: Any, k: int) -> float:
+def reliable(dtype: str, k: int) -> float:
     """log2 of the least norm of k rows that is known to two digits although squares that underflow are lost: all of
     them together are less than a 64th of its square."""
-    return (_SUMMED[dtype_name(dtype)] + math.log2(64 * max(1, k))) / 2
+    return (_SUMMED[dtype] + math.log2(64 * max(1, k))) / 2
 
 
 def _are_zero(R: Array, log2_norms: NDArray[Any]) -> bool:
@@ -278,7 +278,7 @@ def missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDAr
         return None
     large = np.flatnonzero(size > usual)
     if large.size > 16 + R.shape[0] // 16:
-        exact = exponents(_norms(R, reliable(R.dtype, R.shape[-2])))
+        exact = exponents(_norms(R, reliable(dtype_name(R.dtype), R.shape[-2])))
     else:
         xp = namespace(R)
         total = np.full(R.shape[1], 1 / _share(R.shape[0]))  # the sample's own norm, in units of 2^e, squared
@@ -449,7 +449,7 @@ def _squared_once(R: Array, base: Weights, partial: bool) -> OperandChecksum:
     k, squares = R.shape[-2], squares_of(R)
     norms = np.log2(np.matmul(ones(k, squares.dtype), squares), dtype=np.float64)
     norms *= 0.5
-    V = equilibrated(base, *exponents_from(norms, R, reliable(R.dtype, k)))
+    V = equilibrated(base, *exponents_from(norms, R, reliable(dtype_name(R.dtype), k)))
     return _carried(R, V, partial, squares_times(squares[..., : part_of(k), :], V * V))
 
 

@@ -16,9 +16,10 @@ from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.rigorous import sequential_bound
 from abft_tsm2.checksum.sides import Floats, Integers, Scale, Side
 from abft_tsm2.core.accurate import residual
-from abft_tsm2.core.row_sums import take_rows
+from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
 _TERMS = 1 << 22  # products of elements held at a time
+_SCALED_BYTES = 2 << 20  # of one of the temporaries of columns that are scaled
 
 
 def line_errors(lines: Side, scale: Scale, at: Integers, X: Array, columns: Integers | None = None) -> Floats:
@@ -34,6 +35,11 @@ def line_errors(lines: Side, scale: Scale, at: Integers, X: Array, columns: Inte
         By default all.
     """
     columns = np.arange(lines.R.shape[1]) if columns is None else columns
+    step = rows_per_block(lines.R.shape[0], _SCALED_BYTES)
+    if columns.size > step:  # as many as may be scaled at once
+        parts = [slice(lo, min(columns.size, lo + step)) for lo in range(0, columns.size, step)]
+        every = [line_errors(lines, scale, at, X[:, part], columns[part]) for part in parts]
+        return np.concatenate(every, axis=1)
     with np.errstate(all="ignore"):
         left = scale.left_lines(take_rows(lines.L, at), at) * from_host(scale.gain(lines.alpha, at), lines.L)
         right = scale.right_rows(_columns(lines.R, columns), slice(None), columns)

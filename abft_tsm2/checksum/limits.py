@@ -88,7 +88,9 @@ def limits_of(lines: Side, V: Array, residual: Floats, excused: float = 0.0) -> 
     factors = bound_factors(lines.arithmetic, lines.terms, n, lines.alpha)
     noise = min(1.0, recomputed_noise_factor(n, partial=lines.partial) / factors.factor) * tau
     allowed = (max(1.0, excused) * tau + residual + noise) / (1 - factors.factor - factors.out_factor)
-    ratios = np.where(residual == 0.0, 0.0, residual / tau)
+    known = np.isfinite(residual) & np.isfinite(tau)  # else an Inf that is right
+    allowed, ratios = np.where(known, allowed, np.inf), np.where(known & (residual != 0), residual / tau, 0.0)
+    ratios = np.where(ratios <= 1, ratios, 0.0)  # of others, evidence has found that they are right
     return SideLimits(tau.max(axis=-1), ratios.max(axis=-1), allowed.max(axis=-1), weights.max(axis=-1))
 
 

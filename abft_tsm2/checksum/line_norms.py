@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import Array, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import BoundFactors
 from abft_tsm2.checksum.encode import part_of
 from abft_tsm2.core.row_sums import rows_per_block, small, squares_of, summed_squares, take_rows
@@ -40,13 +40,17 @@ def further(k: int) -> list[slice]:
     return [slice(at, at + _RUN) for at in starts]
 
 
-def _scaled_norms(X: Array, W2: Array) -> tuple[_Floats, int]:
-    """``sqrt((X o X) W2)``, and the power of two that it is to be multiplied with."""
-    exponent, xp = 0, namespace(X)
-    if X.dtype.itemsize == 8 and 0 not in X.shape:  # of narrower types, squares in float64 stay in the range
-        exponent = math.frexp(float(xp.max(xp.abs(X))))[1]
-        X = X * 2.0 ** -(exponent // 2) * 2.0 ** -(exponent - exponent // 2)
-    norms = np.sqrt(to_host(summed_squares(X, W2, True))[:, 0])
+def _scaled_norms(X: Array, W2: Array, at: NDArray[np.int64] | None = None) -> tuple[_Floats, int]:
+    """``sqrt((X o X) W2)`` of these rows, or of all, and the power of two that it is to be multiplied with."""
+    exponent, xp, at = 0, namespace(X), np.arange(X.shape[0]) if at is None else at
+    if float_type(X).bits == 64 and 0 not in X.shape:  # of narrower types, squares in float64 stay in the range
+        exponent = math.frexp(max(abs(float(xp.max(X))), abs(float(xp.min(X)))))[1]
+    halves = 2.0 ** -(exponent // 2), 2.0 ** -(exponent - exponent // 2)
+    step, norms = rows_per_block(X.shape[1]), np.empty(at.size)
+    for lo in range(0, at.size, step):
+        part = take_rows(X, at[lo : lo + step])
+        part = part * halves[0] * halves[1] if exponent else part
+        norms[lo : lo + step] = np.sqrt(to_host(summed_squares(part, W2, True))[:, 0])
     further = math.frexp(float(norms.max(initial=0.0)))[1]
     return np.ldexp(norms, -further), exponent + further
 
@@ -120,7 +124,7 @@ class UnexplainedLines:
 
     def _measure_stored(self, width: int) -> None:
         """``||C_i o v||`` over so many columns."""
-        self._stored = np.sqrt(self._squares(self._C[:, :width], self._V2[:width]))
+        self._stored = np.sqrt(self._squares(self._C[:, :width], self._V2[:width, :]))
         self._compare()
 
     def _measure_products(self, terms: list[slice] | None) -> None:
@@ -140,8 +144,8 @@ class UnexplainedLines:
     def _measure_in_range(self) -> None:
         """All norms, with matrices scaled by powers of two so that no square leaves the range."""
         q, of_q = _scaled_norms(self._R, self._V2)
-        p, of_p = _scaled_norms(take_rows(self._L, self._at), from_host((q * q)[:, None], self._L))
-        c, of_c = _scaled_norms(take_rows(self._C, self._at), self._V2)
+        p, of_p = _scaled_norms(self._L, from_host((q * q)[:, None], self._L), self._at)
+        c, of_c = _scaled_norms(self._C, self._V2, self._at)
         self._products, self._stored = np.ldexp(self._alpha * p, of_p + of_q), np.ldexp(c, of_c)
         self._more = 1.0
         self._compare()

@@ -21,10 +21,11 @@ _WORST = 8  # lines that are compared element by element
 _MODERATE = 2.0**-300, 2.0**300  # largest elements of operands and of C; products of two stay far from both ends
 
 
-def is_reproduced(lines: Side, suspects: Integers) -> bool:
-    """Whether a second product has the bits of C, and the worst of the suspects are within rounding of an accurate one.
+def second_product(lines: Side, suspects: Integers) -> Array | None:
+    """A second product where the worst of the suspects are within rounding of an accurate one; else None.
 
-    The operands are what was encoded: the caller has seen to that. Synchronises with the host.
+    Where it has the bits of C, and the operands are what was encoded, the suspicion is dismissed. Synchronises with the
+    host.
 
     Parameters
     ----------
@@ -32,8 +33,8 @@ def is_reproduced(lines: Side, suspects: Integers) -> bool:
         Lines whose residuals exceed their bounds, the worst first.
     """
     if not all(map(_is_moderate, (lines.L, lines.R, lines.C))) or lines.C0 is not None:
-        return False
-    return _hold(lines, suspects[:_WORST]) and _same_bits(lines.C, lines.again())
+        return None
+    return lines.again() if _hold(lines, suspects[:_WORST]) else None
 
 
 def _is_moderate(X: Array) -> bool:
@@ -66,7 +67,8 @@ def _hold(lines: Side, at: Integers) -> bool:
     return True
 
 
-def _same_bits(X: Array, Y: Array) -> bool:
+def are_equal(X: Array, Y: Array) -> bool:
     """Whether two matrices of finite numbers are equal, in blocks."""
-    rows = rows_per_block(X.shape[1])
-    return all(bool((X[at : at + rows] == Y[at : at + rows]).all()) for at in range(0, X.shape[0], rows))
+    rows, xp = rows_per_block(X.shape[1]), namespace(X)
+    parts = (slice(at, min(X.shape[0], at + rows)) for at in range(0, X.shape[0], rows))
+    return all(bool(xp.all(X[part, :] == Y[part, :])) for part in parts)

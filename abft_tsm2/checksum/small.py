@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array
+from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.checksum.bounds import Arithmetic, BoundFactors, bound_factors, least_bound, lost_in_checksum
 from abft_tsm2.checksum.encode import (
     SQUARED,
@@ -96,7 +96,7 @@ class SmallSums:
     def __init__(self, side: str, sizes: tuple[int, int, int], dtype: Any, a: Arithmetic) -> None:
         m, k, n = sizes
         self._side, self._m, self._k, self._n, self._a = side, m, k, n, a
-        self._part, self._beyond, self._lowest = part_of(k), sampled_beyond(k), reliable(dtype, k)
+        self._part, self._beyond, self._lowest = part_of(k), sampled_beyond(k), reliable(dtype_name(dtype), k)
         self._squared = self._beyond is None and k * n <= SQUARED
         self._partial = k >= a.parts_from
         self._half, self._wide = dtype.itemsize == 2, dtype.itemsize == 8

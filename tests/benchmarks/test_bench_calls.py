@@ -105,7 +105,7 @@ def test_without_a_monitor_a_call_that_finds_anything_raises(monkeypatch: pytest
     loop = Loop(call, 3, C, watched=False, reports=1)
     loop.once(lambda: None)
     assert (loop.trouble, loop.due, len(calls)) == ("", 1, 4)
-    monkeypatch.setattr(small, "multiply", lambda A, B, C: C.fill(1e4))
+    monkeypatch.setattr(small, "multiply", lambda A, B, C, **_: C.fill(1e4))
     with pytest.raises(SilentDataCorruptionError):
         loop.once(lambda: None)
 

@@ -195,6 +195,8 @@ def test_alpha_beta_and_c(x: Given, alpha: float, beta: float, seed: int, inplac
     c0 = np.random.default_rng(seed).standard_normal(shape).astype(x.dtype)
     with np.errstate(all="ignore"):
         expected = alpha * (x.a @ x.b) if alpha != 1 else x.a @ x.b
+        if alpha == 0:  # as in BLAS, nothing is read
+            expected = np.zeros(shape, x.dtype)
         expected = expected + beta * c0 if beta != 0 else expected
         out = c0.copy() if inplace else None
         c, report = x.product(c=out if inplace else c0, alpha=alpha, beta=beta, out=out)

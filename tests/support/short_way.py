@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import Report, protected_gemm
+from abft_tsm2.checksum import small as checksum_small
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.gemm import host, small
 
@@ -31,7 +32,7 @@ def unrounded(
     """Operands and, from now on, weights of so few digits that all sums of their product are exact, in whatever order a
     BLAS adds: no residual is other than zero, or can raise a suspicion."""
     patch.setattr(small, "_forms", {})  # which keep weights
-    for module in (small, host):
+    for module in (checksum_small, host):
         patch.setattr(module, "balanced", lambda n: np.rint(weights("balanced", n) * 16) / 16)
     rng = np.random.default_rng([m, k, n])
     return rng.integers(-1, 2, (*batch, m, k)).astype(dtype), rng.integers(-1, 2, (*batch, k, n)).astype(dtype)
