@@ -13,7 +13,7 @@ from scipy import linalg
 from abft_tsm2 import Status, errstate, protected_lu_factor
 from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.faults.operands.matrices import FAMILIES
-from abft_tsm2.linalg import lu as lu_module
+from abft_tsm2.linalg import lu_on_device
 from abft_tsm2.linalg.device import plan
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.device.kept import PlansOfThread
@@ -229,7 +229,7 @@ class Planted:
             made.__init__(A, after=self.after if len(self.made) == 1 else None, **options)
             return made
 
-        monkeypatch.setattr(lu_module, "DeviceFactorisation", make)
+        monkeypatch.setattr(lu_on_device, "DeviceFactorisation", make)
 
     def after(self, task: Any) -> None:
         if task.name in ("record", "wait"):
