@@ -121,7 +121,8 @@ def _bounds_of_lines(lines: Side, V: Array) -> Floats:
 
 
 def _holds_nothing(lines: Side) -> Mask:
-    """Which lines are 0 because L's or all of R is."""
+    """Which lines are 0 because every term of theirs has a factor of zeros: an element of L, or a row of R."""
     xp = namespace(lines.L)
-    left, right = (to_host(xp.any(X != 0, axis=-1)) for X in (lines.L, lines.R))
-    return ~(left & right.any(axis=-1, keepdims=True))
+    present = xp.any(lines.R != 0, axis=-1)
+    terms = (lines.L != 0) & present[..., None, :]
+    return ~np.asarray(to_host(xp.any(terms, axis=-1)), np.bool_)

@@ -21,6 +21,7 @@ from abft_tsm2.core.row_sums import rows_per_block, small, squares_of, summed_sq
 _Floats = NDArray[np.float64]
 _PART = 64  # columns of a line at least that are looked at first
 _NEAR = 2.0**-560, 2.0**360  # residuals of products whose squares are in the range, those of float32 widened
+_FEW_TERMS = 512  # that are all looked at in hardly more time than a part of them
 _RUNS, _RUN = 8, 8  # places along k, and terms at each, that are looked at beside the first ones
 
 
@@ -103,7 +104,7 @@ class UnexplainedLines:
         `whole`: of C no less than its lines, so that the bounds are those that a report gives."""
         n, k = self._n, self._k
         widths = [n] if whole or n <= _PART else [max(_PART, n // 4), n]
-        terms = [None] if k <= 4 * _PART else [further(k), None]
+        terms = [None] if k <= _FEW_TERMS else [further(k), None]
         if part_of(k) == k:
             terms = []
         if self._at.size and not _NEAR[0] < np.maximum.reduce(self._residual) < _NEAR[1]:

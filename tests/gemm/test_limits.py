@@ -28,12 +28,18 @@ def operands(data: str, shape: tuple[int, int, int], dtype: Any) -> tuple[np.nda
         A, B = abs(A), abs(B)
     elif data == "half of k small":
         A[:, : k // 2] *= 1e-3
+    elif data == "sparse":  # with lines that are 0 because what they meet is
+        A, B = A * (rng.random(A.shape) < 0.02), B * (rng.random(B.shape) < 0.02)
+        A[5], B[7] = 0, 0
+        A[5, 7] = 1
     return A.astype(dtype), B.astype(dtype)
 
 
 @pytest.mark.parametrize("check", ["rows", "columns", "both"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("data", ["normal", "one row is larger", "rows of many decades", "positive", "half of k small"])
+@pytest.mark.parametrize(
+    "data", ["normal", "one row is larger", "rows of many decades", "positive", "half of k small", "sparse"]
+)
 def test_a_change_beyond_its_limit_is_found(data: str, dtype: Any, check: str) -> None:
     rng = np.random.default_rng(7)
     for shape in SHAPES.values():
