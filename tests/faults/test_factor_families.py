@@ -163,16 +163,19 @@ def test_any_other_verdict_is_an_alarm_but_of_subnormal_numbers(
     assert clean("lu", "online", family).outcome == outcome
 
 
-def test_a_wrong_result_that_is_called_clean_is_silent_corruption(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("status", "outcome"), [(Status.CLEAN, "sdc"), (Status.UNVERIFIABLE, "false_alarm")])
+def test_a_wrong_result_that_is_called_clean_is_silent_corruption(
+    status: Status, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = factor_calls.protected_lu_factor
 
     def spoilt(*args: Any, **options: Any) -> Any:
         (lu, piv), report = said(*args, **options)
         lu[-1, -1] *= 1.0001
-        return (lu, piv), report
+        return (lu, piv), replace(report, status=status)
 
     monkeypatch.setattr(factor_calls, "protected_lu_factor", spoilt)
-    assert clean("lu", "online", "normal").outcome == "sdc"
+    assert clean("lu", "online", "normal").outcome == outcome
 
 
 def test_of_large_factors_some_rows_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,8 @@ def _clean(problem: FactorProblem, scheme: str) -> Finding:
         found.closest = answer.report.closest
         if answer.report.status is not Status.CLEAN and not _excused(answer.report, problem, without):
             found.outcome = "false_alarm"
-    if answer.result is not None and np.isfinite(without):
+    vouched = answer.report is None or answer.report.status is not Status.UNVERIFIABLE
+    if answer.result is not None and vouched and np.isfinite(without):
         times = ratio(problem.error(answer), without, problem.a.dtype)
         if times > ESCAPED:
             found.outcome, found.note = "sdc", f"no fault, and an error of {times:.3g} times SciPy's"
