@@ -217,6 +217,23 @@ def test_changes_that_cancel_are_hidden_on_one_side_and_not_on_the_other() -> No
     assert (found.above[0], found.chance[0], found.unexplained[0]) == (True, 0, True)
 
 
+def test_large_changes_that_cancel_round_by_as_much_as_a_small_one() -> None:
+    dtype = DTYPES[-1]
+    if dtype.name != "bfloat16":
+        pytest.skip("ml_dtypes is not installed")
+    case = Case(40, 50, 100, dtype)
+    v, alone = case.promises[0].v, float(case.promises[0].limit(case.clean[None])[0, 7])
+    j, k = min(((j, k) for j in range(100) for k in range(j)), key=lambda pair: abs(v[pair[0]] - v[pair[1]]))
+    C = case.clean.copy()
+    C[7, j] += dtype.type(1.5 * alone / abs(v[j] - v[k]))
+    C[7, k] -= C[7, j] - case.clean[7, j]
+    found = case(C)
+    assert float(case.promises[0].moved(C[None].astype(float) - case.clean.astype(float))[0, 7]) > alone
+    assert (found.wrong[0], found.above[0], found.hidden[0], found.unexplained[0]) == (True, False, True, False)
+    C[7, k] = case.clean[7, k]
+    assert case(C).above[0]
+
+
 # ---- places --------------------------------------------------------------------------------------------------------
 
 

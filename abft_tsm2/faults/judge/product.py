@@ -39,7 +39,7 @@ from abft_tsm2.faults.judge.oracle import (
     require,
     widened,
 )
-from abft_tsm2.faults.judge.yardstick import PARTS, REACH, noise_of_product
+from abft_tsm2.faults.judge.yardstick import LEAST_STORED, PARTS, REACH, noise_of_product
 from abft_tsm2.report import Check
 
 Array = Any
@@ -131,7 +131,9 @@ class Promise:
         with np.errstate(all="ignore"):
             products, stored = self._norm(left, self._norm(right, self.v)), self._norm(self._across(clean), self.v)
             noise, least = noise_of_product(how, A.shape[1], self._across(errors), self._powers, products, stored, xp)
-            self._limit = REACH[how.sums] * noise
+            self._limit, self._stored = REACH[how.sums] * noise, stored
+            self._largest = math.sqrt(A.shape[1]) * products  # what is stored without a fault
+            self._rounded = REACH[how.sums] * LEAST_STORED * FLOATS[how.out].unit_roundoff if how.rounds else 0.0
             self.reach = math.nan
             if check.limits is not None:
                 stated = xp.asarray(check.limits.allowed)
@@ -147,8 +149,14 @@ class Promise:
             )
 
     def limit(self, C: Array) -> Array:
-        """What the checksum of each line of a batch of products has to be moved by to be found, (b, lines)."""
-        return self._xp.broadcast_to(self._limit, (len(C), self._limit.size))
+        """What the checksum of each line of a batch of products has to be moved by to be found, (b, lines).
+
+        Where elements are rounded last, several large ones that cancel in a sum round by as much as a small change.
+        """
+        if not self._rounded:
+            return self._xp.broadcast_to(self._limit, (len(C), self._limit.size))
+        stored = self._xp.minimum(self._norm(self._across(C), self.v), self._largest)
+        return self._limit + self._rounded * self._xp.maximum(stored - self._stored, 0.0)
 
     def moved(self, change: Array) -> Array:
         """By how much a change of the products moves each line, (b, lines)."""
