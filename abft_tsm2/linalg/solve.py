@@ -160,12 +160,9 @@ def protected_lu_solve(
         work.stage("inputs", lu=lu, b=B)
         kernels = solved_by_kernels(lu, B, work)
         x = by_kernels(lu, piv, B, work) if kernels else by_steps(for_blas(lu), piv, for_blas(B), work)
-        sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
-        more: dict[str, Any] = {"checks": work.checks, "device": device_name(B)}
-        return x, work.findings.report("lu_solve", sizes, dtype_name(B.dtype), seconds, **more)
+        return x, _report("lu_solve", B, work)
 
-    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        x, report = _each(one, "lu_solve", lu, piv, B)
+    x, report = _each(one, "lu_solve", lu, piv, B)
     policy.deliver(report, on_error)
     return (x, report) if return_report else x
 
@@ -225,8 +222,7 @@ def protected_cho_solve(
     -----
     As `protected_lu_solve`, with ``L z = b`` and ``L' x = z`` (N. J. Higham, Accuracy and Stability of Numerical
     Algorithms, 2002, theorem 8.5); c and b are encoded for the length of the call as lu and b are there. CuPy arrays
-    are solved by CuPy's triangular solves, and every check waits for the
-    host.
+    are solved by CuPy's triangular solves, and every check waits for the host.
 
     Examples
     --------
@@ -259,12 +255,9 @@ def protected_cho_solve(
         factors, sides = GivenFactors(C, halves, "c"), GivenSides.of(B)
         work.given = factors, sides
         x = substituted_twice(factors, sides.weighed, work)
-        more: dict[str, Any] = {"checks": work.checks, "device": device_name(B)}
-        sizes, seconds = (n, n, int(B.shape[1])), work.clock.seconds
-        return x, work.findings.report("cho_solve", sizes, dtype_name(B.dtype), seconds, **more)
+        return x, _report("cho_solve", B, work)
 
-    with np.errstate(all="ignore"):  # what is not finite shows in a verdict
-        x, report = _each(one, "cho_solve", C, None, B)
+    x, report = _each(one, "cho_solve", C, None, B)
     policy.deliver(report, on_error)
     return (x, report) if return_report else x
 
@@ -370,8 +363,7 @@ def protected_solve(
     def one(A: Array, _: Any, B: Array) -> tuple[Array, Report]:
         return _solved(for_blas(A), for_blas(B), options, refine=refine)
 
-    with np.errstate(all="ignore"):
-        x, report = _each(one, "solve", A, None, B)
+    x, report = _each(one, "solve", A, None, B)
     policy.deliver(report, on_error)
     return (x, report) if return_report else x
 
@@ -566,20 +558,31 @@ def _whole(A: Array, assume_a: str | None, lower: bool) -> Array:
     return xp.triu(A) if kind == "upper" else xp.tril(A)
 
 
+def _report(operation: str, B: Array, work: Work) -> Report:
+    """What was found in one system with factors that were given."""
+    n, r = B.shape
+    more: dict[str, Any] = {"checks": work.checks, "device": device_name(B)}
+    return work.findings.report(operation, (n, n, r), dtype_name(B.dtype), work.clock.seconds, **more)
+
+
 def _each(
     one: Callable[[Array, Any, Array], tuple[Array, Report]], operation: str, A: Array, piv: Any, B: Array
 ) -> tuple[Array, Report]:
-    """`one` of every matrix of a stack and its right-hand sides, which broadcast as in SciPy."""
+    """`one` of every matrix of a stack and its right-hand sides, which broadcast as in SciPy.
+
+    What is not finite shows in a verdict, not in NumPy's warnings."""
     vector = B.ndim == 1
     xp, B = namespace(B), B[:, None] if vector else B
     batch = np.broadcast_shapes(tuple(A.shape[:-2]), tuple(B.shape[:-2]))
     if not batch:
-        x, report = one(A, piv, B)
+        with np.errstate(all="ignore"):
+            x, report = one(A, piv, B)
         return (x[:, 0] if vector else x), report
     A, B = xp.broadcast_to(A, (*batch, *A.shape[-2:])), xp.broadcast_to(B, (*batch, *B.shape[-2:]))
     piv = None if piv is None else np.broadcast_to(piv, (*batch, piv.shape[-1]))
     pivots = [None if piv is None else piv[at] for at in np.ndindex(batch)]
-    done = [one(*each) for each in zip(matrices_of(A), pivots, matrices_of(B), strict=True)]
+    with np.errstate(all="ignore"):
+        done = [one(*each) for each in zip(matrices_of(A), pivots, matrices_of(B), strict=True)]
     if done:
         x, report = stacked([x for x, _ in done], batch), merged([one for _, one in done], batch, operation)
     else:
