@@ -301,7 +301,7 @@ class Monitor:
     @property
     def reports(self) -> list[Report]:
         """The reports so far (a new list)."""
-        return list(self._reports.values())
+        return list(self._reports.copy().values())
 
     @property
     def counts(self) -> Counter[Status]:
@@ -311,7 +311,9 @@ class Monitor:
     def _collect(self) -> None:
         """Wait for what is pending; raise the first of what they raise when all have been collected."""
         raised: list[SilentDataCorruptionError] = []
-        for key, report in list(self._reports.items()):
+        # A copy of the dictionary, whose making runs no Python code: a list of its items makes tuples, the collector
+        # may run meanwhile, and with it another thread that delivers.
+        for key, report in self._reports.copy().items():
             if report.status is Status.PENDING:
                 try:
                     self._reports[key] = report.wait()

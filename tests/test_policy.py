@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import doctest
+import gc
 import itertools
 import logging
 import pickle
@@ -288,6 +289,26 @@ def test_a_monitor_sees_every_thread() -> None:
         sys.setswitchinterval(interval)
     assert own == [each] * threads
     assert sorted(report.index for report in log) == sorted(itertools.product(range(threads), range(each)))
+
+
+def test_a_monitor_ends_while_the_collector_runs() -> None:
+    """The collector may run wherever objects are made, and with it another thread, or a finaliser, that delivers."""
+
+    def amid(_phase: str, _info: dict[str, int]) -> None:
+        deliver(example(Status.CLEAN))
+
+    threshold = gc.get_threshold()
+    with monitor() as log:
+        for _ in range(5000):  # more pairs than CPython keeps free
+            deliver(example(Status.CLEAN))
+        gc.callbacks.append(amid)
+        gc.set_threshold(1)
+        try:
+            log._collect()
+        finally:
+            gc.set_threshold(*threshold)
+            gc.callbacks.remove(amid)
+    assert log.counts[Status.CLEAN] == len(log) >= 5000
 
 
 def test_a_monitor_amid_the_beginning_and_the_end_of_another() -> None:
