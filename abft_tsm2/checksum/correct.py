@@ -102,7 +102,9 @@ def locate_and_correct(
         if outcome.columns:
             _complete_columns(lines, scale, outcome, write)
     else:
-        undecided = np.flatnonzero(scale.usable_line) if mass else suspects
+        undecided = suspects
+        if mass:
+            undecided = np.concatenate([suspects, np.setdiff1d(np.flatnonzero(scale.usable_line), suspects)])
         columns, surely_wrong = _common_columns(lines, scale, suspects[:_SAMPLE], outcome)
         if columns and not mass:
             outcome.columns = columns
@@ -110,7 +112,7 @@ def locate_and_correct(
             if outcome.faults:
                 return outcome
     if undecided.size:
-        _multiply_again(lines, scale, np.sort(undecided), V, tau, outcome, write, foreign)
+        _multiply_again(lines, scale, undecided, V, tau, outcome, write, foreign)
     if surely_wrong and not outcome.faults:  # the second product has the same fault
         _line_by_line(lines, scale, suspects, outcome, write)
     return outcome
@@ -263,6 +265,18 @@ def _complete_columns(lines: Side, scale: Scale, outcome: RepairOutcome, write: 
                 ]
 
 
+def _replace_elements(lines: Side, scale: Scale, wrong: dict[int, Mask], outcome: RepairOutcome, write: bool) -> None:
+    """Recompute these elements of some lines."""
+    for tile in _tiles(lines, scale.usable_column, np.asarray(sorted(wrong), np.int64)):
+        outcome.multiplications += tile.at.size * lines.R.size
+        for p, line in enumerate(tile.at):
+            hit = wrong[int(line)]
+            whole = int(np.count_nonzero(hit)) > max(4, hit.size // 20)
+            repairs.replace(lines, int(line), np.flatnonzero(hit), tile.value[p], write)
+            outcome.written.lines.add(int(line))
+            outcome.faults += repairs.line_faults(lines, int(line), hit, tile.found[p], tile.value[p], whole, write)
+
+
 # ---- the same product again ---------------------------------------------------------------------------------------
 
 
@@ -276,8 +290,8 @@ def _multiply_again(
     write: bool,
     foreign: bool,
 ) -> None:
-    """Compare lines with a second product, and replace C by it where one of them is wrong."""
-    second, wrong = compare(lines, scale, at, V, tau, outcome, foreign=foreign)
+    """Compare lines, the worst first, with a second product, and replace C by it where one of them is wrong."""
+    second, wrong, twice = compare(lines, scale, at, V, tau, outcome, foreign=foreign)
     # A line in which an Inf is right has no residual: what differs in it is recomputed element by element.
     # Of a product from elsewhere nothing is known of an Inf that this library's order of summation gives as well.
     by_element = ~second.finite & (foreign | ~second.equal)
@@ -287,14 +301,16 @@ def _multiply_again(
             outcome.overflowed += undecided.size
         else:
             wrong[by_element] = np.isin(at[by_element], undecided)
-    outcome.cleared += int(np.count_nonzero(~wrong & ~by_element))
+    outcome.cleared += int(np.count_nonzero(~wrong & ~by_element)) - len(twice)
+    if twice:
+        _replace_elements(lines, scale, twice, outcome, write)
     if not wrong.any():
         return
     if write:  # what hit these lines may have hit the others, too little to be seen
         usable = np.flatnonzero(scale.usable_column)
         for line in np.flatnonzero(scale.usable_line):
             repairs.replace(lines, int(line), usable, to_host(second.product[int(line), :]), write)
-    hit = tuple(int(line) for line in at[wrong])
+    hit = tuple(sorted(int(line) for line in at[wrong]))
     rows, columns = (hit, ()) if lines.side == "rows" else ((), hit)
     kind = "rows" if lines.side == "rows" else "block"
     largest = float(second.largest[wrong].max())  # NaN stays

@@ -2,7 +2,9 @@
 
 Equal terms round in one direction, so that clean products of constant data exceed bounds that count with random
 directions. A second product of the same operands by the same call tells such a pattern from a fault that has passed; an
-accurate product of the worst lines, compared element by element with the rigorous bound, from one that has not.
+accurate product of the worst lines, compared element by element with the rigorous bound, from one that has not. A fault
+that both products have alike may be within that bound: then its element stands out among its line, or its line among
+others, and nothing is dismissed here.
 
 Only for matrices in the middle of their range, where nothing has to be rescaled: `abft_tsm2.checksum.correct` decides
 about all others, and about all that this does not dismiss.
@@ -13,11 +15,12 @@ from __future__ import annotations
 import numpy as np
 
 from abft_tsm2.arrays import Array, in_float64, namespace, to_host
-from abft_tsm2.checksum.bounds import rigorous_factor
+from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT, element_noise, rigorous_factor
 from abft_tsm2.checksum.sides import Integers, Side
 from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
-_WORST = 8  # lines that are compared element by element
+_WORST = 8  # lines that are compared element by element, and others beside them
+_USUAL = 0.9  # of the elements of a line
 _MODERATE = 2.0**-300, 2.0**300  # largest elements of operands and of C; products of two stay far from both ends
 
 
@@ -49,22 +52,30 @@ def _is_moderate(X: Array) -> bool:
 
 def _hold(lines: Side, at: Integers) -> bool:
     """Whether elements of these lines are within the rigorous bound of `bounds.rigorous_factor`, as
-    ``|c - exact| <= gamma (|L||R|) (1 + u_out) + u_out |exact| + underflow``."""
-    a, xp, n = lines.arithmetic, namespace(lines.L), lines.R.shape[1]
-    left, found = (in_float64(take_rows(X, at)) for X in (lines.L, lines.C))
+    ``|c - exact| <= gamma (|L||R|) (1 + u_out) + u_out |exact| + underflow``, and none of them, and none of the lines
+    among some others, is much further off than the rest."""
+    a, xp, (m, n) = lines.arithmetic, namespace(lines.L), lines.C.shape
+    sample = np.concatenate([at, np.arange(0, m, -(-m // _WORST))])
+    left, found = (in_float64(take_rows(X, sample)) for X in (lines.L, lines.C))
     step = rows_per_block(lines.R.shape[0])
+    distance = np.empty((sample.size, n))
     with np.errstate(all="ignore"):
         for lo in range(0, n, step):
             part = slice(lo, min(n, lo + step))
             right = in_float64(lines.R[:, part])
             exact = lines.alpha * to_host(left @ right)
             total = abs(lines.alpha) * to_host(xp.abs(left) @ xp.abs(right))
+            size = abs(lines.alpha) * np.sqrt(to_host((left * left) @ (right * right)))
             rounded = a.u_out * np.abs(exact) + a.underflow(lines.terms, lines.alpha)
             bound = rigorous_factor(a, lines.terms) * (1 + a.u_out) * total + rounded
             error = np.abs(to_host(found[:, part]) - exact)
-            if not ((error <= bound) & np.isfinite(bound)).all():
+            if not ((error <= bound) & np.isfinite(bound))[: at.size].all():
                 return False
-    return True
+            distance[:, part] = np.divide(error, element_noise(a, lines.terms) * size + rounded)
+    usual = np.quantile(distance, _USUAL, axis=1, method="lower")
+    among = max(1.0, float(np.median(usual[at.size :])))
+    stands_out = distance > OUTLIER * np.maximum(1.0, usual)[:, None]
+    return not stands_out[: at.size].any() and bool((usual[: at.size] <= STANDS_OUT * among).all())
 
 
 def are_equal(X: Array, Y: Array) -> bool:

@@ -19,6 +19,7 @@ from abft_tsm2.checksum.evidence import line_errors, sequential_errors, summed_i
 from abft_tsm2.checksum.repairs import RepairOutcome, Written
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side
+from abft_tsm2.checksum.wrong_twice import outlying_from, wrong_twice
 from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
 _MEASURED = 32  # lines, or elements of one, whose own errors are measured
@@ -70,7 +71,7 @@ class Second:
                 off = np.maximum(np.abs(difference @ V), weighted_norms(difference, V)) / tau[part]
                 change[here] = np.where(np.isfinite(tau[part]), off, np.inf).max(axis=1)
                 size = np.abs(difference) * np.abs(V).max(axis=1)[None, :]
-                outlying = ~(size <= _outlying_from(size, tau[part]))
+                outlying = ~(size <= outlying_from(size, tau[part]))
                 largest[here] = np.where(same, 0.0, np.abs(old - new)).max(axis=1, initial=0.0)
             outstanding |= {int(i): np.flatnonzero(row) for i, row in zip(part, outlying, strict=True) if row.any()}
             finite[here] = (np.isfinite(old) | ~scale.usable_column[None, :]).all(axis=1)
@@ -78,16 +79,11 @@ class Second:
         return cls(product, at, equal, finite, change, elements, largest, outstanding)
 
 
-def _outlying_from(size: Floats, tau: Floats) -> Floats:
-    """From what on an element stands out among its line: (lines, 1)."""
-    usual = np.quantile(size, 0.9, axis=1, method="lower", keepdims=True)
-    return np.asarray(np.maximum(OUTLIER * usual, tau.min(axis=1, keepdims=True) / OUTLIER))
-
-
 def compare(
     lines: Side, scale: Scale, at: Integers, V: Floats, tau: Floats, outcome: RepairOutcome, *, foreign: bool
-) -> tuple[Second, Mask]:
-    """Compare the suspects `at` with a second product; tell which of those that are finite are wrong.
+) -> tuple[Second, Mask, dict[int, Mask]]:
+    """Compare the suspects `at`, the worst first, with a second product; tell which of those that are finite are wrong,
+    and, by line, which elements are that have the same bits in both.
 
     Elements of a product from elsewhere that stand out are added to the outcome's faults.
     """
@@ -96,16 +92,20 @@ def compare(
     outcome.multiplications += m * n * k
     controls = np.setdiff1d(np.flatnonzero(scale.usable_line), at)
     controls = np.setdiff1d(controls, np.fromiter(outcome.written.lines, np.int64))
-    wrong = ~second.equal & second.finite
+    wrong, twice = ~second.equal & second.finite, dict[int, Mask]()
     if foreign:
         wrong &= _beyond_controls(lines, scale, second, controls, V, tau)
         _outlying_elements(lines, scale, second, wrong, V, tau, outcome)
-    elif not _all_equal(lines, scale, controls, outcome.written, second.product):
+        return second, wrong, twice
+    if not _all_equal(lines, scale, controls, outcome.written, second.product):
         beyond, excused = _beyond_second(lines, scale, second, controls, V, tau)
         wrong &= beyond
         if not beyond.all():
             outcome.excused = max(outcome.excused, excused)
-    return second, wrong
+    alike = at[second.equal & second.finite]
+    if alike.size and not wrong.any():  # else the second product replaces everything
+        twice = wrong_twice(lines, scale, alike, controls, V, tau)
+    return second, wrong, twice
 
 
 def _side_by_side(lines: Side, scale: Scale, at: Integers, product: Array) -> tuple[Floats, Floats, Mask]:
@@ -225,7 +225,7 @@ def _outlying_elements(
         error = np.abs(line_errors(lines, scale, at, take_rows(lines.C, at)))[0]
         size = error * np.abs(V).max(axis=1)
         with np.errstate(all="ignore"):
-            beyond = ~(size[columns] <= _outlying_from(size[None], tau[at])[0])
+            beyond = ~(size[columns] <= outlying_from(size[None], tau[at])[0])
             beyond &= ~(error[columns] <= sequential_errors(lines, scale, line, columns))
         if beyond.any():
             found, value, _ = _side_by_side(lines, scale, at, second.product)

@@ -22,7 +22,15 @@ SIDES = ("rows", "columns")
 
 
 def chain(
-    A: Any, B: Any, out: Any, C0: Any = None, *, alpha: float = 1.0, beta: float = 0.0, stage: Any = None
+    A: Any,
+    B: Any,
+    out: Any,
+    C0: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    tf32: bool = False,
+    stage: Any = None,
 ) -> None:
     """A product summed strictly from left to right, as some machines do."""
     out[...] = 0
