@@ -200,7 +200,8 @@ def factor_definite(X: Array) -> int:
 
 
 def solve_triangle(T: Array, B: Array, *, lower: bool, unit: bool = False, right: bool = False) -> None:
-    """B := T^-1 B, or B T^-1 with `right`, for the triangle of T that `lower` names: BLAS trsm."""
+    """B := T^-1 B, or B T^-1 with `right`, for the triangle of T that `lower` names: BLAS trsm; trsv of one column, as
+    LAPACK's getrs, for trsm may multiply by reciprocals, which the smallest pivots do not have."""
     if right:
         solve_triangle(T.T, B.T, lower=not lower, unit=unit)
         return
@@ -209,7 +210,13 @@ def solve_triangle(T: Array, B: Array, *, lower: bool, unit: bool = False, right
     if not is_numpy(B):
         _solve_by_library(T, B, lower=lower, unit=unit)
         return
-    t, b = _by_columns(T), _by_columns(B)
+    t = _by_columns(T)
+    if B.shape[1] == 1:
+        how = b"L" if lower == t else b"U", b"N" if t else b"T", b"U" if unit else b"N"
+        step = B.strides[0] // B.itemsize if B.shape[0] > 1 else 1
+        _call("trsv", B.dtype.char, *how, B.shape[0], T, _leading(T, t), B, step)
+        return
+    b = _by_columns(B)
     # What BLAS sees of a matrix by rows is its transpose: T^T is upper where T is lower; (T^-1 B)^T = B^T T^-T.
     side, triangle = b"L" if b else b"R", b"L" if lower == t else b"U"
     turned = b"N" if t == b else b"T"

@@ -217,3 +217,17 @@ def test_any_system_is_solved(
     for trans in (0, 1):
         y = protected_lu_solve(linalg.lu_factor(a), arrange(b, orders[1]), trans=trans)
         assert columns == 0 or solved(y, a.T if trans else a, b)
+
+
+@pytest.mark.filterwarnings("ignore:An ill-conditioned matrix")
+@pytest.mark.parametrize(("dtype", "pivot"), [(np.float64, 3e-310), (np.float32, 1e-40)])
+def test_pivots_without_a_reciprocal_are_divided_by(dtype: Any, pivot: float) -> None:
+    """1 / pivot overflows, b / pivot does not."""
+    a = np.diag(np.array([2.0, pivot, 1.0], dtype))
+    b = np.array([1.0, pivot / 8, 3.0], dtype)
+    x, report = protected_solve(a, b, return_report=True)
+    assert np.array_equal(x, b / np.diagonal(a))
+    assert report.status is Status.CLEAN
+    one, report = protected_solve(a[1:2, 1:2], b[1:2], return_report=True)
+    assert np.array_equal(one, x[1:2])
+    assert report.status is Status.CLEAN
