@@ -8,7 +8,8 @@ Rows of A are in the order of W's rows (PA). With L(:, :j) and U(:j, :) right, e
     finished U, l:  (PA)(l, l:) - L(l, :l) U(:l, l:)
 
 Elements that differ by more than rounding are replaced, in a line with such elements those as well that only evidence
-convicts; a line that agrees shows that a checksum was wrong, or nothing was. So the finished factors come first
+convicts, or that stand in a row of L, or in a column of U, in which elements have been replaced: what went wrong there
+may have gone wrong everywhere, here and there by less than two ways to compute an element differ. A line that agrees shows that a checksum was wrong, or nothing was. So the finished factors come first
 (`LuRepair.finished`), and of those the pivots.
 """
 
@@ -56,6 +57,9 @@ class LuRepair:
     carried: LuChecksums
     findings: Findings
     doubted: bool = False
+
+    def __post_init__(self) -> None:
+        self._of_L, self._of_U = (np.zeros(size, np.bool_) for size in self.W.shape)  # lines with replaced elements
 
     # -- the whole repair of a step --
 
@@ -266,6 +270,7 @@ class LuRepair:
         old = wide(self.W[r, r:])
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, r + 1))
         differ = self._wrong(differ, self._row_agrees(r), (slice(r, r + 1), slice(r, self.W.shape[1]), r + 1))
+        differ = _and_beside(differ, distance, self._of_U[r:])
         if differ.any():
             self.W[r, r:] = xp.astype(xp.where(from_host(differ, new), new, old), self.W.dtype)
             # L(:, r) was divided by the pivot that was there first, which rounded differently
@@ -289,6 +294,7 @@ class LuRepair:
         differ, distance = differing(old, new, factored_element(self.carried.type, sizes, c + 1))
         agrees = self._column_agrees(c)
         differ = self._wrong(differ, agrees, (slice(c + 1, self.W.shape[0]), slice(c, c + 1), c + 1))
+        differ = _and_beside(differ, distance, self._of_L[c + 1 :])
         if not differ.any() and agrees and not largest(distance) <= rigorous_factored(self.carried.type, c + 1):
             # the pivot is so small that any multipliers will do in this column: those of now are no better
             agrees, self.doubted = False, True
@@ -351,6 +357,16 @@ class LuRepair:
         xp = namespace(X)
         if not bool(xp.all(xp.isfinite(xp.astype(X, self.W.dtype)))):
             raise Overflowed("elements grow beyond the range of the type")
+
+
+def _and_beside(differ: Any, distance: Any, replaced: Any) -> Any:
+    """In a line with elements that `differ`, those as well that are off at all where elements beside them have been
+    `replaced`, which is brought up to date."""
+    if not differ.any():
+        return differ
+    differ = differ | (replaced & (distance > 0))
+    replaced |= differ
+    return differ
 
 
 def _reach(L: Array, U: Array, first: int = 0) -> Array:
