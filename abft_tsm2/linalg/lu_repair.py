@@ -7,10 +7,11 @@ Rows of A are in the order of W's rows (PA). With L(:, :j) and U(:j, :) right, e
     finished L, l:  ((PA)(l+1:, l) - L(l+1:, :l) U(:l, l)) / u_ll
     finished U, l:  (PA)(l, l:) - L(l, :l) U(:l, l:)
 
-Elements that differ by more than rounding are replaced, in a line with such elements those as well that only evidence
-convicts, or that stand in a row of L, or in a column of U, in which elements have been replaced: what went wrong there
-may have gone wrong everywhere, here and there by less than two ways to compute an element differ. A line that agrees shows that a checksum was wrong, or nothing was. So the finished factors come first
-(`LuRepair.finished`), and of those the pivots.
+Elements that differ by more than rounding are replaced; in a line with such elements those as well that only evidence
+convicts, or that stand in a row of L, or in a column of U, in which others have been replaced: what went wrong there
+may have gone wrong all along, here and there by less than two ways to compute an element differ. A line that agrees
+shows that a checksum was wrong, or nothing was. So the finished factors come first (`LuRepair.finished`), and of those
+the pivots.
 """
 
 from __future__ import annotations
