@@ -212,9 +212,9 @@ def solve_triangle(T: Array, B: Array, *, lower: bool, unit: bool = False, right
         return
     t = _by_columns(T)
     if B.shape[1] == 1:
-        how = b"L" if lower == t else b"U", b"N" if t else b"T", b"U" if unit else b"N"
+        alone = b"L" if lower == t else b"U", b"N" if t else b"T", b"U" if unit else b"N"
         step = B.strides[0] // B.itemsize if B.shape[0] > 1 else 1
-        _call("trsv", B.dtype.char, *how, B.shape[0], T, _leading(T, t), B, step)
+        _call("trsv", B.dtype.char, *alone, B.shape[0], T, _leading(T, t), B, step)
         return
     b = _by_columns(B)
     # What BLAS sees of a matrix by rows is its transpose: T^T is upper where T is lower; (T^-1 B)^T = B^T T^-T.
