@@ -265,16 +265,12 @@ def _complete_columns(lines: Side, scale: Scale, outcome: RepairOutcome, write: 
                 ]
 
 
-def _replace_elements(lines: Side, scale: Scale, wrong: dict[int, Mask], outcome: RepairOutcome, write: bool) -> None:
-    """Recompute these elements of some lines."""
-    for tile in _tiles(lines, scale.usable_column, np.asarray(sorted(wrong), np.int64)):
+def _compute_again(lines: Side, scale: Scale, in_both: dict[int, Mask], outcome: RepairOutcome) -> None:
+    """What belongs into elements that stand out in both products."""
+    for tile in _tiles(lines, scale.usable_column, np.asarray(sorted(in_both), np.int64)):
         outcome.multiplications += tile.at.size * lines.R.size
-        for p, line in enumerate(tile.at):
-            hit = wrong[int(line)]
-            whole = int(np.count_nonzero(hit)) > max(4, hit.size // 20)
-            repairs.replace(lines, int(line), np.flatnonzero(hit), tile.value[p], write)
-            outcome.written.lines.add(int(line))
-            outcome.faults += repairs.line_faults(lines, int(line), hit, tile.found[p], tile.value[p], whole, write)
+        for line, value in zip(tile.at.tolist(), tile.value, strict=True):
+            outcome.refined.append(repairs.Refined(lines, line, np.flatnonzero(in_both[line]), value))
 
 
 # ---- the same product again ---------------------------------------------------------------------------------------
@@ -291,7 +287,7 @@ def _multiply_again(
     foreign: bool,
 ) -> None:
     """Compare lines, the worst first, with a second product, and replace C by it where one of them is wrong."""
-    second, wrong, twice = compare(lines, scale, at, V, tau, outcome, foreign=foreign)
+    second, wrong, in_both = compare(lines, scale, at, V, tau, outcome, foreign=foreign)
     # A line in which an Inf is right has no residual: what differs in it is recomputed element by element.
     # Of a product from elsewhere nothing is known of an Inf that this library's order of summation gives as well.
     by_element = ~second.finite & (foreign | ~second.equal)
@@ -301,9 +297,9 @@ def _multiply_again(
             outcome.overflowed += undecided.size
         else:
             wrong[by_element] = np.isin(at[by_element], undecided)
-    outcome.cleared += int(np.count_nonzero(~wrong & ~by_element)) - len(twice)
-    if twice:
-        _replace_elements(lines, scale, twice, outcome, write)
+    outcome.cleared += int(np.count_nonzero(~wrong & ~by_element))
+    if in_both:
+        _compute_again(lines, scale, in_both, outcome)
     if not wrong.any():
         return
     if write:  # what hit these lines may have hit the others, too little to be seen

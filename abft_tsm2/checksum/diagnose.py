@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
-from abft_tsm2.checksum.repairs import Written
+from abft_tsm2.checksum.repairs import Refined, Written
 from abft_tsm2.checksum.reproduced import are_equal, second_product
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Scale, Side
@@ -48,6 +48,8 @@ class Decision:
         Which of "L", "R", "C0" changed after they were encoded; nothing else was verified then.
     excused : float
         A change of less than so many bounds of its line is taken for rounding.
+    refined : list of Refined
+        Elements to be written when both sides have been settled.
     """
 
     check: Check
@@ -59,6 +61,7 @@ class Decision:
     multiplications: float = 0.0
     excused: float = 0.0
     repaired: bool = False
+    refined: list[Refined] = field(default_factory=list)
 
     def input_changed(self, *operands: str) -> Decision:
         """The decision where operands are not what was encoded: nothing can be said of C."""
@@ -170,6 +173,7 @@ def diagnose(
         if since := _changed_since(lines, expected, now, shown()):
             return decision.input_changed(*since)
         if not outcome.faults:
+            decision.refined = outcome.refined
             break
         if not write or turn == _ROUNDS:
             decision.statuses.append(Status.UNCORRECTABLE)

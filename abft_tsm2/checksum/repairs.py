@@ -21,16 +21,50 @@ class Written:
     columns: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, eq=False)
+class Refined:
+    """Elements of a line that may be wrong or rounded badly, and what belongs there: it is written at last, where all
+    else has been settled, for both sides compare C with a second product until then.
+
+    Attributes
+    ----------
+    lines : Side
+    line : int
+    places : integer array
+    value : array
+        Of the whole line, on the host.
+    """
+
+    lines: Side
+    line: int
+    places: Integers
+    value: Floats
+
+    def write(self) -> None:
+        replace(self.lines, self.line, self.places, self.value, True)
+
+    @property
+    def text(self) -> str:
+        """What was done, for the report."""
+        i, j = (self.line, int(self.places[0])) if self.lines.side == "rows" else (int(self.places[0]), self.line)
+        return (
+            f"C[{i}, {j}] and {self.places.size - 1} elements beside it were computed again in float64: two products "
+            "agree in them, but sums of the same terms in other orders are closer: rounding, or a fault that came twice"
+        )
+
+
 @dataclass
 class RepairOutcome:
     """The findings of one round of `abft_tsm2.checksum.correct`, whose steps add to them.
 
-    `excused`: a change of so many bounds of its line would have been found in those that were cleared.
+    `excused`: a change of so many bounds of its line would have been found in those that were cleared. `refined`: by
+    none of them said to be wrong.
     """
 
     faults: list[Fault] = field(default_factory=list)
     cleared: int = 0
     excused: float = 0.0
+    refined: list[Refined] = field(default_factory=list)
     overflowed: int = 0
     multiplications: float = 0.0
     columns: set[int] = field(default_factory=set)

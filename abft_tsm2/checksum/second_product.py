@@ -19,7 +19,7 @@ from abft_tsm2.checksum.evidence import line_errors, sequential_errors, summed_i
 from abft_tsm2.checksum.repairs import RepairOutcome, Written
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side
-from abft_tsm2.checksum.wrong_twice import outlying_from, wrong_twice
+from abft_tsm2.checksum.standing_out import outlying_from, standing_out
 from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
 _MEASURED = 32  # lines, or elements of one, whose own errors are measured
@@ -83,7 +83,7 @@ def compare(
     lines: Side, scale: Scale, at: Integers, V: Floats, tau: Floats, outcome: RepairOutcome, *, foreign: bool
 ) -> tuple[Second, Mask, dict[int, Mask]]:
     """Compare the suspects `at`, the worst first, with a second product; tell which of those that are finite are wrong,
-    and, by line, which elements are that have the same bits in both.
+    and, by line, which elements stand out in both.
 
     Elements of a product from elsewhere that stand out are added to the outcome's faults.
     """
@@ -92,11 +92,11 @@ def compare(
     outcome.multiplications += m * n * k
     controls = np.setdiff1d(np.flatnonzero(scale.usable_line), at)
     controls = np.setdiff1d(controls, np.fromiter(outcome.written.lines, np.int64))
-    wrong, twice = ~second.equal & second.finite, dict[int, Mask]()
+    wrong, in_both = ~second.equal & second.finite, dict[int, Mask]()
     if foreign:
         wrong &= _beyond_controls(lines, scale, second, controls, V, tau)
         _outlying_elements(lines, scale, second, wrong, V, tau, outcome)
-        return second, wrong, twice
+        return second, wrong, in_both
     if not _all_equal(lines, scale, controls, outcome.written, second.product):
         beyond, excused = _beyond_second(lines, scale, second, controls, V, tau)
         wrong &= beyond
@@ -104,8 +104,8 @@ def compare(
             outcome.excused = max(outcome.excused, excused)
     alike = at[second.equal & second.finite]
     if alike.size and not wrong.any():  # else the second product replaces everything
-        twice = wrong_twice(lines, scale, alike, controls, V, tau)
-    return second, wrong, twice
+        in_both = standing_out(lines, scale, alike, controls, V, tau)
+    return second, wrong, in_both
 
 
 def _side_by_side(lines: Side, scale: Scale, at: Integers, product: Array) -> tuple[Floats, Floats, Mask]:

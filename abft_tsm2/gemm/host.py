@@ -158,15 +158,24 @@ class Product:
         """Verify C along every side, and diagnose and repair what failed, until all sides agree."""
         for _ in range(_PASSES):
             verdicts = [self.check(e) for e in encodings]
-            self.checks, repaired = [], False
+            self.checks, repaired, before = [], False, len(self.decisions)
             for e, (u, verdict) in zip(encodings, verdicts, strict=True):
                 decision = self.decide(e, u, verdict, repaired)
                 repaired |= decision is not None and decision.repaired
             if len(encodings) == 1 or self.changed or not repaired:
+                self.refine(self.decisions[before:])
                 return
         # a repair that satisfies one side has to satisfy the other
         self.statuses.append(Status.UNCORRECTABLE)
         self.reasons.append(f"rows and columns of C still disagree after {_PASSES} repairs: damage is being added")
+
+    def refine(self, decisions: Sequence[Decision]) -> None:
+        """Write what was computed again of elements that no side calls wrong."""
+        refined = [one for decision in decisions for one in decision.refined]
+        if self.write and not self.changed:
+            for one in refined:
+                one.write()
+                self.reasons.append(one.text)
 
     def encode(self, side: str) -> EncodedSide:
         lines = self.lines(side)

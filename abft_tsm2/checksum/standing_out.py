@@ -1,8 +1,10 @@
-"""Tell rounding from an error that a product and its repetition have alike, as a broken processor makes it.
+"""Find elements whose errors stand out although a product and its repetition have them alike.
 
-Two products of one call have the same bits where nothing went wrong, and where the same went wrong twice. So an element
-or a line whose error stands out, among its line or among other lines, is compared with what rounding leaves in it where
-the terms are added otherwise: in order, and in the opposite order, by the library, at another place of the product.
+Two products of one call have the same bits where nothing went wrong, and where the same went wrong twice, as it does on
+a broken processor. An element beyond the rigorous bound is wrong. One within it, whose error stands out among its line,
+or in a line that stands out among others, is compared with what rounding leaves where its terms are added otherwise: in
+order, and in the opposite order, by the library, at another place of the product. What still stands out may be a fault,
+or what another order of additions makes of such terms: nobody is alarmed, and the element is computed again.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ def outlying_from(size: Floats, tau: Floats) -> Floats:
     return np.asarray(np.maximum(OUTLIER * usual, tau.min(axis=1, keepdims=True) / OUTLIER))
 
 
-def wrong_twice(
+def standing_out(
     lines: Side, scale: Scale, suspects: Integers, controls: Integers, V: Floats, tau: Floats
 ) -> dict[int, Mask]:
-    """Of the worst suspects that came back bit for bit, the elements that are wrong all the same.
+    """Of the worst suspects that came back bit for bit, the elements whose errors no other order of additions explains.
 
     Parameters
     ----------
@@ -48,7 +50,7 @@ def wrong_twice(
 
     Returns
     -------
-    wrong : dict
+    found : dict
         By line, a boolean array of its elements: all of them where it is the line that stands out.
     """
     at = suspects[:_EXAMINED]
@@ -70,12 +72,12 @@ def wrong_twice(
         honest = _rounding(lines, scale, line, columns, backwards)
         with np.errstate(all="ignore"):
             most = (weighted_norms(honest[None], V[columns]) / tau[line]).max()
-            wrong = outlying[p].copy()
-            wrong[columns] &= ~(errors[p, columns] <= STANDS_OUT * honest)
-            if beyond[p] and not wrong.any() and not sizes[p] <= STANDS_OUT * max(usual, most):
-                wrong = usable
-        if wrong.any():
-            found[line] = wrong
+            unexplained = outlying[p].copy()
+            unexplained[columns] &= ~(errors[p, columns] <= STANDS_OUT * honest)
+            if beyond[p] and not unexplained.any() and not sizes[p] <= STANDS_OUT * max(usual, most):
+                unexplained = usable
+        if unexplained.any():
+            found[line] = unexplained
     return found
 
 

@@ -1,4 +1,4 @@
-"""An error that a product and its repetition have alike, as a broken processor makes it, is not taken for rounding."""
+"""An error that a product and its repetition have alike, as a broken processor makes it, does not stay in C."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planted(A: Any, B: Any, change: Any, **options: Any) -> tuple[Any, Any, list
 
 @pytest.mark.parametrize("check", ["rows", "columns", "both"])
 @pytest.mark.parametrize(("dtype", "n"), [("float64", 400), ("float64", 512), ("float32", 512), ("float64", 1040)])
-def test_an_element_that_is_wrong_in_both_products_is_repaired(dtype: str, n: int, check: str) -> None:
+def test_an_element_that_is_wrong_in_both_products_is_computed_again(dtype: str, n: int, check: str) -> None:
     rng = np.random.default_rng(n)
     A, B = rng.standard_normal((2, n, n)).astype(dtype)
     clean, report = protected_gemm(A, B, return_report=True, check=check)
@@ -39,14 +39,14 @@ def test_an_element_that_is_wrong_in_both_products_is_repaired(dtype: str, n: in
             C[i, j] += d
 
         C, found, reached = planted(A, B, change, check=check)
-        assert found.status.name == "CORRECTED", (found.status, reached)
+        assert reached[0] == "multiplied"
         assert np.abs(C - clean).max() < d / 8
-        assert any(i in f.rows or j in f.columns for f in found.faults)
+        assert found.status.name == "CORRECTED" or f"C[{i}, {j}]" in found.reasons[0]
 
 
 @pytest.mark.parametrize("carried", [False, True])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_row_that_is_wrong_in_both_products_is_repaired(dtype: str, carried: bool) -> None:
+def test_a_row_that_is_wrong_in_both_products_is_computed_again(dtype: str, carried: bool) -> None:
     n, rng = 512, np.random.default_rng(5)
     A, B = rng.standard_normal((2, n, n)).astype(dtype)
     clean, report = protected_gemm(A, B, return_report=True, check="rows")
@@ -56,9 +56,8 @@ def test_a_row_that_is_wrong_in_both_products_is_repaired(dtype: str, carried: b
         C[7] += d
 
     C, found, _ = planted(A, encode(B) if carried else B, change, check="rows")
-    assert found.status.name == "CORRECTED"
+    assert found.status.name == "CORRECTED" or "C[7, " in found.reasons[0]
     assert np.abs(C - clean).max() < np.abs(d).max() / 8
-    assert {f.rows for f in found.faults} == {(7,)}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -75,7 +74,7 @@ def test_the_worst_of_lines_that_are_all_suspected_is_examined(dtype: str) -> No
         C[0, 9] += d
 
     C, found, _ = planted(A, B, change, check="rows")
-    assert found.status.name == "CORRECTED"
+    assert found.status.name == "CORRECTED" or "C[0, 9]" in found.reasons[0]
     assert abs(C[0, 9] - clean[0, 9]) < d / 8
 
 
@@ -89,4 +88,20 @@ def test_rounding_that_stands_out_among_other_lines_is_no_fault() -> None:
     B[:, 5] = 1.3
     for left, right in ((A, B), (B.T, A.T)):
         for check in ("rows", "columns", "both"):
-            assert protected_gemm(left, right, return_report=True, check=check)[1].status.name == "CLEAN"
+            C, report = protected_gemm(left, right, return_report=True, check=check)
+            assert report.status.name == "CLEAN"
+            assert np.array_equal(C, left @ right)
+
+
+@pytest.mark.parametrize("check", ["rows", "columns", "both"])
+def test_rounding_that_depends_on_the_blocks_of_blas_is_no_fault(check: str) -> None:
+    """Sums that begin at 0 in the middle of k, where a BLAS begins a block, lose all of the constants behind the 1."""
+    n, k, rng = 256, 640, np.random.default_rng(0)
+    for begins in (320, 256, 384):
+        A = rng.standard_normal((n, k)).astype(np.float32)
+        A[5] = 0.999 * 2.0**-24
+        A[5, : begins - 64], A[5, begins - 64 : begins], A[5, begins] = 0, -1 / 64, 1
+        B = np.outer(np.ones(k), rng.choice([-1, 1], n)).astype(np.float32)
+        C, report = protected_gemm(A, B, return_report=True, check=check)
+        assert report.status.name == "CLEAN"
+        assert np.abs(C - A.astype(np.float64) @ B).max() <= np.abs(A @ B - A.astype(np.float64) @ B).max()
