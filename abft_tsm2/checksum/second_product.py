@@ -92,7 +92,8 @@ def compare(
     outcome.multiplications += m * n * k
     controls = np.setdiff1d(np.flatnonzero(scale.usable_line), at)
     controls = np.setdiff1d(controls, np.fromiter(outcome.written.lines, np.int64))
-    wrong, in_both = ~second.equal & second.finite, dict[int, Mask]()
+    computed = np.isin(at, np.fromiter(outcome.written.lines, np.int64))  # in float64, and so otherwise rounded
+    wrong, in_both = ~second.equal & second.finite & ~computed, dict[int, Mask]()
     if foreign:
         wrong &= _beyond_controls(lines, scale, second, controls, V, tau)
         _outlying_elements(lines, scale, second, wrong, V, tau, outcome)
@@ -102,7 +103,7 @@ def compare(
         wrong &= beyond
         if not beyond.all():
             outcome.excused = max(outcome.excused, excused)
-    alike = at[second.equal & second.finite]
+    alike = at[(second.equal | computed) & second.finite]
     if alike.size and not wrong.any():  # else the second product replaces everything
         in_both = standing_out(lines, scale, alike, controls, V, tau)
     return second, wrong, in_both
