@@ -82,8 +82,8 @@ class Site:
 Change = Callable[[Arrays, Plan, Generator], int]
 INDICES = frozenset({"wrong_index", "swap_elements"})
 ELEMENTS = GENERAL - {"row", "column", "tile", "warp", "swap_elements", "swap_rows", "swap_columns"}
-ELEMENTS -= {"opposite", "rectangle"}
-OF_VECTORS = ELEMENTS | {"swap_elements", "opposite", "tile"}
+ELEMENTS -= {"cycle_elements", "cycle_rows", "cycle_columns", "opposite", "rectangle"}
+OF_VECTORS = ELEMENTS | {"swap_elements", "cycle_elements", "opposite", "tile"}
 LEFT_BEHIND = 8  # columns in which rows are not exchanged
 
 

@@ -34,6 +34,7 @@ from abft_tsm2.faults.judge.oracle import (
     Reference,
     ReferenceArithmetic,
     arithmetic,
+    evened,
     narrowed,
     reference,
     require,
@@ -122,7 +123,7 @@ class Promise:
     ) -> None:
         self.side, self._xp = check.side, xp
         self.axis = 1 if self.side == "rows" else 0
-        left, right = widened(A, xp), widened(B, xp)
+        left, right = evened(A, B, xp)
         if self.side == "columns":
             left, right = right.T, left.T
         self.v = weights_of(B if self.side == "rows" else A, self.side, xp)
@@ -230,7 +231,7 @@ class Judge:
         gpu, dtype, out = xp is not np, dtype_name(A.dtype), dtype_name(clean.dtype)
         how = arithmetic(dtype, tf32, truncating=gpu)
         if expected is None:
-            expected = reference(A, B, xp, sums=how.sums)
+            expected = reference(*evened(A, B, xp), xp, sums=how.sums)
             require(expected, A, B, xp, sums=how.sums)
         self._expected = expected
         checked = how if out == how.out else ReferenceArithmetic(how.sums, how.sums, truncating=how.truncating)
