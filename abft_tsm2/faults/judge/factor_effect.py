@@ -116,13 +116,13 @@ class MovedLines:
         wide, terms = A.astype(np.float64), min(A.shape)
         self.v, self.w, self.rounding = v, w, rounding
         bounds, sharp = {check.side: check.bound for check in report.checks}, []
-        off, sizes = (np.linalg.norm(x * w[:, None], axis=0) for x in (errors, wide))
+        off, sizes = (_norms((x * w[:, None]).T) for x in (errors, wide))
         noise = noise_of_factors(off, sizes, A.dtype, terms)
         sharp.append(bounds["columns"] / float(np.median(noise)))
         self.columns = _capped(_scaled(bounds["columns"], sizes), FACTOR_REACH * noise)
         self.rows = None
         if v is not None:
-            off, sizes = (np.linalg.norm(x * v, axis=1) for x in (errors, wide))
+            off, sizes = (_norms(x * v) for x in (errors, wide))
             noise = noise_of_factors(off, sizes, A.dtype, terms)
             sharp.append(bounds["rows"] / float(np.median(noise)))
             self.rows = _capped(_scaled(bounds["rows"], sizes), FACTOR_REACH * noise)
@@ -146,12 +146,19 @@ class MovedLines:
 def _scaled(bound: float, norms: Matrix) -> Matrix:
     """The bound of each line, from the median of all."""
     middle = float(np.median(norms)) or 1.0
-    return np.asarray(MARGIN * bound * norms / middle + np.finfo(np.float64).tiny)
+    return np.asarray(MARGIN * bound * (norms / middle) + np.finfo(np.float64).tiny)
 
 
 def _capped(limits: Matrix, reach: Matrix) -> Matrix:
     """What a line promises to find: by its bound, and by the judge's own yardstick."""
     return np.minimum(limits, MARGIN * reach)
+
+
+def _norms(x: Matrix) -> Matrix:
+    """The norm of each row, whose squares may leave the range."""
+    largest = abs(x).max(1, initial=0.0)
+    unit = np.where(largest > 0, largest, 1.0)
+    return np.asarray(unit * np.linalg.norm(x / unit[:, None], axis=1))
 
 
 def _lines(chosen: Matrix) -> Matrix:
@@ -342,7 +349,7 @@ class Residuals:
         self.A, self.x, b = (y.astype(np.float64) for y in (A, x, b))
         self.rounding = 3 * rounding @ abs(self.x)
         limit, errors = report.checks[0].detection_limit, residual_of(A, x, b)
-        sizes = np.sqrt((self.A * self.A) @ (self.x * self.x) + b * b)
+        sizes = _norms(np.column_stack([self.A * self.x, b]))
         noise = noise_of_factors(errors, sizes, A.dtype, x.size)
         self.sharpness = limit / float(np.median(noise))
         self.limits = _capped(_scaled(limit, abs(self.A) @ abs(self.x) + abs(b)), SOLUTION_REACH * noise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import time
@@ -216,18 +217,24 @@ class FactorProblem:
 
     def _pivots(self) -> Matrix:
         """The sizes of the pivots that SciPy finds."""
+        return np.asarray(abs(np.diag(self.factors[0])))
+
+    @functools.cached_property
+    def factors(self) -> tuple[Matrix, Matrix]:
+        """L and U, packed, and the pivots that SciPy finds."""
         from scipy import linalg
 
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return np.asarray(abs(np.diag(linalg.lu_factor(self.a, check_finite=False)[0])))
+            lu, piv = linalg.lu_factor(self.a, check_finite=False)
+        return np.asarray(lu), np.asarray(piv)
 
     def error(self, answer: FactorAnswer) -> float:
         """The backward error of what was returned."""
         if self.operation == "lu":
             return lu_error(self.a, answer.result)
         if self.operation == "solve":
-            return solution_error(self.a, answer.result, self.b)
+            return solution_error(self.a, answer.result, self.b, *self.factors)
         return cholesky_error(self.a, answer.result)
 
 
