@@ -119,8 +119,9 @@ def cholesky_error(a: Matrix, factor: Matrix) -> float:
 
 
 def solution_error(a: Matrix, x: Matrix, b: Matrix, lu: Matrix, piv: Any) -> float:
-    """The largest |b - A x| of a row over what it is a sum of where factors are used, |L||U||x| + |b|, in the next wider
-    type; infinite where x is not finite. `lu`, `piv`: LAPACK's factors of a.
+    """The largest |b - A x| of a row over what it is a sum of where factors are used, |L||U||x| + |b|.
+
+    It is computed in the next wider type, and infinite where x is not finite. `lu`, `piv`: LAPACK's factors of a.
     """
     if x.shape != b.shape or not np.isfinite(x).all():
         return float("inf")

@@ -145,7 +145,8 @@ class Promise:
                 self.reach = float((stated / noise).max()) if noise.size else math.nan
                 self._limit = xp.minimum(self._limit, stated)
             self.sharpness, too_small = (
-                float(np.float64(check.bound / self.unit) / float(xp.median(x))) if x.size else math.nan for x in (noise, least)
+                float(np.float64(check.bound / self.unit) / float(xp.median(x))) if x.size else math.nan
+                for x in (noise, least)
             )
         if too_small < PARTS / 2:
             raise ArithmeticError(
