@@ -19,6 +19,8 @@ Generator = np.random.Generator
 Part = Callable[[Arrays, Generator], Array | None]
 """Chooses the part of the live arrays that is hit: a view, or None where this moment has no such part."""
 
+OPERANDS = ("A", "B", "b", "lu", "c")
+"""Arrays that a fault may be planted in at a later stage than that which names them."""
 GENERAL = frozenset(CHANGES)
 """The models that change any array."""
 
@@ -165,6 +167,13 @@ def _lower_A(arrays: Arrays, rng: Generator) -> Array:
     A = arrays["A"]
     s = _between(0, A.shape[0], rng)
     return A[s:, : s + 1]
+
+
+def _lower_c(arrays: Arrays, rng: Generator) -> Array:
+    """Of a factor that was given, with its diagonal."""
+    c = arrays["c"]
+    s = _between(0, c.shape[0], rng)
+    return c[s:, : s + 1]
 
 
 def _in_both_halves(part: Part) -> Change:
@@ -329,6 +338,14 @@ FACTOR_SITES: dict[str, Site] = {
     "lu.factored_U": Site("U as LAPACK returns it", "factored", _upper),
     "lu.factored_pivots": _indices("the pivots as LAPACK returns them", "factored", _finished_pivots),
     # Solutions
+    "solve.b": _vector("b of a system, after it was encoded", "inputs", whole("b"), visits="later"),
+    "solve.used_b": _vector("b, after the forward substitution", "forward", whole("b")),
+    "lu_solve.lu": Site("the factors that were given, after they were encoded", "encoded", whole("lu")),
+    "lu_solve.b": _vector("b of a system with these, after it was encoded", "encoded", whole("b")),
+    "lu_solve.used_lu": Site("the factors, after the forward substitution", "forward", whole("lu")),
+    "cho_solve.c": Site("Cholesky's factor that was given, after it was encoded", "encoded", _lower_c),
+    "cho_solve.b": _vector("b of a system with this, after it was encoded", "encoded", whole("b")),
+    "cho_solve.used_c": Site("the factor, after the forward substitution", "forward", _lower_c),
     "solve.forward": _vector("the solution of L z = P b", "forward", whole("z")),
     "solve.backward": _vector("the solution of U x = z", "backward", whole("x")),
     # Cholesky
@@ -347,8 +364,12 @@ STAGES = {
     ("lu", "offline"): ("encoded", "factored"),
     ("lu", "auto"): ("encoded", "factored"),
     ("lu", "none"): ("factored",),
-    ("solve", "protected"): ("encoded", "factored", "forward", "backward"),
+    ("solve", "protected"): ("encoded", "factored", "inputs", "forward", "backward"),
     ("solve", "none"): ("factored", "backward"),
+    ("lu_solve", "protected"): ("encoded", "forward", "backward"),
+    ("lu_solve", "none"): ("backward",),
+    ("cho_solve", "protected"): ("encoded", "forward", "backward"),
+    ("cho_solve", "none"): ("backward",),
     ("cholesky", "protected"): ("encoded", "panel", "updated", "finished"),
     ("cholesky", "none"): ("finished",),
 }
@@ -357,7 +378,7 @@ STAGES = {
 
 def sites_of(operation: str, scheme: str) -> frozenset[str]:
     """The sites of an operation that is protected by a scheme; none for what is not there."""
-    own = {"solve": ("lu", "solve")}.get(operation, (operation,))
+    own = {"solve": ("lu", "solve"), "cholesky": ("cholesky",), "lu": ("lu",)}.get(operation, (operation, "solve"))
     stages = STAGES.get((operation, scheme), ())
     names = {name for name in FACTOR_SITES if name.partition(".")[0] in own and FACTOR_SITES[name].stage in stages}
     if scheme == "none":  # which has no sums

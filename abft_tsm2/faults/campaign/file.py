@@ -22,8 +22,8 @@ from abft_tsm2.faults.sites import SUMS
 from abft_tsm2.faults.trials.trial import Trial, Workload
 from abft_tsm2.io.atomic import short
 
-OPERATIONS = ("gemm", "verify", "lu", "solve", "cholesky", "storage")
-FACTORISATIONS = ("lu", "solve", "cholesky")
+FACTORISATIONS = ("lu", "solve", "lu_solve", "cholesky", "cho_solve")
+OPERATIONS = ("gemm", "verify", *FACTORISATIONS, "storage")
 ORDERS = ("C", "F")
 BEYOND = 2**63  # what no number of anything reaches
 MOST = 10**7  # trials of a suite: their numbers are kept in memory

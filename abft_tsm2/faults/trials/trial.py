@@ -125,7 +125,8 @@ WRONG_PLACE = "wrong"
 REFUSED = "refused"
 DETECTING = ("detect", "second seed")  # schemes that repair nothing, or not what their second check finds
 COMPUTED = ("product", "partial")  # sites of a product after which it can be computed again
-FACTORED = ("lu", "solve", "cholesky")
+FACTORED = ("lu", "solve", "lu_solve", "cholesky", "cho_solve")
+OPERANDS = ("A", "b", "lu", "c")  # at sites of these: what a repair would be made from
 
 
 class TrialGroup(ABC):
@@ -196,6 +197,6 @@ def breach(line: Mapping[str, Any]) -> str:
 def _repairable(line: Mapping[str, Any]) -> bool:
     """Whether all that a repair needs is there."""
     site = line.get("site", "")
-    _, _, array = site.rpartition("_")
-    computed = site in COMPUTED or (line.get("operation") in FACTORED and "+" not in site and array != "A")
+    array = site.rpartition(".")[2].rpartition("_")[2]
+    computed = site in COMPUTED or (line.get("operation") in FACTORED and "+" not in site and array not in OPERANDS)
     return computed and not line.get("persistent", True) and line.get("status") == "UNCORRECTABLE"
