@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import bit_pattern, from_host, namespace, to_host
+from abft_tsm2.checksum.weights import balanced
 from abft_tsm2.faults.judge.oracle import narrowed, widened
 from abft_tsm2.faults.models import CHANGES, plant
 from abft_tsm2.faults.plan import Plan
@@ -410,6 +411,15 @@ def _stored_sum(arrays: Arrays, plan: Plan, rng: Generator) -> int:
     return -1
 
 
+def _kept_weights(arrays: Arrays, plan: Plan, rng: Generator) -> int:
+    """The weights of columns, or of rows, that all products of these sizes share."""
+    kept = balanced(int(rng.choice([arrays["A"].shape[0], arrays["B"].shape[1]])))
+    kept.flags.writeable = True
+    bit = plant(kept, plan, rng)
+    kept.flags.writeable = False
+    return bit
+
+
 SITES: dict[str, Site] = {
     "product": Site("C, between the product and its check", "multiplied", whole("C"), again="corrected"),
     "partial": Site(
@@ -419,6 +429,7 @@ SITES: dict[str, Site] = {
     "B": Site("the right operand, after it was encoded", "encoded", whole("B"), until="multiplied"),
     "A.stored": Site("an encoded left operand, before the product begins", "inputs", whole("A"), until="multiplied"),
     "B.stored": Site("an encoded right operand, before the product begins", "inputs", whole("B"), until="multiplied"),
+    "kept.v": Site("weights that are kept between calls", "inputs", whole("A"), change=_kept_weights, models=OF_VECTORS),
     "s": Site("the checksums of the operand that was encoded first", "encoded", whole("s")),
     "t": Site("what the checksums of C should be", "encoded", whole("t")),
     "u": Site("the checksums of C", "verified", whole("u")),
@@ -439,5 +450,5 @@ DEVICE_SITES = (*FUNCTION_SITES, "repaired", "repeated")
 GRAPH_SITES = {"product": "C", "A": "A", "B": "B"}
 """Those of a protected product in a CUDA graph, and their arrays."""
 
-PRODUCT_SITES = (*FUNCTION_SITES, "s", "t", "u", "repaired", "repeated")
+PRODUCT_SITES = (*FUNCTION_SITES, "kept.v", "s", "t", "u", "repaired", "repeated")
 """Those of a protected product; a hook sees nothing of the one that is repeated."""

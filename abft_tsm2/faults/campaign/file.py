@@ -388,6 +388,6 @@ def _require_fits(campaign: Campaign, index: int, gpu: bool) -> None:
 
 def _type_at(site: str, dtype: str) -> str:
     """The type of the numbers at a site, of operands of a type: checksums are float64, sums float32 at least."""
-    if site in ("s", "t", "u") or site.rpartition("_")[2] in SUMS:
+    if site in ("kept.v", "s", "t", "u") or site.rpartition("_")[2] in SUMS:
         return "float64"
     return "float32" if site == "partial" and FLOATS[dtype].bits == 16 else dtype

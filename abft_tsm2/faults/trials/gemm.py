@@ -54,7 +54,7 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
 def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
     """ValueError for a scheme that there is not, or that puts its result where it wants."""
     kind = scheme_of(scheme)
-    if options and not kind.own:
+    if options and (not kind.own or scheme == "stacked"):
         raise ValueError(f"scheme {scheme!r} has no options: leave out {', '.join(options)}")
 
 
