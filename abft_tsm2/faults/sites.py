@@ -429,7 +429,9 @@ SITES: dict[str, Site] = {
     "B": Site("the right operand, after it was encoded", "encoded", whole("B"), until="multiplied"),
     "A.stored": Site("an encoded left operand, before the product begins", "inputs", whole("A"), until="multiplied"),
     "B.stored": Site("an encoded right operand, before the product begins", "inputs", whole("B"), until="multiplied"),
-    "kept.v": Site("weights that are kept between calls", "inputs", whole("A"), change=_kept_weights, models=OF_VECTORS),
+    "kept.v": Site(
+        "weights that are kept between calls", "inputs", whole("A"), change=_kept_weights, models=OF_VECTORS
+    ),
     "s": Site("the checksums of the operand that was encoded first", "encoded", whole("s")),
     "t": Site("what the checksums of C should be", "encoded", whole("t")),
     "u": Site("the checksums of C", "verified", whole("u")),

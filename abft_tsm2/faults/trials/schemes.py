@@ -279,7 +279,9 @@ SCHEMES: Mapping[str, Scheme] = {
     "detect": Scheme('protected_gemm(on_error="detect"): no repair', _protected(on_error="detect"), True),
     "float32": Scheme('protected_gemm(verify="float32"), of 16-bit operands', _protected(verify="float32"), True),
     "tf32": Scheme('protected_gemm(precision="tf32"), on a GPU', _protected(precision="tf32"), True),
-    "stacked": Scheme(f"protected_gemm of a stack of {STACKED} such products, the first of which counts", _stacked, True),
+    "stacked": Scheme(
+        f"protected_gemm of a stack of {STACKED} such products, the first of which counts", _stacked, True
+    ),
     "encoded": Scheme("protected_gemm of operands from encode(), rechecked at each use", _encoded, True),
     "hooked": Scheme("protected_gemm(on_stage=...), which goes the way that has every stage", _protected(True), True),
     "deferred": Scheme("protected_gemm under errstate(sync=False), and report.wait()", _deferred, True),

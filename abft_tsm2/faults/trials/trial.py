@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 from abft_tsm2.faults.plan import Plan
+from abft_tsm2.faults.trials.flushing import as_wanted
 from abft_tsm2.policy import errstate
 from abft_tsm2.report import Report
 
@@ -153,9 +155,12 @@ class TrialGroup(ABC):
         """Carry out a trial and judge it."""
 
 
-def quiet() -> errstate:
-    """Outcomes are counted, not warned of; SilentDataCorruptionError is still raised."""
-    return errstate(corrected="ignore", checksum_fault="ignore", unverifiable="ignore")
+@contextmanager
+def quiet() -> Iterator[None]:
+    """For the calls that are tried: outcomes are counted, not warned of; SilentDataCorruptionError is still raised.
+    Subnormal numbers are zero in them where that is wanted."""
+    with errstate(corrected="ignore", checksum_fault="ignore", unverifiable="ignore"), as_wanted():
+        yield
 
 
 def drawn_from(given: Any) -> list[Any]:
