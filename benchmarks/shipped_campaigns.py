@@ -6,6 +6,7 @@
     python -m benchmarks.shipped_campaigns lu-gpu clean-lu-gpu --device gpu --jobs 15       judged by the host
     python -m benchmarks.shipped_campaigns adversarial --device gpu --label gpu
     OPENBLAS_CORETYPE=Haswell python -m benchmarks.shipped_campaigns clean-products --label haswell
+    python -m benchmarks.shipped_campaigns routes clean-products --flush    subnormal numbers are zero: label "flushed"
 
 Each runs in .benchmarks/NAME, where it goes on if it was interrupted. What is kept of a campaign that is finished are
 its file, manifest and tables, in results/campaigns/NAME; its trials follow from the file. With a label these are
@@ -56,15 +57,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--jobs", metavar="N", help="processes; without it, one for each core, 8 for a GPU")
     parser.add_argument("--label", default="", help="of the results: NAME.LABEL")
+    parser.add_argument("--flush", action="store_true", help="with flush-to-zero and denormals-are-zero")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(names()):
         parser.error(f"there is no campaign {', '.join(sorted(unknown))}: choose from {', '.join(names())}")
     broken = 0
     for name in options.names or [name for name in names() if name not in ON_GPU]:
-        kept = ".".join(filter(None, (name, options.label)))
+        kept = ".".join(filter(None, (name, options.label, "flushed" * options.flush)))
         file, out = str(CAMPAIGNS / f"{name}.toml"), str(WORK / kept)
-        jobs = ("--jobs", options.jobs) if options.jobs else ()
-        code = command("campaign", "run", file, "-o", out, "--resume", "--device", options.device, *jobs)
+        more = ("--jobs", options.jobs) if options.jobs else ()
+        more += ("--flush",) if options.flush else ()
+        code = command("campaign", "run", file, "-o", out, "--resume", "--device", options.device, *more)
         if code > 1:  # an interrupt, or a file that cannot be used
             return code
         broken += code

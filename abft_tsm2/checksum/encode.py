@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, namespace, same_bits, to_host
+from abft_tsm2.arrays import FLOATS, Array, FloatType, dtype_name, from_host, namespace, same_bits, to_host
 from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, least_bound
 from abft_tsm2.checksum.weights import SEED, Weights
+from abft_tsm2.core.flushing import flushes
 from abft_tsm2.core.kept import compared
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -365,20 +366,20 @@ def middle(x: NDArray[Any]) -> Any:
     return np.partition(x, (half - 1, half), axis=-1)[..., half - 1 : half + 1].mean(axis=-1)
 
 
-def equilibrated(V: Weights, exponent: NDArray[np.int64], ends: Ends = None) -> Weights:
+def equilibrated(V: Weights, exponent: NDArray[np.int64], ends: Ends = None, lift: Any = 0) -> Weights:
     """``v_j 2^(e/2 - e_j)``, e being the largest exponent: exact, because the scales are powers of two.
 
     The common factor keeps the checksums of large data from overflowing, and small numbers from vanishing in them.
-    `ends`: the least and the largest exponent, where they are known.
+    `ends`: the least and the largest exponent, where they are known. `lift`: of `lift_of`.
     """
     if exponent.size == 0:
         return np.asarray(np.ldexp(V, exponent[..., None]))
     if exponent.ndim == 1:
         low, high = ends or (int(exponent.min()), int(exponent.max()))
-        half = _common(low, high)
+        half = _common(low, high) + lift
         return np.asarray(np.ldexp(V, (half - exponent)[:, None]))
     power = exponent.max(axis=-1, keepdims=True) // 2 - exponent
-    power -= np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST)
+    power -= np.maximum(0, power.max(axis=-1, keepdims=True) - _HIGHEST) - lift
     # In one piece for each, as copies of them are: BLAS adds in another order where numbers lie apart.
     return np.asarray(np.ldexp(V, power[..., None], order="C"))
 
@@ -391,6 +392,45 @@ def _common(low: int, high: int) -> int:
 def smallest_weight(low: int, high: int) -> float:
     """The modulus that no weight `equilibrated` for such columns is below."""
     return math.ldexp(1.0, _common(low, high) - high)
+
+
+def lift_of(R: Array, sums: Array, exponent: NDArray[np.int64], ends: Ends = None, partial: bool = False) -> Any:
+    """By which power of two weights of these exponents have to be larger, so that underflow takes no digits from the
+    checksum of a row of R that is not 0; None where by nothing, as nearly always.
+
+    A row of which nothing is left in its checksum meets elements of L that could change unseen. Weights of 1 make the
+    checksum of a row as large as the row, which is in the range. `sums` are those of R, or of each of a stack.
+    """
+    if not exponent.size:
+        return None
+    kind = _SINGLE if partial and dtype_name(R.dtype) == "float32" else _DOUBLE
+    high = ends[1] if ends else exponent.max()
+    if high < kind.precision:  # no weight is so small
+        return None
+    if exponent.ndim == 1:
+        return _lift_of(R, sums, ends or (int(exponent.min()), int(high)), kind) or None
+    found = np.zeros((*exponent.shape[:-1], 1), np.int64)
+    for at in np.ndindex(*exponent.shape[:-1]):
+        own = int(exponent[at].min()), int(exponent[at].max())
+        found[at] = _lift_of(R[at] if R.ndim > 2 else R, sums[at], own, kind)
+    return found if found.any() else None
+
+
+def _lift_of(R: Array, sums: Array, ends: tuple[int, int], kind: FloatType) -> int:
+    """`lift_of` for one matrix, whose checksums are summed in a type."""
+    size, room = _sizes(sums), ends[0] - _common(*ends)
+    largest = float(size.max(initial=0.0))
+    if room <= 0 or not largest < math.inf:
+        return 0
+    lost = kind.smallest_normal if flushes() else kind.smallest_subnormal
+    faint = np.flatnonzero(size < sum(R.shape) * lost / kind.unit_roundoff)
+    if not faint.size or not np.any(to_host(take_rows(R, faint)) != 0):
+        return 0
+    return max(0, min(room, kind.max_exponent - _CLEAR - math.frexp(largest)[1]))
+
+
+_DOUBLE, _SINGLE = FLOATS["float64"], FLOATS["float32"]
+_CLEAR = 16  # powers of two between the largest checksum and the end of the range
 
 
 @np.errstate(all="ignore")
@@ -419,11 +459,19 @@ def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChec
         if whole and R.shape[-2] * R.shape[-1] <= SQUARED:
             return _squared_once(R, base, partial)
     exponent, ends = _sampled_exponents(R)
-    first = carried(R, from_host(equilibrated(base, exponent, ends), R), partial=partial)
+
+    def weighed(exponent: NDArray[np.int64], ends: Ends = None) -> OperandChecksum:
+        found = carried(R, from_host(equilibrated(base, exponent, ends), R), partial=partial)
+        lift = lift_of(R, found.sums, exponent, ends, partial)
+        if lift is None:
+            return found
+        return carried(R, from_host(equilibrated(base, exponent, ends, lift), R), partial=partial)
+
+    first = weighed(exponent, ends)
     if whole:  # nothing can be missed in all rows
         return first
     better = _missed(R, first.sums, exponent)
-    return first if better is None else carried(R, from_host(equilibrated(base, better), R), partial=partial)
+    return first if better is None else weighed(better)
 
 
 def _missed(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -449,8 +497,15 @@ def _squared_once(R: Array, base: Weights, partial: bool) -> OperandChecksum:
     k, squares = R.shape[-2], squares_of(R)
     norms = np.log2(np.matmul(ones(k, squares.dtype), squares), dtype=np.float64)
     norms *= 0.5
-    V = equilibrated(base, *exponents_from(norms, R, reliable(dtype_name(R.dtype), k)))
-    return _carried(R, V, partial, squares_times(squares[..., : part_of(k), :], V * V))
+    exponent, ends = exponents_from(norms, R, reliable(dtype_name(R.dtype), k))
+    head = squares[..., : part_of(k), :]
+    V = equilibrated(base, exponent, ends)
+    found = _carried(R, V, partial, squares_times(head, V * V))
+    lift = lift_of(R, found.sums, exponent, ends, partial)
+    if lift is None:
+        return found
+    V = equilibrated(base, exponent, ends, lift)
+    return _carried(R, V, partial, squares_times(head, V * V))
 
 
 @compared

@@ -21,6 +21,7 @@ from abft_tsm2.checksum.encode import (
     OperandChecksum,
     equilibrated,
     exponents_from,
+    lift_of,
     missed_by_sample,
     part_of,
     reliable,
@@ -170,9 +171,13 @@ class SmallSums:
         V[:] = equilibrated(self._base, exponent, ends)[:, 0]
         low, high = ends or (int(exponent.min()), int(exponent.max()))
         self._faint = least_bound(self._k + self._n, smallest_weight(low, high)) > 0
+        self._add(R, V, s)
+        lift = lift_of(R, s[:, None], exponent, (low, high), self._partial)
+        if lift is not None:
+            V[:] = equilibrated(self._base, exponent, ends, lift)[:, 0]
+            self._add(R, V, s)
         np.multiply(V, V, V2)
         _times(squares, V2 if self._wide else V2.astype(_SINGLE), part)
-        self._add(R, V, s)
 
     def _add(self, X: Array, v: Array, sums: Array) -> None:
         """``sums = X v``, as `weighted_sums` takes them."""

@@ -52,10 +52,20 @@ _device = click.option(
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Use the workers of a Dask cluster: tcp://HOST:8786, or a scheduler file."
 )
+@click.option("--flush", is_flag=True, help="Take subnormal numbers for zero in what is tried (x86-64, glibc).")
 @_device
 @quiet_option
 @verbose_option
-def run(file: str, out: str, resume: bool, jobs: int | None, scheduler: str | None, device: str, quiet: bool) -> int:
+def run(
+    file: str,
+    out: str,
+    resume: bool,
+    jobs: int | None,
+    scheduler: str | None,
+    flush: bool,
+    device: str,
+    quiet: bool,
+) -> int:
     """Run the trials that FILE, a .toml, describes.
 
     Writes a line for each trial to DIR/trials.jsonl as soon as it is done. After Ctrl-C, or a crash, --resume continues
@@ -72,9 +82,11 @@ def run(file: str, out: str, resume: bool, jobs: int | None, scheduler: str | No
 
     if scheduler is not None and jobs is not None:
         raise click.UsageError("--jobs counts processes of this machine, and does not go with --scheduler")
+    if scheduler is not None and flush:
+        raise click.UsageError("--flush is for processes of this machine, and does not go with --scheduler")
     asked = load(file)
     options = " --device gpu" * (device == "gpu") + (f" --jobs {jobs}" if jobs is not None else "")
-    options += f" --scheduler {shlex.quote(scheduler)}" if scheduler is not None else ""
+    options += f" --scheduler {shlex.quote(scheduler)}" if scheduler is not None else " --flush" * flush
     command = f"abft-tsm2 campaign run {shlex.quote(Path(file).name)} -o {shlex.quote(Path(out).name)}{options}"
     here = device == "gpu" and scheduler is None and find_spec("cupy")
     if here and jobs not in (0, 1) and not quiet and not side_by_side():
@@ -88,6 +100,7 @@ def run(file: str, out: str, resume: bool, jobs: int | None, scheduler: str | No
                 jobs=jobs,
                 scheduler=scheduler,
                 gpu=device == "gpu",
+                flush=flush,
                 command=command,
                 progress=show,
                 tell=(lambda text: None) if quiet else say,

@@ -18,7 +18,7 @@ from abft_tsm2.core.faultpoint import planting
 from abft_tsm2.faults.models import plant
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.recorded import RecordedFault
-from abft_tsm2.faults.sites import FUNCTION_SITES, GRAPH_SITES, SITES, Site
+from abft_tsm2.faults.sites import FUNCTION_SITES, GRAPH_SITES, OPERANDS, SITES, Site
 
 Array = Any
 
@@ -108,7 +108,7 @@ class Injector:
             visit = self.visits[stage]
             self.visits[stage] += 1
             seen = self._seen.setdefault(threading.get_ident(), {})
-            seen.update({name: arrays[name] for name in ("A", "B") if name in arrays})
+            seen.update({name: arrays[name] for name in OPERANDS if name in arrays})
             self._take_back(stage)
             for plan in self.plans:
                 site = SITES[plan.site]

@@ -212,24 +212,33 @@ def _warp(x: Array, plan: Plan, rng: Generator) -> int:
     return _times(x[i : i + 1, lane::WARP], plan.factor)
 
 
-def _swap(first: Array, second: Array) -> int:
-    one, other = bit_pattern(first), bit_pattern(second)
-    kept = one.copy()
-    one[...] = other
-    other[...] = kept
+def _round(*parts: Array) -> int:
+    """Move what is in each part to the next one, and what is in the last to the first."""
+    words = [bit_pattern(part) for part in parts]
+    last = words[-1].copy()
+    for one, before in zip(words[:0:-1], words[-2::-1], strict=True):
+        one[...] = before
+    words[0][...] = last
     return -1
 
 
-def _two(size: int, rng: Generator) -> tuple[int, int]:
+def _some(size: int, count: int, rng: Generator) -> list[int]:
+    """`count` different numbers below size; fewer, where there are fewer."""
     if size < 2:
-        return 0, 0
-    first, second = rng.choice(size, 2, replace=False)
-    return int(first), int(second)
+        return [0]
+    return list(map(int, rng.choice(size, min(count, size), replace=False)))
 
 
-def _swap_rows(x: Array, plan: Plan, rng: Generator) -> int:
-    i, k = _two(x.shape[0], rng)
-    return _swap(x[i : i + 1, :], x[k : k + 1, :])
+def _two(size: int, rng: Generator) -> tuple[int, int]:
+    chosen = _some(size, 2, rng)
+    return chosen[0], chosen[-1]
+
+
+def _moved_rows(count: int) -> Change:
+    def change(x: Array, plan: Plan, rng: Generator) -> int:
+        return _round(*(x[i : i + 1, :] for i in _some(x.shape[0], count, rng)))
+
+    return change
 
 
 def _line(x: Array, rng: Generator) -> Array:
@@ -238,10 +247,18 @@ def _line(x: Array, rng: Generator) -> Array:
     return x.T if across else x
 
 
-def _swap_elements(x: Array, plan: Plan, rng: Generator) -> int:
-    x = _line(x, rng)
-    i, (j, k) = int(rng.integers(x.shape[0])), _two(x.shape[1], rng)
-    return _swap(x[i : i + 1, j : j + 1], x[i : i + 1, k : k + 1])
+def _moved_elements(count: int) -> Change:
+    def change(x: Array, plan: Plan, rng: Generator) -> int:
+        x = _line(x, rng)
+        i = int(rng.integers(x.shape[0]))
+        return _round(*(x[i : i + 1, j : j + 1] for j in _some(x.shape[1], count, rng)))
+
+    return change
+
+
+def _across(change: Change) -> Change:
+    """The same of columns."""
+    return lambda x, plan, rng: change(x.T, plan, rng)
 
 
 def _add(x: Array, corners: list[tuple[int, int, float]], change: Array) -> int:
@@ -277,12 +294,15 @@ CHANGES: Mapping[str, Change] = {
     "missing_carry": _carry(too_many=False),
     "production": _production,
     "row": _row,
-    "column": lambda x, plan, rng: _row(x.T, plan, rng),
+    "column": _across(_row),
     "tile": _tile,
     "warp": _warp,
-    "swap_elements": _swap_elements,
-    "swap_rows": _swap_rows,
-    "swap_columns": lambda x, plan, rng: _swap_rows(x.T, plan, rng),
+    "swap_elements": _moved_elements(2),
+    "swap_rows": _moved_rows(2),
+    "swap_columns": _across(_moved_rows(2)),
+    "cycle_elements": _moved_elements(3),
+    "cycle_rows": _moved_rows(3),
+    "cycle_columns": _across(_moved_rows(3)),
     "opposite": _opposite,
     "rectangle": _rectangle,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import bit_pattern, from_host, namespace, to_host
+from abft_tsm2.checksum.weights import balanced
 from abft_tsm2.faults.judge.oracle import narrowed, widened
 from abft_tsm2.faults.models import CHANGES, plant
 from abft_tsm2.faults.plan import Plan
@@ -19,6 +20,8 @@ Generator = np.random.Generator
 Part = Callable[[Arrays, Generator], Array | None]
 """Chooses the part of the live arrays that is hit: a view, or None where this moment has no such part."""
 
+OPERANDS = ("A", "B", "b", "lu", "c")
+"""Arrays that a fault may be planted in at a later stage than that which names them."""
 GENERAL = frozenset(CHANGES)
 """The models that change any array."""
 
@@ -82,8 +85,8 @@ class Site:
 Change = Callable[[Arrays, Plan, Generator], int]
 INDICES = frozenset({"wrong_index", "swap_elements"})
 ELEMENTS = GENERAL - {"row", "column", "tile", "warp", "swap_elements", "swap_rows", "swap_columns"}
-ELEMENTS -= {"opposite", "rectangle"}
-OF_VECTORS = ELEMENTS | {"swap_elements", "opposite", "tile"}
+ELEMENTS -= {"cycle_elements", "cycle_rows", "cycle_columns", "opposite", "rectangle"}
+OF_VECTORS = ELEMENTS | {"swap_elements", "cycle_elements", "opposite", "tile"}
 LEFT_BEHIND = 8  # columns in which rows are not exchanged
 
 
@@ -165,6 +168,13 @@ def _lower_A(arrays: Arrays, rng: Generator) -> Array:
     A = arrays["A"]
     s = _between(0, A.shape[0], rng)
     return A[s:, : s + 1]
+
+
+def _lower_c(arrays: Arrays, rng: Generator) -> Array:
+    """Of a factor that was given, with its diagonal."""
+    c = arrays["c"]
+    s = _between(0, c.shape[0], rng)
+    return c[s:, : s + 1]
 
 
 def _in_both_halves(part: Part) -> Change:
@@ -329,6 +339,14 @@ FACTOR_SITES: dict[str, Site] = {
     "lu.factored_U": Site("U as LAPACK returns it", "factored", _upper),
     "lu.factored_pivots": _indices("the pivots as LAPACK returns them", "factored", _finished_pivots),
     # Solutions
+    "solve.b": _vector("b of a system, after it was encoded", "inputs", whole("b"), visits="later"),
+    "solve.used_b": _vector("b, after the forward substitution", "forward", whole("b")),
+    "lu_solve.lu": Site("the factors that were given, after they were encoded", "encoded", whole("lu")),
+    "lu_solve.b": _vector("b of a system with these, after it was encoded", "encoded", whole("b")),
+    "lu_solve.used_lu": Site("the factors, after the forward substitution", "forward", whole("lu")),
+    "cho_solve.c": Site("Cholesky's factor that was given, after it was encoded", "encoded", _lower_c),
+    "cho_solve.b": _vector("b of a system with this, after it was encoded", "encoded", whole("b")),
+    "cho_solve.used_c": Site("the factor, after the forward substitution", "forward", _lower_c),
     "solve.forward": _vector("the solution of L z = P b", "forward", whole("z")),
     "solve.backward": _vector("the solution of U x = z", "backward", whole("x")),
     # Cholesky
@@ -347,8 +365,12 @@ STAGES = {
     ("lu", "offline"): ("encoded", "factored"),
     ("lu", "auto"): ("encoded", "factored"),
     ("lu", "none"): ("factored",),
-    ("solve", "protected"): ("encoded", "factored", "forward", "backward"),
+    ("solve", "protected"): ("encoded", "factored", "inputs", "forward", "backward"),
     ("solve", "none"): ("factored", "backward"),
+    ("lu_solve", "protected"): ("encoded", "forward", "backward"),
+    ("lu_solve", "none"): ("backward",),
+    ("cho_solve", "protected"): ("encoded", "forward", "backward"),
+    ("cho_solve", "none"): ("backward",),
     ("cholesky", "protected"): ("encoded", "panel", "updated", "finished"),
     ("cholesky", "none"): ("finished",),
 }
@@ -357,7 +379,7 @@ STAGES = {
 
 def sites_of(operation: str, scheme: str) -> frozenset[str]:
     """The sites of an operation that is protected by a scheme; none for what is not there."""
-    own = {"solve": ("lu", "solve")}.get(operation, (operation,))
+    own = {"solve": ("lu", "solve"), "cholesky": ("cholesky",), "lu": ("lu",)}.get(operation, (operation, "solve"))
     stages = STAGES.get((operation, scheme), ())
     names = {name for name in FACTOR_SITES if name.partition(".")[0] in own and FACTOR_SITES[name].stage in stages}
     if scheme == "none":  # which has no sums
@@ -389,6 +411,15 @@ def _stored_sum(arrays: Arrays, plan: Plan, rng: Generator) -> int:
     return -1
 
 
+def _kept_weights(arrays: Arrays, plan: Plan, rng: Generator) -> int:
+    """The weights of columns, or of rows, that all products of these sizes share."""
+    kept = balanced(int(rng.choice([arrays["A"].shape[0], arrays["B"].shape[1]])))
+    kept.flags.writeable = True
+    bit = plant(kept, plan, rng)
+    kept.flags.writeable = False
+    return bit
+
+
 SITES: dict[str, Site] = {
     "product": Site("C, between the product and its check", "multiplied", whole("C"), again="corrected"),
     "partial": Site(
@@ -398,6 +429,9 @@ SITES: dict[str, Site] = {
     "B": Site("the right operand, after it was encoded", "encoded", whole("B"), until="multiplied"),
     "A.stored": Site("an encoded left operand, before the product begins", "inputs", whole("A"), until="multiplied"),
     "B.stored": Site("an encoded right operand, before the product begins", "inputs", whole("B"), until="multiplied"),
+    "kept.v": Site(
+        "weights that are kept between calls", "inputs", whole("A"), change=_kept_weights, models=OF_VECTORS
+    ),
     "s": Site("the checksums of the operand that was encoded first", "encoded", whole("s")),
     "t": Site("what the checksums of C should be", "encoded", whole("t")),
     "u": Site("the checksums of C", "verified", whole("u")),
@@ -418,5 +452,5 @@ DEVICE_SITES = (*FUNCTION_SITES, "repaired", "repeated")
 GRAPH_SITES = {"product": "C", "A": "A", "B": "B"}
 """Those of a protected product in a CUDA graph, and their arrays."""
 
-PRODUCT_SITES = (*FUNCTION_SITES, "s", "t", "u", "repaired", "repeated")
+PRODUCT_SITES = (*FUNCTION_SITES, "kept.v", "s", "t", "u", "repaired", "repeated")
 """Those of a protected product; a hook sees nothing of the one that is repeated."""

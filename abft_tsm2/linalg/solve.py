@@ -76,7 +76,8 @@ def protected_lu_solve(
     on_error, return_report
         As in `protected_lu_factor`.
     on_stage : callable, optional
-        ``on_stage(stage, arrays)`` at "inputs" (lu, b), "forward" (z) and "backward" (x) with the live arrays.
+        ``on_stage(stage, arrays)`` at "inputs" (lu, b), "encoded" (lu, piv, b), "forward" (z) and "backward" (x) with
+        the live arrays.
 
     Returns
     -------
@@ -141,6 +142,7 @@ def protected_lu_solve(
         if check_finite and not factors.finite:
             raise not_finite()
         work.given = factors, sides
+        work.stage("encoded", lu=lu, piv=piv, b=B)
         return substituted_carefully(lu, piv, B, int(trans), work, weighed=sides.weighed, given=factors)
 
     def by_kernels(lu: Array, piv: Any, B: Array, work: Work) -> Array:
@@ -193,7 +195,8 @@ def protected_cho_solve(
     on_error, return_report
         As in `protected_lu_factor`.
     on_stage : callable, optional
-        ``on_stage(stage, arrays)`` at "inputs" (c, b), "forward" (z) and "backward" (x) with the live arrays.
+        ``on_stage(stage, arrays)`` at "inputs" (c, b), "encoded" (c, b), "forward" (z) and "backward" (x) with the live
+        arrays.
 
     Returns
     -------
@@ -255,6 +258,7 @@ def protected_cho_solve(
         work.stage("inputs", c=C, b=B)
         factors, sides = GivenFactors(C, halves, "c"), GivenSides.of(B)
         work.given = factors, sides
+        work.stage("encoded", c=C, b=B)
         x = substituted_twice(factors, sides.weighed, work)
         return x, _report("cho_solve", B, work)
 

@@ -189,7 +189,7 @@ def substitution(
                 verdict = substitution_evidence(triangle, solved, B.X)
             right = verdict.clean and B.same
             work.findings.suspicions += right
-        elif last is None and (given is None or given.agrees(X, B, verdict)):
+        elif last is None and (given is None or _agrees(given, X, B, verdict, work)):
             return X
         else:
             right = True
@@ -214,6 +214,11 @@ def substitution(
         work.findings.faults.append(wrong_rows(name, verdict))
         work.findings.reasons.append(f"{stage} substitution failed its check {tried} times")
     return X
+
+
+def _agrees(given: GivenTriangle, X: Weighed, B: Weighed, verdict: LineCheck, work: Work) -> bool:
+    """Whether a triangle is shown to be what was encoded: by its sums, and where these do not show all by its words."""
+    return given.agrees(X, B, verdict) and (given.shows_all(verdict) or work.confirm())
 
 
 def same(x: Array, y: Array) -> bool:

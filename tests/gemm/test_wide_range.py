@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 import abft_tsm2 as ft
-from abft_tsm2 import Status
+from abft_tsm2 import Status, faults
+from abft_tsm2.core.faultpoint import planting
 from benchmarks.planting import planted
 from tests.support import cupy_on_cpu
 
@@ -153,6 +155,51 @@ def test_a_wrong_element_is_repaired(name: str, check: str, value: Callable[[flo
     assert report.status is Status.CORRECTED
     assert [(f.rows, f.columns) for f in report.faults] == [((at[0],), (at[1],))]
     assert off(c, a, b) < 1e-13
+
+
+def returned(a: np.ndarray, b: np.ndarray, check: str, plan: faults.Plan) -> np.ndarray | None:
+    """The product, or that of a stack, with a fault; None where it is refused."""
+    with faults.inject(plan):
+        try:
+            return np.asarray(ft.protected_gemm(a, b, check=check))
+        except ft.SilentDataCorruptionError:
+            return None
+
+
+@pytest.mark.parametrize("check", ["rows", "columns"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("blocks", "one-hot")])  # with wide limits
+def test_an_operand_that_changes_behind_its_encoding(name: str, check: str) -> None:
+    """Underflow leaves every row that counts a checksum: a change of what it meets shows."""
+    a, b = FAMILIES[name]()
+    right, size = exact(a, b)
+    for seed, site in product(range(8), "AB"):
+        plan = faults.Plan("scaled", site, factor=-8.0, persistent=True, seed=(seed,))
+        c = returned(a.copy(), b.copy(), check, plan)
+        stack = returned(np.stack([a] * 2), np.stack([b] * 2), check, plan)
+        for found in (c, None if stack is None else stack[0]):
+            assert found is None or (abs(found - right) <= 1e-12 * np.maximum(size, np.finfo(float).tiny)).all()
+
+
+def test_a_row_of_which_single_precision_leaves_nothing() -> None:
+    """Checksums of many terms of float32 are summed in its panels."""
+    d = 10.0 ** np.linspace(-34, 34, 1024)
+    a, b = ((normal(9, 1024) * d).astype(np.float32), (normal(1024, 8) / d[:, None]).astype(np.float32))
+    right = a.astype(float) @ b.astype(float)
+    for check, (site, at) in product(
+        ("rows", "columns"), (("A", (3, -1)), ("A", (3, 0)), ("B", (-1, 3)), ("B", (0, 3)))
+    ):
+        operands = {"A": a.copy(), "B": b.copy()}
+
+        def change(stage: str, arrays: Any) -> None:
+            if stage == "encoded":
+                operands[site][at] *= -8  # noqa: B023
+
+        with planting(change):
+            try:
+                c = ft.protected_gemm(operands["A"], operands["B"], check=check)
+            except ft.SilentDataCorruptionError:
+                continue
+        assert abs(c - right).max() < 1e-3
 
 
 @pytest.mark.parametrize("check", ["rows", "columns"])

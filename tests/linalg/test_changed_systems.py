@@ -10,6 +10,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_lu_solve, protected_solve
+from abft_tsm2.faults.operands.matrices import FAMILIES
 from tests.support.planting import normal
 
 N = 130
@@ -161,6 +162,44 @@ def test_factors_that_change_within_their_lines_are_refused(stage: str) -> None:
                 return protected_lu_solve((given, piv), b, return_report=True, on_stage=hook)  # noqa: B023
 
             assert outcome(solve, a, b) is Status.INPUT_CHANGED
+
+
+@pytest.mark.parametrize("stage", ["encoded", "forward"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rows_of_factors_that_are_small_beside_others_do_not_change_unseen(dtype: Any, stage: str) -> None:
+    """Each of them alone: an element, and elements of a column that change places."""
+    n = 40
+    a = (10.0 ** np.linspace(10, -10, n)[:, None] * normal(n, n)).astype(dtype)
+    lu, piv = linalg.lu_factor(a)
+    b = a @ normal(n, 1, dtype=dtype, seed=1)
+    right = protected_lu_solve((lu, piv), b)
+
+    def outcome_of(change: Callable[[np.ndarray], None]) -> Status:
+        given = np.array(lu, order="F")
+        hook = At(stage, lambda: change(given))
+        try:
+            x, report = protected_lu_solve((given, piv), b, return_report=True, on_stage=hook)
+        except SilentDataCorruptionError as error:
+            return error.report.status
+        assert hook.seen
+        assert report.ok
+        assert np.abs(x - right).max() <= 1e-3 * np.abs(right).max()
+        return report.status
+
+    for i in range(n - 1):
+        times = outcome_of(lambda lu: lu.__setitem__((i, -1), -3 * lu[i, -1]))  # noqa: B023
+        exchanged = outcome_of(lambda lu: lu.__setitem__((slice(i, i + 2), -1), lu[i : i + 2, -1][::-1].copy()))  # noqa: B023
+        assert {times, exchanged} <= {Status.CLEAN, Status.INPUT_CHANGED}
+
+
+@pytest.mark.parametrize("family", ["graded rows", "graded both", "gfpp", "normal", "sparse"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_factors_with_rows_of_any_size_are_clean(family: str, dtype: Any) -> None:
+    a = np.asarray(FAMILIES[family](40, np.random.default_rng(1), dtype))
+    factors = linalg.lu_factor(a)
+    for trans in (0, 1):
+        report = protected_lu_solve(factors, normal(40, 2, dtype=dtype), trans, return_report=True)[1]
+        assert (report.status, report.faults) == (Status.CLEAN, ())
 
 
 def test_what_has_changed_is_named_and_not_raised_where_it_is_only_to_be_detected() -> None:

@@ -246,6 +246,30 @@ def swap_columns(c: Change) -> None:
     swap_rows(Change(c.before.T, c.after.T, c.plan, c.bit))
 
 
+def cycle_elements(c: Change) -> None:
+    before, after = c.words
+    rows, columns = np.nonzero(c.where)
+    assert rows.size <= 3
+    assert np.unique(rows).size <= 1 or np.unique(columns).size <= 1
+    if max(c.before.shape) < 3:  # then two change places
+        swap_elements(c)
+        return
+    moved = before[c.where].tolist(), after[c.where].tolist()
+    assert moved[1] in (moved[0][1:] + moved[0][:1], moved[0][-1:] + moved[0][:-1])
+    assert min(c.before.shape) < 3 or rows.size == 3
+
+
+def cycle_rows(c: Change) -> None:
+    before, after = c.words
+    lines = _lines(c, 1)
+    assert lines.size == (0 if c.before.shape[0] < 2 else min(3, c.before.shape[0]))
+    assert any((after[lines] == np.roll(before[lines], step, 0)).all() for step in (1, -1))
+
+
+def cycle_columns(c: Change) -> None:
+    cycle_rows(Change(c.before.T, c.after.T, c.plan, c.bit))
+
+
 def opposite(c: Change) -> None:
     rows, columns = np.nonzero(c.where)
     assert rows.size <= 2
@@ -270,5 +294,6 @@ JUDGES: dict[str, Callable[[Change], None]] = {
         *(bit_flip, multi_bit, stuck_at_0, stuck_at_1, random_value, scaled, offset, nan, inf),
         *(wrong_carry, missing_carry, production, row, column, tile, warp),
         *(swap_elements, swap_rows, swap_columns, opposite, rectangle),
+        *(cycle_elements, cycle_rows, cycle_columns),
     )
 }

@@ -22,8 +22,8 @@ from abft_tsm2.faults.sites import SUMS
 from abft_tsm2.faults.trials.trial import Trial, Workload
 from abft_tsm2.io.atomic import short
 
-OPERATIONS = ("gemm", "verify", "lu", "solve", "cholesky", "storage")
-FACTORISATIONS = ("lu", "solve", "cholesky")
+FACTORISATIONS = ("lu", "solve", "lu_solve", "cholesky", "cho_solve")
+OPERATIONS = ("gemm", "verify", *FACTORISATIONS, "storage")
 ORDERS = ("C", "F")
 BEYOND = 2**63  # what no number of anything reaches
 MOST = 10**7  # trials of a suite: their numbers are kept in memory
@@ -388,6 +388,6 @@ def _require_fits(campaign: Campaign, index: int, gpu: bool) -> None:
 
 def _type_at(site: str, dtype: str) -> str:
     """The type of the numbers at a site, of operands of a type: checksums are float64, sums float32 at least."""
-    if site in ("s", "t", "u") or site.rpartition("_")[2] in SUMS:
+    if site in ("kept.v", "s", "t", "u") or site.rpartition("_")[2] in SUMS:
         return "float64"
     return "float32" if site == "partial" and FLOATS[dtype].bits == 16 else dtype

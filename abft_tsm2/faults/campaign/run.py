@@ -20,11 +20,13 @@ from abft_tsm2.faults.campaign.file import Campaign, load, require_device
 from abft_tsm2.faults.campaign.folder import CAMPAIGN, CampaignFileError, Folder, earlier, line_of, plain
 from abft_tsm2.faults.campaign.machine import require_jobs, require_machine
 from abft_tsm2.faults.campaign.workers import Line, Pool, Unit, alone, array_module, carry_out, line
+from abft_tsm2.faults.trials.flushing import require, want
 from abft_tsm2.faults.trials.trial import Finding, breach
 from abft_tsm2.io import versions
 
 GPU_JOBS = 8  # processes on one GPU: the host has more to do for a trial than the card
 MPS = "nvidia-cuda-mps-control"
+FLUSHED = "flushed"  # of a manifest: whether subnormal numbers were zero
 
 Progress = Callable[["Count"], None]
 
@@ -70,6 +72,7 @@ def run(
     jobs: int | None = None,
     scheduler: str | None = None,
     gpu: bool = False,
+    flush: bool = False,
     command: str = "",
     progress: Progress = lambda count: None,
     tell: Callable[[str], None] = lambda text: None,
@@ -92,6 +95,8 @@ def run(
         for each of their threads, carry out the trials.
     gpu : bool
         Compute on the current GPU, and judge products there; factorisations are judged on the host.
+    flush : bool
+        Take subnormal numbers for zero in the calls that are tried, results and operands (x86-64, glibc).
     command : str
         How to carry it out again, for the report.
     progress : callable
@@ -109,26 +114,35 @@ def run(
         If the folder cannot be used, or a file of operands; or the campaign, on a GPU; or the machine lacks a library,
         or memory.
     NotSuitable
-        If there is no GPU, or for more `jobs` than do any good.
+        If there is no GPU, or for more `jobs` than do any good; or if it is not known how this machine flushes.
     ClusterError
         If the cluster cannot be used, or is lost.
     ValueError
-        For both `jobs` and `scheduler`.
+        For both `jobs`, or `flush`, and `scheduler`.
 
     Notes
     -----
     An exception, a signal, or the end of the machine leaves all trials that were done, but those of the last second.
     """
     require_device(campaign, gpu)
-    with _pool(campaign, jobs, scheduler, gpu, tell) as pool:
+    if flush:
+        require()
+    with _pool(campaign, jobs, scheduler, gpu, flush, tell) as pool:
         pool.ask(require_machine, campaign)
-        return _run(pool, folder, resume, command, progress)
+        return _run(pool, folder, resume, flush, command, progress)
 
 
-def _run(pool: Pool | Cluster, folder: str | Path, resume: bool, command: str, progress: Progress) -> Count:
+def _run(
+    pool: Pool | Cluster, folder: str | Path, resume: bool, flush: bool, command: str, progress: Progress
+) -> Count:
     campaign, (device, libraries) = pool.campaign, _together(pool.ask(_machine, pool.gpu))
     with Folder(Path(folder), campaign.text, resume=resume) as kept:
         before = earlier(kept.path) if resume else {}
+        if before and before.get(FLUSHED, False) != flush:
+            raise CampaignFileError(
+                f"{kept.path} was begun {'with' if before.get(FLUSHED) else 'without'} --flush: go on so, or choose "
+                "another folder"
+            )
         left = units(campaign, kept.done)
         count = Count(campaign.trials, len(kept.done), broken=kept.broken, sharpness=kept.sharpness)
         manifest = {
@@ -142,6 +156,7 @@ def _run(pool: Pool | Cluster, folder: str | Path, resume: bool, command: str, p
             "seconds": before.get("seconds", 0.0),
             "command": command,
             "jobs": pool.jobs,
+            **({FLUSHED: True} if flush else {}),
         }
         kept.manifest(manifest)
         try:
@@ -159,16 +174,18 @@ def _run(pool: Pool | Cluster, folder: str | Path, resume: bool, command: str, p
 
 
 def _pool(
-    campaign: Campaign, jobs: int | None, scheduler: str | None, gpu: bool, tell: Callable[[str], None]
+    campaign: Campaign, jobs: int | None, scheduler: str | None, gpu: bool, flush: bool, tell: Callable[[str], None]
 ) -> AbstractContextManager[Pool | Cluster]:
     if scheduler is not None:
         if jobs is not None:
             raise ValueError(f"jobs = {jobs} are processes of this machine: leave it out, or the scheduler")
+        if flush:
+            raise ValueError("flush is for processes of this machine: leave it out, or the scheduler")
         return connected(campaign, scheduler, gpu, tell)
     if jobs is None:
         jobs = min(GPU_JOBS, versions.cores()) if gpu else versions.cores()
     require_jobs(jobs)
-    return nullcontext(Pool(campaign, jobs, gpu))
+    return nullcontext(Pool(campaign, jobs, gpu, flush))
 
 
 def units(campaign: Campaign, done: set[int]) -> list[Unit]:
@@ -220,10 +237,12 @@ def replay(folder: str | Path, number: int, *, gpu: bool = False) -> Replayed:
     except IndexError as error:
         raise CampaignFileError(f"{path}: {error}") from error
     _device(gpu)
-    if earlier(path).get("jobs") == 0:
+    then = earlier(path)
+    if then.get("jobs") == 0:
+        want(then.get(FLUSHED, False))
         _, finding = next(carry_out(campaign, Unit(*place, (number,), True), array_module(gpu)))
     else:
-        finding = alone(campaign, number, gpu)
+        finding = alone(campaign, number, gpu, then.get(FLUSHED, False))
     return Replayed(line(campaign, number, finding), line_of(path, number), finding)
 
 

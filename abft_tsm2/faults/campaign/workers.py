@@ -7,6 +7,7 @@ that it was carrying out: the others of its scene are given to a new process, on
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from abft_tsm2.faults.campaign.file import Campaign, Suite, operation_of, parse
+from abft_tsm2.faults.trials.flushing import want
 from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload
 
 BATCH = 16  # trials that are carried out before they are judged together
@@ -96,16 +98,19 @@ class Pool:
         Processes; 0: no other than this one, and none that could hang or die.
     gpu : bool
         Whether products are computed on a GPU.
+    flush : bool
+        Whether the calls that are tried take subnormal numbers for zero.
     """
 
     ADVICE = 'a script that starts them has to do it under if __name__ == "__main__", or pass jobs=0'
 
-    def __init__(self, campaign: Campaign, jobs: int, gpu: bool) -> None:
-        self.campaign, self.jobs, self.gpu = campaign, jobs, gpu
+    def __init__(self, campaign: Campaign, jobs: int, gpu: bool, flush: bool = False) -> None:
+        self.campaign, self.jobs, self.gpu, self.flush = campaign, jobs, gpu, flush
 
     def run(self, units: Sequence[Unit]) -> Iterator[Line]:
         """Carry out all units; yields a line for each trial, as they come in."""
         if self.jobs == 0:
+            want(self.flush)
             xp = array_module(self.gpu)
             for unit in units:
                 yield from (one for one, _ in carry_out(self.campaign, unit, xp))
@@ -134,7 +139,8 @@ class Pool:
 
     def hire(self) -> Worker:
         """A process that has nothing to do."""
-        return Worker(self.campaign, self.gpu, *started(serve, self.campaign.text, self.gpu))
+        work = functools.partial(serve, flush=self.flush)
+        return Worker(self.campaign, self.gpu, *started(work, self.campaign.text, self.gpu))
 
     def dismiss(self, worker: Worker) -> None:
         """What becomes of a process that nothing is left for."""
@@ -216,9 +222,9 @@ class Worker:
         return self.campaign.timeout if self.ready else max(START, self.campaign.timeout)
 
 
-def alone(campaign: Campaign, number: int, gpu: bool) -> Finding:
+def alone(campaign: Campaign, number: int, gpu: bool, flush: bool = False) -> Finding:
     """One trial, in a process like those that campaigns are carried out by: so that BLAS rounds as it did there."""
-    process, pipe = started(_work_once, campaign.text, gpu, number)
+    process, pipe = started(_work_once, campaign.text, gpu, flush, number)
     ready = False
     try:
         ready = pipe.poll(max(START, campaign.timeout)) and pipe.recv() == READY
@@ -283,9 +289,10 @@ def array_module(gpu: bool) -> Any:
     return cupy
 
 
-def serve(text: str, gpu: bool, pipe: Connection, idle: float | None = None) -> None:
+def serve(text: str, gpu: bool, pipe: Connection, idle: float | None = None, *, flush: bool = False) -> None:
     """Carry out the units that come through a pipe, until None comes, or nothing for `idle` seconds."""
     _heed_the_parent()
+    want(flush)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     campaign, xp = parse(text), array_module(gpu)
@@ -298,8 +305,9 @@ def serve(text: str, gpu: bool, pipe: Connection, idle: float | None = None) -> 
             pipe.send(None)
 
 
-def _work_once(text: str, gpu: bool, number: int, pipe: Connection) -> None:
+def _work_once(text: str, gpu: bool, flush: bool, number: int, pipe: Connection) -> None:
     _heed_the_parent()
+    want(flush)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     campaign, xp = parse(text), array_module(gpu)
     pipe.send(READY)

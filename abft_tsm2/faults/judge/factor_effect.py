@@ -28,6 +28,7 @@ from abft_tsm2.report import Report
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 MARGIN = 8.0
+EVEN = 2.0**14  # times as large as others rows of factors may be, to be added up with them
 HUGE = 1e150  # the square of which float64 can hold
 
 
@@ -116,13 +117,13 @@ class MovedLines:
         wide, terms = A.astype(np.float64), min(A.shape)
         self.v, self.w, self.rounding = v, w, rounding
         bounds, sharp = {check.side: check.bound for check in report.checks}, []
-        off, sizes = (np.linalg.norm(x * w[:, None], axis=0) for x in (errors, wide))
+        off, sizes = (_norms((x * w[:, None]).T) for x in (errors, wide))
         noise = noise_of_factors(off, sizes, A.dtype, terms)
         sharp.append(bounds["columns"] / float(np.median(noise)))
         self.columns = _capped(_scaled(bounds["columns"], sizes), FACTOR_REACH * noise)
         self.rows = None
         if v is not None:
-            off, sizes = (np.linalg.norm(x * v, axis=1) for x in (errors, wide))
+            off, sizes = (_norms(x * v) for x in (errors, wide))
             noise = noise_of_factors(off, sizes, A.dtype, terms)
             sharp.append(bounds["rows"] / float(np.median(noise)))
             self.rows = _capped(_scaled(bounds["rows"], sizes), FACTOR_REACH * noise)
@@ -146,12 +147,19 @@ class MovedLines:
 def _scaled(bound: float, norms: Matrix) -> Matrix:
     """The bound of each line, from the median of all."""
     middle = float(np.median(norms)) or 1.0
-    return np.asarray(MARGIN * bound * norms / middle + np.finfo(np.float64).tiny)
+    return np.asarray(MARGIN * bound * (norms / middle) + np.finfo(np.float64).tiny)
 
 
 def _capped(limits: Matrix, reach: Matrix) -> Matrix:
     """What a line promises to find: by its bound, and by the judge's own yardstick."""
     return np.minimum(limits, MARGIN * reach)
+
+
+def _norms(x: Matrix) -> Matrix:
+    """The norm of each row, whose squares may leave the range."""
+    largest = abs(x).max(1, initial=0.0)
+    unit = np.where(largest > 0, largest, 1.0)
+    return np.asarray(unit * np.linalg.norm(x / unit[:, None], axis=1))
 
 
 def _lines(chosen: Matrix) -> Matrix:
@@ -332,42 +340,62 @@ class Residuals:
     ----------
     A, x, b : arrays
         x is the solution without a fault.
-    rounding : (n, n) array
-        As for `MovedLines`; a solution rounds three times as much.
+    factors : triple of arrays
+        L and U, and the rows of A that are theirs.
     report : Report
         Of the same call without a fault.
     """
 
-    def __init__(self, A: Matrix, x: Matrix, b: Matrix, rounding: Matrix, report: Report) -> None:
+    def __init__(self, A: Matrix, x: Matrix, b: Matrix, factors: tuple[Matrix, Matrix, Matrix], report: Report) -> None:
         self.A, self.x, b = (y.astype(np.float64) for y in (A, x, b))
-        self.rounding = 3 * rounding @ abs(self.x)
+        self.L, upper, self.rows = factors
+        self.rounding = np.empty(x.size)  # three times as much as of the factors
+        self.rounding[self.rows] = 3 * rounding_of(self.L, upper, A.dtype) @ abs(self.x)
         limit, errors = report.checks[0].detection_limit, residual_of(A, x, b)
-        sizes = np.sqrt((self.A * self.A) @ (self.x * self.x) + b * b)
+        sizes = _norms(np.column_stack([self.A * self.x, b]))
         noise = noise_of_factors(errors, sizes, A.dtype, x.size)
         self.sharpness = limit / float(np.median(noise))
         self.limits = _capped(_scaled(limit, abs(self.A) @ abs(self.x) + abs(b)), SOLUTION_REACH * noise)
 
     def effect(self, moment: Moment) -> Effect | None:
-        """Of a fault in a solution; None where it is not in A, its factors, z or x."""
+        """Of a fault in a solution; None where it is not in A, b, factors, z or x."""
         after = moment.after
         with np.errstate(all="ignore"):
             if "W" in after:
                 D, rows = lu_error(moment)
                 return self._of(D @ self.x, D * self.x, rows)
-            change = {name: _wide(y) - moment.before[name] for name, y in after.items() if name in "Axz"}
-            if "A" in change:
-                return self._of(change["A"] @ self.x, change["A"] * self.x, np.arange(self.x.size))
-            if "x" in change:
-                x = change["x"].reshape(-1)
+            if "lu" in after:
+                D = product_error(moment.before["lu"], after["lu"], self.x.size, self.x.size)
+                return self._of(D @ self.x, D * self.x, self.rows, of_factors=True)
+            if "c" in after:
+                D = square_error(moment.before["c"], after["c"], self.x.size, self.x.size)
+                return self._of(D @ self.x, D * self.x, self.rows, of_factors=True)
+            if "b" in after:
+                change = (_wide(after["b"]) - moment.before["b"]).reshape(-1)
+                return self._of(change, change[:, None], np.arange(self.x.size))
+            if "A" in after:
+                D = _wide(after["A"]) - moment.before["A"]
+                return self._of(D @ self.x, D * self.x, np.arange(self.x.size))
+            if "x" in after:
+                x = (_wide(after["x"]) - moment.before["x"]).reshape(-1)
                 return self._of(self.A @ x, self.A * x, np.arange(x.size), _lines(x != 0))
-            if "z" in change and "W" in moment.before:
-                z, W = change["z"].reshape(-1), _wide(moment.before["W"])
-                L = np.tril(W, -1) + np.eye(z.size)
-                return self._of(L @ z, L * z, order(moment.before["piv"], z.size), _lines(z != 0))
+            if "z" in after:
+                z, L, rows = (_wide(after["z"]) - moment.before["z"]).reshape(-1), self.L, self.rows
+                if "W" in moment.before:
+                    L, rows = (
+                        np.tril(_wide(moment.before["W"]), -1) + np.eye(z.size),
+                        order(moment.before["piv"], z.size),
+                    )
+                return self._of(L @ z, L * z, rows, _lines(z != 0))
         return None
 
-    def _of(self, residual: Matrix, parts: Matrix, rows: Matrix, changed: Matrix | None = None) -> Effect:
+    def _of(
+        self, residual: Matrix, parts: Matrix, rows: Matrix, changed: Matrix | None = None, of_factors: bool = False
+    ) -> Effect:
+        """`of_factors`: of given ones, all rows of which are in one sum, unless they are further apart than `EVEN`."""
         limits, places = self.limits[rows], None if changed is None else Places(changed, changed)
+        if of_factors:
+            limits = np.maximum(limits, MARGIN * np.minimum(EVEN * self.rounding, self.rounding.max())[rows])
         most = _beyond(residual, self.rounding[rows])
         size, single = (min(largest(y), most) for y in (residual / limits, parts / limits[:, None]))
         return Effect(size, single, largest(residual), places)

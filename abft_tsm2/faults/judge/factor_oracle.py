@@ -69,6 +69,9 @@ def backward_error(a: Matrix, lu: Matrix, piv: Any, rows: Any = slice(None)) -> 
 def product_error(x: Any, left: Any, right: Any) -> float:
     """max|X - L R| / max(|L||R|), with an error far below the unit roundoff of the operands' type.
 
+    Rows are in units of the largest element of L's row, columns in units of R's column: an error counts by what it is
+    beside its own row and column, however small these are beside others.
+
     Products of float32 are computed in float64. Those of float64 are split: of operands scaled to 1 the first `bits`
     bits are multiplied exactly, since 2 `bits` and those of the sum fit into 53; what the rest adds, rounding moves by
     2^-`bits` of a unit roundoff.
@@ -85,8 +88,7 @@ def product_error(x: Any, left: Any, right: Any) -> float:
         left, x = np.ldexp(left, -rows), np.ldexp(x, -rows)
         columns = np.frexp(np.maximum(abs(right).max(0, initial=0), abs(x).max(0)))[1]
         right, x = np.ldexp(right, -columns), np.ldexp(x, -columns)
-        back = rows + columns - (rows.max() + columns.max())
-        size = float(np.ldexp(abs(left) @ abs(right), back).max())
+        size = float((abs(left) @ abs(right)).max())
         if exact:
             bits = (53 - left.shape[1].bit_length()) // 2
             shift = 1.5 * 2.0 ** (52 - bits)  # adding it rounds to multiples of 2^-bits
@@ -95,7 +97,7 @@ def product_error(x: Any, left: Any, right: Any) -> float:
             residual -= high_left @ (right - high_right) + (left - high_left) @ right
         else:
             residual = x - left @ right
-        largest = float(np.ldexp(abs(residual), back).max())
+        largest = float(abs(residual).max())
         if largest == 0:
             return 0.0
         error = largest / size if size else float("inf")
@@ -116,16 +118,20 @@ def cholesky_error(a: Matrix, factor: Matrix) -> float:
     return product_error(a, np.tril(factor), np.tril(factor).T) if factor.shape == a.shape else float("inf")
 
 
-def solution_error(a: Matrix, x: Matrix, b: Matrix) -> float:
-    """max|b - A x| / max(|A||x| + |b|), in the next wider type; infinite where x is not finite."""
+def solution_error(a: Matrix, x: Matrix, b: Matrix, lu: Matrix, piv: Any) -> float:
+    """The largest |b - A x| of a row over what it is a sum of where factors are used, |L||U||x| + |b|.
+
+    It is computed in the next wider type, and infinite where x is not finite. `lu`, `piv`: LAPACK's factors of a.
+    """
     if x.shape != b.shape or not np.isfinite(x).all():
         return float("inf")
     kind: Any = np.longdouble if np.result_type(a, b) == np.float64 else np.float64
-    A, X, B = (y.astype(kind) for y in (a, x, b))
-    with np.errstate(over="ignore", invalid="ignore"):
-        size = float((abs(A) @ abs(X) + abs(B)).max(initial=0))
-        residual = float(abs(B - A @ X).max(initial=0))
-    return residual / size if residual else 0.0
+    A, X, B, L, U = (y.astype(kind) for y in (a, x, b, *unpack(lu)))
+    with np.errstate(all="ignore"):
+        residual, size = abs(B - A @ X), abs(A) @ abs(X) + abs(B)
+        rows = order(piv, len(a))
+        size[rows] = np.maximum(size[rows], abs(L) @ (abs(U) @ abs(X)))
+        return float(np.where(residual == 0, 0, residual / size).max(initial=0))
 
 
 def ratio(error: float, without_fault: float, dtype: Any) -> float:

@@ -133,6 +133,25 @@ def reference(A: Array, B: Array, xp: Any = np, *, sums: str = "", squared: bool
     return Reference(high, low, magnitude)
 
 
+def evened(A: Array, B: Array, xp: Any = np) -> tuple[Array, Array]:
+    """Operands (m, k) and (k, n) of the same product in float64, each column of A as large as its row of B.
+
+    They are scaled by powers of two, term by term, so that nothing that counts is rounded, neither squares nor sums
+    leave the range, and no element is small beside the largest of its line but what adds little. Terms of which a
+    factor is zero, and the other finite, become zeros.
+    """
+    a, b = widened(A, xp), widened(B, xp)
+    if not a.size or not b.size:
+        return a, b
+    largest = xp.maximum(a.max(axis=0), -a.min(axis=0)), xp.maximum(b.max(axis=1), -b.min(axis=1))
+    if not all(bool(xp.isfinite(x).all()) for x in largest):
+        return a, b
+    there = (largest[0] > 0) & (largest[1] > 0)
+    apart = (xp.frexp(largest[0])[1] - xp.frexp(largest[1])[1]) // 2 * there
+    a, b = xp.ldexp(a, -apart), xp.ldexp(b, apart[:, None])
+    return xp.where(there, a, 0.0), xp.where(there[:, None], b, 0.0)
+
+
 def require(found: Reference, A: Array, B: Array, xp: Any = np, *, sums: str = "", squared: bool = False) -> None:
     """Compare a few rows of the reference with longdouble, on the host; parameters as of `reference`.
 

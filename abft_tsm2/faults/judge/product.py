@@ -34,6 +34,7 @@ from abft_tsm2.faults.judge.oracle import (
     Reference,
     ReferenceArithmetic,
     arithmetic,
+    evened,
     narrowed,
     reference,
     require,
@@ -106,6 +107,8 @@ class Promise:
 
     Attributes
     ----------
+    unit : float
+        The power of two that weights, and the sums of lines with them, are divided by.
     reach : float
         The largest change that the report does not promise to find, of all lines, in the yardsticks of these.
     sharpness : float
@@ -122,10 +125,12 @@ class Promise:
     ) -> None:
         self.side, self._xp = check.side, xp
         self.axis = 1 if self.side == "rows" else 0
-        left, right = widened(A, xp), widened(B, xp)
+        left, right = evened(A, B, xp)
         if self.side == "columns":
             left, right = right.T, left.T
         self.v = weights_of(B if self.side == "rows" else A, self.side, xp)
+        self.unit = 2.0 ** math.frexp(float(abs(self.v).max()))[1] if self.v.size else 1.0
+        self.v = self.v / self.unit  # so that squares stay in the range
         self._magnitudes = abs(to_host(self.v))
         self._powers = require_weights(self._magnitudes)
         with np.errstate(all="ignore"):
@@ -136,11 +141,12 @@ class Promise:
             self._rounded = REACH[how.sums] * LEAST_STORED * FLOATS[how.out].unit_roundoff if how.rounds else 0.0
             self.reach = math.nan
             if check.limits is not None:
-                stated = xp.asarray(check.limits.allowed)
+                stated = xp.asarray(check.limits.allowed) / self.unit
                 self.reach = float((stated / noise).max()) if noise.size else math.nan
                 self._limit = xp.minimum(self._limit, stated)
             self.sharpness, too_small = (
-                float(np.float64(check.bound) / float(xp.median(x))) if x.size else math.nan for x in (noise, least)
+                float(np.float64(check.bound / self.unit) / float(xp.median(x))) if x.size else math.nan
+                for x in (noise, least)
             )
         if too_small < PARTS / 2:
             raise ArithmeticError(
@@ -230,7 +236,7 @@ class Judge:
         gpu, dtype, out = xp is not np, dtype_name(A.dtype), dtype_name(clean.dtype)
         how = arithmetic(dtype, tf32, truncating=gpu)
         if expected is None:
-            expected = reference(A, B, xp, sums=how.sums)
+            expected = reference(*evened(A, B, xp), xp, sums=how.sums)
             require(expected, A, B, xp, sums=how.sums)
         self._expected = expected
         checked = how if out == how.out else ReferenceArithmetic(how.sums, how.sums, truncating=how.truncating)
@@ -344,9 +350,10 @@ class Judge:
         for promise, (moved, limit) in zip(promises, lines, strict=True):
             alone = self._xp.where(hides, promise.weighed(rest), 0.0).max(axis=promise.axis)
             line = int((alone / limit).argmax())
+            sums = [promise.unit * float(x[line]) for x in (moved, limit, alone)]
             texts.append(
-                f"{promise.side.removesuffix('s')} {line}: |sum v d| = {float(moved[line]):.3g} is within the bound "
-                f"{float(limit[line]):.3g}, one element alone moves {float(alone[line]):.3g}"
+                f"{promise.side.removesuffix('s')} {line}: |sum v d| = {sums[0]:.3g} is within the bound "
+                f"{sums[1]:.3g}, one element alone moves {sums[2]:.3g}"
             )
         return "; ".join(texts)
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from abft_tsm2.arrays import FLOATS
 from abft_tsm2.faults.operands.pairs import PAIRS
+from abft_tsm2.faults.operands.wide import WIDE
 from abft_tsm2.faults.plan import require_known
 from abft_tsm2.faults.trials.trial import Workload
 from abft_tsm2.io.matrix import MatrixFileError, read_matrix
@@ -60,7 +62,7 @@ def dtype_of(name: str) -> Any:
 def require_family(name: str) -> None:
     """ValueError for a family that does not exist; for files see `require_part`."""
     if not name.startswith(FILES):
-        require_known("family of operands", name, {**FAMILIES, **PAIRS})
+        require_known("family of operands", name, {**FAMILIES, **PAIRS, **WIDE})
 
 
 def require_part(name: str, rows: int, columns: int) -> None:
@@ -88,6 +90,8 @@ def operands(workload: Workload, xp: Any = np) -> tuple[Any, Any]:
         rng = np.random.default_rng([*w.seed, 0xDA7A])
         if w.family in PAIRS:
             pair = list(PAIRS[w.family][1](rng, w.m, w.k, w.n))
+        elif w.family in WIDE:
+            pair = list(WIDE[w.family][1](rng, w.m, w.k, w.n, FLOATS[w.dtype]))
         else:
             pair = [FAMILIES[w.family][1](rng, shape) for shape in shapes]
     order: Any = w.order

@@ -30,7 +30,7 @@ from abft_tsm2.faults.judge.factor_oracle import ESCAPED, order, ratio, unpack, 
 from abft_tsm2.faults.operands.matrices import FAMILIES
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.sites import FACTOR_SITES, STAGES, sites_of
-from abft_tsm2.faults.trials.factor_calls import FactorAnswer, FactorProblem, Watch, at_visit, rms, same
+from abft_tsm2.faults.trials.factor_calls import SOLUTIONS, FactorAnswer, FactorProblem, Watch, at_visit, rms, same
 from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from
 from abft_tsm2.linalg import cholesky, lu
 from abft_tsm2.linalg.device.schedule import steps_of
@@ -40,13 +40,15 @@ BLOCK = {"block": "columns of a panel, or a list of such numbers of which each m
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "lu": BLOCK,
     "solve": {"refine": "whether to refine the solution, true or false"},
+    "lu_solve": {},
     "cholesky": BLOCK,
+    "cho_solve": {},
 }
 STEPS = {("lu", "online"): lu.block_size, ("cholesky", "protected"): cholesky.block_size}
 """By operation and scheme, where a matrix is factored panel by panel: the columns of one by default."""
-LIBRARIES = {"lu": ("numpy", "cupy"), "solve": ("numpy",), "cholesky": ("numpy",)}
+LIBRARIES = {"lu": ("numpy", "cupy"), **dict.fromkeys((*SOLUTIONS, "cholesky"), ("numpy",))}
 """By operation, those that faults are planted with."""
-PROMISING = {"lu": "offline", "solve": "protected", "cholesky": "protected"}
+PROMISING = {"lu": "offline", **dict.fromkeys((*SOLUTIONS, "cholesky"), "protected")}
 """The scheme whose promise counts where "none" makes none, so that all are judged alike."""
 
 
@@ -211,7 +213,7 @@ class _FactorRunner:
 
     def _promise(self, report: Report, watch: Watch) -> None:
         p, result = self.problem, self.clean.result
-        self.scale = rms(p.b if p.operation == "solve" else p.a)
+        self.scale = rms(p.b if p.operation in SOLUTIONS else p.a)
         self.limit = min(check.detection_limit for check in report.checks) / self.scale
         if p.operation == "cholesky":
             L = np.tril(result)
@@ -219,14 +221,17 @@ class _FactorRunner:
                 p.a, None, watch.seen["w"], rounding_of(L, L.T, L.dtype), errors_of(p.a, L, L.T), report
             )
             return
+        if p.operation == "cho_solve":
+            self.lines = Residuals(p.a, result, p.b, (p.lower, p.lower.T, np.arange(p.b.size)), report)
+            return
         W, piv = result if p.operation == "lu" else (watch.seen["W"], watch.seen["piv"])
-        rows, rounding, errors = order(piv, len(W)), np.empty(W.shape), np.empty(W.shape)
-        rounding[rows] = rounding_of(*unpack(W), W.dtype)
-        if p.operation == "lu":
-            errors[rows] = errors_of(p.a[rows], *unpack(W))
-            self.lines = MovedLines(p.a, watch.seen["v"], watch.seen["w"], rounding, errors, report)
-        else:
-            self.lines = Residuals(p.a, result, p.b, rounding, report)
+        rows, (L, U) = order(piv, len(W)), unpack(W)
+        if p.operation != "lu":
+            self.lines = Residuals(p.a, result, p.b, (L, U, rows), report)
+            return
+        rounding, errors = np.empty(W.shape), np.empty(W.shape)
+        rounding[rows], errors[rows] = rounding_of(L, U, W.dtype), errors_of(p.a[rows], L, U)
+        self.lines = MovedLines(p.a, watch.seen["v"], watch.seen["w"], rounding, errors, report)
 
     def faulty(self, trial: Trial) -> Finding:
         """Carry out a trial, and judge it."""

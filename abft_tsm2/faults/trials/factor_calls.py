@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import time
@@ -25,12 +26,13 @@ from abft_tsm2.faults.trials.trial import Workload, quiet
 from abft_tsm2.linalg.cholesky import protected_cholesky
 from abft_tsm2.linalg.device.schedule import steps_of
 from abft_tsm2.linalg.lu import protected_lu_factor
-from abft_tsm2.linalg.solve import protected_solve
+from abft_tsm2.linalg.solve import protected_cho_solve, protected_lu_solve, protected_solve
 from abft_tsm2.report import Report
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 Hook = Callable[[str, Mapping[str, Any]], None]
-CHANGED = ("A", "W", "x", "z")  # what a fault may change that has an effect on the result
+CHANGED = ("A", "W", "x", "z", "b", "lu", "c")  # what a fault may change that has an effect on the result
+SOLUTIONS = ("solve", "lu_solve", "cho_solve")
 NOTED = (*CHANGED, "perm", "piv")
 
 
@@ -50,17 +52,22 @@ class Watch:
         self.injector = Injector(*plans)
         self.moments: list[Moment] = []
         self.seen: dict[str, Matrix] = {}
+        self._given: dict[str, Any] = {}
 
     def __call__(self, stage: str, arrays: Mapping[str, Any]) -> None:
         due = [(SITES[plan.site].stage, plan.visit) for plan in self.injector.plans]
         if stage == "encoded":
             self.seen |= {name: _copied(arrays[name]) for name in "vw" if name in arrays and name not in self.seen}
+        self._given |= {name: arrays[name] for name in ("b", "lu", "c") if name in arrays}
+        if "lu" in arrays and "piv" in arrays:
+            self.seen |= {"W": _copied(arrays["lu"]), "piv": _copied(arrays["piv"])}
         if (stage, self.injector.visits[stage]) not in due:
             self.injector(stage, arrays)
         else:
-            before = {name: _copied(arrays[name]) for name in NOTED if name in arrays}
+            live = {**self._given, **arrays}
+            before = {name: _copied(live[name]) for name in NOTED if name in live}
             self.injector(stage, arrays)
-            now = {name: _copied(x) for name, x in arrays.items() if name in CHANGED}
+            now = {name: _copied(x) for name, x in live.items() if name in CHANGED}
             after = {name: x for name, x in now.items() if _differ(x, before[name])}
             if is_cupy(arrays.get("W")):
                 _exchange_rows_of_L(stage, arrays.get("step"), before, after)
@@ -125,7 +132,7 @@ class FactorProblem:
 
     Attributes
     ----------
-    operation : {"lu", "solve", "cholesky"}
+    operation : {"lu", "solve", "lu_solve", "cholesky", "cho_solve"}
     a : (m, n) array
     b : (n,) array
         A right-hand side.
@@ -149,7 +156,7 @@ class FactorProblem:
         layout: Any = w.order
         a = part_of(FAMILIES[w.family], w.m, w.n, rng, w.dtype)
         b = np.asarray(rng.standard_normal(w.m), w.dtype)
-        if w.operation == "cholesky" and w.family not in DEFINITE:
+        if w.operation in ("cholesky", "cho_solve") and w.family not in DEFINITE:
             a = _definite(a)
         options = {name: rng.choice(x).item() if isinstance(x, list) else x for name, x in w.options}
         return cls(w.operation, np.asarray(a, order=layout), b, options, xp)
@@ -179,6 +186,10 @@ class FactorProblem:
                 result, report = protected_lu_factor(a, mode=scheme, **options)
             elif self.operation == "solve":
                 result, report = protected_solve(a, b, assume_a="gen", **options)
+            elif self.operation == "lu_solve":
+                result, report = protected_lu_solve(tuple(x.copy("K") for x in self.factors), b, **options)
+            elif self.operation == "cho_solve":
+                result, report = protected_cho_solve((self.lower.copy("K"), True), b, **options)
             else:
                 result, report = protected_cholesky(a, lower=True, **options)
         return result, report
@@ -193,7 +204,11 @@ class FactorProblem:
             factor = np.array(linalg.cholesky(a, lower=True, check_finite=False), order="F")
             hook("finished", {"W": factor})
             return factor
-        lu, piv = linalg.lu_factor(a, check_finite=False)
+        if self.operation == "cho_solve":
+            x = np.array(linalg.cho_solve((self.lower, True), b, check_finite=False))
+            hook("backward", {"x": x})
+            return x
+        lu, piv = self.factors if self.operation == "lu_solve" else linalg.lu_factor(a, check_finite=False)
         hook("factored", {"W": lu, "piv": piv})
         if self.operation == "lu":
             return lu, piv
@@ -206,28 +221,45 @@ class FactorProblem:
         is below n u times the largest one."""
         n = len(self.a)
         with np.errstate(all="ignore"):
-            values = self._pivots() if self.operation != "cholesky" else np.linalg.eigvalsh(self.a.astype(np.float64))
+            definite = self.operation in ("cholesky", "cho_solve")
+            values = np.linalg.eigvalsh(self.a.astype(np.float64)) if definite else self._pivots()
             return not bool(values.min() > n * unit(self.a.dtype) * values.max())
 
     def has_skipped_pivot(self) -> bool:
         """Whether a pivot is so small that LAPACK does not divide by it, because its reciprocal may overflow; twice
         that, for rounding."""
-        return self.operation != "cholesky" and bool((self._pivots() < 2 * np.finfo(self.a.dtype).tiny).any())
+        return self.operation not in ("cholesky", "cho_solve") and bool(
+            (self._pivots() < 2 * np.finfo(self.a.dtype).tiny).any()
+        )
 
     def _pivots(self) -> Matrix:
         """The sizes of the pivots that SciPy finds."""
+        return np.asarray(abs(np.diag(self.factors[0])))
+
+    @functools.cached_property
+    def factors(self) -> tuple[Matrix, Matrix]:
+        """L and U, packed, and the pivots that SciPy finds."""
         from scipy import linalg
 
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return np.asarray(abs(np.diag(linalg.lu_factor(self.a, check_finite=False)[0])))
+            lu, piv = linalg.lu_factor(self.a, check_finite=False)
+        return np.asarray(lu), np.asarray(piv)
+
+    @functools.cached_property
+    def lower(self) -> Matrix:
+        """L of Cholesky's factorisation, as SciPy finds it, in a's order of memory; LinAlgError where there is none."""
+        from scipy import linalg
+
+        order: Any = "F" if self.a.flags.f_contiguous else "C"
+        return np.array(linalg.cholesky(self.a, lower=True, check_finite=False), order=order)
 
     def error(self, answer: FactorAnswer) -> float:
         """The backward error of what was returned."""
         if self.operation == "lu":
             return lu_error(self.a, answer.result)
-        if self.operation == "solve":
-            return solution_error(self.a, answer.result, self.b)
+        if self.operation in SOLUTIONS:
+            return solution_error(self.a, answer.result, self.b, *self.factors)
         return cholesky_error(self.a, answer.result)
 
 

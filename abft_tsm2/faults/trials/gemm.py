@@ -54,7 +54,7 @@ def require_possible(operation: str, scheme: str, plan: Plan) -> None:
 def require_scheme(operation: str, scheme: str, options: Mapping[str, Any]) -> None:
     """ValueError for a scheme that there is not, or that puts its result where it wants."""
     kind = scheme_of(scheme)
-    if options and not kind.own:
+    if options and (not kind.own or scheme == "stacked"):
         raise ValueError(f"scheme {scheme!r} has no options: leave out {', '.join(options)}")
 
 
@@ -152,7 +152,8 @@ class _GemmRunner:
         self.keep: dict[str, Any] = {}
         self.limit: float | None = None
         seen: list[Array] = []
-        answer, _, _ = self._call((), seen.append)
+        with quiet(), np.errstate(all="ignore"):
+            answer, _, _ = self._call((), seen.append)
         if not seen:
             raise ArithmeticError(f"scheme {scheme!r} computed no product")
         clean, returned = seen[0], seen[0] if answer.C is None else answer.C
@@ -281,12 +282,13 @@ def located(report: Report, places: Any, touched: Any) -> str:
         Those of all that were changed: it may name these, too.
     """
     named = [fault for fault in report.faults if fault.operand == "C"]
+    elsewhere = "" if any(fault.operand in ("A", "B") for fault in report.faults) else "wrong"
     if not named:
-        return "" if any(fault.operand in ("A", "B") for fault in report.faults) else "wrong"
+        return elsewhere
     cells = [_cells(fault, report.m, report.n) for fault in named]
     those = np.concatenate(cells)
     if not np.isin(_numbers(places, report.n), those).all():
-        return "wrong"
+        return elsewhere
     owner = np.repeat(np.arange(len(named)), [one.size for one in cells])
     found = np.bincount(owner[np.isin(those, _numbers(touched, report.n))], minlength=len(named))
     return "exact" if (found >= [fault.elements for fault in named]).all() else "covered"

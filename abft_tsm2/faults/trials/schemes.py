@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from abft_tsm2.policy import errstate
 from abft_tsm2.report import Report, Status
 
 Array = Any
+STACKED = 3  # products
 FAULT = {Status.CORRECTED, Status.CHECKSUM_FAULT, Status.INPUT_CHANGED, Status.UNCORRECTABLE}
 
 CLOSE = {"float64": (1e-7, 1e-7), "float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}
@@ -207,6 +208,26 @@ def _encoded(call: SchemeCall) -> SchemeAnswer:
             call.keep.clear()
 
 
+def _stacked(call: SchemeCall) -> SchemeAnswer:
+    """The first product of a stack, all of which have these operands, each its own copy."""
+    A, B = (_stack_of(x, call.xp) for x in (call.A, call.B))
+    try:
+        with planting(call.hook):
+            C, report = protected_gemm(A, B, return_report=True)
+    except SilentDataCorruptionError as error:
+        return replace(_raised(error), report=error.report.products[0])
+    return replace(_answer(C[0], report), report=report.products[0])
+
+
+def _stack_of(x: Array, xp: Any) -> Array:
+    """Copies of a matrix, in its order of memory."""
+    by_columns = x.flags.f_contiguous and not x.flags.c_contiguous
+    made = xp.empty((STACKED, *(x.shape[::-1] if by_columns else x.shape)), x.dtype)
+    made = made.swapaxes(1, 2) if by_columns else made
+    bit_pattern(made)[...] = bit_pattern(x)
+    return made
+
+
 def _second_seed(call: SchemeCall) -> SchemeAnswer:
     """The usual check, and another one with other weights, no two of which are alike."""
     answer = _protected()(call)
@@ -258,6 +279,9 @@ SCHEMES: Mapping[str, Scheme] = {
     "detect": Scheme('protected_gemm(on_error="detect"): no repair', _protected(on_error="detect"), True),
     "float32": Scheme('protected_gemm(verify="float32"), of 16-bit operands', _protected(verify="float32"), True),
     "tf32": Scheme('protected_gemm(precision="tf32"), on a GPU', _protected(precision="tf32"), True),
+    "stacked": Scheme(
+        f"protected_gemm of a stack of {STACKED} such products, the first of which counts", _stacked, True
+    ),
     "encoded": Scheme("protected_gemm of operands from encode(), rechecked at each use", _encoded, True),
     "hooked": Scheme("protected_gemm(on_stage=...), which goes the way that has every stage", _protected(True), True),
     "deferred": Scheme("protected_gemm under errstate(sync=False), and report.wait()", _deferred, True),

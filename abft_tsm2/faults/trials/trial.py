@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 from abft_tsm2.faults.plan import Plan
+from abft_tsm2.faults.trials.flushing import as_wanted
 from abft_tsm2.policy import errstate
 from abft_tsm2.report import Report
 
@@ -125,7 +127,8 @@ WRONG_PLACE = "wrong"
 REFUSED = "refused"
 DETECTING = ("detect", "second seed")  # schemes that repair nothing, or not what their second check finds
 COMPUTED = ("product", "partial")  # sites of a product after which it can be computed again
-FACTORED = ("lu", "solve", "cholesky")
+FACTORED = ("lu", "solve", "lu_solve", "cholesky", "cho_solve")
+OPERANDS = ("A", "b", "lu", "c")  # at sites of these: what a repair would be made from
 
 
 class TrialGroup(ABC):
@@ -152,9 +155,12 @@ class TrialGroup(ABC):
         """Carry out a trial and judge it."""
 
 
-def quiet() -> errstate:
-    """Outcomes are counted, not warned of; SilentDataCorruptionError is still raised."""
-    return errstate(corrected="ignore", checksum_fault="ignore", unverifiable="ignore")
+@contextmanager
+def quiet() -> Iterator[None]:
+    """For the calls that are tried: outcomes are counted, not warned of; SilentDataCorruptionError is still raised.
+    Subnormal numbers are zero in them where that is wanted."""
+    with errstate(corrected="ignore", checksum_fault="ignore", unverifiable="ignore"), as_wanted():
+        yield
 
 
 def drawn_from(given: Any) -> list[Any]:
@@ -196,6 +202,6 @@ def breach(line: Mapping[str, Any]) -> str:
 def _repairable(line: Mapping[str, Any]) -> bool:
     """Whether all that a repair needs is there."""
     site = line.get("site", "")
-    _, _, array = site.rpartition("_")
-    computed = site in COMPUTED or (line.get("operation") in FACTORED and "+" not in site and array != "A")
+    array = site.rpartition(".")[2].rpartition("_")[2]
+    computed = site in COMPUTED or (line.get("operation") in FACTORED and "+" not in site and array not in OPERANDS)
     return computed and not line.get("persistent", True) and line.get("status") == "UNCORRECTABLE"
