@@ -215,7 +215,7 @@ class SmallSums:
         if np.count_nonzero(fine) < self._m:
             bounds, sizes = tau.copy(), (residual, products, None)
             factors = BoundFactors._make(numbers)
-            unexplained = UnexplainedLines((X, L, R), V2[:, None], factors, bounds, fine, sizes, underflow)
+            unexplained = UnexplainedLines((X, L, R), V2[:, None], factors, bounds, fine, sizes, t, underflow)
             if not (unexplained.explain(whole=told) and self._intact()):
                 return None
             return (rounded_check(self._side, residual, bounds, residual / tau, fine),) if told else ()

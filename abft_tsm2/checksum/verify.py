@@ -191,7 +191,8 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
         tau, added = first.tau[:, 0].copy(), None if first.added is None else first.added[:, 0]
         known, operands = (first.size[:, 0], first.products[:, 0], added), (C, lines.L, lines.R)
         factors = bound_factors(a, lines.terms, n, lines.alpha)
-        how = factors, tau, fine, known, first.underflow, lines.alpha, 4 * a.u_added
+        predicted = (u if isinstance(u, np.ndarray) else to_host(u)) - residual_of(lines, expected, u)
+        how = factors, tau, fine, known, predicted[:, 0], first.underflow, lines.alpha, 4 * a.u_added
         unexplained = UnexplainedLines(operands, V * V, *how)
         if not unexplained.explain(whole=True):
             return None
