@@ -157,9 +157,9 @@ class SmallSums:
             squares = squares_of(R[:h])
         norms = np.log2(columns, dtype=_DOUBLE)
         norms *= 0.5
-        exponent, ends = exponents_from(norms, R, self._lowest)
+        exponent, ends, sampled = exponents_from(norms, R, self._lowest)
         self._carry(R, squares[:h], exponent, ends)
-        if beyond is not None:
+        if sampled and beyond is not None:
             better = missed_by_sample(R, self._now.s[:, None], exponent)
             if better is not None:
                 self._carry(R, squares_of(R[:h]), better)
