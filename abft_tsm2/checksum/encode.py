@@ -221,7 +221,7 @@ def _are_zero(R: Array, log2_norms: NDArray[Any]) -> bool:
         return False
     if R.ndim > 2:
         return not bool(((R != 0).any(axis=-2) & (log2_norms == -np.inf)).any())
-    return not bool(namespace(R).any(_columns(R, log2_norms == -np.inf) != 0))
+    return not _any(_columns(R, log2_norms == -np.inf))
 
 
 def _measured(log2_norms: NDArray[Any], lowest: float, R: Array) -> tuple[NDArray[Any], bool]:
@@ -250,13 +250,19 @@ def _norms(R: Array, lowest: float) -> NDArray[Any]:
 
 def _exact_norms(columns: Array) -> NDArray[Any]:
     """`log2_column_norms` of columns most of which are 0."""
-    return log2_column_norms(columns) if bool(namespace(columns).any(columns != 0)) else np.asarray(-np.inf)
+    return log2_column_norms(columns) if _any(columns) else np.asarray(-np.inf)
+
+
+def _any(X: Array) -> bool:
+    """Whether an element is not 0."""
+    return bool(X.any()) if isinstance(X, np.ndarray) else bool(namespace(X).any(X != 0))
 
 
 def _columns(R: Array, which: NDArray[np.bool_]) -> Array:
-    if np.count_nonzero(which) == which.size:
+    at = which.nonzero()[0]
+    if at.size == which.size:
         return R
-    return namespace(R).take(R, from_host(np.flatnonzero(which), R), axis=1)
+    return R.take(at, axis=1) if isinstance(R, np.ndarray) else namespace(R).take(R, from_host(at, R), axis=1)
 
 
 def _share(k: int) -> float:

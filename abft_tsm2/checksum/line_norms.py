@@ -22,7 +22,7 @@ _Floats = NDArray[np.float64]
 _PART = 64  # columns of a line at least that are looked at first
 _NEAR = 2.0**-560, 2.0**360  # residuals of products whose squares are in the range, those of float32 widened
 _SQUARES = {64: 2.0**400, 32: 2.0**60}  # up to here, and down to their inverse, squares lose nothing that matters
-_READ_WHOLE = 1 << 13  # elements of lines that are looked at in hardly more time than a part of them
+_READ_WHOLE = 1 << 16  # elements of lines that are looked at in hardly more time than a part of them
 _LARGEST = 8  # terms of a line that are looked at beside the first ones, where few lines are left
 _FAR = 1000  # exponents: scaling by no more keeps numbers in the range
 _RUNS, _RUN = 8, 8  # places along k, and terms at each, that are looked at beside the first ones
@@ -105,7 +105,7 @@ class UnexplainedLines:
         self.at = (~fine).nonzero()[0]
         residual, products, added = sizes
         self._residual, self._products = residual[self.at], products[self.at]
-        self._predicted = predicted[self.at]
+        self._predicted = predicted
         self._stored: _Floats | None = None
         self._largest_q2: float | None = None
         self._added = None if added is None else added[self.at]
@@ -132,7 +132,7 @@ class UnexplainedLines:
     def _leave_range(self) -> int:
         """What is known of P2 tells nothing, as squares have left the range; the exponent of C, if that is far off."""
         self._products, self._more = np.zeros(self.at.size), 2.0
-        exponent = math.frexp(float(np.maximum.reduce(np.absolute(self._predicted))))[1]
+        exponent = math.frexp(float(np.maximum.reduce(np.absolute(self._predicted[self.at]))))[1]
         return max(-_FAR, min(_FAR, exponent)) if abs(exponent) > _FAR // 4 else 0
 
     def _are_few(self) -> bool:
@@ -140,9 +140,7 @@ class UnexplainedLines:
 
     def _are_short(self) -> bool:
         """Whether of most lines P2 is known so badly that ``||C_i o v||`` tells nothing."""
-        if self._stored is None:
-            return False
-        return bool(2 * np.count_nonzero(self._stored > self._largest) >= self.at.size)
+        return self._stored is not None and 2 * np.count_nonzero(self._plausible) <= self.at.size
 
     def _are_in_range(self) -> bool:
         """Whether all norms are known, and no square of a size that matters has left the range."""
@@ -196,50 +194,49 @@ class UnexplainedLines:
     def _norms(self, X: Array, W2: Array) -> _Floats:
         """``sqrt((X o X) W2)`` of the lines in question, as many at a time as may be gathered at once."""
         at, step = self.at, rows_per_block(X.shape[1])
+        squares: _Floats
         if 2 * at.size > X.shape[0]:
-            if isinstance(X, np.ndarray) and X.dtype == np.float64 and small(X):
-                squares: _Floats = squares_of(X).dot(W2[:, 0]).take(at)
-            else:
-                squares = np.asarray(to_host(summed_squares(X, W2))[at, 0], np.float64)
+            squares = self._squares_of(X, W2).take(at)
         elif at.size > step:
-            squares = np.concatenate([self._squares_at(X, at[lo : lo + step], W2) for lo in range(0, at.size, step)])
+            parts = (at[lo : lo + step] for lo in range(0, at.size, step))
+            squares = np.concatenate([self._squares_of(take_rows(X, part), W2) for part in parts])
         else:
-            squares = self._squares_at(X, at, W2)
+            squares = self._squares_of(take_rows(X, at), W2)
         return np.sqrt(squares, squares)
 
-    def _squares_at(self, X: Array, at: NDArray[np.int64], W2: Array) -> _Floats:
-        return np.asarray(to_host(summed_squares(take_rows(X, at), W2))[:, 0], np.float64)
+    def _squares_of(self, X: Array, W2: Array) -> _Floats:
+        if isinstance(X, np.ndarray) and X.dtype == np.float64 and small(X):
+            return np.asarray(squares_of(X).dot(W2[:, 0]))
+        return np.asarray(to_host(summed_squares(X, W2))[:, 0], np.float64)
 
     def _compare(self) -> None:
         """Drop the lines that are explained by what is known now."""
-        factors, norm, largest = self._factors, self._stored, None
+        factors, norm = self._factors, self._stored
         if norm is not None:
-            largest = self._largest_norms(norm)
-            norm = np.minimum(norm, largest)
+            largest = factors.largest(self._products, self._added, self._underflow, self._more)
+            ok = norm <= largest
+            if np.count_nonzero(ok) < ok.size:
+                if self._more > 1:
+                    largest = np.maximum(largest, self._largest_predicted())
+                    ok = norm <= largest
+                norm = np.minimum(norm, largest)
         tau = factors.of_norms(self._products, norm, self._added, self._underflow, self._added_factor)
         self._tau[self.at] = tau
-        ok = self._residual <= tau
-        ok &= np.isfinite(tau)
-        if self._stored is not None:
-            ok &= self._stored <= largest
-        if np.count_nonzero(ok) == ok.size:
+        fine = self._residual <= tau
+        fine &= np.isfinite(tau)
+        if norm is not None:
+            fine &= ok
+        if np.count_nonzero(fine) == fine.size:
             self.at = self.at[:0]
             return
-        left = (~ok).nonzero()[0]
+        left = (~fine).nonzero()[0]
         self.at, self._residual, self._products = self.at[left], self._residual[left], self._products[left]
-        self._predicted = self._predicted[left]
         self._added = None if self._added is None else self._added[left]
-        if largest is not None:
-            self._stored, self._largest = self._stored[left], largest[left]
+        if self._stored is not None:
+            self._stored, self._plausible = self._stored[left], ok[left]
 
-    def _largest_norms(self, stored: _Floats) -> _Floats:
-        """What ``||C_i o v||`` cannot exceed.
-
-        Of a part of P2 that falls short, the predicted checksum p tells more: ``|p_i| <= sqrt(n) ||C_i o v||`` (Cauchy
-        and Schwarz), and with weights of random signs it hardly ever is less than an n-th of that norm (Erdos, Bull.
-        Amer. Math. Soc. 51 (1945) 898)."""
-        largest = self._factors.largest(self._products, self._added, self._underflow, self._more)
-        if self._more > 1 and not (stored <= largest).all():
-            n = self._n * self._factors.root * self._more
-            largest = np.maximum(largest, n * np.absolute(self._predicted))
-        return largest
+    def _largest_predicted(self) -> _Floats:
+        """What ``||C_i o v||`` cannot exceed, where a part of P2 falls short: the predicted checksum p is at most
+        sqrt(n) times that norm (Cauchy and Schwarz), and with weights of random signs and different moduli it hardly
+        ever is less than an n-th of it."""
+        return (self._n * self._factors.root * self._more) * np.absolute(self._predicted[self.at])
