@@ -22,7 +22,7 @@ _Floats = NDArray[np.float64]
 _PART = 64  # columns of a line at least that are looked at first
 _NEAR = 2.0**-560, 2.0**360  # residuals of products whose squares are in the range, those of float32 widened
 _SQUARES = {64: 2.0**400, 32: 2.0**60}  # up to here, and down to their inverse, squares lose nothing that matters
-_READ_WHOLE = 1 << 16  # elements of lines that are looked at in hardly more time than a part of them
+_READ_WHOLE = 1 << 16  # elements that are looked at in hardly more time than a part of them
 _LARGEST = 8  # terms of a line that are looked at beside the first ones, where few lines are left
 _FAR = 1000  # exponents: scaling by no more keeps numbers in the range
 _RUNS, _RUN = 8, 8  # places along k, and terms at each, that are looked at beside the first ones
@@ -116,7 +116,7 @@ class UnexplainedLines:
 
         `whole`: of C no less than its lines, so that the bounds are those that a report gives."""
         n, exponent, first = self._n, 0, part_of(self._k)
-        terms = [] if first == self._k else [first, self._k]
+        terms = [] if first == self._k else [self._k] if self._k * n <= _READ_WHOLE else [first, self._k]
         if self.at.size and not _NEAR[0] < np.maximum.reduce(self._residual) < _NEAR[1]:
             terms, exponent = [], self._leave_range()
         widths = [n] if whole or n * self.at.size <= _READ_WHOLE else [max(_PART, n // 8), n]
@@ -136,7 +136,8 @@ class UnexplainedLines:
         return max(-_FAR, min(_FAR, exponent)) if abs(exponent) > _FAR // 4 else 0
 
     def _are_few(self) -> bool:
-        return 2 * _LARGEST * self.at.size <= self._k
+        """Whether the largest terms of each line are far less than all of R."""
+        return 2 * _LARGEST * self.at.size <= self._k and self._k * self._n > _READ_WHOLE
 
     def _are_short(self) -> bool:
         """Whether of most lines P2 is known so badly that ``||C_i o v||`` tells nothing."""

@@ -179,8 +179,8 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
 
 
 def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
-    """The verdict on a product all of whose residuals are within the least that their bounds can be, or within what is
-    known when those lines have been read once more, and the few that came closest; else None."""
+    """The verdict by the least that bounds can be, and by what is known of lines that exceed it when they have been
+    read once more; None where one of those that came closest, or what was encoded, needs another."""
     a, C, (m, n) = lines.arithmetic, lines.C, lines.C.shape
     first = _residuals(lines, expected, u)
     if first is None:
@@ -194,28 +194,34 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
         predicted = (u if isinstance(u, np.ndarray) else to_host(u)) - residual_of(lines, expected, u)
         how = factors, tau, fine, known, predicted[:, 0], first.underflow, lines.alpha, 4 * a.u_added
         unexplained = UnexplainedLines(operands, V * V, *how)
-        if not unexplained.explain(whole=True):
-            return None
-        explained = rounded_check(lines.side, first.size[:, 0], tau, first.ratio, fine)
-        return SideVerdict(np.ones(m, np.bool_), first.ratio, explained)
+        unexplained.explain(whole=True)
+        return explained_verdict(lines.side, first.size[:, 0], tau, first.ratio, fine, unexplained.at)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
     check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
-def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask) -> Check:
-    """`clean_check` of residuals within bounds tau: lines that are not `fine`, within the least that their bounds can
-    be, are counted among those that came closest."""
-    ratios, bounds, places = (residual / tau).ravel(), tau.ravel(), None
+def explained_verdict(
+    side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask, left: Integers
+) -> SideVerdict:
+    """The verdict on residuals of which these lines are `left` beyond bounds tau. Lines that are not `fine`, within the
+    least that their bounds can be, are counted among those that came closest."""
+    measured = residual / tau
+    measured[~np.isfinite(measured) | ~np.isfinite(tau)] = np.inf
+    ok, ratio = np.ones(ratio.size, np.bool_), np.where(fine, ratio, measured)
+    ok[left] = False
+    counted = ok
     if ratio.size > _FEW:
         counted = ~fine
         counted[np.where(fine, -ratio, 0.0).argpartition(_FEW)[:_FEW]] = True
-        places = counted.nonzero()[0]
-        ratios, bounds = ratios[places], bounds[places]
-    line = int(ratios.argmax())
-    closest, bound = ratios.item(line), _median(bounds.tolist())
-    line = line if places is None else places.item(line)
-    return _check_of(side, ratio.size, bound, closest, line)
+        counted &= ok
+    places = counted.nonzero()[0]
+    if not places.size:
+        bounds = tau[np.isfinite(tau)]
+        bound = float(middle(bounds)) if bounds.size else 0.0
+        return SideVerdict(ok, ratio, _check_of(side, ratio.size, bound, 0.0, -1))
+    line = places.item(int(ratio[places].argmax()))
+    return SideVerdict(ok, ratio, _check_of(side, ratio.size, float(middle(tau[places])), ratio.item(line), line))
 
 
 def _median(x: list[float]) -> float:
@@ -473,6 +479,14 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
     old = expected.carried
     from_old = predict(lines, old)  # t from the s it was made of: a difference in s is told from one in L
     return from_old._replace(carried=carried(in_single(lines.R, old.partial), old.weights, partial=old.partial))
+
+
+def is_as_before(lines: Side, expected: PredictedSums, now: PredictedSums, u: Array) -> bool:
+    """Whether all checksums, those of C as well, and their copies have the bits that they have when recomputed:
+    then neither an operand changed nor a checksum was hit."""
+    c = expected.carried
+    pairs = (c.sums, now.carried.sums), (expected.t, now.t), (expected.t0, now.t0), (u, recompute_checksum(lines, c))
+    return expected.intact() and c.intact() and all(same_bits(one, other) for one, other in pairs)
 
 
 def differing(

@@ -222,5 +222,5 @@ class SmallForm:
             for columns, one in zip(self._columns, sides, strict=True):
                 lines = product.lines("columns" if columns else "rows")
                 own.append(EncodedSide(lines, one.predicted(carried[columns])))
-            product.settle(own)
+            product.settle(own, [one.failed() for one in sides])
             return product.concluded(own, intact=True)
