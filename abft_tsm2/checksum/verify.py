@@ -178,7 +178,7 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     return _LineResiduals(fine, (size / tau)[..., 0], tau, size, products, added, underflow)
 
 
-def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
+def _passed(lines: Side, expected: PredictedSums, u: Array, told: bool) -> SideVerdict | None:
     """The verdict by the least that bounds can be, and by what is known of lines that exceed it when they have been
     read once more; None where one of those that came closest, or what was encoded, needs another."""
     a, C, (m, n) = lines.arithmetic, lines.C, lines.C.shape
@@ -194,7 +194,7 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
         predicted = (u if isinstance(u, np.ndarray) else to_host(u)) - residual_of(lines, expected, u)
         how = factors, tau, fine, known, predicted[:, 0], first.underflow, lines.alpha, 4 * a.u_added
         unexplained = UnexplainedLines(operands, V * V, *how)
-        unexplained.explain(whole=True)
+        unexplained.explain(whole=told)
         return explained_verdict(lines.side, first.size[:, 0], tau, first.ratio, fine, unexplained.at)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
     check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more)
@@ -371,9 +371,11 @@ def _lines_at(X: Array, at: Integers) -> Array:
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
 
 
-def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
-    """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails."""
-    if (verdict := _passed(lines, expected, u)) is not None:
+def judge(lines: Side, expected: PredictedSums, u: Array, *, told: bool = True) -> SideVerdict:
+    """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails.
+
+    `told`: somebody sees the check, whose bounds are those of whole lines of C then."""
+    if (verdict := _passed(lines, expected, u, told)) is not None:
         return verdict
     V = to_host(expected.carried.weights)
     n, a = V.shape[0], lines.arithmetic

@@ -128,6 +128,8 @@ def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
         if not scratch.size:  # one temporary for all blocks: fresh memory costs more than the squares
             scratch = np.empty(block.shape, kind)
         squares = scratch[: block.shape[0]]
+        if block.dtype == kind:
+            return np.multiply(block, block, out=squares)
         squares[...] = block
         squares *= squares
         return squares

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, is_numpy, is_writable, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.checksum.diagnose import Decision, diagnose
@@ -239,7 +240,7 @@ class Product:
             self.took("verify", start)
             self.stage("verified", C=self.task.C, u=u)
             start = perf_counter()
-        verdict = judge(e.lines, e.predicted, u)
+        verdict = judge(e.lines, e.predicted, u, told=self.limits or policy.observed())
         self.took("verify", start)
         return u, verdict
 
