@@ -24,6 +24,7 @@ _NEAR = 2.0**-560, 2.0**360  # residuals of products whose squares are in the ra
 _SQUARES = {64: 2.0**400, 32: 2.0**60}  # up to here, and down to their inverse, squares lose nothing that matters
 _READ_WHOLE = 1 << 16  # elements that are looked at in hardly more time than a part of them
 _LARGEST = 8  # terms of a line that are looked at beside the first ones, where few lines are left
+_SHARE = 1 / 16  # of a predicted checksum that a bound may be, where that checksum shows how large the line is
 _FAR = 1000  # exponents: scaling by no more keeps numbers in the range
 _RUNS, _RUN = 8, 8  # places along k, and terms at each, that are looked at beside the first ones
 
@@ -239,5 +240,7 @@ class UnexplainedLines:
     def _largest_predicted(self) -> _Floats:
         """What ``||C_i o v||`` cannot exceed, where a part of P2 falls short: the predicted checksum p is at most
         sqrt(n) times that norm (Cauchy and Schwarz), and with weights of random signs and different moduli it hardly
-        ever is less than an n-th of it."""
-        return (self._n * self._factors.root * self._more) * np.absolute(self._predicted[self.at])
+        ever is less than an n-th of it. Nor may a bound be a large part of p, behind which a wrong line might hide."""
+        factors = self._factors
+        most = min(self._n * factors.root * self._more, _SHARE / (factors.factor + factors.out_factor))
+        return most * np.absolute(self._predicted[self.at])

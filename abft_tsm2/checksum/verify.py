@@ -371,7 +371,7 @@ def _lines_at(X: Array, at: Integers) -> Array:
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
 
 
-def judge(lines: Side, expected: PredictedSums, u: Array, *, told: bool = True) -> SideVerdict:
+def judge(lines: Side, expected: PredictedSums, u: Array, told: bool = True) -> SideVerdict:
     """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails.
 
     `told`: somebody sees the check, whose bounds are those of whole lines of C then."""

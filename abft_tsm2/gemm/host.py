@@ -240,7 +240,7 @@ class Product:
             self.took("verify", start)
             self.stage("verified", C=self.task.C, u=u)
             start = perf_counter()
-        verdict = judge(e.lines, e.predicted, u, told=self.limits or policy.observed())
+        verdict = judge(e.lines, e.predicted, u, self.limits or policy.observed())
         self.took("verify", start)
         return u, verdict
 
