@@ -138,11 +138,11 @@ class UnexplainedLines:
 
     def _are_few(self) -> bool:
         """Whether the largest terms of each line are far less than all of R."""
-        return 2 * _LARGEST * self.at.size <= self._k and self._k * self._n > _READ_WHOLE
+        return bool(2 * _LARGEST * self.at.size <= self._k and self._k * self._n > _READ_WHOLE)
 
     def _are_short(self) -> bool:
         """Whether of most lines P2 is known so badly that ``||C_i o v||`` tells nothing."""
-        return self._stored is not None and 2 * np.count_nonzero(self._plausible) <= self.at.size
+        return self._stored is not None and bool(2 * np.count_nonzero(self._plausible) <= self.at.size)
 
     def _are_in_range(self) -> bool:
         """Whether all norms are known, and no square of a size that matters has left the range."""
@@ -243,4 +243,5 @@ class UnexplainedLines:
         ever is less than an n-th of it. Nor may a bound be a large part of p, behind which a wrong line might hide."""
         factors = self._factors
         most = min(self._n * factors.root * self._more, _SHARE / (factors.factor + factors.out_factor))
-        return most * np.absolute(self._predicted[self.at])
+        largest: _Floats = most * np.absolute(self._predicted[self.at])
+        return largest

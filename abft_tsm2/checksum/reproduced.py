@@ -111,7 +111,8 @@ def _times(left: Array, R: Array, made: Callable[[Array], Array]) -> Floats:
     (k, n), columns = R.shape, is_column_major(R)
     total = np.zeros((left.shape[0], n))
     step = rows_per_block(k if columns else n, _TILE_BYTES)
-    for part in (slice(lo, lo + step) for lo in range(0, n if columns else k, step)):
+    length = n if columns else k
+    for part in (slice(lo, min(lo + step, length)) for lo in range(0, length, step)):
         if columns:
             total[:, part] = to_host(left @ made(in_float64(R[:, part])))
         else:
