@@ -109,6 +109,7 @@ class UnexplainedLines:
         self._predicted = predicted
         self._stored: _Floats | None = None
         self._largest_q2: float | None = None
+        self._implausible = 0  # lines of C that are larger than what is known of P2 allows
         self._added = None if added is None else added[self.at]
         self._more = estimate_of(self._k)
 
@@ -142,7 +143,7 @@ class UnexplainedLines:
 
     def _are_short(self) -> bool:
         """Whether of most lines P2 is known so badly that ``||C_i o v||`` tells nothing."""
-        return self._stored is not None and bool(2 * np.count_nonzero(self._plausible) <= self.at.size)
+        return 2 * self._implausible >= self.at.size
 
     def _are_in_range(self) -> bool:
         """Whether all norms are known, and no square of a size that matters has left the range."""
@@ -213,29 +214,30 @@ class UnexplainedLines:
 
     def _compare(self) -> None:
         """Drop the lines that are explained by what is known now."""
-        factors, norm = self._factors, self._stored
+        factors, norm, plausible = self._factors, self._stored, None
         if norm is not None:
             largest = factors.largest(self._products, self._added, self._underflow, self._more)
-            ok = norm <= largest
-            if np.count_nonzero(ok) < ok.size:
+            if np.count_nonzero(plausible := norm <= largest) == norm.size:
+                plausible = None
+            else:
                 if self._more > 1:
                     largest = np.maximum(largest, self._largest_predicted())
-                    ok = norm <= largest
+                    plausible = norm <= largest
                 norm = np.minimum(norm, largest)
         tau = factors.of_norms(self._products, norm, self._added, self._underflow, self._added_factor)
         self._tau[self.at] = tau
         fine = self._residual <= tau
         fine &= np.isfinite(tau)
-        if norm is not None:
-            fine &= ok
+        if plausible is not None:
+            fine &= plausible
         if np.count_nonzero(fine) == fine.size:
             self.at = self.at[:0]
             return
         left = (~fine).nonzero()[0]
         self.at, self._residual, self._products = self.at[left], self._residual[left], self._products[left]
         self._added = None if self._added is None else self._added[left]
-        if self._stored is not None:
-            self._stored, self._plausible = self._stored[left], ok[left]
+        self._stored = None if self._stored is None else self._stored[left]
+        self._implausible = 0 if plausible is None else left.size - int(np.count_nonzero(plausible[left]))
 
     def _largest_predicted(self) -> _Floats:
         """What ``||C_i o v||`` cannot exceed, where a part of P2 falls short: the predicted checksum p is at most
