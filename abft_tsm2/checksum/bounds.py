@@ -182,19 +182,21 @@ class BoundFactors(NamedTuple):
         rounded = self.input_factor * products + self.out_factor * norm + underflow
         return self.factor * max(products, added, norm) + rounded, largest
 
-    def of_norms(
-        self, products: Any, stored: Any, added: Any, underflow: float, more: float, added_factor: float = 0.0
-    ) -> tuple[Any, Any]:
-        """`of_line` of lines, `stored` of which may not be known yet; `added_factor`: of `added`, as it is rounded."""
-        largest = (self.root * more) * products
+    def largest(self, products: Any, added: Any, underflow: float, more: float) -> Any:
+        """`largest_norm` of lines, of which `products` times `more` is P2."""
+        found = (self.root * more) * products
         if added is not None:
-            largest += SLACK * added
-        largest += underflow
+            found += SLACK * added
+        found += underflow
+        return found
+
+    def of_norms(self, products: Any, norm: Any, added: Any, underflow: float, added_factor: float = 0.0) -> Any:
+        """`statistical_bound` of lines, whose ``||C_i o v||``, cut to `largest`, may not be known yet; `added_factor`:
+        of `added`, as it is rounded."""
         scale = products if added is None else np.maximum(products, added)
-        if stored is None:
+        if norm is None:
             tau = self.factor * scale
         else:
-            norm = np.minimum(stored, largest)
             tau = np.maximum(scale, norm)
             tau *= self.factor
             if self.out_factor:
@@ -204,7 +206,7 @@ class BoundFactors(NamedTuple):
         if self.input_factor:
             tau += self.input_factor * products
         tau += underflow
-        return tau, largest
+        return tau
 
 
 def bound_factors(a: Arithmetic, k: int, n: int, alpha: float = 1.0) -> BoundFactors:

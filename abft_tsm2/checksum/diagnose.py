@@ -16,7 +16,7 @@ from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
 from abft_tsm2.checksum.repairs import Refined, Written
-from abft_tsm2.checksum.reproduced import are_equal, second_product
+from abft_tsm2.checksum.reproduced import Reproduced, reproduce
 from abft_tsm2.checksum.rescaled import verify_rescaled
 from abft_tsm2.checksum.sides import Scale, Side
 from abft_tsm2.checksum.subnormals import FLUSHED, lines_of_subnormals
@@ -25,6 +25,7 @@ from abft_tsm2.checksum.verify import (
     SideVerdict,
     changed_operands,
     differing,
+    is_as_before,
     predict,
     recompute,
     recompute_checksum,
@@ -104,33 +105,37 @@ def diagnose(
     Notes
     -----
     Evidence may clear a suspicion, and a repair may be verified, only where every operand it was computed from is shown
-    to be what was encoded: operands are compared before anything is computed from them, and behind that once more.
+    to be what was encoded: operands are compared behind all that was computed from them, and C is not written before.
     """
-    decision, second = Decision(verdict.check), None
+    decision, again = Decision(verdict.check), Reproduced(False, None, 0)
     if 0 in lines.C.shape:  # whatever the operands hold, nothing follows from it
         return decision
     V = expected.carried.weights
+    ours, on_numpy = not foreign and earlier is None, is_numpy(lines.C)
+    failing = np.flatnonzero(~verdict.ok)
+    failing = failing[np.argsort(-verdict.residual[failing], kind="stable")]  # worst first
+    if ours and on_numpy and expected.intact() and expected.carried.intact():
+        again = reproduce(lines, failing)
     now = recompute(lines, expected)
-    if changed := changed_operands(lines, expected, now, shown()):
-        return decision.input_changed(*changed)
-    fault = differing(lines, expected, now, (u, recompute_checksum(lines, expected.carried)))
-    if fault is None and not expected.intact():  # what bounds the residual was hit, not the sums
-        fault = Fault("t", "checksum", (), (), 0, float("nan"), "computed again")
+    fault, held = None, shown()
+    if not (all(held.values()) and is_as_before(lines, expected, now, u)):
+        if changed := changed_operands(lines, expected, now, held):
+            return decision.input_changed(*changed)
+        fault = differing(lines, expected, now, (u, recompute_checksum(lines, expected.carried)))
+        if fault is None and not expected.intact():  # what bounds the residual was hit, not the sums
+            fault = Fault("t", "checksum", (), (), 0, float("nan"), "computed again")
     if fault is not None:
         decision.statuses.append(Status.CHECKSUM_FAULT)
         decision.faults.append(fault)
     else:
-        decision.suspicions = int(np.count_nonzero(~verdict.ok))
-        if not foreign and earlier is None:
-            failing = np.flatnonzero(~verdict.ok)
-            worst_first = failing[np.argsort(-verdict.residual[failing], kind="stable")]
-            sharp = is_numpy(lines.C) or not _lines_moved(lines, expected, now, u, verdict, shown())
-            second = second_product(lines, worst_first) if sharp else None
-            if second is not None and are_equal(lines.C, second):
-                if since := _changed_since(lines, expected, now, shown()):
-                    return decision.input_changed(*since)
-                decision.multiplications += lines.L.size * lines.R.shape[1]
-                return decision
+        decision.suspicions = failing.size
+        if ours and not on_numpy and not _lines_moved(lines, expected, now, u, verdict, shown()):
+            again = reproduce(lines, failing)
+            if again.same and (since := _changed_since(lines, expected, now, shown())):
+                return decision.input_changed(*since)
+        if again.same:
+            decision.multiplications += again.lines * lines.R.size
+            return decision
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
         V = carry(lines.R, weights("balanced", lines.R.shape[1])).weights
     rescaled = verify_rescaled(lines, V)
@@ -146,7 +151,7 @@ def diagnose(
             break
         worst_first = suspects[np.argsort(-rescaled.verdict.residual[suspects], kind="stable")]
         outcome = locate_and_correct(
-            lines if second is None or turn else lines._replace(again=lambda: second),
+            lines if again.product is None or turn else lines._replace(again=lambda: again.product),
             rescaled.scale,
             worst_first,
             others[rescaled.scale.usable_line[others]],

@@ -15,8 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abft_tsm2.arrays import FLOATS, Array, FloatType, dtype_name, from_host, namespace, same_bits, to_host
+from abft_tsm2.arrays import (
+    FLOATS,
+    Array,
+    FloatType,
+    dtype_name,
+    from_host,
+    in_float64,
+    namespace,
+    same_bits,
+    to_host,
+)
 from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, least_bound
+from abft_tsm2.checksum.sides import scaled
 from abft_tsm2.checksum.weights import SEED, Weights
 from abft_tsm2.core.flushing import flushes
 from abft_tsm2.core.kept import compared
@@ -37,6 +48,7 @@ _SAMPLE_RUNS = 8  # so many runs of rows tell a column's scale; rows the sample 
 _SAMPLE_RUN = 8  # rows in a run, at a random place: no period in the data can hide from them
 _SUSPICIOUS = 8.0  # a row whose checksum is this many times the median may change a column's norm
 _SUMMED = {t.name: FLOATS["float64" if t.bits == 64 else "float32"].min_exponent for t in FLOATS.values()}
+_MANY = 8  # one of so many columns without a norm: then the sample is too small for this matrix
 OFF_BY = 4.0  # powers of two by which a weight may be off before it costs sensitivity that matters
 
 
@@ -186,23 +198,25 @@ def sampled_squares(R: Array) -> NDArray[Any]:
     return squares
 
 
-def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends]:
+def _sampled_exponents(R: Array) -> tuple[NDArray[np.int64], Ends, bool]:
     """Scales of R's columns from a sample of its rows; from all of R where the sample says nothing."""
     lowest = reliable(dtype_name(R.dtype), R.shape[-2])
     return exponents_from(0.5 * np.log2(sampled_squares(R)), R, lowest)
 
 
-def exponents_from(log2_norms: NDArray[Any], R: Array, lowest: float) -> tuple[NDArray[np.int64], Ends]:
-    """Scales of R's columns from norms of a sample of their rows, and their ends; a column of which the sample says
-    nothing, by norms that are not beyond the `lowest`, is read as a whole. Of a matrix, or of each of a stack."""
+def exponents_from(log2_norms: NDArray[Any], R: Array, lowest: float) -> tuple[NDArray[np.int64], Ends, bool]:
+    """Scales of R's columns from norms of a sample of their rows, their ends, and whether the sample told them. Columns
+    of which it says nothing, by norms that are not beyond the `lowest`, are read as a whole, and all of R where these
+    are many. Of a matrix, or of each of a stack."""
     if (found := _within(log2_norms, lowest, lambda: _are_zero(R, log2_norms))) is not None:
-        return found
+        return *found, True
     if R.ndim == 2:
-        return exponents(_measured(log2_norms, lowest, R)), None
+        norms, sampled = _measured(log2_norms, lowest, R)
+        return exponents(norms), None, sampled
     out = np.empty(log2_norms.shape, np.int64)
     for at in np.ndindex(*log2_norms.shape[:-1]):
         out[at] = exponents_from(log2_norms[at], R[at], lowest)[0]
-    return out, None
+    return out, None, True
 
 
 @functools.lru_cache(64)
@@ -218,18 +232,21 @@ def _are_zero(R: Array, log2_norms: NDArray[Any]) -> bool:
         return False
     if R.ndim > 2:
         return not bool(((R != 0).any(axis=-2) & (log2_norms == -np.inf)).any())
-    return not bool(namespace(R).any(_columns(R, log2_norms == -np.inf) != 0))
+    return not _any(_columns(R, log2_norms == -np.inf))
 
 
-def _measured(log2_norms: NDArray[Any], lowest: float, R: Array) -> NDArray[Any]:
-    """The sample's norms, with those that are 0, or not reliable, taken again: of these columns alone."""
-    unsure = ~((log2_norms > lowest) & (log2_norms < _HIGHEST))
+def _measured(log2_norms: NDArray[Any], lowest: float, R: Array) -> tuple[NDArray[Any], bool]:
+    """The sample's norms, with those that are 0, or not reliable, taken again: of these columns alone, or of all where
+    they are many, as of sparse data the sample has too few elements of any column. Whether they are the sample's."""
+    unsure, whole = ~((log2_norms > lowest) & (log2_norms < _HIGHEST)), read_whole(R.shape[0])
+    if not whole and _MANY * np.count_nonzero(unsure) > unsure.size:
+        return _norms(R, lowest), False
     columns, norms = _columns(R, unsure), np.array(log2_norms, np.float64)
-    if read_whole(R.shape[0]):
+    if whole:
         norms[unsure] = _exact_norms(columns)
     else:
         norms[unsure] = _norms(columns, lowest) + 0.5 * math.log2(_share(R.shape[0]))
-    return norms
+    return norms, True
 
 
 def _norms(R: Array, lowest: float) -> NDArray[Any]:
@@ -244,11 +261,19 @@ def _norms(R: Array, lowest: float) -> NDArray[Any]:
 
 def _exact_norms(columns: Array) -> NDArray[Any]:
     """`log2_column_norms` of columns most of which are 0."""
-    return log2_column_norms(columns) if bool(namespace(columns).any(columns != 0)) else np.asarray(-np.inf)
+    return log2_column_norms(columns) if _any(columns) else np.asarray(-np.inf)
+
+
+def _any(X: Array) -> bool:
+    """Whether an element is not 0."""
+    return bool(X.any()) if isinstance(X, np.ndarray) else bool(namespace(X).any(X != 0))
 
 
 def _columns(R: Array, which: NDArray[np.bool_]) -> Array:
-    return namespace(R).take(R, from_host(np.flatnonzero(which), R), axis=1)
+    at = which.nonzero()[0]
+    if at.size == which.size:
+        return R
+    return R.take(at, axis=1) if isinstance(R, np.ndarray) else namespace(R).take(R, from_host(at, R), axis=1)
 
 
 def _share(k: int) -> float:
@@ -281,10 +306,11 @@ def missed_by_sample(R: Array, sums: Array, exponent: NDArray[np.int64]) -> NDAr
     if large.size > 16 + R.shape[0] // 16:
         exact = exponents(_norms(R, reliable(dtype_name(R.dtype), R.shape[-2])))
     else:
-        xp = namespace(R)
         total = np.full(R.shape[1], 1 / _share(R.shape[0]))  # the sample's own norm, in units of 2^e, squared
-        for row in large:
-            total += np.ldexp(to_host(xp.astype(R[int(row), :], xp.float64)), -exponent) ** 2
+        step = rows_per_block(R.shape[1])
+        for rows in (large[at : at + step] for at in range(0, large.size, step)):
+            part = scaled(in_float64(take_rows(R, rows)), np.zeros(rows.size, np.int64), exponent)
+            total += to_host(squares_of_columns(part))
         exact = exponents(exponent + 0.5 * np.log2(total))
     moved = exact - exponent
     return exact if moved.size and moved.max() - moved.min() > OFF_BY else None
@@ -458,7 +484,7 @@ def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChec
         R = in_single(R, partial)
         if whole and R.shape[-2] * R.shape[-1] <= SQUARED:
             return _squared_once(R, base, partial)
-    exponent, ends = _sampled_exponents(R)
+    exponent, ends, sampled = _sampled_exponents(R)
 
     def weighed(exponent: NDArray[np.int64], ends: Ends = None) -> OperandChecksum:
         found = carried(R, from_host(equilibrated(base, exponent, ends), R), partial=partial)
@@ -468,7 +494,7 @@ def encoded_right(R: Array, base: Weights, partial: bool = False) -> OperandChec
         return carried(R, from_host(equilibrated(base, exponent, ends, lift), R), partial=partial)
 
     first = weighed(exponent, ends)
-    if whole:  # nothing can be missed in all rows
+    if whole or not sampled:  # nothing can be missed in all rows
         return first
     better = _missed(R, first.sums, exponent)
     return first if better is None else weighed(better)
@@ -497,7 +523,7 @@ def _squared_once(R: Array, base: Weights, partial: bool) -> OperandChecksum:
     k, squares = R.shape[-2], squares_of(R)
     norms = np.log2(np.matmul(ones(k, squares.dtype), squares), dtype=np.float64)
     norms *= 0.5
-    exponent, ends = exponents_from(norms, R, reliable(dtype_name(R.dtype), k))
+    exponent, ends, _ = exponents_from(norms, R, reliable(dtype_name(R.dtype), k))
     head = squares[..., : part_of(k), :]
     V = equilibrated(base, exponent, ends)
     found = _carried(R, V, partial, squares_times(head, V * V))

@@ -39,7 +39,8 @@ class Side(NamedTuple):
     L, R, C, C0 : arrays (m, k), (k, n), (m, n), (m, n) or None
         Views of the user's arrays; C0 is None where beta is 0.
     again : callable
-        ``again()`` multiplies once more, as C was computed and into the same layout; (m, n).
+        ``again()`` multiplies once more, as C was computed and into the same layout; (m, n). On NumPy ``again(at)``
+        multiplies these lines alone.
     terms : int
         Roundings in one element: k, and those of alpha and beta.
     partial : bool
@@ -57,7 +58,7 @@ class Side(NamedTuple):
     alpha: float
     beta: float
     arithmetic: Arithmetic
-    again: Callable[[], Array]
+    again: Callable[..., Array]
     terms: int
     partial: bool
 

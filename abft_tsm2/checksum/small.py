@@ -32,7 +32,7 @@ from abft_tsm2.checksum.encode import (
 from abft_tsm2.checksum.limits import measured
 from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
 from abft_tsm2.checksum.sides import Floats, Side
-from abft_tsm2.checksum.verify import PredictedSums, clean_check, rounded_check
+from abft_tsm2.checksum.verify import PredictedSums, SideVerdict, clean_check, explained_verdict
 from abft_tsm2.checksum.weights import balanced
 from abft_tsm2.core import faultpoint
 from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums
@@ -107,16 +107,18 @@ class SmallSums:
         self._left = np.empty(8 * m + width * m, np.uint8)
         self._now = _EncodedPlaces.of(self._right, self._left, self._sizes, self._kind)
         self._right_bits = self._left_bits = b""  # as they were made
-        self._u, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(n)
+        self._u, self._residual, self._norms, self._weights = np.empty(m), np.empty(m), np.empty(m), np.empty(n)
         self._ok, self._finite = np.empty(m, np.bool_), np.empty(m, np.bool_)
+        self._failed: SideVerdict | None = None
         self._faint = False  # whether checksums may lose digits to underflow
         self._fixed = np.empty(8 * (n + len(BoundFactors._fields)) + width * k, np.uint8)
         self._base = np.frombuffer(self._fixed.data, _DOUBLE, n)[:, None]
         self._factors = np.frombuffer(self._fixed.data, _DOUBLE, len(BoundFactors._fields), 8 * n)
         self._ones = np.frombuffer(self._fixed.data, self._kind, k, self._fixed.size - width * k)
         self._fix()
-        memory = (self._right, self._left, self._fixed, self._u, self._norms, self._weights, self._ok, self._finite)
-        self.nbytes = sum(x.nbytes for x in memory) + sum(x.nbytes for x in memory[:3])
+        encoded = self._right, self._left, self._fixed  # and their copies
+        found = self._u, self._residual, self._norms, self._weights, self._ok, self._finite
+        self.nbytes = sum(x.nbytes for x in (*encoded, *encoded, *found))
 
     def _fix(self) -> None:
         """What is the same for all products: written when there is none, or when it was hit."""
@@ -158,9 +160,9 @@ class SmallSums:
             squares = squares_of(R[:h])
         norms = np.log2(columns, dtype=_DOUBLE)
         norms *= 0.5
-        exponent, ends = exponents_from(norms, R, self._lowest)
+        exponent, ends, sampled = exponents_from(norms, R, self._lowest)
         self._carry(R, squares[:h], exponent, ends)
-        if beyond is not None:
+        if sampled and beyond is not None:
             better = missed_by_sample(R, self._now.s[:, None], exponent)
             if better is not None:
                 self._carry(R, squares_of(R[:h]), better)
@@ -201,8 +203,8 @@ class SmallSums:
         self._add(X, V, u)
         if (planter := faultpoint.current()) is not None:
             faultpoint.reach(planter, "verified", C=C.T if self._side == "columns" else C, u=u[:, None])
-        np.subtract(u, t, u)
-        residual = np.absolute(u, u)
+        residual = np.subtract(u, t, self._residual)
+        np.absolute(residual, residual)
         if self._wide:
             products = np.sqrt(products2, self._norms)
         else:
@@ -220,10 +222,15 @@ class SmallSums:
         if np.count_nonzero(fine) < self._m:
             bounds, sizes = tau.copy(), (residual, products, None)
             factors = BoundFactors._make(numbers)
-            unexplained = UnexplainedLines((X, L, R), V2[:, None], factors, bounds, fine, sizes, underflow)
-            if not (unexplained.explain(whole=told) and self._intact()):
-                return None
-            return (rounded_check(self._side, residual, bounds, residual / tau, fine),) if told else ()
+            unexplained = UnexplainedLines((C, L, R), V2[:, None], factors, bounds, fine, sizes, t, underflow)
+            if unexplained.explain(whole=told):
+                if not self._intact():
+                    return None
+                if not told:
+                    return ()
+            found = explained_verdict(self._side, residual, bounds, residual / tau, fine, unexplained.at)
+            self._failed = found if unexplained.at.size else None
+            return None if unexplained.at.size else (found.check,)
         if not told:
             return () if self._intact() else None
         known = residual / tau, (residual, products, None), underflow, BoundFactors._make(numbers), estimate_of(self._k)
@@ -232,7 +239,11 @@ class SmallSums:
 
     def measured(self, check: Check, C: Array, L: Array, R: Array) -> Check:
         """The check that `clean` has found, with the limits of all lines."""
-        return measured(check, self.lines(L, R, C), self._now.V[:, None], self._u[:, None])
+        return measured(check, self.lines(L, R, C), self._now.V[:, None], self._residual[:, None])
+
+    def failed(self) -> tuple[Array, SideVerdict] | None:
+        """The checksums of C and their verdict, where `clean` has found lines beyond their bounds."""
+        return None if self._failed is None else (self._u[:, None], self._failed)
 
     def encoded(self) -> dict[str, Array]:
         """The checksums of R, and those that are predicted for C, where they lie."""

@@ -178,9 +178,9 @@ def _residuals(lines: Side, expected: PredictedSums, u: Array) -> _LineResiduals
     return _LineResiduals(fine, (size / tau)[..., 0], tau, size, products, added, underflow)
 
 
-def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | None:
-    """The verdict on a product all of whose residuals are within the least that their bounds can be, or within what is
-    known when those lines have been read once more, and the few that came closest; else None."""
+def _passed(lines: Side, expected: PredictedSums, u: Array, told: bool) -> SideVerdict | None:
+    """The verdict by the least that bounds can be, and by what is known of lines that exceed it when they have been
+    read once more; None where one of those that came closest, or what was encoded, needs another."""
     a, C, (m, n) = lines.arithmetic, lines.C, lines.C.shape
     first = _residuals(lines, expected, u)
     if first is None:
@@ -191,30 +191,37 @@ def _passed(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict | Non
         tau, added = first.tau[:, 0].copy(), None if first.added is None else first.added[:, 0]
         known, operands = (first.size[:, 0], first.products[:, 0], added), (C, lines.L, lines.R)
         factors = bound_factors(a, lines.terms, n, lines.alpha)
-        how = factors, tau, fine, known, first.underflow, lines.alpha, 4 * a.u_added
+        predicted = (u if isinstance(u, np.ndarray) else to_host(u)) - residual_of(lines, expected, u)
+        how = factors, tau, fine, known, predicted[:, 0], first.underflow, lines.alpha, 4 * a.u_added
         unexplained = UnexplainedLines(operands, V * V, *how)
-        if not unexplained.explain(whole=True):
-            return None
-        explained = rounded_check(lines.side, first.size[:, 0], tau, first.ratio, fine)
-        return SideVerdict(np.ones(m, np.bool_), first.ratio, explained)
+        unexplained.explain(whole=told)
+        return explained_verdict(lines.side, first.size[:, 0], tau, first.ratio, fine, unexplained.at)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
     check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
-def rounded_check(side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask) -> Check:
-    """`clean_check` of residuals within bounds tau: lines that are not `fine`, within the least that their bounds can
-    be, are counted among those that came closest."""
-    ratios, bounds, places = (residual / tau).ravel(), tau.ravel(), None
+def explained_verdict(
+    side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask, left: Integers
+) -> SideVerdict:
+    """The verdict on residuals of which these lines are `left` beyond bounds tau. Lines that are not `fine`, within the
+    least that their bounds can be, are counted among those that came closest."""
+    measured = residual / tau
+    measured[~np.isfinite(measured) | ~np.isfinite(tau)] = np.inf
+    ok, ratio = np.ones(ratio.size, np.bool_), np.where(fine, ratio, measured)
+    ok[left] = False
+    counted = ok
     if ratio.size > _FEW:
         counted = ~fine
         counted[np.where(fine, -ratio, 0.0).argpartition(_FEW)[:_FEW]] = True
-        places = counted.nonzero()[0]
-        ratios, bounds = ratios[places], bounds[places]
-    line = int(ratios.argmax())
-    closest, bound = ratios.item(line), _median(bounds.tolist())
-    line = line if places is None else places.item(line)
-    return _check_of(side, ratio.size, bound, closest, line)
+        counted &= ok
+    places = counted.nonzero()[0]
+    if not places.size:
+        bounds = tau[np.isfinite(tau)]
+        bound = float(middle(bounds)) if bounds.size else 0.0
+        return SideVerdict(ok, ratio, _check_of(side, ratio.size, bound, 0.0, -1))
+    line = places.item(int(ratio[places].argmax()))
+    return SideVerdict(ok, ratio, _check_of(side, ratio.size, float(middle(tau[places])), ratio.item(line), line))
 
 
 def _median(x: list[float]) -> float:
@@ -364,9 +371,11 @@ def _lines_at(X: Array, at: Integers) -> Array:
     return take_rows(X, at) if at.ndim == 1 else np.take_along_axis(X, at[..., None], axis=-2)
 
 
-def judge(lines: Side, expected: PredictedSums, u: Array) -> SideVerdict:
-    """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails."""
-    if (verdict := _passed(lines, expected, u)) is not None:
+def judge(lines: Side, expected: PredictedSums, u: Array, told: bool = True) -> SideVerdict:
+    """Compare residuals with bounds: first with a lower bound of each bound, then with more of it where that fails.
+
+    `told`: somebody sees the check, whose bounds are those of whole lines of C then."""
+    if (verdict := _passed(lines, expected, u, told)) is not None:
         return verdict
     V = to_host(expected.carried.weights)
     n, a = V.shape[0], lines.arithmetic
@@ -472,6 +481,14 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
     old = expected.carried
     from_old = predict(lines, old)  # t from the s it was made of: a difference in s is told from one in L
     return from_old._replace(carried=carried(in_single(lines.R, old.partial), old.weights, partial=old.partial))
+
+
+def is_as_before(lines: Side, expected: PredictedSums, now: PredictedSums, u: Array) -> bool:
+    """Whether all checksums, those of C as well, and their copies have the bits that they have when recomputed:
+    then neither an operand changed nor a checksum was hit."""
+    c = expected.carried
+    pairs = (c.sums, now.carried.sums), (expected.t, now.t), (expected.t0, now.t0), (u, recompute_checksum(lines, c))
+    return expected.intact() and c.intact() and all(same_bits(one, other) for one, other in pairs)
 
 
 def differing(

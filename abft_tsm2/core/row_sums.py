@@ -128,6 +128,8 @@ def summed_squares(X: Array, W2: Array, wide: bool = False) -> Array:
         if not scratch.size:  # one temporary for all blocks: fresh memory costs more than the squares
             scratch = np.empty(block.shape, kind)
         squares = scratch[: block.shape[0]]
+        if block.dtype == kind:
+            return np.multiply(block, block, out=squares)
         squares[...] = block
         squares *= squares
         return squares
@@ -335,7 +337,7 @@ def widened(X: Array, lo: int, hi: int) -> Array:
 def take_rows(X: Array, rows: np.ndarray[Any, Any]) -> Array:
     """The rows X(rows, :): a copy of these and of nothing else."""
     if isinstance(X, np.ndarray):
-        return X[rows, :]  # numpy.take would first copy all of a transposed X
+        return X.take(rows, 0) if X.flags.c_contiguous else X[rows, :]  # `take` would first copy all of another X
     xp = namespace(X)
     return xp.take(X, from_host(rows, X), axis=0)
 

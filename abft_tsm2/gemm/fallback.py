@@ -7,7 +7,7 @@ rounding. It is verified by `abft_tsm2.gemm.host.Product`, the procedure of ever
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -212,9 +212,9 @@ class HostFallback(Product):
             return super().carried(side, lines)
         return carried(lines.R, v[self._number if len(v) > 1 else 0][:, None], partial=lines.partial)
 
-    def again(self, side: str) -> Array:
+    def again(self, side: str, at: Any = None) -> Array:
         if self.A is not self.task.A or self.B is not self.task.B:  # operands that have been restored
-            return super().again(side)
+            return super().again(side, at)
         whole = self._second.of(self.task)
         return whole if side == "rows" else whole.T
 

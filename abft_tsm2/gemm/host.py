@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, is_numpy, is_writable, namespace
 from abft_tsm2.checksum.bounds import Arithmetic
 from abft_tsm2.checksum.diagnose import Decision, diagnose
@@ -46,6 +47,9 @@ def carried_by(R: Array, arithmetic: Arithmetic) -> OperandChecksum:
 def encoded_now(lines: Side) -> OperandChecksum:
     """What the right operand of a side carries, or each of a stack; in the caller's error state."""
     return encoded_right(lines.R, balanced(lines.R.shape[-1]), lines.partial)
+
+
+Verified = tuple[Array, SideVerdict]  # the checksums of C along a side, and their verdict
 
 
 class EncodedSide(NamedTuple):
@@ -154,10 +158,12 @@ class Product:
         left, right = "AB" if lines.side == "rows" else "BA"
         self.changed |= {{"L": left, "R": right, "C0": "c"}[name] for name in operands}
 
-    def settle(self, encodings: list[EncodedSide]) -> None:
-        """Verify C along every side, and diagnose and repair what failed, until all sides agree."""
-        for _ in range(_PASSES):
-            verdicts = [self.check(e) for e in encodings]
+    def settle(self, encodings: list[EncodedSide], found: Sequence[Verified | None] = ()) -> None:
+        """Verify C along every side, and diagnose and repair what failed, until all sides agree. `found`: verdicts that
+        were given before, one for each side or none."""
+        for turn in range(_PASSES):
+            given = found if turn == 0 and found else [None] * len(encodings)
+            verdicts = [one or self.check(e) for e, one in zip(encodings, given, strict=True)]
             self.checks, repaired, before = [], False, len(self.decisions)
             for e, (u, verdict) in zip(encodings, verdicts, strict=True):
                 decision = self.decide(e, u, verdict, repaired)
@@ -227,7 +233,7 @@ class Product:
             start = perf_counter()
             decision.excused = max(decision.excused, excusable(e.lines, e.predicted.carried.weights))
             self.took("verify", start)
-        if not decision.changed:
+        if self.limits and not decision.changed:
             decision.check = self.measured(
                 decision.check, e, recompute_checksum(e.lines, e.predicted.carried), decision
             )
@@ -235,7 +241,7 @@ class Product:
         self.checks.append(decision.check)
         return decision
 
-    def check(self, e: EncodedSide) -> tuple[Array, SideVerdict]:
+    def check(self, e: EncodedSide) -> Verified:
         """Recompute the checksums of C along one side, and verify every line."""
         start = perf_counter()
         u = recompute_checksum(e.lines, e.predicted.carried)
@@ -243,7 +249,7 @@ class Product:
             self.took("verify", start)
             self.stage("verified", C=self.task.C, u=u)
             start = perf_counter()
-        verdict = judge(e.lines, e.predicted, u)
+        verdict = judge(e.lines, e.predicted, u, self.limits or policy.observed())
         self.took("verify", start)
         return u, verdict
 
@@ -277,11 +283,15 @@ class Product:
             A, B, C, C0 = B.T, A.T, C.T, None if C0 is None else C0.T
         return Side(side, A, B, C, C0, p.alpha, p.beta, arithmetic, again, terms, partial_sums)
 
-    def again(self, side: str) -> Array:
-        """The product once more, whole and in the same layout: else roundings may be others."""
-        C = same_layout(self.task.C)
-        self.multiply(self.A, self.B, C, self.task.C0, "repeated")
-        return C if side == "rows" else C.T
+    def again(self, side: str, at: Any = None) -> Array:
+        """The product once more, whole and in the same layout: else roundings may be others. Or these lines alone."""
+        A, B, C, by_rows = self.A, self.B, same_layout(self.task.C), side == "rows"
+        if at is None:
+            self.multiply(A, B, C, self.task.C0, "repeated")
+        else:  # they lie in memory as lines of the whole do
+            A, B, C = (A[at], B, C[: at.size]) if by_rows else (A, B[:, at], C[:, : at.size])
+            multiply(A, B, C, alpha=self.problem.alpha)
+        return C if by_rows else C.T
 
     # -- operands that are encoded --
 

@@ -175,10 +175,10 @@ class SmallForm:
             # An interrupt may come just when `numpy.errstate` has set the state, and leave it so.
             np.seterr(**surrounding.run(np.geterr))
             raise
-        seconds = {"encode": encoded - start, "multiply": multiplied - encoded}
+        now = perf_counter()
+        seconds = {"encode": encoded - start, "multiply": multiplied - encoded, "verify": now - multiplied}
         if checks is None:  # they are not used again
             return self._settled(sides, ask(), seconds, write, carried, limits)
-        seconds["verify"] = perf_counter() - multiplied
         if len(self._free) < self._idle:
             self._free.append(sides)
         return self._report.like(checks=checks, seconds=seconds) if told else None
@@ -222,5 +222,5 @@ class SmallForm:
             for columns, one in zip(self._columns, sides, strict=True):
                 lines = product.lines("columns" if columns else "rows")
                 own.append(EncodedSide(lines, one.predicted(carried[columns])))
-            product.settle(own)
+            product.settle(own, [one.failed() for one in sides])
             return product.concluded(own, intact=True)

@@ -403,12 +403,7 @@ def test_an_operand_that_changes_while_c_is_repaired(name: str, check: str, enco
 
 def test_without_a_second_look_at_the_operands_a_right_product_is_made_wrong(monkeypatch: Patch) -> None:
     A, B = pair(100, 80, 60)
-    right, looks = A @ B, []
-    honest = verify.differing
-
-    def the_first_time(*arguments: Any, **options: Any) -> Any:
-        looks.append(1)
-        return honest(*arguments, **options) if len(looks) == 1 else None
+    right = A @ B
 
     def hook(stage: str, arrays: Any) -> None:
         if stage == "multiplied":
@@ -416,7 +411,7 @@ def test_without_a_second_look_at_the_operands_a_right_product_is_made_wrong(mon
         if stage == "corrected" and B[5, 6] < 5:
             B[5, 6] += 10
 
-    monkeypatch.setattr(diagnose, "differing", the_first_time)
+    monkeypatch.setattr(diagnose, "differing", lambda *_: None)  # at first they are as before
     C, report = protected_gemm(A, B, on_stage=hook, return_report=True)
     assert report.status.name == "CORRECTED"
     assert not np.allclose(C, right)
