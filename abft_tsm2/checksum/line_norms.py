@@ -4,6 +4,9 @@ The first verdict knows a part of ``P2_i`` alone. On data of one sign ``||C_i o 
 on data that change along k, or have zeros, the part says little of the whole. No part of a norm exceeds the whole, so a
 residual within the bound that a part gives is within the true bound. What costs least is measured first, and only of
 the lines that are not yet explained.
+
+Norms of operands are those of now, not of when they were encoded: an element that became large since would hide what
+it does to C. So lines are named that no bound explains which what was encoded makes plausible.
 """
 
 from __future__ import annotations
@@ -84,6 +87,8 @@ class UnexplainedLines:
     ----------
     at : integer array
         The lines that are left.
+    grown : integer array
+        Those that are not, but by norms of the operands so large that these have to be shown to be what was encoded.
     """
 
     def __init__(
@@ -112,6 +117,8 @@ class UnexplainedLines:
         self._implausible = 0  # lines of C that are larger than what is known of P2 allows
         self._added = None if added is None else added[self.at]
         self._more = estimate_of(self._k)
+        self._most = self._more * self._products
+        self.grown = self.at[:0]
 
     def explain(self, *, whole: bool) -> bool:
         """Measure what it takes; whether all lines are within bounds now.
@@ -230,10 +237,14 @@ class UnexplainedLines:
         fine &= np.isfinite(tau)
         if plausible is not None:
             fine &= plausible
+        grown = fine & ~(self._products <= self._most)
+        if np.count_nonzero(grown):
+            self.grown = np.concatenate([self.grown, self.at[grown]])
         if np.count_nonzero(fine) == fine.size:
             self.at = self.at[:0]
             return
         left = (~fine).nonzero()[0]
+        self._most = self._most[left]
         self.at, self._residual, self._products = self.at[left], self._residual[left], self._products[left]
         self._added = None if self._added is None else self._added[left]
         self._stored = None if self._stored is None else self._stored[left]

@@ -194,6 +194,13 @@ class SmallSums:
         """Whether what was encoded has the bits that it was made with."""
         return self._left.tobytes() == self._left_bits and self._right.tobytes() == self._right_bits
 
+    def _hold(self, L: Array, R: Array) -> bool:
+        """Whether the operands give the checksums that they gave when they were encoded, bit for bit."""
+        now, (s, t) = self._now, (np.empty(x.shape) for x in (self._now.s, self._now.t))
+        self._add(R, now.V, s)
+        self._add(L, now.s, t)
+        return bool(s.tobytes() == now.s.tobytes() and t.tobytes() == now.t.tobytes())
+
     def clean(self, C: Array, L: Array, R: Array, *, told: bool) -> tuple[Check, ...] | None:
         """The check of a product that is clean, as `judge` finds it, or nothing, where it is not `told`; None where a
         line may be wrong or what was encoded was hit."""
@@ -223,14 +230,18 @@ class SmallSums:
             bounds, sizes = tau.copy(), (residual, products, None)
             factors = BoundFactors._make(numbers)
             unexplained = UnexplainedLines((C, L, R), V2[:, None], factors, bounds, fine, sizes, t, underflow)
-            if unexplained.explain(whole=told):
+            unexplained.explain(whole=told)
+            left = unexplained.at
+            if unexplained.grown.size and not self._hold(L, R):
+                left = np.concatenate([left, unexplained.grown])
+            if not left.size:
                 if not self._intact():
                     return None
                 if not told:
                     return ()
-            found = explained_verdict(self._side, residual, bounds, residual / tau, fine, unexplained.at)
-            self._failed = found if unexplained.at.size else None
-            return None if unexplained.at.size else (found.check,)
+            found = explained_verdict(self._side, residual, bounds, residual / tau, fine, left)
+            self._failed = found if left.size else None
+            return None if left.size else (found.check,)
         if not told:
             return () if self._intact() else None
         known = residual / tau, (residual, products, None), underflow, BoundFactors._make(numbers), estimate_of(self._k)

@@ -195,7 +195,10 @@ def _passed(lines: Side, expected: PredictedSums, u: Array, told: bool) -> SideV
         how = factors, tau, fine, known, predicted[:, 0], first.underflow, lines.alpha, 4 * a.u_added
         unexplained = UnexplainedLines(operands, V * V, *how)
         unexplained.explain(whole=told)
-        return explained_verdict(lines.side, first.size[:, 0], tau, first.ratio, fine, unexplained.at)
+        left = unexplained.at
+        if unexplained.grown.size and not operands_hold(lines, expected):
+            left = np.concatenate([left, unexplained.grown])
+        return explained_verdict(lines.side, first.size[:, 0], tau, first.ratio, fine, left)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
     check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
@@ -337,7 +340,11 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
     if not every:
         close |= fine
         if part_of(k) < k and not close.all():
-            tau, again = compared(abs(lines.alpha) * np.sqrt(_all_products(lines, V * V)), 1.0)
+            whole = abs(lines.alpha) * np.sqrt(_all_products(lines, V * V))
+            tau, again = compared(whole, 1.0)
+            grown = again & ~close & ~(whole <= estimate_of(k) * products)
+            if grown.any():
+                again &= ~grown | _hold(lines, expected)
             close |= again
     ok = close.all(axis=(-2, -1))
     bounds, ratios = tau[..., 0], (residual / tau)[..., 0]
@@ -348,6 +355,15 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
         line = np.take_along_axis(few, line[..., None], axis=-1)[..., 0]
     bound = _middle(bounds, counted)
     return FirstVerdict(ok, ratio, bound, closest, line, first.size)
+
+
+def _hold(lines: Side, expected: PredictedSums) -> Mask:
+    """Whether the operands of each of a stack give the checksums that they gave when they were encoded, bit for bit:
+    (..., 1, 1)."""
+    right = expected.carried
+    again = weighted_sums(in_single(lines.R, lines.partial), right.weights, lines.partial), predict(lines, right).t
+    sums, t = ((x == y).all(axis=(-2, -1), keepdims=True) for x, y in zip(again, (right.sums, expected.t), strict=True))
+    return np.asarray(sums & t)
 
 
 def _all_products(lines: Side, V2: Array) -> Floats:
@@ -422,8 +438,12 @@ def judge(lines: Side, expected: PredictedSums, u: Array, told: bool = True) -> 
         if bad.size and np.isfinite(residual[bad]).any():
             if q2 is None:
                 q2 = weighted_squares(lines.R, V2, wide=True)
+            known = estimate**2 * products2[bad]
             products2[bad] = _host(weighted_squares(_gather(lines.L, bad), q2, wide=True))
             compare(bad, _host(whole)[np.isin(at, bad)], 1.0)
+            grown = bad[(ok[bad][:, None] & ~(products2[bad] <= known)).any(axis=1)]
+            if grown.size and not operands_hold(lines, expected):
+                ok[grown] = False
     ratio[closer] = worst_ratio(residual[closer], tau[closer])
     bounds = tau[closer].max(axis=1, initial=0.0)
     bounds = bounds[np.isfinite(bounds)]
@@ -481,6 +501,14 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
     old = expected.carried
     from_old = predict(lines, old)  # t from the s it was made of: a difference in s is told from one in L
     return from_old._replace(carried=carried(in_single(lines.R, old.partial), old.weights, partial=old.partial))
+
+
+def operands_hold(lines: Side, expected: PredictedSums) -> bool:
+    """Whether the operands give the checksums that they gave when they were encoded: two reads of R and L."""
+    now = recompute(lines, expected)
+    if same_bits(now.carried.sums, expected.carried.sums) and same_bits(now.t, expected.t):
+        return True
+    return not changed_operands(lines, expected, now)
 
 
 def is_as_before(lines: Side, expected: PredictedSums, now: PredictedSums, u: Array) -> bool:
