@@ -13,7 +13,18 @@ from benchmarks import sheet
 from benchmarks.markup import csv_table
 
 ORDER = (
-    *("gemm-full", "gemm-gpu", "routes-gpu", "lu-full", "lu-gpu", "storage", "adversarial", "swaps", "swaps-gpu"),
+    *(
+        "gemm-full",
+        "gemm-gpu",
+        "routes",
+        "routes-gpu",
+        "lu-full",
+        "lu-gpu",
+        "storage",
+        "adversarial",
+        "swaps",
+        "swaps-gpu",
+    ),
     *("peers", "quick"),
     *("clean-products", "clean-products-gpu", "clean-factorisations", "clean-lu-gpu"),
 )

@@ -118,8 +118,8 @@ class GivenTriangle:
     @staticmethod
     def shows_all(check: LineCheck) -> bool:
         """Whether rows are of a size: in one sum with rows that are much larger a row could change unseen."""
-        xp = namespace(check.bound)
-        return float(xp.max(check.bound)) <= UNEVEN * float(xp.min(check.bound))
+        bound, xp = check.bound, namespace(check.bound)
+        return 0 in bound.shape or float(xp.max(bound)) <= UNEVEN * float(xp.min(bound))
 
 
 def _are_apart(triangle: Triangle) -> bool:

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from abft_tsm2.arrays import FLOATS
 from abft_tsm2.faults import MODELS, SITES
 from abft_tsm2.faults.campaign.file import OPERATIONS, Campaign, FaultEntry, Suite, load, parse
 from abft_tsm2.faults.campaign.folder import CampaignFileError
+from abft_tsm2.faults.operands.pairs import PAIRS
 from abft_tsm2.faults.operands.products import FAMILIES, operands
+from abft_tsm2.faults.operands.wide import WIDE, decades_of
 from abft_tsm2.faults.trials.schemes import SCHEMES
 from abft_tsm2.faults.trials.storage import SCHEMES as STORED
 from abft_tsm2.faults.trials.trial import OUTCOMES, Finding, Workload
@@ -295,7 +298,7 @@ def test_checksums_have_the_bits_of_float64_whatever_the_operands_are(bits: str)
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WIDE])
 def test_operands_follow_from_the_seed(family: str, order: str, dtype: str) -> None:
     w = Workload("gemm", 20, 30, 10, dtype, family, order, (1, 2, 3))
     A, B = operands(w)
@@ -306,6 +309,33 @@ def test_operands_follow_from_the_seed(family: str, order: str, dtype: str) -> N
     other = operands(Workload("gemm", 20, 30, 10, dtype, family, order, (1, 2, 4)))
     assert (A.tobytes(), B.tobytes()) == (again[0].tobytes(), again[1].tobytes())
     assert A.tobytes() != other[0].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("family", WIDE)
+def test_operands_over_the_range_are_normal_numbers_and_so_is_their_product(family: str, dtype: str) -> None:
+    kind = FLOATS[dtype]
+    for seed in range(5):
+        for m, k, n in ((1, 1, 1), (7, 2, 3), (20, 300, 10)):
+            A, B = (x.astype(np.longdouble) for x in operands(Workload("gemm", m, k, n, dtype, family, "C", (seed,))))
+            for x in (A, B):
+                assert (abs(x[x != 0]) >= kind.smallest_normal).all()
+                assert (abs(x) <= kind.largest).all()
+            assert (abs(A) @ abs(B) <= kind.largest).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_families_reach_as_far_as_they_say(dtype: str) -> None:
+    def spread(family: str, of: int, axis: int) -> float:
+        x = abs(operands(Workload("gemm", 60, 300, 60, dtype, family, "C", (1,)))[of].astype(float)).max(axis=axis)
+        return float(np.log10(x.max()) - np.log10(x[x > 0].min()))
+
+    there = decades_of(FLOATS[dtype])
+    assert spread("factorials", 0, 0) > 0.8 * there
+    assert spread("wide inside", 1, 1) > 0.3 * there
+    assert spread("sentinel", 0, 0) + spread("sentinel", 1, 1) > 0.3 * there
+    assert spread("graded columns", 1, 0) > min(28.0, 1.4 * there - 2)
+    assert spread("graded lines", 0, 1) > min(28.0, 0.7 * there - 2)
 
 
 def test_operands_of_ones_own_are_read_and_cut(tmp_path: Path) -> None:
@@ -337,7 +367,7 @@ NAMES = {
     "entry of a suite": [f.name for f in fields(Suite)],
     "entry of a fault": [f.name for f in fields(FaultEntry)],
     "operation": OPERATIONS,
-    "family": FAMILIES,
+    "family": {**FAMILIES, **PAIRS, **WIDE},
     "field of a line": [
         "trial",
         "scene",

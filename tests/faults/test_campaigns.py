@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 
+from abft_tsm2.core.flushing import flushes
 from abft_tsm2.faults.campaign.file import Campaign, load, parse
+from abft_tsm2.faults.campaign.folder import CampaignFileError
 from abft_tsm2.faults.campaign.run import MPS, Count, replay, run, side_by_side, units
+from abft_tsm2.faults.trials.trial import BROKEN
 from tests.support import campaign_schemes
 from tests.support.command_line import ENVIRONMENT, start
 from tests.support.command_line import run as run_command
@@ -45,6 +48,26 @@ def test_two_processes_find_what_one_does(done: Path, tmp_path: Path) -> None:
     count = run(parse(SMALL), tmp_path / "two", jobs=2)
     assert (count.done, count.planned, count.before) == (84, 84, 0)
     assert timeless(tmp_path / "two") == timeless(done)
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_subnormal_numbers_are_zero_where_that_is_asked_for(jobs: int, tmp_path: Path) -> None:
+    """In what is tried, in every process; the judge and this one go on with them."""
+    seen = SMALL.replace('"double"', f'"{OWN}:sees_subnormals"').replace("trials = 64", "trials = 16")
+    for flush in (False, True)[jobs:]:
+        folder = tmp_path / f"{flush}"
+        run(parse(seen), folder, jobs=jobs, flush=flush)
+        own = [one for one in lines(folder) if one["scheme"].endswith("sees_subnormals")]
+        assert {one["status"] for one in own} == {"REFUSED" if flush else ""}
+        assert manifest(folder).get("flushed", False) is flush
+        assert all(one["outcome"] not in BROKEN for one in lines(folder) if one["scheme"] in ("protected", "encoded"))
+        if not jobs:
+            assert replay(folder, own[0]["trial"]).line["status"] == own[0]["status"]
+        with pytest.raises(CampaignFileError, match="was begun"):
+            run(parse(seen), folder, jobs=0, flush=not flush, resume=True)
+    assert not flushes()
+    with pytest.raises(ValueError, match="processes of this machine"):
+        run(parse(seen), tmp_path / "cluster", scheduler="tcp://127.0.0.1:1", flush=True)
 
 
 def test_what_is_left_is_what_was_not_done(done: Path) -> None:

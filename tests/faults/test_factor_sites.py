@@ -24,17 +24,21 @@ def copies(arrays: Mapping[str, Any]) -> Arrays:
     return {name: x if name == "step" else np.array(x, order="K") for name, x in arrays.items()}
 
 
+GIVEN = ("b", "lu", "c")  # named at one stage, and changed at another
+
+
 @pytest.fixture(scope="module")
 def moments() -> dict[tuple[str, str], Arrays]:
     """The arrays of each stage of each operation; of the steps, the third one."""
     seen: dict[tuple[str, str], Arrays] = {}
     for operation, scheme in SCHEMES:
-        watch = Watch()
+        watch, given = Watch(), dict[str, Any]()
 
-        def hook(stage: str, arrays: Any, operation: str = operation, watch: Watch = watch) -> None:
+        def hook(stage: str, arrays: Any, operation: str = operation, watch: Watch = watch, given: Any = given) -> None:
             watch(stage, arrays)
+            given |= {name: arrays[name] for name in GIVEN if name in arrays}
             if watch.injector.visits[stage] <= 3:
-                seen[operation, stage] = copies(arrays)
+                seen[operation, stage] = copies({**given, **arrays})
 
         FactorProblem.of(workload(operation)).call(scheme, hook)  # type: ignore[arg-type]
     return seen
@@ -77,7 +81,7 @@ ARRAYS = {"pivots": "piv", "places": "perm", "forward": "z", "backward": "x"}
 def array_of(site: str) -> str:
     """The array that a site is in."""
     last = site.rpartition(".")[2].rpartition("_")[2]
-    return ARRAYS.get(last, last if last in tuple("SZgyvwA") else "W")
+    return ARRAYS.get(last, last if last in (*"SZgyvwA", *GIVEN) else "W")
 
 
 def planted(plan: Plan, arrays: Arrays) -> tuple[Arrays, dict[str, Any]]:

@@ -375,7 +375,7 @@ def test_no_fault_at_any_site_makes_a_protected_product_break_a_promise() -> Non
             try:
                 require_possible("gemm", scheme, plan)
             except ValueError:
-                assert plan.site.endswith(".stored")
+                assert plan.site.endswith(".stored") or plan.site == "kept.v"
                 continue
             possible.append(Trial(len(possible), (plan,), scheme))
         for trial, finding in zip(possible, scene.run(possible), strict=True):

@@ -25,7 +25,7 @@ from tests.support.small_campaigns import SMALL
 LEAST = {
     **{"gemm-full": 300_000, "gemm-gpu": 1_000_000, "lu-full": 20_000, "adversarial": 20_000, "swaps": 100_000},
     **{"swaps-gpu": 20_000, "clean-products": 30_000, "clean-products-gpu": 10_000, "clean-factorisations": 30_000},
-    **{"lu-gpu": 4_000, "clean-lu-gpu": 2_000},
+    **{"lu-gpu": 4_000, "clean-lu-gpu": 2_000, "routes": 100_000},
 }
 
 

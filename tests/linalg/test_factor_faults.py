@@ -18,7 +18,8 @@ from abft_tsm2.faults.operands.matrices import BASIC
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.sites import FACTOR_SITES, SITES, STAGES, sites_of
 from abft_tsm2.faults.trials import factor_calls
-from abft_tsm2.faults.trials.factor import FactorTrials, require_possible, require_workload
+from abft_tsm2.faults.trials.factor import OPTIONS, FactorTrials, require_possible, require_workload
+from abft_tsm2.faults.trials.factor_calls import SOLUTIONS
 from abft_tsm2.faults.trials.trial import Finding, Trial, Workload
 from abft_tsm2.linalg import certify
 from abft_tsm2.linalg.cholesky_checks import CholeskyChecksums
@@ -33,7 +34,7 @@ SCHEMES = [(operation, scheme) for operation, scheme in STAGES if scheme != "non
 
 
 def workload(operation: str = "lu", family: str = "normal", dtype: str = "float64", **changes: Any) -> Workload:
-    options = () if operation == "solve" else (("block", BLOCK),)
+    options = () if operation in SOLUTIONS else (("block", BLOCK),)
     return replace(Workload(operation, N, N, N, dtype, family, "F", (5,), options), **changes)
 
 
@@ -83,10 +84,12 @@ def test_workloads_that_are_none_are_refused(changes: dict[str, Any], text: str)
         FactorTrials(workload(), object())
 
 
-def test_the_campaign_has_every_site() -> None:
-    campaign = load(Path(__file__).parents[2] / "benchmarks" / "campaigns" / "lu-full.toml")
-    assert campaign.trials >= 20_000
-    assert {fault.site for suite in campaign.suites for fault in suite.fault} == FACTOR_SITES.keys()
+def test_campaigns_have_every_site() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks" / "campaigns"
+    campaigns = [load(folder / f"{name}.toml") for name in ("lu-full", "routes")]
+    assert campaigns[0].trials >= 20_000
+    faults = [fault for one in campaigns for suite in one.suites if suite.operation in OPTIONS for fault in suite.fault]
+    assert {fault.site for fault in faults} == FACTOR_SITES.keys()
 
 
 # ---- trials --------------------------------------------------------------------------------------------------------
@@ -107,7 +110,7 @@ def test_a_fault_is_found_wherever_it_is(operation: str, scheme: str, site: str)
     trials = [Trial(seed, (fault_at(site, seed),), scheme) for seed in range(4)]
     outcomes = [one.outcome for one in FactorTrials(workload(operation), np).run(trials)]
     assert set(outcomes) <= {"corrected", "detected", "masked"}
-    if site.endswith("_A") and site != "lu.needed_A":  # which may not be read again
+    if site.endswith(("_A", "used_b")) and site != "lu.needed_A":  # which may not be read again
         return
     if scheme in ("offline", "auto", "protected") and site in ("lu.encoded_S", "lu.encoded_Z"):
         return  # where all lines fail, A itself tells that they are right
@@ -308,7 +311,7 @@ def test_changes_that_cancel_in_a_line_are_told_apart(monkeypatch: Patch) -> Non
     [
         *(("lu", "online", f"lu.{name}") for name in ("trailing", "panel", "solved", "updated_L", "finished_U")),
         *(("lu", "offline", f"lu.factored_{name}") for name in "LU"),
-        *(("solve", "protected", f"solve.{name}") for name in ("forward", "backward")),
+        *((name, "protected", site) for name in SOLUTIONS for site in ("solve.forward", "solve.backward")),
         *(("cholesky", "protected", f"cholesky.{name}") for name in ("trailing", "panel", "finished_L")),
     ],
 )

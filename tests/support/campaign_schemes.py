@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from abft_tsm2.core.flushing import flushes
+
 Matrix = np.ndarray
 SLOWLY = 0.02  # seconds
 STOPS = "ABFT_TSM2_TEST_STOPS"  # the variable that says after how many products a process of `slow` stands still
@@ -24,6 +26,12 @@ def believes(A: Matrix, B: Matrix, multiply: Multiply) -> Matrix:
 def refuses(A: Matrix, B: Matrix, multiply: Multiply) -> Matrix | None:
     """Right the first time, when it is asked what the product is; then nothing is good enough."""
     return None if _seen(A) else multiply(A, B)
+
+
+def sees_subnormals(A: Matrix, B: Matrix, multiply: Multiply) -> Matrix | None:
+    """Refuses where subnormal numbers are zero."""
+    C = multiply(A, B)
+    return None if flushes() else C
 
 
 def compares(A: Matrix, B: Matrix, multiply: Multiply) -> Matrix | None:
