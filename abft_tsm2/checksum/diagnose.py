@@ -113,9 +113,9 @@ def diagnose(
     failing = failing[np.argsort(-verdict.residual[failing], kind="stable")]  # worst first
     if ours and on_numpy and expected.intact() and expected.carried.intact():
         again = reproduce(lines, failing)
-    now = recompute(lines, expected)
-    fault, held = None, shown()
-    if not (all(held.values()) and is_as_before(lines, expected, now, u)):
+    now, fault, held = expected, None, shown()
+    if not (all(held.values()) and is_as_before(lines, expected, u)):
+        now = recompute(lines, expected)
         if changed := changed_operands(lines, expected, now, held):
             return decision.input_changed(*changed)
         fault = differing(lines, expected, now, (u, recompute_checksum(lines, expected.carried)))

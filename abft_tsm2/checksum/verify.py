@@ -483,12 +483,22 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
     return from_old._replace(carried=carried(in_single(lines.R, old.partial), old.weights, partial=old.partial))
 
 
-def is_as_before(lines: Side, expected: PredictedSums, now: PredictedSums, u: Array) -> bool:
-    """Whether all checksums, those of C as well, and their copies have the bits that they have when recomputed:
-    then neither an operand changed nor a checksum was hit."""
+def is_as_before(lines: Side, expected: PredictedSums, u: Array) -> bool:
+    """Whether all checksums, those of C as well, and their copies have the bits that they have when recomputed: then
+    neither an operand changed nor a checksum was hit."""
     c = expected.carried
-    pairs = (c.sums, now.carried.sums), (expected.t, now.t), (expected.t0, now.t0), (u, recompute_checksum(lines, c))
-    return expected.intact() and c.intact() and all(same_bits(one, other) for one, other in pairs)
+
+    def is_same(sums: Array | None, X: Array | None, W: Array, partial: bool) -> bool:
+        return X is None or same_bits(sums, weighted_sums(in_single(X, partial), W, partial))
+
+    return (
+        expected.intact()
+        and c.intact()
+        and is_same(c.sums, lines.R, c.weights, c.partial)
+        and is_same(expected.t, lines.L, c.sums, lines.partial)
+        and is_same(expected.t0, lines.C0, c.weights, lines.partial)
+        and same_bits(u, recompute_checksum(lines, c))
+    )
 
 
 def differing(
