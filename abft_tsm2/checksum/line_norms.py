@@ -3,7 +3,8 @@
 The first verdict knows a part of ``P2_i`` alone. On data of one sign ``||C_i o v||`` is larger, by up to ``sqrt(k)``;
 on data that change along k, or have zeros, the part says little of the whole. No part of a norm exceeds the whole, so a
 residual within the bound that a part gives is within the true bound. What costs least is measured first, and only of
-the lines that are not yet explained.
+the lines that are not yet explained: a part of C, then all of C's lines and the terms of P2 that are likely to be its
+largest, then all of P2.
 """
 
 from __future__ import annotations
