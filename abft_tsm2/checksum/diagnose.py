@@ -114,7 +114,7 @@ def diagnose(
     if ours and on_numpy and expected.intact() and expected.carried.intact():
         again = reproduce(lines, failing)
     now, fault, held = expected, None, shown()
-    if not (all(held.values()) and is_as_before(lines, expected, u)):
+    if not (on_numpy and all(held.values()) and is_as_before(lines, expected, u)):
         now = recompute(lines, expected)
         if changed := changed_operands(lines, expected, now, held):
             return decision.input_changed(*changed)

@@ -118,6 +118,12 @@ def residual_of(lines: Side, expected: PredictedSums, u: Array) -> Floats:
     return r if isinstance(r, np.ndarray) else to_host(r)
 
 
+def _predicted_of(lines: Side, expected: PredictedSums) -> Floats:
+    """``alpha t + beta t0`` (m, r), on the host."""
+    p = to_host(expected.t) if lines.alpha == 1.0 else lines.alpha * to_host(expected.t)
+    return p if expected.t0 is None else p + lines.beta * to_host(expected.t0)
+
+
 def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
 
@@ -191,8 +197,16 @@ def _passed(lines: Side, expected: PredictedSums, u: Array, told: bool) -> SideV
         tau, added = first.tau[:, 0].copy(), None if first.added is None else first.added[:, 0]
         known, operands = (first.size[:, 0], first.products[:, 0], added), (C, lines.L, lines.R)
         factors = bound_factors(a, lines.terms, n, lines.alpha)
-        predicted = (u if isinstance(u, np.ndarray) else to_host(u)) - residual_of(lines, expected, u)
-        how = factors, tau, fine, known, predicted[:, 0], first.underflow, lines.alpha, 4 * a.u_added
+        how = (
+            factors,
+            tau,
+            fine,
+            known,
+            _predicted_of(lines, expected)[:, 0],
+            first.underflow,
+            lines.alpha,
+            4 * a.u_added,
+        )
         unexplained = UnexplainedLines(operands, V * V, *how)
         unexplained.explain(whole=told)
         return explained_verdict(lines.side, first.size[:, 0], tau, first.ratio, fine, unexplained.at)
