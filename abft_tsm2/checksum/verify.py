@@ -209,26 +209,23 @@ def _passed(lines: Side, expected: PredictedSums, u: Array, told: bool) -> SideV
         )
         unexplained = UnexplainedLines(operands, V * V, *how)
         unexplained.explain(whole=told)
-        return explained_verdict(lines.side, first.size[:, 0], tau, first.ratio, fine, unexplained.at)
+        return explained_verdict(lines.side, first.size[:, 0], tau, fine, unexplained.at)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
     check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
-def explained_verdict(
-    side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask, left: Integers
-) -> SideVerdict:
+def explained_verdict(side: str, residual: Floats, tau: Floats, fine: Mask, left: Integers) -> SideVerdict:
     """The verdict on residuals of which these lines are `left` beyond bounds tau. Lines that are not `fine`, within the
     least that their bounds can be, are counted among those that came closest."""
-    measured = residual / tau
-    measured[~np.isfinite(measured) | ~np.isfinite(tau)] = np.inf
-    ok, ratio = np.ones(ratio.size, np.bool_), np.where(fine, ratio, measured)
-    ok[left] = False
-    counted = ok
+    ratio, ok, counted = residual / tau, np.ones(residual.size, np.bool_), ~fine
     if ratio.size > _FEW:
-        counted = ~fine
         counted[np.where(fine, -ratio, 0.0).argpartition(_FEW)[:_FEW]] = True
-        counted &= ok
+    else:
+        counted[:] = True
+    if left.size:
+        ratio[left] = worst_ratio(residual[left, None], tau[left, None])
+        ok[left] = counted[left] = False
     places = counted.nonzero()[0]
     if not places.size:
         bounds = tau[np.isfinite(tau)]
@@ -498,17 +495,15 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
 
 
 def is_as_before(lines: Side, expected: PredictedSums, u: Array) -> bool:
-    """Whether all checksums, those of C as well, and their copies have the bits that they have when recomputed: then
-    neither an operand changed nor a checksum was hit."""
+    """Whether all checksums, those of C as well, have the bits that they have when recomputed: then no operand changed,
+    and no checksum was hit that is the same as its copies."""
     c = expected.carried
 
     def is_same(sums: Array | None, X: Array | None, W: Array, partial: bool) -> bool:
         return X is None or same_bits(sums, weighted_sums(in_single(X, partial), W, partial))
 
     return (
-        expected.intact()
-        and c.intact()
-        and is_same(c.sums, lines.R, c.weights, c.partial)
+        is_same(c.sums, lines.R, c.weights, c.partial)
         and is_same(expected.t, lines.L, c.sums, lines.partial)
         and is_same(expected.t0, lines.C0, c.weights, lines.partial)
         and same_bits(u, recompute_checksum(lines, c))
