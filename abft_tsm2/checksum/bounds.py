@@ -13,6 +13,10 @@ add like ``sqrt(n)`` (Hoeffding, J. Amer. Statist. Assoc. 58 (1963) 13)::
     ||C_i o v||_2 <= 1.01 (sqrt(k) |alpha| P2_i + |beta| ||C0_i o v||_2), or the line is wrong
     f = sqrt((4 u sqrt(k))^2 + (3/4 u_c (sqrt(k) + sqrt(2 n)))^2 [+ (4 u_p)^2])  [+ 0.1 u k where the adder truncates]
 
+A part of P2 may fall far short of the whole. Then ``||C_i o v||_2`` counts as it is up to so many times the predicted
+checksum p_i, which no fault of C changes: ``|p_i| <= sqrt(n) ||C_i o v||_2`` of a right line (Cauchy and Schwarz), and
+such a bound is no more than a 16th of p_i.
+
 C's rounding and the checksum's are independent of each other: their parts of f add in quadrature. u_p is the roundoff
 of checksums whose terms are summed in float32 a few at a time, as the kernels do with 16-bit elements; u_in that of
 operands which the product rounds before it multiplies them (TF32). The factor 4 is

@@ -114,11 +114,12 @@ def diagnose(
     ours, on_numpy = not foreign and earlier is None, is_numpy(lines.C)
     failing = np.flatnonzero(~verdict.ok)
     failing = failing[np.argsort(-verdict.residual[failing], kind="stable")]  # worst first
-    if ours and on_numpy and expected.intact() and expected.carried.intact():
+    intact = expected.intact() and expected.carried.intact()
+    if ours and on_numpy and intact:
         again = reproduce(lines, failing)
-    now = recompute(lines, expected)
-    fault, held = None, shown()
-    if not (all(held.values()) and is_as_before(lines, expected, now, u)):
+    now, fault, held = expected, None, shown()
+    if not (on_numpy and intact and all(held.values()) and is_as_before(lines, expected, u)):
+        now = recompute(lines, expected)
         if changed := changed_operands(lines, expected, now, held):
             return decision.input_changed(*changed)
         fault = differing(lines, expected, now, (u, recompute_checksum(lines, expected.carried)))

@@ -3,7 +3,8 @@
 The first verdict knows a part of ``P2_i`` alone. On data of one sign ``||C_i o v||`` is larger, by up to ``sqrt(k)``;
 on data that change along k, or have zeros, the part says little of the whole. No part of a norm exceeds the whole, so a
 residual within the bound that a part gives is within the true bound. What costs least is measured first, and only of
-the lines that are not yet explained.
+the lines that are not yet explained: a part of C, then all of C's lines and the terms of P2 that are likely to be its
+largest, then all of P2.
 
 Norms of operands are those of now, not of when they were encoded: an element that became large since would hide what
 it does to C. So lines are named that no bound explains which what was encoded makes plausible.
@@ -37,6 +38,11 @@ def estimate_of(k: int, terms: int | None = None) -> float:
     much covers it."""
     terms = part_of(k) if terms is None else terms
     return 1.0 if terms >= k else 2 * math.sqrt(k / terms)
+
+
+def finite(norms: _Floats) -> _Floats:
+    """Norms of the time of encoding, 0 where their squares left the range: then nothing is known of them."""
+    return np.where(np.isfinite(norms), norms, 0.0)
 
 
 def further(k: int) -> list[slice]:
@@ -117,7 +123,7 @@ class UnexplainedLines:
         self._implausible = 0  # lines of C that are larger than what is known of P2 allows
         self._added = None if added is None else added[self.at]
         self._more = estimate_of(self._k)
-        self._most = self._more * self._products
+        self._most = self._more * finite(self._products)
         self.grown = self.at[:0]
 
     def explain(self, *, whole: bool) -> bool:

@@ -25,7 +25,7 @@ from abft_tsm2.core.row_sums import rows_per_block, take_rows
 _WORST = 8  # lines that are compared element by element, and others beside them
 _USUAL = 0.9  # of the elements of a line
 _MODERATE = 2.0**-300, 2.0**300  # the largest sum of moduli; products of two stay far from both ends
-_TILE_BYTES = 1 << 18  # of a part of R: what is made of it stays in the cache
+_TILE_BYTES, _FAR_BYTES = 1 << 18, 8 << 20  # of a part of R on NumPy, where it stays in the cache, and on a GPU
 # Lines that the kernels of a BLAS compute together, or a multiple, by the bytes of an element: which of them a line is
 # decides how it is rounded.
 _TOGETHER = {4: 24, 8: 8}
@@ -128,7 +128,7 @@ def _times(left: Array, R: Array, made: Callable[[Array], Array]) -> Floats:
     """``left f(R)`` in float64 on the host, with what is `made` of a part of R in the cache."""
     (k, n), columns = R.shape, is_column_major(R)
     total = np.zeros((left.shape[0], n))
-    step = rows_per_block(k if columns else n, _TILE_BYTES)
+    step = rows_per_block(k if columns else n, _TILE_BYTES if is_numpy(R) else _FAR_BYTES)
     length = n if columns else k
     for part in (slice(lo, min(lo + step, length)) for lo in range(0, length, step)):
         if columns:

@@ -205,7 +205,7 @@ class SmallSums:
         """The check of a product that is clean, as `judge` finds it, or nothing, where it is not `told`; None where a
         line may be wrong or what was encoded was hit."""
         V, V2, _, _, t, products2 = self._now
-        u = self._u
+        u, self._failed = self._u, None
         X = copied(C, _DOUBLE) if self._a.u_out else C
         self._add(X, V, u)
         if (planter := faultpoint.current()) is not None:
@@ -239,7 +239,7 @@ class SmallSums:
                     return None
                 if not told:
                     return ()
-            found = explained_verdict(self._side, residual, bounds, residual / tau, fine, left)
+            found = explained_verdict(self._side, residual, bounds, fine, left)
             self._failed = found if left.size else None
             return None if left.size else (found.check,)
         if not told:

@@ -28,7 +28,7 @@ from abft_tsm2.checksum.bounds import (
     statistical_bound,
 )
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, middle, part_of, telling_from
-from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
+from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of, finite
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Side
 from abft_tsm2.core.row_sums import (
     in_single,
@@ -118,6 +118,12 @@ def residual_of(lines: Side, expected: PredictedSums, u: Array) -> Floats:
     return r if isinstance(r, np.ndarray) else to_host(r)
 
 
+def _predicted_of(lines: Side, expected: PredictedSums) -> Floats:
+    """``alpha t + beta t0`` (m, r), on the host."""
+    p = to_host(expected.t) if lines.alpha == 1.0 else lines.alpha * to_host(expected.t)
+    return p if expected.t0 is None else p + lines.beta * to_host(expected.t0)
+
+
 def _host(x: Array | None) -> Floats:
     return np.zeros(1) if x is None else to_host(x).astype(np.float64)
 
@@ -191,33 +197,38 @@ def _passed(lines: Side, expected: PredictedSums, u: Array, told: bool) -> SideV
         tau, added = first.tau[:, 0].copy(), None if first.added is None else first.added[:, 0]
         known, operands = (first.size[:, 0], first.products[:, 0], added), (C, lines.L, lines.R)
         factors = bound_factors(a, lines.terms, n, lines.alpha)
-        predicted = (u if isinstance(u, np.ndarray) else to_host(u)) - residual_of(lines, expected, u)
-        how = factors, tau, fine, known, predicted[:, 0], first.underflow, lines.alpha, 4 * a.u_added
+        how = (
+            factors,
+            tau,
+            fine,
+            known,
+            _predicted_of(lines, expected)[:, 0],
+            first.underflow,
+            lines.alpha,
+            4 * a.u_added,
+        )
         unexplained = UnexplainedLines(operands, V * V, *how)
         unexplained.explain(whole=told)
         left = unexplained.at
         if unexplained.grown.size and not operands_hold(lines, expected):
             left = np.concatenate([left, unexplained.grown])
-        return explained_verdict(lines.side, first.size[:, 0], tau, first.ratio, fine, left)
+        return explained_verdict(lines.side, first.size[:, 0], tau, fine, left)
     factors = bound_factors(a, lines.terms, n, lines.alpha)
     check = clean_check(lines.side, C, V * V, first.ratio, sizes, first.underflow, factors, more)
     return None if check is None else SideVerdict(first.fine[:, 0], first.ratio, check)
 
 
-def explained_verdict(
-    side: str, residual: Floats, tau: Floats, ratio: Floats, fine: Mask, left: Integers
-) -> SideVerdict:
+def explained_verdict(side: str, residual: Floats, tau: Floats, fine: Mask, left: Integers) -> SideVerdict:
     """The verdict on residuals of which these lines are `left` beyond bounds tau. Lines that are not `fine`, within the
     least that their bounds can be, are counted among those that came closest."""
-    measured = residual / tau
-    measured[~np.isfinite(measured) | ~np.isfinite(tau)] = np.inf
-    ok, ratio = np.ones(ratio.size, np.bool_), np.where(fine, ratio, measured)
-    ok[left] = False
-    counted = ok
+    ratio, ok, counted = residual / tau, np.ones(residual.size, np.bool_), ~fine
     if ratio.size > _FEW:
-        counted = ~fine
         counted[np.where(fine, -ratio, 0.0).argpartition(_FEW)[:_FEW]] = True
-        counted &= ok
+    else:
+        counted[:] = True
+    if left.size:
+        ratio[left] = worst_ratio(residual[left, None], tau[left, None])
+        ok[left] = counted[left] = False
     places = counted.nonzero()[0]
     if not places.size:
         bounds = tau[np.isfinite(tau)]
@@ -342,7 +353,7 @@ def first_verdict(lines: Side, expected: PredictedSums, u: Array) -> FirstVerdic
         if part_of(k) < k and not close.all():
             whole = abs(lines.alpha) * np.sqrt(_all_products(lines, V * V))
             tau, again = compared(whole, 1.0)
-            grown = again & ~close & ~(whole <= estimate_of(k) * products)
+            grown = again & ~close & ~(whole <= estimate_of(k) * finite(products))
             if grown.any():
                 again &= ~grown | _hold(lines, expected)
             close |= again
@@ -438,7 +449,7 @@ def judge(lines: Side, expected: PredictedSums, u: Array, told: bool = True) -> 
         if bad.size and np.isfinite(residual[bad]).any():
             if q2 is None:
                 q2 = weighted_squares(lines.R, V2, wide=True)
-            known = estimate**2 * products2[bad]
+            known = estimate**2 * finite(products2[bad])
             products2[bad] = _host(weighted_squares(_gather(lines.L, bad), q2, wide=True))
             compare(bad, _host(whole)[np.isin(at, bad)], 1.0)
             grown = bad[(ok[bad][:, None] & ~(products2[bad] <= known)).any(axis=1)]
@@ -505,18 +516,27 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
 
 def operands_hold(lines: Side, expected: PredictedSums) -> bool:
     """Whether the operands give the checksums that they gave when they were encoded: two reads of R and L."""
-    now = recompute(lines, expected)
-    if same_bits(now.carried.sums, expected.carried.sums) and same_bits(now.t, expected.t):
-        return True
-    return not changed_operands(lines, expected, now)
-
-
-def is_as_before(lines: Side, expected: PredictedSums, now: PredictedSums, u: Array) -> bool:
-    """Whether all checksums, those of C as well, and their copies have the bits that they have when recomputed:
-    then neither an operand changed nor a checksum was hit."""
     c = expected.carried
-    pairs = (c.sums, now.carried.sums), (expected.t, now.t), (expected.t0, now.t0), (u, recompute_checksum(lines, c))
-    return expected.intact() and c.intact() and all(same_bits(one, other) for one, other in pairs)
+    if _is_same(c.sums, lines.R, c.weights, c.partial) and _is_same(expected.t, lines.L, c.sums, lines.partial):
+        return True
+    return not changed_operands(lines, expected, recompute(lines, expected))
+
+
+def _is_same(sums: Array | None, X: Array | None, W: Array, partial: bool) -> bool:
+    """Whether sums have the bits that ``X W`` has now."""
+    return X is None or same_bits(sums, weighted_sums(in_single(X, partial), W, partial))
+
+
+def is_as_before(lines: Side, expected: PredictedSums, u: Array) -> bool:
+    """Whether all checksums, those of C as well, have the bits that they have when recomputed: then no operand changed,
+    and no checksum was hit that is the same as its copies."""
+    c = expected.carried
+    return (
+        _is_same(c.sums, lines.R, c.weights, c.partial)
+        and _is_same(expected.t, lines.L, c.sums, lines.partial)
+        and _is_same(expected.t0, lines.C0, c.weights, lines.partial)
+        and same_bits(u, recompute_checksum(lines, c))
+    )
 
 
 def differing(

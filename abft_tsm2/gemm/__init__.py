@@ -106,9 +106,10 @@ def protected_gemm(
     Huang and Abraham, IEEE Trans. Computers C-33 (1984) 518, with one checksum for each row (or column) in float64
     and repair by recomputation. Detection costs one read of each matrix. A change of C is found when
     ``|sum_j v_j delta_ij|`` exceeds the bound plus the clean residual; see `detection_limit`. Extra memory: at most
-    64 MB and O(m + k + n), and as much as C where lines failed in which no element is wrong beyond doubt: then the
-    whole product is computed a second time, into the same layout. After a repair, and before the verdict, each operand
-    is read once more and compared with what was encoded. Thread-safe.
+    64 MB and O(m + k + n), and as much as C where lines failed in which no element is wrong beyond doubt: then these
+    lines (on NumPy, if their bits come back), or the whole product, are computed a second time, into the same layout.
+    After a repair, and before the verdict, each operand is read once more and compared with what was encoded.
+    Thread-safe.
 
     CuPy arrays are multiplied by cuBLAS and checked by kernels on the caller's current stream, repairs included; the
     host waits once, at the end, and not at all under ``errstate(sync=False)``, where the report is PENDING and

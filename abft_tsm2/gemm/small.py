@@ -177,11 +177,16 @@ class SmallForm:
             raise
         now = perf_counter()
         seconds = {"encode": encoded - start, "multiply": multiplied - encoded, "verify": now - multiplied}
-        if checks is None:  # they are not used again
-            return self._settled(sides, ask(), seconds, write, carried, limits)
+        report = None
+        if checks is None:
+            report = self._settled(sides, ask(), seconds, write, carried, limits)
+            if report.status is not Status.CLEAN:  # nor is their memory used again
+                return report
+        elif told:
+            report = self._report.like(checks=checks, seconds=seconds)
         if len(self._free) < self._idle:
             self._free.append(sides)
-        return self._report.like(checks=checks, seconds=seconds) if told else None
+        return report
 
     @np.errstate(all="ignore")  # what is not finite shows in a verdict; in half the time of a `with`
     def _encode(self, sides: list[SmallSums], A: Array, B: Array, carried: Carried) -> None:
