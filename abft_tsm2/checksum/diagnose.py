@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from abft_tsm2.arrays import Array, is_numpy
 from abft_tsm2.checksum.correct import few, locate_and_correct
 from abft_tsm2.checksum.encode import carry
-from abft_tsm2.checksum.repairs import Refined, Written
-from abft_tsm2.checksum.reproduced import Reproduced, reproduce
-from abft_tsm2.checksum.rescaled import verify_rescaled
-from abft_tsm2.checksum.sides import Scale, Side
-from abft_tsm2.checksum.subnormals import FLUSHED, lines_of_subnormals
-from abft_tsm2.checksum.verify import (
+from abft_tsm2.checksum.predicted import (
     PredictedSums,
-    SideVerdict,
     changed_operands,
     differing,
     is_as_before,
@@ -31,6 +25,12 @@ from abft_tsm2.checksum.verify import (
     recompute_checksum,
     residual_of,
 )
+from abft_tsm2.checksum.repairs import Refined, Written
+from abft_tsm2.checksum.reproduced import Reproduced, reproduce
+from abft_tsm2.checksum.rescaled import verify_rescaled
+from abft_tsm2.checksum.sides import Scale, Side
+from abft_tsm2.checksum.subnormals import FLUSHED, lines_of_subnormals
+from abft_tsm2.checksum.verify import SideVerdict
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.report import Check, Fault, Status
 

@@ -31,8 +31,9 @@ from abft_tsm2.checksum.encode import (
 )
 from abft_tsm2.checksum.limits import measured
 from abft_tsm2.checksum.line_norms import UnexplainedLines, estimate_of
+from abft_tsm2.checksum.predicted import PredictedSums
 from abft_tsm2.checksum.sides import Floats, Side
-from abft_tsm2.checksum.verify import PredictedSums, SideVerdict, clean_check, explained_verdict
+from abft_tsm2.checksum.verify import SideVerdict, clean_check, explained_verdict
 from abft_tsm2.checksum.weights import balanced
 from abft_tsm2.core import faultpoint
 from abft_tsm2.core.row_sums import SERIAL_ELEMENTS, copied, squares_at, squares_of, weighted_sums

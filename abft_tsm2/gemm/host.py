@@ -16,18 +16,11 @@ from abft_tsm2.checksum.diagnose import Decision, diagnose
 from abft_tsm2.checksum.encode import OperandChecksum, carry, encoded_right
 from abft_tsm2.checksum.encoded import Encoded, storage_faults
 from abft_tsm2.checksum.limits import measured
+from abft_tsm2.checksum.predicted import PredictedSums, changed_operands, predict, recompute_checksum, residual_of
 from abft_tsm2.checksum.second_product import excusable
 from abft_tsm2.checksum.sides import Side
 from abft_tsm2.checksum.storage import restore
-from abft_tsm2.checksum.verify import (
-    PredictedSums,
-    SideVerdict,
-    changed_operands,
-    judge,
-    predict,
-    recompute_checksum,
-    residual_of,
-)
+from abft_tsm2.checksum.verify import SideVerdict, judge
 from abft_tsm2.checksum.weights import balanced
 from abft_tsm2.core import faultpoint
 from abft_tsm2.core.matmul import multiply, same_layout

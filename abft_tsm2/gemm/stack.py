@@ -19,8 +19,9 @@ import numpy as np
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.encode import OperandChecksum
 from abft_tsm2.checksum.limits import SideLimits, limits_of
+from abft_tsm2.checksum.predicted import PredictedSums, predict, recompute_checksum
 from abft_tsm2.checksum.sides import Side
-from abft_tsm2.checksum.verify import FirstVerdict, PredictedSums, first_verdict, predict, recompute_checksum
+from abft_tsm2.checksum.verify import FirstVerdict, first_verdict
 from abft_tsm2.core import faultpoint
 from abft_tsm2.core.matmul import multiply
 from abft_tsm2.gemm.host import EncodedSide, Product, encoded_now

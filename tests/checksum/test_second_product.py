@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import SilentDataCorruptionError, encode, protected_gemm, verify_gemm
-from abft_tsm2.checksum import diagnose, evidence, second_product, verify
+from abft_tsm2.checksum import diagnose, evidence, predicted, second_product
 from abft_tsm2.core import matmul as products
 from abft_tsm2.core.matmul import multiply, same_layout
 from benchmarks import families
@@ -345,13 +345,13 @@ def test_t_and_c_lost_together_are_found(rows: Any, monkeypatch: Patch) -> None:
         return str(report.status.name)
 
     assert status() == "CORRECTED"
-    monkeypatch.setattr(verify.PredictedSums, "intact", lambda self: True)
+    monkeypatch.setattr(predicted.PredictedSums, "intact", lambda self: True)
     assert status() == "CLEAN"
 
 
 def test_a_bound_that_was_hit_hides_no_fault() -> None:
     A, B = pair(60, 50, 40)
-    honest = verify.predict
+    honest = predicted.predict
 
     def hit(*arguments: Any) -> Any:
         expected = honest(*arguments)

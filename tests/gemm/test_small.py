@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from abft_tsm2 import SilentDataCorruptionError, Status, errstate, monitor, protected_gemm
 from abft_tsm2.checksum import small as sums
 from abft_tsm2.checksum.encode import encoded_right, sampled_beyond
+from abft_tsm2.checksum.predicted import predict
 from abft_tsm2.checksum.small import SmallSums
-from abft_tsm2.checksum.verify import predict
 from abft_tsm2.gemm import host, small
 from abft_tsm2.gemm.operands import problem_of
 from tests.support.cases import arrange

@@ -14,8 +14,8 @@ from abft_tsm2 import Status
 from abft_tsm2.arrays import converted
 from abft_tsm2.checksum.bounds import arithmetic
 from abft_tsm2.checksum.encode import encoded_right, missed_by_sample, sampled_beyond
+from abft_tsm2.checksum.predicted import predict, recompute_checksum
 from abft_tsm2.checksum.sides import Side
-from abft_tsm2.checksum.verify import predict, recompute_checksum
 from abft_tsm2.gemm import host, stack
 from tests.support.planting import at, bits, put
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import Encoded, Report, SilentDataCorruptionError, Status, arrays, encode, protected_gemm
-from abft_tsm2.checksum import correct, repairs, rescaled, storage, verify
+from abft_tsm2.checksum import correct, predicted, repairs, rescaled, storage, verify
 from abft_tsm2.checksum import encode as carry
 from abft_tsm2.checksum import encoded as encoding
 from abft_tsm2.checksum import sides as lines
@@ -66,7 +66,7 @@ def test_a_comparison_written_the_wrong_way_round_lets_nan_pass(monkeypatch: Pat
 
     def careless(*arguments: Any) -> verify.SideVerdict:
         verdict = honest(*arguments)
-        nan = np.isnan(verify.residual_of(*arguments[:3])).any(axis=1)  # bad = residual > bound: False for NaN
+        nan = np.isnan(predicted.residual_of(*arguments[:3])).any(axis=1)  # bad = residual > bound: False for NaN
         return replace(verdict, ok=verdict.ok | nan)
 
     assert Product(A, B, put((3, 4), np.nan)).status == "CORRECTED"
@@ -127,7 +127,7 @@ def test_without_the_guards_a_changed_operand_looks_like_a_checksum_fault(name: 
 
     with pytest.raises(SilentDataCorruptionError, match=f"{name} changed"):
         run()
-    everywhere(monkeypatch, verify.changed_operands, lambda *_: [])
+    everywhere(monkeypatch, predicted.changed_operands, lambda *_: [])
     product = run()
     assert product.report.ok
     A, B = pair(40, 50, 30)
@@ -138,7 +138,7 @@ def test_without_the_comparison_of_checksums_their_faults_go_unnoticed(monkeypat
     A, B = pair(40, 50, 30)
     hook = at("verified", "u", put((3, 0), np.nan))
     assert Product(A, B, None, on_stage=hook).status == "CHECKSUM_FAULT"
-    everywhere(monkeypatch, verify.differing, lambda *_: None)
+    everywhere(monkeypatch, predicted.differing, lambda *_: None)
     assert Product(A, B, None, on_stage=hook).status == "CLEAN"
 
 
