@@ -204,7 +204,7 @@ def _line_by_line(lines: Side, scale: Scale, at: Integers, outcome: RepairOutcom
             whole = bool(all_of_it[p]) or int(np.count_nonzero(wrong)) > max(4, n // 20)
             places = np.flatnonzero(scale.usable_column if whole else wrong)
             repairs.replace(lines, int(line), places, tile.value[p], write)
-            outcome.written.lines.add(int(line))
+            outcome.written.add(int(line), places, n)
             outcome.faults += repairs.line_faults(lines, int(line), wrong, tile.found[p], tile.value[p], whole, write)
             if not whole:
                 for column in np.flatnonzero(wrong):
@@ -297,6 +297,8 @@ def _multiply_again(
             outcome.overflowed += undecided.size
         else:
             wrong[by_element] = np.isin(at[by_element], undecided)
+    if wrong.any() and not foreign:  # then suspects that differ are replaced as well, and named
+        wrong |= ~second.equal & second.finite
     outcome.cleared += int(np.count_nonzero(~wrong & ~by_element))
     if in_both:
         _compute_again(lines, scale, in_both, outcome)

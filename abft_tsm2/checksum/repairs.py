@@ -15,10 +15,22 @@ RECOMPUTED, AGAIN = "recomputed in float64", "multiplied again"
 
 @dataclass
 class Written:
-    """The lines, and the columns along their whole length, in which elements of C have been replaced so far."""
+    """What has been replaced of C so far.
 
-    lines: set[int] = field(default_factory=set)
+    Attributes
+    ----------
+    lines : dict
+        By line, which of its elements.
+    columns : set
+        Columns that were recomputed along their whole length.
+    """
+
+    lines: dict[int, Mask] = field(default_factory=dict)
     columns: set[int] = field(default_factory=set)
+
+    def add(self, line: int, places: Integers, length: int) -> None:
+        """Elements of a line have been replaced."""
+        self.lines.setdefault(line, np.zeros(length, np.bool_))[places] = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side
 from abft_tsm2.checksum.standing_out import outlying_from, standing_out
 from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
+_NOTHING = Written()
 _MEASURED = 32  # lines, or elements of one, whose own errors are measured
 _TILE_BYTES = 2 << 20  # of one of the temporaries of some lines
 
@@ -56,7 +57,17 @@ class Second:
     outstanding: dict[int, Integers]
 
     @classmethod
-    def of(cls, lines: Side, scale: Scale, at: Integers, V: Floats, tau: Floats, product: Array) -> Second:
+    def of(
+        cls,
+        lines: Side,
+        scale: Scale,
+        at: Integers,
+        V: Floats,
+        tau: Floats,
+        product: Array,
+        written: Written = _NOTHING,
+    ) -> Second:
+        """`written`: elements that were recomputed in float64, and so are rounded otherwise, count as the same."""
         equal, finite = np.ones((2, at.size), np.bool_)
         change, largest = np.zeros((2, at.size))
         elements, outstanding = np.zeros(at.size, np.int64), dict[int, Integers]()
@@ -64,6 +75,8 @@ class Second:
         for here in (slice(lo, lo + step) for lo in range(0, at.size, step)):
             part = at[here]
             old, new, same = _side_by_side(lines, scale, part, product)
+            for p in np.flatnonzero(np.isin(part, list(written.lines))):
+                same[p] |= written.lines[int(part[p])]
             with np.errstate(all="ignore"):
                 shift = -(scale.line[part][:, None] + scale.column[None, :])
                 difference = np.where(same, 0.0, np.ldexp(old, shift) - np.ldexp(new, shift))
@@ -88,22 +101,23 @@ def compare(
     Elements of a product from elsewhere that stand out are added to the outcome's faults.
     """
     m, (k, n) = lines.C.shape[0], lines.R.shape
-    second = Second.of(lines, scale, at, V, tau, lines.again())
+    second = Second.of(lines, scale, at, V, tau, lines.again(), outcome.written)
     outcome.multiplications += m * n * k
     controls = np.setdiff1d(np.flatnonzero(scale.usable_line), at)
     controls = np.setdiff1d(controls, np.fromiter(outcome.written.lines, np.int64))
-    computed = np.isin(at, np.fromiter(outcome.written.lines, np.int64))  # in float64, and so otherwise rounded
-    wrong, in_both = ~second.equal & second.finite & ~computed, dict[int, Mask]()
+    wrong, in_both = ~second.equal & second.finite, dict[int, Mask]()
     if foreign:
         wrong &= _beyond_controls(lines, scale, second, controls, V, tau)
         _outlying_elements(lines, scale, second, wrong, V, tau, outcome)
         return second, wrong, in_both
-    if not _all_equal(lines, scale, controls, outcome.written, second.product):
+    # Where elements are wrong for certain, lines that differ may all be, and none stands out among the others.
+    convicted = bool(outcome.faults or outcome.written.lines)
+    if not convicted and not _all_equal(lines, scale, controls, outcome.written, second.product):
         beyond, excused = _beyond_second(lines, scale, second, controls, V, tau)
         wrong &= beyond
         if not beyond.all():
             outcome.excused = max(outcome.excused, excused)
-    alike = at[(second.equal | computed) & second.finite]
+    alike = at[second.equal & second.finite]
     if alike.size and not wrong.any():  # else the second product replaces everything
         in_both = standing_out(lines, scale, alike, controls, V, tau)
     return second, wrong, in_both
