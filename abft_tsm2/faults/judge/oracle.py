@@ -138,10 +138,10 @@ def evened(A: Array, B: Array, xp: Any = np) -> tuple[Array, Array]:
 
     They are scaled by powers of two, term by term, so that nothing that counts is rounded, neither squares nor sums
     leave the range, and no element is small beside the largest of its line but what adds little. Terms of which a
-    factor is zero, and the other finite, become zeros.
+    factor is zero, and the other finite, become zeros. Those of narrower types are far from the ends of the range.
     """
     a, b = widened(A, xp), widened(B, xp)
-    if not a.size or not b.size:
+    if dtype_name(A.dtype) != "float64" or not a.size or not b.size:
         return a, b
     largest = xp.maximum(a.max(axis=0), -a.min(axis=0)), xp.maximum(b.max(axis=1), -b.min(axis=1))
     if not all(bool(xp.isfinite(x).all()) for x in largest):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import bit_pattern, dtype_name
-from abft_tsm2.faults.judge.oracle import Reference, arithmetic, narrowed, reference, require, widened
+from abft_tsm2.faults.judge.oracle import Reference, arithmetic, evened, narrowed, reference, require, widened
 from abft_tsm2.faults.operands.products import operands, require_family
 from abft_tsm2.faults.plan import Plan, require_known
 from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from, quiet
@@ -86,7 +86,7 @@ class VerifyTrials(TrialGroup):
         drawn = np.random.default_rng([*workload.seed, 0xC4EC])
         self.check = str(drawn.choice(given)) if isinstance(given, list) else str(given)
         self.how = arithmetic(dtype_name(self.A.dtype), truncating=False)
-        self.expected: Reference = reference(self.A, self.B, xp, sums=self.how.sums)
+        self.expected: Reference = reference(*evened(self.A, self.B, xp), xp, sums=self.how.sums)
         require(self.expected, self.A, self.B, xp, sums=self.how.sums)
 
     def _product(self, scheme: str) -> Array:
