@@ -221,8 +221,9 @@ class UnexplainedLines:
         return np.sqrt(squares, squares)
 
     def _squares_of(self, X: Array, W2: Array) -> _Floats:
-        if isinstance(X, np.ndarray) and X.dtype == np.float64 and small(X):
-            return np.asarray(squares_of(X).dot(W2[:, 0]))
+        if isinstance(X, np.ndarray) and X.dtype.itemsize >= 4 and small(X):
+            squares: _Floats = squares_of(X).dot(W2[:, 0].astype(X.dtype, copy=False))
+            return squares.astype(np.float64, copy=False)
         return np.asarray(to_host(summed_squares(X, W2))[:, 0], np.float64)
 
     def _compare(self) -> None:
