@@ -246,14 +246,14 @@ def verify_gemm(
     Notes
     -----
     C may come from another library or machine, and may have been summed in order, from either end, pairwise or in
-    blocks. (With the terms permuted, a clean product of constructed data may be called wrong: only
-    ``gamma_k |A||B|`` holds for every order, and would hide what is a hundred times smaller.) A line that fails its
-    check is wrong where one of its elements is beyond the rigorous bound ``gamma_k |A||B|``; or where it is much further from an
-    accurate product than lines that did not fail, or an element much further than the rest of its line, and further
-    than a sum in order, first to last or last to first, may be (running error bound: Higham 2002, sec. 3.3). What
-    passes is CLEAN; ``report.checks`` says how small a change was certain to be found, counting with the roundings of
-    a sum in order. Where CUPY_TF32 or NVIDIA_TF32_OVERRIDE is set, float32 CuPy arrays are taken for TF32 products, as
-    CuPy's own are. Where partial sums may have overflowed, an Inf in C is UNVERIFIABLE. Synchronises with the host.
+    blocks. (With the terms permuted, a clean product of constructed data may be called wrong: only ``gamma_k |A||B|``
+    holds for every order, and would hide what is a hundred times smaller.) A line that fails its check is wrong where
+    one of its elements is beyond the rigorous bound ``gamma_k |A||B|``; or where it is much further from an accurate
+    product than lines that did not fail, or an element much further than the rest of its line, and further than a sum
+    in order, first to last or last to first, may be (running error bound: Higham 2002, sec. 3.3). What passes is CLEAN;
+    ``report.checks`` says how small a change was certain to be found, counting with the roundings of a sum in order.
+    Where CUPY_TF32 or NVIDIA_TF32_OVERRIDE is set, float32 CuPy arrays are taken for TF32 products, as CuPy's own are.
+    Where partial sums may have overflowed, an Inf in C is UNVERIFIABLE. Synchronises with the host.
 
     Examples
     --------
