@@ -125,12 +125,12 @@ def protected_cholesky(
             for i in numbers[k:]:
                 at = i, k, j
                 c[i, k] = tasks.add(updated, "product", at, TileProduct(turn_b=True), c[i, k], c[i, j], c[k, j])
-    told = list(c.values())
+    told, end = list(c.values()), tasks.end()
     meta = np.empty_like(a._meta, shape=(0, 0), dtype=dtype)
     for i, k in np.ndindex(*a.numblocks):
         if i < k:
             c[i, k] = tasks.add(zeros, "zeros", (i, k), meta, (a.chunks[0][i], a.chunks[1][k]))
-    graph = graphs.TaskGraph(options, tasks.layer, [operand])
+    graph = graphs.TaskGraph(options, tasks.layer, [operand], end)
     L = graph.array("c", c, a.chunks, meta)
     C = L if lower else L.T
     return (C, graph.report(told, (n, n, n, kind))) if return_report else C

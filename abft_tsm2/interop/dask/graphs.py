@@ -173,6 +173,7 @@ class TaskGraph:
     options: GraphOptions
     layer: dict[Any, Any]
     operands: Sequence[Blocks]
+    end: Any = None  # of an operation whose tasks read blocks of the result: the task behind all of these
     final: dict[Any, Any] = field(default_factory=dict)  # of a block of the result: the task that settles it
 
     def _high_level(self, label: str, ends: Mapping[Any, Any]) -> Any:
@@ -192,7 +193,8 @@ class TaskGraph:
         label = f"{self.options.name}-{part}"
         final = {key: (f"{label}-settled", *at) for at, key in keys.items()}
         self.final.update(final)
-        self.layer.update({end: (settled, self.options, (part, *end[1:]), key, dtype) for key, end in final.items()})
+        how = dtype, self.end
+        self.layer.update({end: (settled, self.options, (part, *end[1:]), key, *how) for key, end in final.items()})
         ends = {
             (label, *at): (returned, self.options, (f"{part}-returned", *at), final[key]) for at, key in keys.items()
         }
@@ -209,8 +211,12 @@ class TaskGraph:
         return LazyReport(label, self._high_level(label, ends))
 
 
-def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: Any = None) -> Block:
-    """A block of the result, compared with its sums once more; rounded to 16 bits where it was summed in 32."""
+def settled(options: GraphOptions, step: tuple[Any, ...], block: Block, dtype: Any = None, end: None = None) -> Block:
+    """A block of the result, compared with its sums once more; rounded to 16 bits where it was summed in 32.
+
+    It waits for the `end` of what reads blocks of the result. On one machine these read the memory that the user gets:
+    a reader that finds a block changed takes a restored copy, and the memory stays as it is.
+    """
 
     def taken(C: Array) -> Array:
         if dtype is None:

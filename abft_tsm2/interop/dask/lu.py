@@ -164,7 +164,7 @@ def protected_lu_factor(
     operand = blocks(options, "a", a, dtype, check_finite)
     tasks = TileTasks(options, starts(a.chunks[0]))
     factors = Factors.of(tasks, operand, PanelOptions(mode), panel)
-    graph = graphs.TaskGraph(options, tasks.layer, [operand])
+    graph = graphs.TaskGraph(options, tasks.layer, [operand], tasks.end())
     meta = np.empty_like(a._meta, shape=(0, 0), dtype=dtype)
     lu = graph.array("lu", factors.lu, a.chunks, meta)
     counts = tuple(min(n, K - first) for n, first in zip(a.chunks[1], starts(a.chunks[1]), strict=True) if first < K)

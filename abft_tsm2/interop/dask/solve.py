@@ -136,7 +136,7 @@ def protected_lu_solve(
     solution = Solution(tasks, Factors(tasks, keys, {j: pivots.key(0, j) for j in numbers}), lu.chunks[0])
     for c in range(right.numblocks[1]):
         solution.solve(c, {i: rights.key(i, c) for i in numbers}, int(trans))
-    graph = graphs.TaskGraph(options, tasks.layer, [factors, rights, pivots])
+    graph = graphs.TaskGraph(options, tasks.layer, [factors, rights, pivots], tasks.end())
     return solution.returned(graph, right, shape, dtype, return_report)
 
 
@@ -242,7 +242,7 @@ def protected_solve(
         keys = {i: rights.key(i, c) for i in numbers}
         solution.solve(c, dict(keys), 0)
         solution.check(c, keys, matrix)
-    graph = graphs.TaskGraph(options, tasks.layer, [matrix, rights])
+    graph = graphs.TaskGraph(options, tasks.layer, [matrix, rights], tasks.end())
     return solution.returned(graph, right, shape, dtype, return_report, factors.told())
 
 

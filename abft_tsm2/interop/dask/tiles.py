@@ -9,6 +9,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.core import keys_in_tasks
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, float_type, is_numpy, namespace
@@ -132,6 +133,12 @@ class TileTasks:
         self.layer[key] = (task, self.options, (kind, *at), *arguments)
         return key
 
+    def end(self) -> Key:
+        """Add the task behind all that there are so far: what it waits for stays where it is, and is not read."""
+        read = set(keys_in_tasks(self.layer, self.layer.values()))
+        unread = [key for key in self.layer if key not in read]
+        return self.add(ended, "end", (), [self.add(ended, "ended", (at,), key) for at, key in enumerate(unread)])
+
     def moving(
         self, kind: str, at: tuple[int, ...], exchange: Exchange, column: Mapping[int, Key], j: int, piv: Key
     ) -> tuple[list[Key], Key | None]:
@@ -158,6 +165,10 @@ class TileTasks:
             arguments = exchange, self.starts[i], column[i], down, piv
             column[i] = self.add(exchanged_below, f"{kind}-below", (i, *at), *arguments)
         column[j] = above
+
+
+def ended(options: GraphOptions, step: tuple[Any, ...], result: Any) -> None:
+    """Nothing: a task that waits for this one waits for those that it needs, and has none of their data."""
 
 
 # ---- C - A B ------------------------------------------------------------------------------------------------------
