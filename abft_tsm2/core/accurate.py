@@ -333,8 +333,8 @@ def scaled(X: Array, rows: Any, columns: Any) -> Array:
         return X
     for across, along, axis in ((columns, rows, 1), (rows, columns, 0)):
         if np.abs(across).max() <= FAR:  # the result is no more than 1, and 2^FAR times that fits as well
-            half = np.trunc(along / 2) * (np.abs(along).max() > FAR)
-            for power in (half, along - half):
+            third = np.trunc(along / 3)  # of what may be 2148, of lines of subnormal numbers times such
+            for power in (third, third, along - 2 * third) if np.abs(along).max() > FAR else (along,):
                 X = X * _powers(power, axis, X) if power.any() else X
             return X * _powers(across, 1 - axis, X)
     total = np.clip(rows[:, None] + columns[None, :], -2200, 2200).astype(np.int64)

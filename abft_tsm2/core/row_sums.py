@@ -33,6 +33,7 @@ from abft_tsm2.arrays import (
     laid_out,
     namespace,
 )
+from abft_tsm2.core.flushing import mode
 from abft_tsm2.core.ordered_sums import ordered_sums
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
 
@@ -349,7 +350,7 @@ def rows_per_block(columns: int, budget: int = 8 << 20) -> int:
 
 # ---- cores --------------------------------------------------------------------------------------------------------
 
-_pool: ThreadPoolExecutor | None = None
+_pools: dict[bytes, ThreadPoolExecutor] = {}  # of each mode of flushing, which threads have from who starts them
 _pool_lock = threading.Lock()
 
 
@@ -360,30 +361,39 @@ def workers() -> int:
     return max(1, min(8, cores, int(asked) if asked.isdecimal() else cores))
 
 
-def _threads() -> ThreadPoolExecutor:
-    global _pool
+def _threads(own: bytes) -> ThreadPoolExecutor:
     with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(8, "abft_tsm2", lambda: setattr(_own, "asking", True))
-        return _pool
+        if own not in _pools:
+            _pools[own] = ThreadPoolExecutor(8, "abft_tsm2", lambda: setattr(_own, "asking", True))
+        return _pools[own]
 
 
 def _helpers(work: Callable[[], None], number: int) -> list[Future[None]]:
     """So many threads that work; none for what runs in the middle of this, a signal handler say: locks are held here
-    that a thread cannot take twice. Helpers have none either."""
-    if _own.asking:
+    that a thread cannot take twice. Helpers have none either.
+
+    They flush subnormal numbers as the caller does, or do nothing: a sum must not depend on who was free to take it.
+    """
+    if _own.asking or number < 1:
         return []
     _own.asking = True
     try:
-        return [_threads().submit(work) for _ in range(number)]
+        own = mode()
+
+        def in_that_mode() -> None:
+            if mode() == own:  # elsewhere threads may start in a mode of the system's
+                work()
+
+        threads = _threads(own)
+        return [threads.submit(in_that_mode) for _ in range(number)]
     finally:
         _own.asking = False
 
 
 def _forget_threads() -> None:
     """After a fork the child has the pool but not its threads."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
+    global _pools, _pool_lock
+    _pools, _pool_lock = {}, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -181,7 +181,8 @@ class _Sampled(NamedTuple):
         if self.scale != 1.0:
             chosen = chosen / self.scale
         largest = float(xp.max(xp.abs(chosen))) if chosen.shape[0] else 1.0
-        return largest * xp.sqrt(sums(self.of, (chosen / largest) ** 2) * self.share)
+        # the share last: the sums may be all that is left of the range
+        return largest * math.sqrt(self.share) * xp.sqrt(sums(self.of, (chosen / largest) ** 2))
 
     def log2_norms(self) -> Any:
         return 0.5 * np.log2(self.plain) - math.log2(self.scale)

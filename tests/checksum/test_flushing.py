@@ -22,7 +22,8 @@ from abft_tsm2 import (
     verify_gemm,
 )
 from abft_tsm2.arrays import FLOATS
-from abft_tsm2.core.flushing import flushes
+from abft_tsm2.core import row_sums
+from abft_tsm2.core.flushing import flushes, mode
 from tests.support.factor_cases import positive
 from tests.support.flushing import MODES, flushing
 from tests.support.planting import at, normal, put
@@ -63,6 +64,31 @@ def test_a_thread_is_asked_for_its_mode(mode: int) -> None:
         assert not flushes()
     with flushing(mode):
         assert flushes()
+
+
+def test_modes_are_told_apart() -> None:
+    modes = set()
+    for bits in (0, *MODES.values()):
+        with flushing(bits):
+            modes.add(mode())
+    assert len(modes) == 4
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_sum_has_the_bits_of_its_threads_mode_whoever_helps(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helpers that another mode has left behind add nothing to it."""
+    x = np.asarray(np.ldexp(normal(2048, 160), -128), np.float32, order=order)  # subnormal
+    w = normal(160, 2)
+    monkeypatch.setattr(row_sums, "workers", lambda: 1)
+    alone = {}
+    for bits in (0, *MODES.values()):
+        with flushing(bits):
+            alone[bits] = row_sums.encoding_pass(x, w).tobytes()
+    monkeypatch.setattr(row_sums, "workers", lambda: 4)
+    for bits in (*MODES.values(), 0, *MODES.values()):
+        with flushing(bits):
+            found = {row_sums.encoding_pass(x, w).tobytes() for _ in range(20)}
+        assert found == {alone[bits]}, hex(bits)
 
 
 @IN_MODES

@@ -150,6 +150,21 @@ def test_scaling_by_powers_of_two_beyond_the_range_of_one() -> None:
     assert np.array_equal(scaled(X, rows, columns), [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_lines_of_subnormal_numbers_that_meet_such(order: int) -> None:
+    """Two scales of 2^1074 each: zeros are what they are."""
+    L, R = np.diag([1.0, 2.0**-1070, 2.0**-1074]), np.diag([2.0**-1074, 2.0**-1074, 2.0**-1060])
+    L[2, :2] = R[:2, 2] = 2.0**-1072
+    X = np.array([[0.0, 0.0, 1e-320], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+    L, R, X = (L, R, X) if order > 0 else (R.T, L.T, X.T)
+    expected = X.copy()
+    expected[0, 0] = -(2.0**-1074)
+    expected[(0, 2) if order > 0 else (2, 0)] -= 2.0**-1072
+    found = Difference(lambda i, p: L[i, p], lambda p, j: R[p, j], (3, 3, 3), L).block(X, slice(0, 3), slice(0, 3))
+    assert np.array_equal(found.residual, expected)
+    assert np.array_equal(residual(X, L, R), expected)
+
+
 def wide_ranges(kind: str) -> tuple[Any, Any]:
     """Factors with elements far smaller than others of their line and of their column."""
     L, R = rng(20).standard_normal((6, 7)), rng(21).standard_normal((7, 5))

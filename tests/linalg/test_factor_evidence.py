@@ -274,6 +274,22 @@ def test_subnormal_pivots_are_unverifiable_and_named(mode: str, dtype: Any, scal
     assert f"the pivot of column 0 is {lu[0, 0]:.3g}" in report.reasons[0]
 
 
+@pytest.mark.filterwarnings("ignore:Diagonal number")  # SciPy warns of a pivot that is zero
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("n", [17, 64])
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_columns_down_to_the_smallest_numbers_are_unverifiable(mode: str, n: int, dtype: Any) -> None:
+    """The first pivots are subnormal, the last of them zero."""
+    tiny = np.finfo(dtype).tiny
+    a = np.random.default_rng(0).standard_normal((n, n)) * np.logspace(-1, -20, n) * tiny
+    a = a.astype(dtype)
+    pivot = scipy.linalg.lu_factor(a)[0][0, 0]
+    with pytest.warns(UnverifiableWarning):
+        _, report = protected_lu_factor(a, mode=mode, return_report=True)
+    assert (report.status, report.faults) == (Status.UNVERIFIABLE, ())
+    assert f"the pivot of column 0 is {pivot:.3g}" in report.reasons[0]
+
+
 def test_a_subnormal_pivot_excuses_no_fault() -> None:
     a = np.random.default_rng(9).standard_normal((30, 30))
     a[:, 29] *= 1e-310

@@ -9,6 +9,7 @@ import pytest
 
 from abft_tsm2 import SilentDataCorruptionError, Status, errstate, protected_cholesky, protected_lu_factor
 from abft_tsm2.linalg import lu, once_more
+from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.outcome import Overflowed
 from abft_tsm2.linalg.plain_lu import GROWN
 from tests.support.factor_cases import MODES, lu_outside, positive
@@ -44,6 +45,20 @@ def test_growth_to_the_edge_of_the_range(dtype: Any, mode: str, order: str, size
             assert dtype is np.float64 or not lu_outside(w, piv, a).any()
         else:
             assert (report.status, report.reasons) == (Status.UNVERIFIABLE, (GROWN,)), (n, report)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("power", [505, 511, 513])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_sums_whose_squares_fill_the_range(transposed: bool, power: int, mode: str) -> None:
+    """Rows of the identity in any order, some of them twice: a suspicion leads to sums that are compared again."""
+    rng = np.random.default_rng(0)
+    a = np.ldexp(np.eye(200)[rng.integers(0, 200, 200)] + 1e-8 * rng.standard_normal((200, 200)), power)
+    e = MatrixChecksums.of(a)
+    assert np.isfinite(e.row_norms).all()
+    assert np.isfinite(e.column_norms).all()
+    report = factored(a.T if transposed else a, mode=mode)[1]
+    assert (report.status, report.faults) == (Status.CLEAN, ())
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["overflows again", "was hit"])
