@@ -499,9 +499,10 @@ class LuFactorisation(LuOnDevice):
         return found
 
     def evidence_of_rows(self, j: int, j1: int) -> Evidence:
-        """Compare rows, right of their panel."""
+        """Compare rows in all columns that their sums are over: what cancels in the sum of a column of a panel shows in
+        these alone."""
         evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
-        evidence.compare(slice(j, j1), slice(j1, self.W.shape[1]), j1)
+        evidence.compare(slice(j, j1), slice(0, self.W.shape[1]), j1)
         found = evidence.verdict()
         self.proved_rows[j:j1] = found.right
         return found

@@ -373,3 +373,26 @@ def test_nor_is_one_of_a_triangle(dtype: Any) -> None:
     assert bool(state._explained(line)[0])
     W[at] += 2 * 16 * np.finfo(dtype).eps / 2 * (abs(W) @ abs(W).T)[at] / W[12, 12]
     assert not bool(state._explained(line)[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("column", [0, 7, 20])
+def test_rows_show_what_cancels_in_the_sum_of_a_column(column: int, dtype: Any) -> None:
+    """Two elements of a column of the trailing matrix change so that w'W stays: in the next panel, or right of it. The
+    sums of their rows show it, and evidence that clears these has to look at that column."""
+    n, block = 60, 16
+    a = np.random.default_rng(column).standard_normal((n, n)).astype(dtype)
+    for first, second in ((20, 50), (40, 55), (17, 18)):
+        planted: list[float] = []
+
+        def cancelling(stage: str, arrays: Arrays) -> None:
+            if stage == "updated" and not planted:  # noqa: B023
+                W, w = arrays["W"], np.asarray(arrays["w"], np.float64)
+                for i, sign in ((first, 1), (second, -1)):  # noqa: B023
+                    W[i, block + column] += dtype(sign * 0.01 / w[i])
+                    planted.append(float(w[i]))  # noqa: B023
+
+        factors, report = protected_lu_factor(a, mode="online", block=block, return_report=True, on_stage=cancelling)
+        assert len(planted) == 2
+        assert report.status is Status.CORRECTED
+        assert not lu_outside(*factors, a).any()

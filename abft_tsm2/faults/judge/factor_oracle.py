@@ -57,20 +57,22 @@ def largest_multiplier(lu: Matrix) -> float:
         return float(abs(np.tril(lu[:, : min(lu.shape)], -1).astype(np.float64)).max(initial=0.0))
 
 
-def backward_error(a: Matrix, lu: Matrix, piv: Any, rows: Any = slice(None)) -> float:
-    """max|PA - LU| / max(|L||U|), of some rows; infinite where factors are not finite or pivots are none."""
+def backward_error(a: Matrix, lu: Matrix, piv: Any, rows: Any = slice(None), *, by_lines: bool = False) -> float:
+    """max|PA - LU| / max(|L||U|), of some rows; infinite where factors are not finite or pivots are none.
+
+    `by_lines`: as in `product_error`."""
     m, n = a.shape
     if lu.shape != a.shape or not valid_pivots(piv, m, min(m, n)):
         return float("inf")
     lower, upper = unpack(lu)
-    return product_error(a[order(piv, m)[rows]], lower[rows], upper)
+    return product_error(a[order(piv, m)[rows]], lower[rows], upper, by_lines=by_lines)
 
 
-def product_error(x: Any, left: Any, right: Any) -> float:
+def product_error(x: Any, left: Any, right: Any, *, by_lines: bool = False) -> float:
     """max|X - L R| / max(|L||R|), with an error far below the unit roundoff of the operands' type.
 
-    Rows are in units of the largest element of L's row, columns in units of R's column: an error counts by what it is
-    beside its own row and column, however small these are beside others.
+    `by_lines`: with rows in units of the largest element of L's row, columns in units of R's column. An error counts by
+    what it is beside its own row and column then, however small these are beside others.
 
     Products of float32 are computed in float64. Those of float64 are split: of operands scaled to 1 the first `bits`
     bits are multiplied exactly, since 2 `bits` and those of the sum fit into 53; what the rest adds, rounding moves by
@@ -88,7 +90,8 @@ def product_error(x: Any, left: Any, right: Any) -> float:
         left, x = np.ldexp(left, -rows), np.ldexp(x, -rows)
         columns = np.frexp(np.maximum(abs(right).max(0, initial=0), abs(x).max(0)))[1]
         right, x = np.ldexp(right, -columns), np.ldexp(x, -columns)
-        size = float((abs(left) @ abs(right)).max())
+        back = 0 if by_lines else rows + columns - (rows.max() + columns.max())
+        size = float(np.ldexp(abs(left) @ abs(right), back).max())
         if exact:
             bits = (53 - left.shape[1].bit_length()) // 2
             shift = 1.5 * 2.0 ** (52 - bits)  # adding it rounds to multiples of 2^-bits
@@ -97,7 +100,7 @@ def product_error(x: Any, left: Any, right: Any) -> float:
             residual -= high_left @ (right - high_right) + (left - high_left) @ right
         else:
             residual = x - left @ right
-        largest = float(abs(residual).max())
+        largest = float(np.ldexp(abs(residual), back).max())
         if largest == 0:
             return 0.0
         error = largest / size if size else float("inf")
@@ -107,18 +110,37 @@ def product_error(x: Any, left: Any, right: Any) -> float:
 # ---- the results of calls ------------------------------------------------------------------------------------------
 
 
-def lu_error(a: Matrix, factors: tuple[Matrix, Any]) -> float:
-    """Backward error of (lu, piv); infinite for what are no factors of partial pivoting. Of large ones `ROWS` rows."""
+def lu_error(a: Matrix, factors: tuple[Matrix, Any], *, by_lines: bool = False) -> float:
+    """Backward error of (lu, piv); infinite for what are no factors of partial pivoting. Of large ones `ROWS` rows.
+    `by_lines`: as in `product_error`."""
     rows = slice(None) if len(a) <= LARGE else np.linspace(0, len(a) - 1, ROWS).astype(int)
-    return backward_error(a, *factors, rows) if largest_multiplier(factors[0]) <= MULTIPLIER else float("inf")
+    if not largest_multiplier(factors[0]) <= MULTIPLIER:
+        return float("inf")
+    return backward_error(a, *factors, rows, by_lines=by_lines)
 
 
-def cholesky_error(a: Matrix, factor: Matrix) -> float:
-    """Backward error of a lower triangle, by what it is multiplied with its transpose."""
-    return product_error(a, np.tril(factor), np.tril(factor).T) if factor.shape == a.shape else float("inf")
+def cholesky_error(a: Matrix, factor: Matrix, *, by_lines: bool = False) -> float:
+    """Backward error of a lower triangle, by what it is multiplied with its transpose. `by_lines`: as in
+    `product_error`."""
+    if factor.shape != a.shape:
+        return float("inf")
+    lower = np.tril(factor)
+    return product_error(a, lower, lower.T, by_lines=by_lines)
 
 
-def solution_error(a: Matrix, x: Matrix, b: Matrix, lu: Matrix, piv: Any) -> float:
+def solution_error(a: Matrix, x: Matrix, b: Matrix) -> float:
+    """max|b - A x| / max(|A||x| + |b|), in the next wider type; infinite where x is not finite."""
+    if x.shape != b.shape or not np.isfinite(x).all():
+        return float("inf")
+    kind: Any = np.longdouble if np.result_type(a, b) == np.float64 else np.float64
+    A, X, B = (y.astype(kind) for y in (a, x, b))
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float((abs(A) @ abs(X) + abs(B)).max(initial=0))
+        residual = float(abs(B - A @ X).max(initial=0))
+    return residual / size if residual else 0.0
+
+
+def solution_error_by_rows(a: Matrix, x: Matrix, b: Matrix, lu: Matrix, piv: Any) -> float:
     """The largest |b - A x| of a row over what it is a sum of where factors are used, |L||U||x| + |b|.
 
     It is computed in the next wider type, and infinite where x is not finite. `lu`, `piv`: LAPACK's factors of a.

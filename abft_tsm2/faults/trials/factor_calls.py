@@ -18,7 +18,7 @@ from abft_tsm2.core.faultpoint import planting
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.faults.injection import Injector
 from abft_tsm2.faults.judge.factor_effect import Moment
-from abft_tsm2.faults.judge.factor_oracle import cholesky_error, lu_error, order, solution_error, unit
+from abft_tsm2.faults.judge.factor_oracle import cholesky_error, lu_error, order, solution_error_by_rows, unit
 from abft_tsm2.faults.operands.matrices import DEFINITE, FAMILIES, part_of
 from abft_tsm2.faults.plan import Plan
 from abft_tsm2.faults.sites import SITES
@@ -257,10 +257,10 @@ class FactorProblem:
     def error(self, answer: FactorAnswer) -> float:
         """The backward error of what was returned."""
         if self.operation == "lu":
-            return lu_error(self.a, answer.result)
+            return lu_error(self.a, answer.result, by_lines=True)
         if self.operation in SOLUTIONS:
-            return solution_error(self.a, answer.result, self.b, *self.factors)
-        return cholesky_error(self.a, answer.result)
+            return solution_error_by_rows(self.a, answer.result, self.b, *self.factors)
+        return cholesky_error(self.a, answer.result, by_lines=True)
 
 
 def _nothing(stage: str, arrays: Mapping[str, Any]) -> None:
