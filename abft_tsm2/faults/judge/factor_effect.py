@@ -28,6 +28,8 @@ from abft_tsm2.report import Report
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 MARGIN = 8.0
+MARGIN_FAR, FAR = 32.0, 2.0**64  # bounds are up to 26 times as large where rows span more than that
+GROWN = 2.0**20  # times A: no yardstick is known of such factors (gfpp)
 EVEN = 2.0**14  # times as large as others rows of factors may be, to be added up with them
 HUGE = 1e150  # the square of which float64 can hold
 
@@ -120,13 +122,16 @@ class MovedLines:
         off, sizes = (_norms((x * w[:, None]).T) for x in (errors, wide))
         noise = noise_of_factors(off, sizes, A.dtype, terms)
         sharp.append(bounds["columns"] / float(np.median(noise)))
-        self.columns = _capped(_scaled(bounds["columns"], sizes), FACTOR_REACH * noise)
+        margin = MARGIN_FAR if _are_far(wide) else MARGIN
+        grown = float(rounding.max(initial=0.0)) > GROWN * terms * unit(A.dtype) * float(abs(wide).max(initial=0.0))
+        reach = np.inf if grown else FACTOR_REACH
+        self.columns = _capped(_scaled(bounds["columns"], sizes, margin), reach * noise)
         self.rows = None
         if v is not None:
             off, sizes = (_norms(x * v) for x in (errors, wide))
             noise = noise_of_factors(off, sizes, A.dtype, terms)
             sharp.append(bounds["rows"] / float(np.median(noise)))
-            self.rows = _capped(_scaled(bounds["rows"], sizes), FACTOR_REACH * noise)
+            self.rows = _capped(_scaled(bounds["rows"], sizes, margin), reach * noise)
         self.sharpness = max(sharp)
 
     def effect(self, D: Matrix, rows: Matrix, side: str = "") -> Effect:
@@ -144,10 +149,19 @@ class MovedLines:
         return Effect(size, single, largest(D), down[0] if down else None, across)
 
 
-def _scaled(bound: float, norms: Matrix) -> Matrix:
+def _are_far(A: Matrix) -> bool:
+    """Whether rows, or columns, of A are of sizes so far apart that bounds of lines are no more as lines are."""
+    for sizes in (abs(A).max(axis, initial=0.0) for axis in (0, 1)):
+        there = sizes[sizes > 0]
+        if there.size and float(there.max()) > FAR * float(there.min()):
+            return True
+    return False
+
+
+def _scaled(bound: float, norms: Matrix, margin: float = MARGIN) -> Matrix:
     """The bound of each line, from the median of all."""
     middle = float(np.median(norms)) or 1.0
-    return np.asarray(MARGIN * bound * (norms / middle) + np.finfo(np.float64).tiny)
+    return np.asarray(margin * bound * (norms / middle) + np.finfo(np.float64).tiny)
 
 
 def _capped(limits: Matrix, reach: Matrix) -> Matrix:
