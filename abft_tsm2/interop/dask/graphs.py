@@ -23,7 +23,7 @@ from abft_tsm2.checksum.encoded import Encoded
 from abft_tsm2.core import faultpoint
 from abft_tsm2.errors import SilentDataCorruptionError
 from abft_tsm2.gemm.host import carried_by
-from abft_tsm2.interop.dask import events
+from abft_tsm2.interop.dask import delivered, events
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.layer import TaskLayer
 from abft_tsm2.interop.dask.recovery import found_before
@@ -246,10 +246,10 @@ def returned(options: GraphOptions, step: tuple[Any, ...], block: Block) -> Arra
     none, and the block was in memory, or has travelled. The report is another task's, and does not have what is found
     here; monitors have."""
     with stream_for(block.array):
-        if _is_unchanged(options, step, block):
-            return block.as_given(block.array)
-    array: Array = run(options, step, {"C": block}, lambda C: C)[0]
-    return block.as_given(array)
+        array: Any = block.array if _is_unchanged(options, step, block) else None
+    array = block.as_given(run(options, step, {"C": block}, lambda C: C)[0] if array is None else array)
+    delivered.remember(array, block.words)
+    return array
 
 
 def _is_unchanged(options: GraphOptions, step: tuple[Any, ...], block: Block) -> bool:

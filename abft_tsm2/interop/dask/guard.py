@@ -69,7 +69,7 @@ class ClusterGuard(SchedulerPlugin):
         `task` is the one that reads it, maybe itself the one that made it, and will have to know what it found.
         """
         source, attempt = self.scheduler.tasks.get(key), (RUN_AGAIN, key)
-        if source is None or not _can_run(source):
+        if source is None or not all(map(_can_run, (source, *(behind := _read_from(source))))):
             return False
         if source.state == "memory" or key == task:  # else another reader has asked
             self.attempts[attempt] += 1
@@ -77,7 +77,8 @@ class ClusterGuard(SchedulerPlugin):
                 return False
         self.asked.setdefault(task, set()).add(key)
         if source.state == "memory":
-            self.scheduler.transitions({key: "released"}, stimulus_id=f"abft-tsm2-{self.attempts[attempt]}")
+            release = {key: "released", **{one.key: "released" for one in behind if one.state == "memory"}}
+            self.scheduler.transitions(release, stimulus_id=f"abft-tsm2-{self.attempts[attempt]}")
         self._remember(task, found)
         return True
 
@@ -236,6 +237,24 @@ class ClusterGuard(SchedulerPlugin):
                 _, host, device = deserialize(said.header, said.frames) if isinstance(said, Serialized) else said
                 places[address] = host, device
         return places
+
+
+def _read_from(task: Any) -> set[Any]:
+    """The chunks behind a block that is read for an operation, back to those of results of other operations: the block
+    may lie in their memory, and no sums guard them. None behind other blocks, which are made of guarded ones."""
+    name = _label(task)
+    found: set[Any] = set()
+    waiting = [task] if "read-" in name and "protected-" in name else []
+    while waiting:
+        for one in waiting.pop().dependencies - found:
+            found.add(one)
+            if "protected-" not in _label(one):
+                waiting.append(one)
+    return found
+
+
+def _label(task: Any) -> str:
+    return str(task.key[0] if isinstance(task.key, tuple) else task.key)
 
 
 def _can_run(task: Any) -> bool:

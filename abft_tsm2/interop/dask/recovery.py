@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import to_host
+from abft_tsm2.arrays import Array, to_host
 from abft_tsm2.checksum.words import WordSums
-from abft_tsm2.interop.dask import events
+from abft_tsm2.interop.dask import delivered, events
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.messages import ELSEWHERE, FOUND, RAISED, RUN_AGAIN
 from abft_tsm2.interop.dask.place import located, worker
@@ -57,19 +57,27 @@ def _recovered(name: str, block: Block, identity: str, before: Iterable[Fault]) 
     if block.words.damaged(block.array):
         block.words = WordSums.of(block.array)
         return Status.CHECKSUM_FAULT, Fault(name, "checksum", (), (), 0, float("nan"), "its sums taken again")
-    if (found := block.words.restored(block.array)) is not None:
-        array, rows, columns = found
-        fault = _fault(name, block.array, array, rows, columns)
-        block.array = array
-        return Status.CORRECTED, fault
-    lost = (name, "block", *block.words.lines(block.array), 0, float("nan"))
+    changed = block.array
+    if (found := block.words.restored(changed)) is not None:
+        block.array, rows, columns = found
+        fault = _fault(name, changed, block.array, rows, columns)
+        return Status.CORRECTED, _in_result(fault, changed, block.array)
+    lost = (name, "block", *block.words.lines(changed), 0, float("nan"))
     key = _known_as(block)
     if (source := _fetch_again(block, key)) is not None:
-        return Status.CORRECTED, Fault(*lost, f"fetched again from {source}")
+        return Status.CORRECTED, _in_result(Fault(*lost, f"fetched again from {source}"), changed, block.array)
     again = Fault(*lost, "made again from its sources")
     if key is not None and _ask(RUN_AGAIN, identity, [*before, again], key=key):
         raise Rerun(again)
     return Status.INPUT_CHANGED, Fault(*lost)
+
+
+def _in_result(fault: Fault, changed: Array, now: Array) -> Fault:
+    """The fault of a block that has another array `now`, once the result that was returned in its old one has these
+    words as well."""
+    if not delivered.written_back(changed, now):
+        return fault
+    return replace(fault, repair=f"{fault.repair}, in the result that was returned as well")
 
 
 def elsewhere(identity: str, faults: Iterable[Fault]) -> bool:

@@ -11,7 +11,7 @@ from abft_tsm2 import policy
 from abft_tsm2.arrays import is_cupy, namespace, to_host
 from abft_tsm2.core import faultpoint
 from abft_tsm2.errors import SilentDataCorruptionError
-from abft_tsm2.interop.dask import events
+from abft_tsm2.interop.dask import delivered, events
 from abft_tsm2.interop.dask.block import Block
 from abft_tsm2.interop.dask.place import located, place
 from abft_tsm2.interop.dask.recovery import Rerun, elsewhere, found_before, raised, recovered, remember
@@ -138,7 +138,17 @@ def _attempt(
     given: Mapping[str, Block], work: Callable[..., Any], sync: bool
 ) -> tuple[Any, list[Report], list[str], Exception | None]:
     """The result, the reports, the blocks that had changed in the end, and what was raised: of a block that changed it
-    says nothing."""
+    says nothing. While nothing was written back, or else again."""
+    while True:
+        writes = delivered.writes()
+        outcome = _once(given, work, sync)
+        if delivered.writes() == writes:
+            return outcome
+
+
+def _once(
+    given: Mapping[str, Block], work: Callable[..., Any], sync: bool
+) -> tuple[Any, list[Report], list[str], Exception | None]:
     result, error = None, None
     held = [(block.array, block.words) for block in given.values()]  # another thread may recover a block meanwhile
     arrays = [array for array, _ in held]

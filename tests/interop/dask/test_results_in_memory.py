@@ -7,15 +7,22 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from distributed import get_worker
 
 import abft_tsm2 as ft
-from abft_tsm2.interop.dask import tiles
+from abft_tsm2.checksum.words import WordSums
+from abft_tsm2.interop import dask as on_dask
+from abft_tsm2.interop.dask import delivered, tiles
+from abft_tsm2.interop.dask.block import Block
+from abft_tsm2.interop.dask.recovery import recovered
+from abft_tsm2.interop.dask.task import GraphOptions, run
 from abft_tsm2.report import Status
 from benchmarks.dask_planting import SINGLE, damaged
-from tests.support.dask_factors import CALLS, same
+from tests.support.dask_factors import CALLS, blocks_of, same
+from tests.support.planting import normal
 
 on_cluster = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:Sending large graph")
 
@@ -118,16 +125,106 @@ class OnWorker(WhileRead):
     that cannot be restored."""
 
     def __init__(self, task: tuple[Any, ...]) -> None:
-        super().__init__(task[0], "A", 0)
+        super().__init__("", "A", 0)
         self.task = task
 
     def __reduce__(self) -> Any:
         return OnWorker, (self.task,)
 
     def __call__(self, stage: str, arrays: Mapping[str, Any]) -> None:
-        if stage == "encoded" and arrays["task"] == self.task and not hasattr(get_worker(), "_planted"):
-            get_worker()._planted = True
+        planted = f"_planted_{self.task}"
+        if stage == "encoded" and arrays.get("task", self.task) == self.task and not hasattr(get_worker(), planted):
+            setattr(get_worker(), planted, True)
             arrays["A"][np.ix_([1, 3], [0, 2])] *= [[-1, -2], [-3, -4]]
+
+
+# ---- read by another operation ------------------------------------------------------------------------------------
+
+M40, B40 = normal(40, 40), normal(40, 3, seed=1)
+
+
+def in_two_operations(kind: str, hook: Any = None) -> tuple[Any, ...]:
+    """Results of an operation and of one that reads them, and both reports."""
+    X = blocks_of(M40, 10)
+    if kind == "product":
+        C, first = on_dask.protected_gemm(X, X, return_report=True)
+        return C, *on_dask.protected_gemm(C, X, return_report=True, on_stage=hook), first
+    if kind == "square":
+        C, first = on_dask.protected_gemm(X, X, return_report=True)
+        return C, *on_dask.protected_gemm(C, C, return_report=True, on_stage=hook), first
+    factors, first = on_dask.protected_lu_factor(X, return_report=True)
+    return *factors, *on_dask.protected_lu_solve(factors, B40, return_report=True, on_stage=hook), first
+
+
+class InProduct(WhileRead):
+    """The same of any product."""
+
+    def __call__(self, stage: str, arrays: Mapping[str, Any]) -> None:
+        super().__call__(stage, {"task": (self.kind,), **arrays} if "B" in arrays else {"task": ("",)})
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
+@pytest.mark.parametrize(("kind", "task"), [("product", ""), ("square", ""), ("solve", "forward-product")])
+def test_a_result_that_changes_while_another_operation_reads_it_is_written_back(
+    kind: str, task: str, scheduler: str
+) -> None:
+    right = dask.compute(*in_two_operations(kind))
+    assert [one.status for one in right[-2:]] == [Status.CLEAN, Status.CLEAN]
+    for number in range(0, 6, 2):
+        hook = (WhileRead if task else InProduct)(task, "A", number)
+        found = dask.compute(*in_two_operations(kind, hook), scheduler=scheduler)
+        assert hook.done
+        assert same(found[:-2], right[:-2]), number
+        assert found[-2].status is Status.CORRECTED
+        assert "in the result that was returned as well" in str([one.faults for one in found[-2].products])
+
+
+def test_what_a_user_writes_into_a_result_stays() -> None:
+    C = on_dask.protected_gemm(blocks_of(M40, 40), blocks_of(M40, 40)).compute()
+    C[1, 5] = 7.0
+    was = C.copy()
+    D = on_dask.protected_gemm(da.from_delayed(dask.delayed(C, traverse=False), C.shape, C.dtype), blocks_of(M40, 40))
+    np.testing.assert_allclose(D.compute(), was @ M40, atol=1e-10)
+    block = Block.of(C)
+    C[1, 0] *= -1
+    C[1, 7] += 1.0
+    recovered("A", block, "test")
+    assert same(block.array, was)
+    assert C[1, 5] == 7.0
+    assert C[1, 7] == was[1, 7] + 1.0  # the user's, too, for all that the sums of what was returned say
+
+
+def test_what_was_read_while_a_result_was_written_back_is_read_again() -> None:
+    returned = normal(6, 6)
+    delivered.remember(returned, WordSums.of(returned))
+    was, one, other, reads = returned.copy(), Block.of(returned), Block.of(returned), list[Any]()
+
+    def work(A: Any) -> Any:
+        if not reads:
+            returned[2, 3] *= -1
+        reads.append(A.copy())
+        if len(reads) == 1:  # by another thread
+            recovered("A", one, "test")
+        return reads[-1]
+
+    found, report = run(GraphOptions("test", "gemm"), ("step", 0), {"A": other}, work)
+    assert len(reads) == 2
+    assert not same(reads[0], was)
+    assert same(found, was)
+    assert same(returned, was)
+    assert report.status is Status.CLEAN
+
+
+@on_cluster
+def test_an_operand_made_again_on_a_cluster_is_not_read_from_memory_that_changed(client: Any) -> None:
+    X = blocks_of(M40, 10)
+    with dask.config.set(scheduler=client), ft.monitor() as log:
+        Y = da.map_blocks(np.add, X, 1.0, dtype=X.dtype)
+        hook = OnWorker((1, 2, 0))
+        C, report = on_dask.protected_gemm(Y, X, return_report=True, on_stage=hook)
+        C, _, _ = dask.compute(C, report, Y)  # whose chunks are kept: the blocks lie in their memory
+    np.testing.assert_allclose(C, (M40 + 1) @ M40, atol=1e-10)
+    assert log.counts[Status.CORRECTED] >= 1
 
 
 @on_cluster
