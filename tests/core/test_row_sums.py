@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from abft_tsm2.arrays import is_column_major
 from abft_tsm2.core import row_sums
-from abft_tsm2.core.flushing import mode
+from abft_tsm2.core.flushing import flushing_mode
 from abft_tsm2.core.ordered_sums import multipliers
 from abft_tsm2.core.row_sums import (
     column_squares,
@@ -363,7 +363,9 @@ def test_a_pass_amid_every_step_of_another(four_cores: None, monkeypatch: pytest
     assert not wrong
     assert set(asked) == {False, True}
     assert row_sums._own.asking is False
-    assert row_sums._threads(mode()).submit(lambda: row_sums._helpers(print, 3)).result() == []  # helpers ask nobody
+    assert (
+        row_sums._threads(flushing_mode()).submit(lambda: row_sums._helpers(print, 3)).result() == []
+    )  # helpers ask nobody
 
 
 @pytest.mark.parametrize(
