@@ -18,6 +18,6 @@ def flushes() -> bool:
     return _SMALLEST * 0.5 == 0.0
 
 
-def mode() -> bytes:
+def flushing_mode() -> bytes:
     """What tells apart the modes of threads: of two with the same bytes, the same sums have the same bits."""
     return struct.pack("dd", _SMALLEST * 0.5, _SUBNORMAL * 2.0**1000)  # of a subnormal result, and of an operand

@@ -33,7 +33,7 @@ from abft_tsm2.arrays import (
     laid_out,
     namespace,
 )
-from abft_tsm2.core.flushing import mode
+from abft_tsm2.core.flushing import flushing_mode
 from abft_tsm2.core.ordered_sums import ordered_sums
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
 
@@ -361,11 +361,11 @@ def workers() -> int:
     return max(1, min(8, cores, int(asked) if asked.isdecimal() else cores))
 
 
-def _threads(own: bytes) -> ThreadPoolExecutor:
+def _threads(mode: bytes) -> ThreadPoolExecutor:
     with _pool_lock:
-        if own not in _pools:
-            _pools[own] = ThreadPoolExecutor(8, "abft_tsm2", lambda: setattr(_own, "asking", True))
-        return _pools[own]
+        if mode not in _pools:
+            _pools[mode] = ThreadPoolExecutor(8, "abft_tsm2", lambda: setattr(_own, "asking", True))
+        return _pools[mode]
 
 
 def _helpers(work: Callable[[], None], number: int) -> list[Future[None]]:
@@ -378,10 +378,10 @@ def _helpers(work: Callable[[], None], number: int) -> list[Future[None]]:
         return []
     _own.asking = True
     try:
-        own = mode()
+        own = flushing_mode()
 
         def in_that_mode() -> None:
-            if mode() == own:  # elsewhere threads may start in a mode of the system's
+            if flushing_mode() == own:  # elsewhere threads may start in a mode of the system's
                 work()
 
         threads = _threads(own)

@@ -17,7 +17,7 @@ from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound
 from abft_tsm2.checksum.rigorous import factored_rounding
 from abft_tsm2.core.blas import multiply_triangle, product
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, wide
-from abft_tsm2.linalg.evidence import Evidence, Lines, unit_lower
+from abft_tsm2.linalg.evidence import Evidence, Lines, may_be_undivided, unit_lower
 from abft_tsm2.linalg.host_certificate import checks_of_clean
 from abft_tsm2.linalg.host_sums import reads_at_once
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
@@ -198,8 +198,8 @@ class Certificate(NamedTuple):
 
 def certified(A: Array, W: Array, pivots: Any, encoding: MatrixChecksums) -> Certificate:
     """Verify a factorisation of which nothing is known: by the `certificate`, and multipliers that are at most 1."""
-    K = min(W.shape)
-    if reads_at_once(W) and (clean := checks_of_clean(W, pivots, encoding)):
+    K, undivided = min(W.shape), may_be_undivided(W)
+    if not undivided and reads_at_once(W) and (clean := checks_of_clean(W, pivots, encoding)):
         return Certificate(FactorOutcome.CERTIFIED, checks=clean)
     carried = LuChecksums(A, encoding, W)
     if not carried.order_by(pivots):
@@ -214,7 +214,8 @@ def certified(A: Array, W: Array, pivots: Any, encoding: MatrixChecksums) -> Cer
         for side, verdict, weight in zip(SIDES, verdicts, (carried.v, carried.w), strict=True)
     )
     blind = blind_lines(A, carried, (verdicts[0].bound, verdicts[1].bound))
-    suspected = rows or columns or blind is not None
+    blind = None if undivided else blind  # then all is compared
+    suspected = rows or columns or undivided or blind is not None
     outcome = FactorOutcome.SUSPECTED if suspected else FactorOutcome.CERTIFIED
     return Certificate(outcome, tuple(sorted(rows)), tuple(sorted(columns)), blind, checks)
 

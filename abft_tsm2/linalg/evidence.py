@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.rigorous import (
     definite_rounding,
     factored_rounding,
@@ -168,6 +168,15 @@ class FactorEvidence:
         if self._explained and self.found.right:
             self.found.subnormal = self.smallest
         return self.found
+
+
+def may_be_undivided(W: Array) -> bool:
+    """Whether LAPACK may have left columns of NumPy's as they were, for a pivot that is subnormal, or nearly so. Sums
+    do not tell: what such matrices may lose to underflow is as large as they are."""
+    if not is_numpy(W):
+        return False
+    pivots, limit = np.abs(W.diagonal()), smallest_pivot(float_type(W))
+    return bool(np.minimum.reduce(pivots) < limit) and bool(((pivots > 0) & (pivots < limit)).any())
 
 
 def factor_evidence(A: Array, W: Array, pivots: Any, lines: Lines | None = None) -> Evidence:

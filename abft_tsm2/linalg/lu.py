@@ -23,7 +23,7 @@ from abft_tsm2.linalg.certify import (
     read,
     whole,
 )
-from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence
+from abft_tsm2.linalg.evidence import Evidence, FactorEvidence, Lines, factor_evidence, may_be_undivided
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, stacked
 from abft_tsm2.linalg.line_check import runs
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums, are_exchanges, blind_lines, sees_all
@@ -545,7 +545,7 @@ class LuFactorisation(LuOnDevice):
         A, W, c = self.A, self.W, self.checksums
         blind: Lines | None = (np.ones(W.shape[0], bool), np.ones(W.shape[1], bool))
         with self.clock("certify"):
-            if not self.repair.doubted:
+            if not self.repair.doubted and not may_be_undivided(W):
                 if sees_all(c):
                     return
                 rows, columns = certificate(A, W, c)

@@ -23,7 +23,7 @@ from abft_tsm2 import (
 )
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.core import row_sums
-from abft_tsm2.core.flushing import flushes, mode
+from abft_tsm2.core.flushing import flushes, flushing_mode
 from tests.support.factor_cases import positive
 from tests.support.flushing import MODES, flushing
 from tests.support.planting import at, normal, put
@@ -70,7 +70,7 @@ def test_modes_are_told_apart() -> None:
     modes = set()
     for bits in (0, *MODES.values()):
         with flushing(bits):
-            modes.add(mode())
+            modes.add(flushing_mode())
     assert len(modes) == 4
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from abft_tsm2.arrays import is_column_major
 from abft_tsm2.core import row_sums
+from abft_tsm2.core.flushing import flushing_mode
 from abft_tsm2.core.ordered_sums import multipliers
 from abft_tsm2.core.row_sums import (
     column_squares,
@@ -341,7 +342,7 @@ def test_a_pass_amid_every_step_of_another(four_cores: None, monkeypatch: pytest
     x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
     places = {module.__file__ for module in (row_sums, threading, concurrent.futures.thread)}
     expected, wrong, asked = encoding_pass(x, W).tobytes(), [], []
-    monkeypatch.setattr(row_sums, "_pool", None)  # so that threads are started
+    monkeypatch.setattr(row_sums, "_pools", {})  # so that threads are started
 
     def stuck(*_: Any) -> None:
         raise TimeoutError("a pass waits for a lock that its own thread holds")
@@ -362,7 +363,9 @@ def test_a_pass_amid_every_step_of_another(four_cores: None, monkeypatch: pytest
     assert not wrong
     assert set(asked) == {False, True}
     assert row_sums._own.asking is False
-    assert row_sums._threads().submit(lambda: row_sums._helpers(print, 3)).result() == []  # helpers ask nobody
+    assert (
+        row_sums._threads(flushing_mode()).submit(lambda: row_sums._helpers(print, 3)).result() == []
+    )  # helpers ask nobody
 
 
 @pytest.mark.parametrize(
@@ -414,7 +417,7 @@ def pass_in_child(queue: Any) -> None:
 def test_a_forked_child_makes_its_own_threads(four_cores: None) -> None:
     x, W = sample(BIG, np.float32), weight_columns(BIG[1], 1)
     expected = encoding_pass(x, W).tobytes()
-    assert row_sums._pool is not None
+    assert row_sums._pools
     child = os.fork()
     if child == 0:  # pragma: no cover - the child leaves no trace but its exit code
         signal.alarm(20)  # a child that waits for threads it does not have is ended

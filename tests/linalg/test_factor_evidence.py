@@ -290,6 +290,24 @@ def test_columns_down_to_the_smallest_numbers_are_unverifiable(mode: str, n: int
     assert f"the pivot of column 0 is {pivot:.3g}" in report.reasons[0]
 
 
+@pytest.mark.filterwarnings("ignore:An ill-conditioned")
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_factors_less_than_what_underflow_may_take_are_unverifiable(mode: str) -> None:
+    """LAPACK's L is zero but for its diagonal, and all sums are within their bounds."""
+    n = 200
+    a = np.ldexp(np.eye(n) - np.tril(np.full((n, n), 0.63), -1), -140).astype(np.float32)
+    a[:, -1] = 2.0**-140
+    b = np.ldexp(np.ones(n), -70).astype(np.float32)
+    with pytest.warns(UnverifiableWarning):
+        _, report = protected_lu_factor(a, mode=mode, return_report=True)
+    assert (report.status, report.faults) == (Status.UNVERIFIABLE, ())
+    assert "the pivot of column 0 is" in report.reasons[0]
+    with pytest.warns(UnverifiableWarning):
+        _, report = protected_solve(a, b, mode=mode, return_report=True)
+    assert (report.status, report.faults) == (Status.UNVERIFIABLE, ())
+    assert "the pivot of column 0 is" in report.reasons[0]
+
+
 def test_a_subnormal_pivot_excuses_no_fault() -> None:
     a = np.random.default_rng(9).standard_normal((30, 30))
     a[:, 29] *= 1e-310
