@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -348,13 +349,13 @@ def test_with_the_check_disabled_flips_of_the_exponent_get_through(monkeypatch: 
     scene = GemmTrials(workload(), np)
     trials = [Trial(i, (replace(FLIP, seed=(i,)),), "protected") for i in range(20)]
     assert {finding.outcome for finding in scene.run(trials)} == {"corrected"}
-    honest = verify.judge
 
-    def blind(*arguments: Any) -> verify.SideVerdict:
+    def blind(honest: Any, *arguments: Any) -> verify.SideVerdict:
         verdict = honest(*arguments)
         return replace(verdict, ok=np.ones_like(verdict.ok))
 
-    everywhere(monkeypatch, verify.judge, blind)
+    for honest in (verify.judge, verify.explained_verdict):
+        everywhere(monkeypatch, honest, partial(blind, honest))
     findings = list(scene.run(trials))
     assert {finding.outcome for finding in findings} == {"sdc"}
     assert all(finding.to_line()["note"].startswith("gemm") for finding in findings)
