@@ -70,6 +70,7 @@ class Task:
     annotations: Any = None
     has_lost_dependencies: bool = False
     dependencies: set[Any] = field(default_factory=set)
+    key: Any = ""
 
 
 def guarded(scheduler, what):
@@ -161,6 +162,26 @@ def test_a_restart_leaves_nothing():
         assert not guard.attempts
 
     guarded(scheduler, what)
+
+
+def test_chunks_in_whose_memory_a_block_may_lie_are_made_again_with_it():
+    product = Task("memory", key=("product-protected-gemm-1", 0, 0))
+    result = Task("memory", dependencies={product}, key=("protected-gemm-1-c", 0, 0))
+    view, gone = Task("memory", dependencies={result}, key=("transpose-2", 0, 0)), Task("released", key="file")
+    block = Task("memory", dependencies={view, gone}, key=("read-a-protected-gemm-3", 0, 0))
+    later = Task("memory", dependencies={block}, key=("product-protected-gemm-3", 0, 0))
+    scheduler = Scheduler({}, block=block, later=later)
+
+    async def what(guard):
+        assert await guard.run_again("block", "reader", [])
+        assert await guard.run_again("later", "reader", [])
+        view.run_spec = None
+        assert not await guard.run_again("block", "another", [])
+
+    guarded(scheduler, what)
+    first, second = scheduler.moved
+    assert first == dict.fromkeys(["block", view.key, result.key], "released")
+    assert second == {"later": "released"}
 
 
 def test_a_block_is_made_again_so_often_and_no_more():

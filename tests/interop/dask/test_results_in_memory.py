@@ -228,9 +228,10 @@ def test_an_operand_made_again_on_a_cluster_is_not_read_from_memory_that_changed
 
 
 @on_cluster
-def test_a_block_made_again_on_a_cluster_is_the_one_that_is_returned(client: Any, right: Any) -> None:
+@pytest.mark.parametrize("at", [(2, 1, 0), (3, 3, 1)])
+def test_a_block_made_again_on_a_cluster_is_the_one_that_is_returned(at: Any, client: Any, right: Any) -> None:
     with dask.config.set(scheduler=client), ft.monitor() as log:
-        call = CALLS["cholesky"](return_report=True, on_stage=OnWorker(("product", 3, 2, 0)))
+        call = CALLS["cholesky"](return_report=True, on_stage=OnWorker(("product", *at)))
         result, report = dask.compute(*call)
     assert same(result, right["cholesky"][0])
     assert log.counts[Status.CORRECTED] >= 1
