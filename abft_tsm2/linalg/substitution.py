@@ -203,11 +203,10 @@ def substitution(
         last = X
         if not work.repair:
             break
-    xp = namespace(solved)
-    if not bool(xp.all(xp.isfinite(solved))) and not _finite_again(triangle, B.X):
+    if _beyond_range(triangle, solved, B.X):
         if work.confirm():
-            if Status.UNVERIFIABLE not in work.findings.statuses or bool(xp.all(xp.isfinite(B.X))):  # else known why
-                work.findings.reasons.append(_why_not_finite(triangle, B.X))
+            if Status.UNVERIFIABLE not in work.findings.statuses or _is_finite(B.X):  # else known why
+                work.findings.reasons.append(_why_beyond(triangle, solved, B.X))
             work.findings.statuses.append(Status.UNVERIFIABLE)
     elif work.confirm():
         work.findings.statuses.append(Status.UNCORRECTABLE)
@@ -231,25 +230,35 @@ def wrong_rows(name: str, verdict: LineCheck, repair: str = "") -> Fault:
     return Fault(name, "rows", rows, (), len(rows), largest(to_host(verdict.residual)), repair)
 
 
-def _finite_again(triangle: Triangle, B: Array) -> bool:
-    X = like_columns(B, B.shape)
-    X[...] = B
-    with np.errstate(all="ignore"):
-        solve_triangle(triangle.T, X, lower=triangle.lower, unit=triangle.unit)
-    return bool(namespace(X).all(namespace(X).isfinite(X)))
+def _is_finite(X: Array) -> bool:
+    xp = namespace(X)
+    return bool(xp.all(xp.isfinite(X)))
 
 
-def _why_not_finite(triangle: Triangle, B: Array) -> str:
+def _beyond_range(triangle: Triangle, solved: Array, B: Array) -> bool:
+    """Whether no fault is needed for a solution that cannot be checked: it is not finite, and is so once more; or the
+    triangle is not, which leaves zeros in the solution where a pivot is Inf."""
+    if not _is_finite(solved):
+        X = like_columns(B, B.shape)
+        X[...] = B
+        with np.errstate(all="ignore"):
+            solve_triangle(triangle.T, X, lower=triangle.lower, unit=triangle.unit)
+        return not _is_finite(X)
+    whole = slice(0, B.shape[0])
+    return not _is_finite(triangle.block(whole, whole))
+
+
+def _why_beyond(triangle: Triangle, solved: Array, B: Array) -> str:
     xp, kind = namespace(B), float_type(B)
-    if not bool(xp.all(xp.isfinite(B))):
+    if not _is_finite(B):
         what = "the right-hand sides are not finite"
     elif not triangle.unit and bool(xp.any(xp.linalg.diagonal(triangle.T) == 0)):
         what = "the matrix is singular, a pivot is exactly zero"
-    elif not bool(xp.all(xp.isfinite(triangle.T))):
+    elif not _is_finite(triangle.T):
         what = "the factors are not finite"
     else:
         what = f"it overflows, or a number on the way to it does ({kind.name} ends at {kind.largest:.3g})"
-    return f"the solution is not finite: {what}"
+    return f"the solution {'cannot be checked' if _is_finite(solved) else 'is not finite'}: {what}"
 
 
 def _note_repair(findings: Findings, name: str, wrong: Array, right: Array) -> None:

@@ -124,6 +124,11 @@ def test_why_a_solution_is_not_finite() -> None:
         lu[0, 1] = np.nan
         _, report = protected_lu_solve((lu, piv), b, check_finite=False, return_report=True)
         assert report.reasons == ("the solution is not finite: the factors are not finite",)
+        lu[0, 1] = 0.0  # a pivot that is Inf leaves a zero
+        x, report = protected_lu_solve((lu, piv), b, check_finite=False, return_report=True)
+        assert np.array_equal(x, [1.0, 0.0, 1.0])
+        assert (report.status, report.faults) == (Status.UNVERIFIABLE, ())
+        assert report.reasons == ("the solution cannot be checked: the factors are not finite",)
         b[1] = np.nan
         _, report = protected_lu_solve((np.eye(3), piv), b, check_finite=False, return_report=True)
         assert report.reasons == ("the solution is not finite: the right-hand sides are not finite",)
