@@ -228,7 +228,7 @@ def check_of(side: str, residual: Array, bound: Array, weight: Array) -> Check:
         return Check(side, 1, 0, 0, 0.0, 0.0, -1, 0.0)
     with np.errstate(all="ignore"):
         ratio = xp.abs(residual) / bound
-        ratio = xp.where(bound > 0, ratio, xp.zeros_like(ratio))
+        ratio = xp.where((residual == 0) & (bound == 0), xp.zeros_like(ratio), ratio)
         ratio = xp.where(ratio <= 1, ratio, xp.full_like(ratio, -1.0))  # evidence has decided about these lines
         middle = float(np.partition(to_host(bound), lines // 2)[lines // 2])
         limit = float(np.divide(middle, float(xp.min(xp.abs(weight))) if weight.shape[0] else 1.0))

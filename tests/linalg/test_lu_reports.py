@@ -15,6 +15,7 @@ from scipy import linalg
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, errstate, monitor, protected_lu_factor
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.linalg import lu_options
+from abft_tsm2.linalg.outcome import check_of
 from tests.support.factor_cases import DTYPES, MODES, clean, described, lu_outside
 from tests.support.planting import everywhere, normal, put
 
@@ -242,3 +243,11 @@ def test_threads_do_not_meet() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, matrices))
+
+
+def test_lines_without_a_bound_are_not_counted_as_verified() -> None:
+    """What subnormal numbers leave of norms may be no number."""
+    residual, bound = np.array([0.0, 0.0, 1.0, 0.5]), np.array([0.0, np.nan, 0.0, 1.0])
+    check = check_of("rows", residual, bound, np.ones(4))
+    assert (check.lines, check.verified) == (4, 2)
+    assert (check.closest, check.closest_line) == (0.5, 3)
