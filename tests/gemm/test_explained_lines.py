@@ -108,9 +108,9 @@ def test_weights_of_a_sparse_operand_fit_columns_that_the_sample_does_not_show()
 
 
 def few_chains() -> Pair:
-    """Of a product summed in order, four rows round in one direction."""
-    A, B = pair(96, 3000, 120, np.float32)
-    A[[5, 17, 40, 41]] = np.random.default_rng(1).uniform(0.1, 1, (4, 1))
+    """All rows of a product that is summed in order round in one direction for most of the time, and some too far."""
+    A, B = pair(96, 1000, 120, np.float32)
+    A[:, :800] = np.random.default_rng(1).uniform(0.1, 1, (96, 1))
     B[...] = np.random.default_rng(2).uniform(0.1, 1, 120)
     return A, B
 
@@ -130,7 +130,7 @@ def test_suspected_lines_are_multiplied_again_alone(how: str, monkeypatch: Patch
     counted(monkeypatch, Product, "again", again)
     _, report = protected_gemm(A, B, check="rows", return_report=True)
     assert report.status.name == "CLEAN"
-    assert 1 <= report.suspicions <= 4
+    assert 1 <= report.suspicions <= 48
     sizes = [given[1].size if len(given) > 1 else 96 for given in again]
     assert sizes[0] <= 48
     assert sizes[1:] == ([] if how == "alike" else [96])
