@@ -36,3 +36,10 @@ def test_squares_that_left_the_range_vouch_for_no_norm(scheme: str) -> None:
     for seed in range(5830, 5850):
         plan = Plan("swap_elements", site="A", persistent=True, seed=(20261128, 3, seed))
         assert replayed(workload, plan, scheme=scheme).outcome != "sdc"
+
+
+def test_an_element_of_u_that_only_its_sum_convicts_is_repaired() -> None:
+    """Of rows over 30 decades: it is off by less than two ways to compute it may be, and the sum of its row stands."""
+    workload = Workload("lu", 100, 100, 100, "float32", "graded rows", "F", (20261128, 7, 192), (("block", [8, 16]),))
+    found = replayed(workload, Plan("bit_flip", "lu.finished_U", seed=(20261128, 7, 3857)), scheme="online")
+    assert (found.outcome, found.status, found.located) == ("corrected", "CORRECTED", "exact")
