@@ -433,6 +433,11 @@ def rigorous_factor(a: Arithmetic, k: int) -> float:
     return operations * a.u + (k + 2) * CHECKSUM_UNIT + 4 * a.u_in  # truncated operands are off by 2 u_in each
 
 
+def usual_of(sizes: Any) -> Any:
+    """What nine tenths of the elements of each line do not exceed, (..., 1): `OUTLIER` times as much stands out."""
+    return np.quantile(sizes, 0.9, axis=-1, method="lower", keepdims=True)
+
+
 def element_noise(a: Arithmetic, k: int) -> float:
     """The usual error of an element in units of ``(A o A)(B o B)``'s root: ``(u + u_c) sqrt(k)``."""
     return (a.u + CHECKSUM_UNIT) * math.sqrt(max(k, 1)) + 2 * a.u_in

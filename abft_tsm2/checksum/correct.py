@@ -22,7 +22,7 @@ import numpy as np
 
 from abft_tsm2.arrays import from_host, in_float64, namespace, to_host
 from abft_tsm2.checksum import repairs
-from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor
+from abft_tsm2.checksum.bounds import OUTLIER, element_noise, rigorous_factor, usual_of
 from abft_tsm2.checksum.elements import NOTHING, Balance, element_sums
 from abft_tsm2.checksum.repairs import AGAIN, RepairOutcome, Written
 from abft_tsm2.checksum.second_product import compare
@@ -176,7 +176,7 @@ def _outliers(distance: Floats) -> tuple[Mask, Mask]:
 
     Such a line, if it holds a wrong element, was hit as a whole: what it does not show hides in rounding.
     """
-    usual = np.quantile(distance, 0.9, axis=1, method="lower") if distance.shape[1] else distance[:, 0:0].sum(1)
+    usual = usual_of(distance)[:, 0] if distance.shape[1] else distance[:, 0:0].sum(1)
     outliers = ~(distance <= OUTLIER * np.maximum(1.0, np.where(np.isfinite(usual), usual, 1.0))[:, None])
     return outliers, np.asarray(usual > OUTLIER / 2)
 

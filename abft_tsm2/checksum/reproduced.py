@@ -18,12 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, in_float64, is_column_major, is_numpy, namespace, to_host
-from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT, element_noise, rigorous_factor
+from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT, element_noise, rigorous_factor, usual_of
 from abft_tsm2.checksum.sides import Floats, Integers, Side
 from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
 _WORST = 8  # lines that are compared element by element, and others beside them
-_USUAL = 0.9  # of the elements of a line
 _MODERATE = 2.0**-300, 2.0**300  # the largest sum of moduli; products of two stay far from both ends
 _TILE_BYTES, _FAR_BYTES = 1 << 18, 8 << 20  # of a part of R on NumPy, where it stays in the cache, and on a GPU
 # Lines that the kernels of a BLAS compute together, or a multiple, by the bytes of an element: which of them a line is
@@ -114,8 +113,8 @@ def _hold(lines: Side, at: Integers) -> bool:
 def _none_stands_out(distance: Floats, count: int, least: float) -> bool:
     """Whether no element of the first lines is much further off than its line, and none of these lines than the rest,
     in a unit of which `least` is nothing."""
-    usual = np.maximum(least, np.quantile(distance, _USUAL, axis=1, method="lower"))
-    outlying = ~(distance[:count] <= OUTLIER * usual[:count, None])
+    usual = np.maximum(least, usual_of(distance))
+    outlying = ~(distance[:count] <= OUTLIER * usual[:count])
     return not outlying.any() and bool((usual[:count] <= STANDS_OUT * np.median(usual[count:])).all())
 
 

@@ -111,8 +111,8 @@ def compare(
         _outlying_elements(lines, scale, second, wrong, V, tau, outcome)
         return second, wrong, in_both
     # Where elements are wrong for certain, lines that differ may all be, and none stands out among the others.
-    convicted = bool(outcome.faults or outcome.written.lines)
-    if not convicted and not _all_equal(lines, scale, controls, outcome.written, second.product):
+    some_are = bool(outcome.faults or outcome.written.lines)
+    if not some_are and not _all_equal(lines, scale, controls, outcome.written, second.product):
         beyond, excused = _beyond_second(lines, scale, second, controls, V, tau)
         wrong &= beyond
         if not beyond.all():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from abft_tsm2.arrays import Array, from_host, namespace
-from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT
+from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT, usual_of
 from abft_tsm2.checksum.evidence import line_errors, summed_in_order, weighted_norms
 from abft_tsm2.checksum.sides import Floats, Integers, Mask, Scale, Side
 from abft_tsm2.core.matmul import multiply, same_layout
@@ -30,8 +30,7 @@ def outlying_from(size: Floats, tau: Floats) -> Floats:
         Moduli of what the elements add to a residual.
     tau : (lines, r) array
     """
-    usual = np.quantile(size, 0.9, axis=1, method="lower", keepdims=True)
-    return np.asarray(np.maximum(OUTLIER * usual, tau.min(axis=1, keepdims=True) / OUTLIER))
+    return np.asarray(np.maximum(OUTLIER * usual_of(size), tau.min(axis=1, keepdims=True) / OUTLIER))
 
 
 def standing_out(

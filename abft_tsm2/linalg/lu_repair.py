@@ -30,6 +30,7 @@ from abft_tsm2.checksum.bounds import (
     factored_bound,
     factored_element,
     rigorous_factored,
+    usual_of,
 )
 from abft_tsm2.core.blas import add_product, permutation, product, solve_triangle
 from abft_tsm2.core.row_sums import take_rows
@@ -298,8 +299,7 @@ class LuRepair:
         """Elements of U(r, r:) that are off by less than two ways to compute them may be, which the sum that is kept
         and borne out convicts: the farthest, if with them the row has that sum, or half of what it was off by."""
         with np.errstate(all="ignore"):
-            usual = np.quantile(distance, 0.9, method="lower")
-            outlying = (distance > OUTLIER * usual) | (distance == distance.max(initial=0.0))
+            outlying = (distance > OUTLIER * usual_of(distance)) | (distance == distance.max(initial=0.0))
             chosen, weights = from_host(outlying, new), self.carried.v[r:]
             xp, kept = namespace(new), float(self.carried.y[r])
             rows = old, xp.where(chosen, wide(xp.astype(new, self.W.dtype)), old)
