@@ -1,7 +1,8 @@
 """Arrays that are kept between calls: compared with a copy at each use, and bounded in bytes.
 
 What verdicts rest on lies in memory for as long as a process runs. A bit of it that flips would blind every later
-check, so no use trusts it: where the array and its copy differ, both are dropped and made again.
+check, so no use trusts it: where the array and its copy differ, both are dropped and made again. What lies on a GPU is
+kept three times, and kernels take what two copies agree on (kernels/tsm2/kept.cuh).
 """
 
 from __future__ import annotations
@@ -13,6 +14,19 @@ from typing import Any
 import numpy as np
 
 MOST = 16 << 20  # bytes of one function's arrays, with their copies; a larger one is made at each use
+
+
+def thrice(values: Any, room: int = 0) -> np.ndarray[Any, Any]:
+    """Three copies of numbers, one behind the other, each with zeros behind it up to `room` elements.
+
+    Examples
+    --------
+    >>> from abft_tsm2.core.kept import thrice
+    >>> thrice([1.0, 2.0], room=3)
+    array([1., 2., 0., 1., 2., 0., 1., 2., 0.])
+    """
+    one = np.asarray(values)
+    return np.tile(np.concatenate([one, np.zeros(max(0, room - one.size), one.dtype)]), 3)
 
 
 def compared(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,12 +14,13 @@
 // Launch   (at most ceil(n / (32 V)), products) blocks of T1 threads
 // Macros   those of wide.cuh; T1 threads, 512: a warp for each run; TURNED 0 where the rows of R are contiguous, 1 where
 //          its columns are; BLOCKS of a multiprocessor; ENTRY the name of the kernel
-// Storage  R(l, j) of product b = R[b step + l rs + j cs]; base and v have n elements, those of product b from b v_step
-//          on. ALIGNED divides the address of R, step, and the larger of rs and cs, in bytes. parts: sum |v| and smallest
+// Storage  R(l, j) of product b = R[b step + l rs + j cs]; base has n elements, kept three times (tsm2/kept.cuh), and v
+//          has n, those of product b from b v_step on. ALIGNED divides the address of R, step, and the larger of rs and cs, in bytes. parts: sum |v| and smallest
 //          |v| of each 32 columns, one product after the other. state: 32 words, wiped. enlarge: k / rows in the sample
 //          encoded: number of the call, as number_of takes it, or 0
 #include "check/state.cuh"
 #include "check/chain.cuh"
+#include "tsm2/kept.cuh"
 
 constexpr int WARPS = T1 / 32, COLUMNS = 32 * V, RUN = 8;
 static_assert(WARPS == 16, "a run for each warp");
@@ -117,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(T1, BLOCKS)
     __syncthreads();
 
     if (warp < V) {
-      const float own_base = j < n ? base[j] : 0;
+      const float own_base = j < n ? of_three(base, n, j) : 0;
       double square = 0, common = 0;
       int runs_with = 0;
 #pragma unroll 4

@@ -44,7 +44,7 @@ INLINE double log_of(double x) { return log2(fabs(x)); }
 
 // The logarithm of how large a change of an element may be that no sum shows, in a line of A with that largest element.
 template <class T>
-INLINE double allowed(T largest, const double* constants) {
+INLINE double allowed(T largest, Constants constants) {
   return constants[BLIND] + larger(log_of(exactly(largest)), constants[LEAST_SIZE]);
 }
 

@@ -45,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(T1)
     ENTRY(const double* __restrict__ wL, const double* __restrict__ g, const double* __restrict__ Uv,
           const double* __restrict__ y, const Real* __restrict__ W, Index ld, const double* __restrict__ column_floor,
           const double* __restrict__ row_floor, const double* __restrict__ w, const int* __restrict__ order, Index m,
-          Index last, const double* __restrict__ constants, Count* verified, double* differs) {
+          Index last, const double* __restrict__ tolerances, Count* verified, double* differs) {
+  const Constants constants = {tolerances};
   constexpr double ROW = 1, COLUMN = 2;
   const Index first = Index(blockIdx.x) * T1, line = first + threadIdx.x;
   const double tail = tail_norm(w, order, first, m);

@@ -18,7 +18,8 @@ static_assert(RUN == 64, "a lane of a warp has two rows");
 
 extern "C" __global__ void __launch_bounds__(T1)
     ENTRY(const double* __restrict__ y, const int* __restrict__ order, const double* __restrict__ row_floor, Index m,
-          Index n, const double* __restrict__ constants, double* state) {
+          Index n, const double* __restrict__ tolerances, double* state) {
+  const Constants constants = {tolerances};
   __shared__ double ratios[WARPS * RUN];
   __shared__ double growths[WARPS];
   __shared__ double row_terms[WARPS];

@@ -3,7 +3,7 @@
 //
 // Launch   ceil(n / 256) blocks of 256 threads
 // Macros   REAL; ENTRY the name of the kernel
-// Storage  a_ii = A[i step]; base, w: double[n]
+// Storage  a_ii = A[i step]; w: double[n]; base: the same, kept three times (tsm2/kept.cuh)
 #include "factor/line_verdict.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -15,5 +15,5 @@ extern "C" __global__ void __launch_bounds__(256)
   memcpy(&bits, &root, sizeof(bits));
   const int biased = int(bits >> 52) & 0x7ff;
   const int e = biased == 0 || biased == 0x7ff ? 0 : biased - 1022;
-  w[i] = base[i] * double_of((unsigned long long)(1023 - e) << 52);
+  w[i] = of_three(base, n, i) * double_of((unsigned long long)(1023 - e) << 52);
 }

@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(T1, 4)
           const double* __restrict__ S, const double* __restrict__ Z, const double* __restrict__ row_floor,
           const double* __restrict__ column_floor, const double* __restrict__ largest,
           const double* __restrict__ moduli, const double* __restrict__ state, Index m, Index n,
-          const double* __restrict__ constants, double* residuals, double* bounds, Count* verified) {
+          const double* __restrict__ tolerances, double* residuals, double* bounds, Count* verified) {
+  const Constants constants = {tolerances};
   const bool of_rows = blockIdx.y == 0;
   const Index K = smaller(m, n), line = Index(blockIdx.x) * T1 + threadIdx.x;
   bool fine = false, small = false;

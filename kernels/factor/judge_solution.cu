@@ -21,8 +21,9 @@ extern "C" __global__ void __launch_bounds__(T1)
     ENTRY(const double* __restrict__ parts, Index tiles, Index n, Index count, Index unit, const double* __restrict__ y,
           const double* __restrict__ s, const double* __restrict__ s_more, const double* __restrict__ given,
           const double* __restrict__ given_squares, const int* __restrict__ places, const double* __restrict__ reached,
-          double* __restrict__ last, const double* __restrict__ moduli, const double* __restrict__ constants,
+          double* __restrict__ last, const double* __restrict__ moduli, const double* __restrict__ tolerances,
           double* __restrict__ residuals, double* __restrict__ bounds, Count* verified, Index which) {
+  const Constants constants = {tolerances};
   __shared__ double totals[SUMS * T1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index line = Index(blockIdx.x) * 32 + lane;

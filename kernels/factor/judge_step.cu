@@ -16,7 +16,7 @@
 // Storage  W(r, c) = W[r + c ld]; order1: which row of the input each row of W is, after the step. S, row_floor by row
 //          of the input; v, Z, column_floor, biggest by column; g, y by place; parts[block b + i] of `blocks` blocks, 0
 //          where nothing is right of the step; all float64.
-//          moduli: sum |w|, sum |v|. state: growth, operations on rows, on columns, read and updated; constants: see
+//          moduli: sum |w|, sum |v|. state: growth, operations on rows, on columns, read and updated; tolerances: see
 //          line_verdict.cuh. residuals and bounds: of rows, and from max(m, n) on of columns.
 //          status: long long; status[at] = 8 token + 1 where a row is not fine + 2 where a column is not + 4 where an
 //          element of biggest is larger than partial pivoting allows; in_doubt: these flags again, where line_squares.cu
@@ -95,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(T1, 1)
           const double* __restrict__ S, const double* __restrict__ Z, const double* __restrict__ biggest,
           const double* __restrict__ parts, Index blocks, double* y, const double* __restrict__ row_floor,
           const double* __restrict__ column_floor, const double* __restrict__ moduli, double* state, double* residuals,
-          double* bounds, Index* status, Index at, Index token, Index* in_doubt, const double* __restrict__ constants) {
+          double* bounds, Index* status, Index at, Index token, Index* in_doubt, const double* __restrict__ tolerances) {
+  const Constants constants = {tolerances};
   __shared__ double sums_of_rows[WARPS / 2 * ROWS];
   __shared__ double right_of[ROWS];  // v(J), then y(J)
   __shared__ double across[ROWS];    // g(J) U(J, J)

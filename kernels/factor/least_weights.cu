@@ -13,7 +13,7 @@
 INLINE double least_over_block(double x) { return -largest_over_block<T1>(nan_is_infinite(-x)); }
 
 INLINE void least_of(const double* __restrict__ weights, const Real* __restrict__ largest, Index lines,
-                     const double* constants, double* least) {
+                     Constants constants, double* least) {
   double weight = INFINITE, size = INFINITE;
   for (Index i = threadIdx.x; i < lines; i += T1) {
     const double own = log_of(weights[i]);
@@ -29,8 +29,9 @@ INLINE void least_of(const double* __restrict__ weights, const Real* __restrict_
 
 extern "C" __global__ void __launch_bounds__(T1)
     ENTRY(const double* __restrict__ w, const double* __restrict__ v, const Real* __restrict__ row_largest,
-          const Real* __restrict__ column_largest, Index m, Index n, const double* __restrict__ constants,
+          const Real* __restrict__ column_largest, Index m, Index n, const double* __restrict__ tolerances,
           double* least) {
+  const Constants constants = {tolerances};
   least_of(w, row_largest, m, constants, least);
   least_of(v, column_largest, n, constants, least + LEASTS);
 }

@@ -7,10 +7,11 @@
 #pragma once
 #include "factor/rows.cuh"
 #include "tsm2/exact.cuh"
+#include "tsm2/kept.cuh"
 
 typedef REAL Real;
 
-// Elements of `constants`, in the order of CONSTANTS in check_config.py.
+// Elements of `constants`, in the order of CONSTANTS in check_config.py, whose ROOM is as here.
 //   ROUNDING          f u of factored_bound
 //   UNDERFLOW         smallest subnormal
 //   FLOOR_TERMS       operations that every element is granted
@@ -20,6 +21,13 @@ typedef REAL Real;
 //   MULTIPLIER        largest_multiplier
 enum Constant {
   ROUNDING, UNDERFLOW, FLOOR_TERMS, SHARE, SUMMED, USUAL, LEAST, CHI_SQUARED, SMALLEST, MULTIPLIER, CONSTANTS
+};
+
+// They outlive a call: ROOM numbers, the first of which are given, kept three times.
+constexpr int ROOM = 16;
+struct Constants {
+  const double* kept;
+  INLINE double operator[](int i) const { return of_three(kept, ROOM, i); }
 };
 
 // Elements of `state`: how much what is left has grown, and the operations so far on every row and every column.
@@ -77,7 +85,7 @@ INLINE double largest_over_block(double x) {
 INLINE int growth_stride(int lines) { return lines / 128 + 1; }
 INLINE int growth_count(int lines) { return (lines + growth_stride(lines) - 1) / growth_stride(lines); }
 
-INLINE double growth_ratio(double floor, double sum, const double* constants) {
+INLINE double growth_ratio(double floor, double sum, Constants constants) {
   return nan_is_infinite(fabs(sum) / (floor + constants[SMALLEST]));
 }
 
@@ -95,7 +103,7 @@ INLINE bool is_middle(const double* ratios, int count, int i) {
 
 constexpr double GROWN = 1e145;  // of line_check.py
 
-INLINE double growth_of(double middle, const double* constants) {
+INLINE double growth_of(double middle, Constants constants) {
   const double usual = middle > GROWN && is_finite(middle) ? GROWN : middle;
   return usual * usual / constants[CHI_SQUARED];
 }
@@ -103,7 +111,7 @@ INLINE double growth_of(double middle, const double* constants) {
 // ---- bounds ---------------------------------------------------------------------------------------------------------
 
 // Roundings that `count` operations on a line of `length` elements leave in its residual (bounds.operations).
-INLINE double operations(double count, double length, const double* constants) {
+INLINE double operations(double count, double length, Constants constants) {
   const double sums = count > 0 ? larger(1, count / constants[SUMMED]) : 0;
   return count + sums * length * constants[SHARE];
 }
@@ -118,7 +126,7 @@ INLINE double reach(double floor, double done, double terms, double first, doubl
 }
 
 // The bound of a residual (bounds.factored_bound). weight: the sum of the weights' moduli
-INLINE double factored_bound(double reached, double terms, double weight, const double* constants) {
+INLINE double factored_bound(double reached, double terms, double weight, Constants constants) {
   return constants[ROUNDING] * reached + (terms + constants[FLOOR_TERMS]) * constants[UNDERFLOW] * weight;
 }
 
@@ -133,7 +141,7 @@ INLINE double ratio_to_bound(double residual, double bound) {
 // ratio is beyond min(1, max(LEAST, USUAL median)). Of the median only that is asked whether USUAL times it is less
 // than the largest ratio: it is if that is true of more than half of them, which counting tells without sorting.
 template <int THREADS>
-INLINE bool all_fine(double ratio, int lines, const double* constants) {
+INLINE bool all_fine(double ratio, int lines, Constants constants) {
   const bool there = int(threadIdx.x) < lines;
   const double largest = largest_over_block<THREADS>(there ? ratio : 0);
   const double lower = sum_over_block<THREADS>(there && constants[USUAL] * ratio < largest);

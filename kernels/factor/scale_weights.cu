@@ -6,8 +6,10 @@
 //
 // Launch   ceil(max(m, n) / 256) blocks of 256 threads
 // Macros   REAL; ENTRY the name of the kernel
-// Storage  row_max, column_max: bits of moduli as measure.cu leaves them; base_w, w: double[m]; base_v, v: double[n]
+// Storage  row_max, column_max: bits of moduli as measure.cu leaves them; w: double[m], v: double[n]; base_w and base_v: the
+//          same, kept three times (tsm2/kept.cuh)
 #include "factor/real.cuh"
+#include "tsm2/kept.cuh"
 
 constexpr int DIGITS = sizeof(Real) == 4 ? 23 : 52;      // stored ones of the significand
 constexpr int LOWEST = sizeof(Real) == 4 ? -125 : -1021;  // e of the smallest normal number, as of all frexp
@@ -35,6 +37,6 @@ extern "C" __global__ void __launch_bounds__(256)
     ENTRY(const Word* row_max, const double* base_w, double* w, Index m, const Word* column_max, const double* base_v,
           double* v, Index n) {
   const Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < m) w[i] = base_w[i] * power(-exponent(row_max[i]));
-  if (i < n) v[i] = base_v[i] * power(-exponent(column_max[i]));
+  if (i < m) w[i] = of_three(base_w, m, i) * power(-exponent(row_max[i]));
+  if (i < n) v[i] = of_three(base_v, n, i) * power(-exponent(column_max[i]));
 }

@@ -16,8 +16,9 @@
 
 extern "C" __global__ void __launch_bounds__(T1)
     ENTRY(const int* __restrict__ order, const Real* __restrict__ row_largest, const Real* __restrict__ column_largest,
-          const double* __restrict__ least, Index m, Index n, const double* __restrict__ constants,
+          const double* __restrict__ least, Index m, Index n, const double* __restrict__ tolerances,
           const double* __restrict__ bounds, Count* verified) {
+  const Constants constants = {tolerances};
   const bool of_rows = blockIdx.y == 0;
   const Index line = Index(blockIdx.x) * T1 + threadIdx.x;
   const double* others = least + (of_rows ? LEASTS : 0);

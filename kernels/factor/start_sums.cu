@@ -6,8 +6,8 @@
 //
 // Launch   enough blocks of any number of threads for a thread each line of the longer side
 // Macros   ENTRY the name of the kernel
-// Storage  all float64; initial, steps_state, state: three each
-#include "tsm2/index.cuh"
+// Storage  all float64; steps_state, state: three each; initial: the same, kept three times (tsm2/kept.cuh)
+#include "tsm2/kept.cuh"
 
 INLINE void start(Index i, Index lines, const double* sums, const double* squares, double* kept, double* carried,
                   double* floor) {
@@ -24,5 +24,5 @@ extern "C" __global__ void ENTRY(const double* S, const double* row_squares, Ind
   const Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x;
   start(i, m, S, row_squares, kept_S, carried_S, row_floor);
   start(i, n, Z, column_squares, kept_Z, carried_Z, column_floor);
-  if (i < 3) steps_state[i] = state[i] = initial[i];
+  if (i < 3) steps_state[i] = state[i] = of_three(initial, 3, i);
 }

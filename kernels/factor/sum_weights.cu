@@ -8,9 +8,11 @@
 //
 // Launch   1 block of T1 threads
 // Macros   REAL float or double, of largest; T1 threads; ENTRY the name of the kernel
-// Storage  largest: bits of moduli as measure.cu leaves them; base, logs (scratch), t: double[count]; moduli: double[1]
+// Storage  largest: bits of moduli as measure.cu leaves them; logs (scratch), t: double[count]; base: the same, kept three
+//          times (tsm2/kept.cuh); moduli: double[1]
 #include "factor/real.cuh"
 #include "factor/solution.cuh"
+#include "tsm2/kept.cuh"
 
 constexpr double LOWEST = -1000, HIGHEST = 1020;
 
@@ -51,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(T1)
   for (Index c = threadIdx.x; c < count; c += T1) {
     const double own = is_finite(logs[c]) ? logs[c] : least;
     const double e = number == 0 ? 0 : fmin(HIGHEST, fmax(LOWEST, rint(own - shift)));
-    const double weight = base[c] * power(-e);
+    const double weight = of_three(base, count, c) * power(-e);
     t[c] = weight;
     sum += fabs(weight);
   }

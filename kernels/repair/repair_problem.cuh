@@ -7,7 +7,8 @@ constexpr int CAP = 2048, GROUPS = 8, LOG = 1024;
 constexpr int REST = 1024;      // columns that are looked at along their whole length
 constexpr int GAPS = 8;         // lines next to flagged ones
 constexpr int BINS = 128;      // of z
-constexpr double OUTLIER = 8;  // times further off than the usual is wrong
+constexpr double OUTLIER = 8;    // times further off than the usual is wrong
+constexpr double TRUNCATED = 2;  // units of roundoff that an addition is off by where a tensor core truncates
 
 // Compilers need some registers more on other architectures than the one that loads ahead are tuned on.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900

@@ -180,7 +180,7 @@ def test_what_sums_see(on: Any, shape: tuple[int, int], dtype: str) -> None:
         margins.append(np.min((least - sight.bounds[side])[bounds[side] > 0]))
     for shift, blind in ((1e-9, 0), (-1e-9, 1)):
         run = on(of)
-        run.constants[BEHIND + 2] += shift - min(margins)  # the blind factor
+        run.constants.reshape(3, -1)[:, BEHIND + 2] += shift - min(margins)  # the blind factor
         run.see_all(bounds_of(of))
         assert run.verified[cases.SEES_ALL] == sum(shape) - blind
 

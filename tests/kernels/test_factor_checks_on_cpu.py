@@ -18,6 +18,7 @@ from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import LEAST, USUAL, factored_bound, operations
 from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.linalg.device.check_config import (
+    ROOM,
     Advance,
     ColumnSums,
     JudgeStep,
@@ -31,6 +32,7 @@ from abft_tsm2.linalg.line_check import LineCheck, growth
 from abft_tsm2.linalg.lu_checks import LuChecksums
 from tests.support.cuda_on_cpu import ORDERS
 from tests.support.libraries import Libraries, first_complaint, in_every_order, library_of, texts, with_faults
+from tests.support.planting import kept
 
 DTYPES = ("float64", "float32")
 CHUNKS = (4, 8, 16)
@@ -98,7 +100,7 @@ class Device:
         self.status, self.in_doubt = np.zeros(steps, np.int64), np.full(1, -1)
         self.moduli = np.full(2, np.nan)
         stored = FLOATS[self.dtype]
-        self.state, self.constants = np.array(initial_state(stored, m, n)), np.array(constants(stored))
+        self.state, self.constants = np.array(initial_state(stored, m, n)), kept(constants(stored), ROOM)
         self.parts = np.zeros(0)
         self.launch(SumModuli(), 1, (self.w, m, self.v, n, self.moduli))
 

@@ -19,6 +19,7 @@ from tests.kernels.test_moves_compile import CONFIGS
 from tests.support.cuda_on_cpu import ORDERS, KernelFault
 from tests.support.cuda_on_cpu.library import _Address
 from tests.support.libraries import Libraries, library_of, texts, with_faults
+from tests.support.planting import kept
 
 DTYPES = ("float64", "float32")
 NOTHING = _Address(0)
@@ -357,7 +358,7 @@ def test_weights_fit_the_sizes_of_lines(library: Libraries, dtype: str) -> None:
         found = [np.full(count, np.nan) for count in (m, n)]
         launch = moves.scale_weights(m, n)
         sides = zip(sizes, bases, found, (m, n), strict=True)
-        args = [x for size, base, weights, count in sides for x in (size.view(word), base, weights, count)]
+        args = [x for size, base, weights, count in sides for x in (size.view(word), kept(base), weights, count)]
         library.run(MoveKernel("scale_weights", dtype).name, launch.grid, launch.threads, args)
         for size, base, weights in zip(sizes, bases, found, strict=True):
             exponents = np.where(np.isfinite(size), np.frexp(size.astype(float))[1], 0)

@@ -67,8 +67,13 @@ FAR_COLUMNS = Case("in_a_row", m=6, k=5, n=2500)
 MUCH = Case("much_of_a_column", m=300)
 UNSEEN, WIDE = Case("unseen_in_a_tile", m=300), Case("unseen_in_a_wide_tile", m=300)
 CANCELLING = Case("cancelling", m=300)
+OTHERWISE = Case("added_otherwise", k=700, equal=True)
 CASES = (
-    *(Case(fault) for fault in FAULTS if fault not in (*OF_PRODUCTS, *OF_OPERANDS, "too_many_elements")),
+    *(
+        Case(fault)
+        for fault in FAULTS
+        if fault not in (*OF_PRODUCTS, *OF_OPERANDS, "too_many_elements", "added_otherwise")
+    ),
     *(Case(fault, batch=3, shared=shared) for fault in OF_PRODUCTS for shared in (False, True)),
     *(Case(fault, beta=-0.5, alpha=2.0, order="F") for fault in ("clean", "element", "rows", "many_rows", "tile")),
     *(
@@ -80,7 +85,7 @@ CASES = (
     *(Case("element", m=1, k=k, n=n) for k, n in ((1, 1), (7, 1), (1, 5), (2, 70), (65, 64))),
     Case("element", m=3, k=5, n=2200),
     *(FAR_COLUMNS, CANCELLING, UNSEEN, WIDE, MUCH),
-    TOO_MANY_LINES,
+    *(TOO_MANY_LINES, OTHERWISE),
 )
 MANY_COLUMNS = Case("row_of_nan", m=3, k=5, n=2200)
 TOO_MANY_ELEMENTS = Case("too_many_elements", m=CAP, k=1, n=2049)
@@ -159,6 +164,12 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         Case("without_words"),
     ),
     "checksums_pass": ("(wrong == 0 && !cleared)", "false", "the outcome is 1", Case("nothing_in_all_lines")),
+    "other_orders_not_tried": (
+        "excess <= TRUNCATED * p.unit_roundoff * off_in_order(p, line, j)",
+        "false",
+        "should stay",
+        OTHERWISE,
+    ),
     "always_right": (
         "__ldcg(p.fixed->candidates + item) == 0",
         "true",

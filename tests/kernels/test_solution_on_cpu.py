@@ -13,7 +13,7 @@ import scipy.linalg
 
 from abft_tsm2.arrays import FLOATS
 from abft_tsm2.core.blas import permutation
-from abft_tsm2.linalg.device.check_config import constants
+from abft_tsm2.linalg.device.check_config import ROOM, constants
 from abft_tsm2.linalg.device.solution_config import (
     COUNTS,
     RIGHT_BACKWARD,
@@ -36,6 +36,7 @@ from abft_tsm2.linalg.triangular import (
 from tests.support.cuda_on_cpu import ORDERS, KernelFault
 from tests.support.cuda_on_cpu.library import _Address
 from tests.support.libraries import Libraries, library_of, some, texts, with_faults
+from tests.support.planting import kept
 from tests.support.solution_cases import KERNELS
 
 DTYPES = ("float64", "float32")
@@ -81,7 +82,7 @@ class Kernels:
         count, word = B.shape[1], {8: np.uint64, 4: np.uint32}[B.itemsize]
         sizes = np.max(np.abs(B).copy().view(word), axis=0)  # bits are ordered as moduli are
         logs, t, moduli = np.full(count, np.nan), np.full(count, np.nan), np.full(1, np.nan)
-        self._launch("sum_weights", 1, sizes, base.copy(), count, logs, t, moduli)
+        self._launch("sum_weights", 1, sizes, kept(base), count, logs, t, moduli)
         return t, float(moduli[0])
 
     def weigh_rows(
@@ -121,7 +122,7 @@ class Kernels:
         self._run(kernel, launch.grid, M, M.strides[1] // M.itemsize, n, least, most, *x, third, parts)
         residual, bound, counts = np.full(n, np.nan), np.full(n, np.nan), np.zeros(COUNTS, np.uint64)
         judged = parts, tiles, n, t.size, int(unit), *x, third, *given, places, reached, last
-        tolerances = np.array([np.sum(np.abs(t))]), np.array(constants(FLOATS[self.dtype]))
+        tolerances = np.array([np.sum(np.abs(t))]), kept(constants(FLOATS[self.dtype]), ROOM)
         self._launch("judge_solution", n, *judged, *tolerances, residual, bound, counts, count, more=asks)
         return LineCheck.of(residual, bound), last, int(counts[count])
 

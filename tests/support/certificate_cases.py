@@ -13,11 +13,12 @@ from abft_tsm2.arrays import FLOATS
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound
 from abft_tsm2.linalg.certify import read
 from abft_tsm2.linalg.device.certificate_config import COUNTS, PANEL, TYPED, CertificateKernel, Tiles, constants
-from abft_tsm2.linalg.device.check_config import initial_state
+from abft_tsm2.linalg.device.check_config import ROOM, initial_state
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu_checks import ROWS, LuChecksums
 from tests.support.cuda_on_cpu.library import _Address
+from tests.support.planting import kept
 
 NOTHING = _Address(0)
 """A null pointer."""
@@ -100,7 +101,7 @@ class Factors:
 
     @property
     def constants(self) -> np.ndarray:
-        return np.array(constants(FLOATS[self.dtype], *self.A.shape))
+        return kept(constants(FLOATS[self.dtype], *self.A.shape), ROOM)
 
     def judged(self, Ly: np.ndarray, gU: np.ndarray) -> list[LineCheck]:
         """What `certificate` says of rows and columns before it computes norms."""

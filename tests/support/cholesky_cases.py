@@ -23,7 +23,7 @@ from abft_tsm2.linalg.device.cholesky_config import (
     TriangleTiles,
     tolerances,
 )
-from tests.support.planting import normal
+from tests.support.planting import kept, normal
 
 DTYPES = ("float64", "float32")
 HALVES = (True, False)
@@ -155,7 +155,7 @@ class OnKernels:
     def weights(self) -> None:
         kernel = DefiniteWeights(self.dtype)
         step = sum(self.A.strides) // self.A.itemsize
-        self.launch(kernel, kernel.grid(self.n), self.A, step, self.base, self.w, self.n)
+        self.launch(kernel, kernel.grid(self.n), self.A, step, kept(self.base), self.w, self.n)
 
     def sums(self, kernel: TriangleSums, X: np.ndarray, ld: int, x: np.ndarray, name: str) -> np.ndarray:
         """Sums, and squares where the kernel takes them."""

@@ -17,6 +17,7 @@ from abft_tsm2.checksum.device.kernels import COLUMNS, SAMPLE, STATE, Equilibrat
 from abft_tsm2.core.problem import SIZES
 from tests.support.both_cases import TYPES
 from tests.support.check_cases import ENCODED, SEALED, STARTED_WORD, Launch, Stack, Tally, seen, wide
+from tests.support.planting import kept
 
 EQUILIBRATING = (
     *(Equilibrate(dtype, turned) for dtype in TYPES for turned in (False, True)),
@@ -109,7 +110,7 @@ def equilibrated(task: Scaled, launch: Launch, encoded: int = ENCODED) -> Weight
         (max(1, n // config.columns // (2 if batch == 1 else 1)), batch),
         config.t1,
         (
-            *(k, n, task.R.x, rs, cs, step if batch > 1 else 0, task.base, v, apart, parts),
+            *(k, n, task.R.x, rs, cs, step if batch > 1 else 0, kept(task.base), v, apart, parts),
             *(enlarge_of(k), state, encoded),
         ),
     )

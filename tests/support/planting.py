@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import Report, protected_gemm
+from abft_tsm2.core.kept import thrice
 from tests.support.oracles import elements_outside
 
 Change = Callable[[np.ndarray], Any]
@@ -131,3 +132,13 @@ class Product:
         clean = self.clean.astype(np.float64)
         with np.errstate(all="ignore"):
             return float(np.abs(self.C.astype(np.float64) - clean).max() / np.sqrt(np.mean(clean**2)))
+
+
+def kept(values: Any, room: int = 0, *, seed: int = 0) -> np.ndarray:
+    """What a GPU keeps of some numbers, with a bit of each element flipped in one of the three copies."""
+    copies = thrice(values, room)
+    words, rng = bits(copies.reshape(3, -1)), np.random.default_rng([seed, copies.size])
+    one = words.dtype.type(1)
+    for element, copy in enumerate(rng.integers(0, 3, words.shape[1])):
+        words[copy, element] ^= one << words.dtype.type(rng.integers(0, 8 * words.itemsize))
+    return copies

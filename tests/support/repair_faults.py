@@ -43,14 +43,18 @@ class Case:
     batch: int = 1
     shared: bool = False  # one R, and one v, for all products
     order: str = "C"  # of L and C
+    equal: bool = False  # all elements of L, and all of R
     seed: int = 0
 
     def work(self, config: RepairKernel) -> Work:
         rng = np.random.default_rng([self.seed, self.m, self.k, self.n])
         dtype, out = TYPES[config.dtype], TYPES[config.out]
         rights = 1 if self.shared else self.batch
-        L = _stacked(rng.standard_normal((self.batch, self.m, self.k)).astype(dtype), self.order == "F", 3)
-        R = _stacked(rng.standard_normal((rights, self.k, self.n)).astype(dtype), bool(config.turned), 2)
+        left, right = (rng.standard_normal(shape) for shape in ((self.batch, self.m, self.k), (rights, self.k, self.n)))
+        if self.equal:
+            left[...], right[...] = 0.7, 1.3
+        L = _stacked(left.astype(dtype), self.order == "F", 3)
+        R = _stacked(right.astype(dtype), bool(config.turned), 2)
         a = bounds.arithmetic(config.dtype, config.out, library="cupy" if dtype.itemsize == 2 else "numpy")
         wide = np.float64 if config.dtype == "float64" else np.float32
         # So that beta C0 counts as much as the product, and more than it where that is short.
@@ -62,14 +66,14 @@ class Case:
         exact = exact if C0 is None else exact + self.beta * C0.astype(np.longdouble)
         v = rng.choice([-1.0, 1.0], (rights, self.n)) * (1 + rng.integers(0, 65, (rights, self.n)) / 128)
         v = v.astype(sums_of(config.dtype))
-        right = R.astype(np.float64) * v[:, None, :]
+        weighted = R.astype(np.float64) * v[:, None, :]
         terms = self.k + (2 if (self.alpha, self.beta) != (1, 0) else 0)
         checks = {
             "arithmetic": a,
             "terms": terms,
             "underflow": float(a.underflow(terms, self.alpha)),
-            "t": (L.astype(np.float64) @ right.sum(2)[..., None])[..., 0],
-            "p2": (L.astype(np.float64) ** 2 @ (right**2).sum(2)[..., None])[..., 0],
+            "t": (L.astype(np.float64) @ weighted.sum(2)[..., None])[..., 0],
+            "p2": (L.astype(np.float64) ** 2 @ (weighted**2).sum(2)[..., None])[..., 0],
             "sizes": np.stack([abs(v).astype(np.float64).sum(1), abs(v).astype(np.float64).min(1)], 1),
             "left_words": words_of(L),
             "right_words": words_of(R),
@@ -447,6 +451,20 @@ def pattern_and_element(work: Work, rng: np.random.Generator) -> None:
     work.outcome, work.written, work.completed = UNRESOLVED, True, False
     work.freely = np.zeros(work.C.shape, bool)
     work.freely[0, :, 7] = True
+
+
+@fault
+def added_otherwise(work: Work, rng: np.random.Generator) -> None:
+    """A tenth of a line of equal terms is added up in order, and the rest so that it is right: nothing is wrong."""
+    kind, a = TYPES[work.config.out], work.checks["arithmetic"]
+    wide = np.dtype(np.float64 if kind == np.float64 else np.float32).type
+    in_order = np.add.accumulate(np.full(work.L.shape[2], wide(work.L[0, 1, 0]) * wide(work.R[0, 0, 0])))[-1]
+    work.C[0, 1] = work.exact[0, 1].astype(kind)
+    work.C[0, 1, ::12] = in_order
+    work.clean[0, 1] = work.C[0, 1]
+    if work.config.dtype != "bfloat16":  # whose products have few digits
+        assert a.u_out > a.u or abs(float(in_order / work.exact[0, 1, 0]) - 1) / a.u > 10
+    work.lines, work.outcome = [1], UNRESOLVED
 
 
 @fault

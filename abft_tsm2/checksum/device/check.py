@@ -48,6 +48,7 @@ from abft_tsm2.checksum.encode import OFF_BY, equilibrated, exponents, log2_colu
 from abft_tsm2.checksum.weights import MEAN_SQUARE, weights
 from abft_tsm2.core import memory as memories
 from abft_tsm2.core.device import device_of
+from abft_tsm2.core.kept import thrice
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value, Where
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.report import Check, LineLimits
@@ -232,16 +233,17 @@ class DeviceCheck:
         wanted: dict[str, Any],
     ) -> Step:
         """A launch over the lines of a matrix: along memory or across it, as they lie."""
-        (name, layout, dtype), (p, q, products) = matrix, counts
+        (name, layout, dtype), (p, q, products), compared = matrix, counts, "verdict" in wanted
         if layout.contiguous:
             config = line_sums(dtype, p, q, self._multiprocessors, width=layout.width, products=products, **wanted)
             values: tuple[Value, ...] = (p, q, name, layout.rs, layout.step, *right, *results)
-            return PreparedLaunch(config, (-(-p // config.lines), products), config.t1, values)
+            grid = -(-p // config.lines), products
+            return PreparedLaunch(config, grid, config.t1, values, compared=compared)
         across = across_sums(dtype, p, q, self._multiprocessors, width=layout.width, products=products, **wanted)
         plan = AcrossPlan.of(across, p, q, self._multiprocessors, products)
         partial, tickets = memories.scratch(plan.nbytes, plan.tickets)
         values = (p, q, name, layout.cs, layout.step, *right, *results, plan.slice, partial.data.ptr, tickets.data.ptr)
-        return PreparedLaunch(across, plan.grid, across.t1, values, (partial, tickets))
+        return PreparedLaunch(across, plan.grid, across.t1, values, (partial, tickets), compared=compared)
 
     def _operand(self, name: str) -> tuple[Layout, int, int, int, str]:
         """Layout, lines, positions, step of the weights, and type of R, L, C or C0."""
@@ -279,7 +281,8 @@ class DeviceCheck:
         spec, right, config = self.spec, self._right(memory, carried), JudgeKernel()
         u, u2 = (self.workspace.at(memory, name) for name in ("u", "u2"))
         values: tuple[Value, ...] = (spec.m, u, u2, *self._bound(memory, right, alpha, beta))
-        return [PreparedLaunch(config, (-(-spec.m // config.t1), spec.batch), config.t1, values)]
+        grid = -(-spec.m // config.t1), spec.batch
+        return [PreparedLaunch(config, grid, config.t1, values, compared=True)]
 
     def _bound(self, memory: int, right: OperandPointers, alpha: float, beta: float) -> tuple[Value, ...]:
         """VERDICT_ARGUMENTS of kernels/check/verdict.cuh."""
@@ -313,7 +316,8 @@ class DeviceCheck:
             *(max(_FEW, spec.m * spec.batch // 4), at("lines"), at("state")),
             *(space.data.ptr, nbytes, "call", "record", "tally", "ring"),
         )
-        return [PreparedLaunch(config, (config.blocks * self._multiprocessors, 1), config.t1, values, space)]
+        blocks = config.blocks * self._multiprocessors
+        return [PreparedLaunch(config, (blocks, 1), config.t1, values, space, compared=True)]
 
     # ---- for hooks and the host ----
 
@@ -426,11 +430,11 @@ def _base_on(n: int, device: int) -> Array:
     import cupy
 
     with memories.uncaptured():  # once: whatever stream uses it next, it is there
-        return cupy.asarray(weights("balanced", n)[:, 0].astype("float32"))
+        return cupy.asarray(thrice(weights("balanced", n)[:, 0].astype("float32")))
 
 
 def _base(n: int) -> Array:
-    """Weights before they are scaled, on the current device."""
+    """Weights before they are scaled, three times, on the current device."""
     import cupy
 
     return _base_on(n, cupy.cuda.runtime.getDevice())

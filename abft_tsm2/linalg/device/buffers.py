@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2.arrays import Array
+from abft_tsm2.core.kept import thrice
 from abft_tsm2.linalg.device.certificate_config import COUNTS, Tiles
-from abft_tsm2.linalg.device.check_config import RowSums
+from abft_tsm2.linalg.device.check_config import ROOM, RowSums
 from abft_tsm2.linalg.device.move_config import LeftRows
 from abft_tsm2.linalg.device.schedule import PANEL, PANELS, ROWS, Schedule
 
@@ -82,7 +83,7 @@ class Buffers:
         for name, size in sizes.items():
             setattr(self, name, cupy.zeros(size))
         self.kept = cupy.empty((KEPT * schedule.tracked, m + n + STATE))
-        self.constants, self.initial = cupy.asarray(constants), cupy.asarray(initial)
+        self.constants, self.initial = cupy.asarray(thrice(constants, ROOM)), cupy.asarray(thrice(initial))
 
     def __getitem__(self, name: str) -> int:
         """Address of one of them."""

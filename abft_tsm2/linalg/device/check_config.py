@@ -36,6 +36,8 @@ CONSTANTS = (
     "multiplier",
 )
 """What the elements of `constants` are, in the order of `enum Constant` in kernels/factor/line_verdict.cuh."""
+ROOM = 16
+"""Of each of the three copies of `constants` on the device; certificates have more of them."""
 
 
 def constants(stored: FloatType) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from abft_tsm2.core import faultpoint
 from abft_tsm2.core.capture import current
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.device import device_of
+from abft_tsm2.core.kept import thrice
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.cholesky_checks import base_weights
@@ -107,7 +108,7 @@ class CholeskyPlan:
         self._device = cupy.empty(ends[-1])
         self._pinned = cupy.cuda.alloc_pinned_memory(WORD * self._brought)
         self._host = np.frombuffer(self._pinned, np.float64, self._brought)
-        self._base = cupy.asarray(base_weights(n))
+        self._base = cupy.asarray(thrice(base_weights(n)))
         start = int(self._device.data.ptr)
         self._places = {name: start + WORD * at.start for name, at in self._slices.items()}
         self._tolerances = tolerances(FLOATS[dtype], n)
@@ -157,7 +158,8 @@ class CholeskyPlan:
             self._full["finite_beside"] = other.full_count(n)
 
     def _launch(self, config: Launched, grid: tuple[int, ...], *values: Value) -> Step:
-        return PreparedLaunch(config, grid, config.threads, values, chained=False)
+        tolerances = any(isinstance(value, float) for value in values)
+        return PreparedLaunch(config, grid, config.threads, values, chained=False, compared=tolerances)
 
     def _sums(
         self, sums: TriangleSums, add: AddTriangleParts, of: str, lead: Value, x: str, out: str, count: str

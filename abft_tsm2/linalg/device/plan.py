@@ -17,6 +17,7 @@ from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.device import device_of
 from abft_tsm2.core.encode_both import PLACE, launched_by
 from abft_tsm2.core.graphs import EXTERNAL
+from abft_tsm2.core.kept import thrice
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device import certificate_config, check_config, evidence_config, move_config
@@ -116,14 +117,13 @@ class FactorPlan:
             move_config.left_rows(kind.dtype, kind.m, finished, ends[0], self.multiprocessors) if finished else None
         )
         constants = certificate_config.constants(stored, kind.m, kind.n)
-        initial = check_config.initial_state(stored, kind.m, kind.n)
-        self.buffers = Buffers(self.schedule, kind.dtype, self.tiles, self.left, constants, initial)
+        self.buffers = Buffers(self.schedule, kind.dtype, self.tiles, self.left, constants, self.initial_state())
         self.lanes = lanes()
         self.finished, self.forked = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
         self.judged = [cupy.cuda.Event(disable_timing=True) for _ in self.schedule.steps] if kind.tracked else []
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(self.schedule.events)]
         self._bases = tuple(
-            cupy.asarray(weights("balanced", size, seed=i)[:, 0]) for i, size in enumerate((kind.m, kind.n))
+            cupy.asarray(thrice(weights("balanced", size, seed=i)[:, 0])) for i, size in enumerate((kind.m, kind.n))
         )
         self._free: list[RunSums] = []
         self.graphs = GraphsOfRuns()
@@ -294,6 +294,10 @@ class FactorPlan:
         return self.move("left_done", move_config.left_done(), self.buffers["ends"], self.schedule.snapshot(k), k)
 
     # -- checksums, and the checks of the steps --
+
+    def initial_state(self) -> tuple[float, float, float]:
+        """Growth and operations before the first step."""
+        return check_config.initial_state(FLOATS[self.kind.dtype], self.m, self.n)
 
     def _encode(self, lane: str) -> list[Step]:
         from cupy.cuda import runtime

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import FLOATS, Array, to_host
+from abft_tsm2.arrays import FLOATS, Array, from_host, to_host
 from abft_tsm2.checksum.bounds import (
     COMPUTED,
     COMPUTED_LEAST,
@@ -362,13 +362,11 @@ class DeviceRepair(RepairOperations):
     def finished(self) -> bool:
         """Whether lines of finished factors were found that have changed since they were checked, or whose sums have;
         they are computed again. All is done, and is to be verified again then."""
-        from cupy.cuda import runtime
-
-        b, stream = self.buffers, self.stream.ptr
+        state = self.buffers.state
         with current(self.stream):
             found = self._repaired_lines(self.plan.K)
-            runtime.memcpyAsync(b["state"], b["initial"], b.state.nbytes, runtime.memcpyDeviceToDevice, stream)
-            self.run.behind(stream)
+            state[:] = from_host(np.array(self.plan.initial_state()), state)
+            self.run.behind(self.stream.ptr)
         return found
 
     def _finished_before(self, number: int) -> bool:

@@ -20,6 +20,7 @@ from abft_tsm2.core import faultpoint
 from abft_tsm2.core.compiler import Kernel
 from abft_tsm2.core.cublas import layout
 from abft_tsm2.core.device import device_of
+from abft_tsm2.core.kept import thrice
 from abft_tsm2.core.launch import PreparedLaunch, Step, Value
 from abft_tsm2.core.problem import SIZES
 from abft_tsm2.linalg.device import check_config, move_config
@@ -219,8 +220,8 @@ class SolutionPlan:
 
         self.kind = kind
         self._multiprocessors = device_of(cupy.cuda.runtime.getDevice()).multiprocessors
-        self._base = cupy.asarray(weights("balanced", kind.count, seed=2)[:, 0])
-        self._constants = cupy.asarray(check_config.constants(FLOATS[kind.dtype]))
+        self._base = cupy.asarray(thrice(weights("balanced", kind.count, seed=2)[:, 0]))
+        self._constants = cupy.asarray(thrice(check_config.constants(FLOATS[kind.dtype]), check_config.ROOM))
         self._certified = kind.A_ld > 0
         n = kind.n
         # A system's triangle by rows: those of lu, or of lu' where either it or what is solved is transposed.
