@@ -31,13 +31,17 @@ usual_device = cache(cpu_name)  # the environment is slow to read
 
 @cache
 def gpu_name(number: int) -> str:
-    """UUID and name of a GPU: "GPU-5a4c1f4e-0b7e-11ef-8f3b-0242ac120002 (NVIDIA H100 80GB HBM3)"."""
+    """UUID and name of a GPU: "GPU-5a4c1f4e-0b7e-11ef-8f3b-0242ac120002 (NVIDIA H100 80GB HBM3)"; where CuPy does not tell
+    the UUID, the place on the bus: "GPU 0000:3B:00.0 (NVIDIA H100 80GB HBM3)"."""
     import cupy
 
-    found: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(number)
+    runtime = cupy.cuda.runtime
+    found: dict[str, Any] = runtime.getDeviceProperties(number)
     name = found["name"].decode()
-    identity = found.get("uuid")  # AMD's cards have none
-    return f"GPU-{uuid.UUID(bytes=bytes(identity))} ({name})" if identity else f"GPU {number} ({name})"
+    identity = bytes(found.get("uuid", b""))  # AMD's cards have none, and CuPy's copy ends at a byte that is 0
+    if len(identity) == 16:
+        return f"GPU-{uuid.UUID(bytes=identity)} ({name})"
+    return f"GPU {runtime.deviceGetPCIBusId(number)} ({name})"
 
 
 def device_name(x: Array) -> str:

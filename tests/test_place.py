@@ -121,18 +121,21 @@ def test_a_process_that_was_forked_may_have_a_device_of_another_name() -> None:
 
 def test_a_gpu_has_its_uuid_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     identity, calls = uuid.uuid4(), []
+    known = {1: {"uuid": identity.bytes}, 2: {}, 3: {"uuid": b"\xf2\x4f"}}  # CuPy's copy ends at a byte that is 0
 
     def properties(number: int) -> dict[str, Any]:
         calls.append(number)
-        return {"name": b"NVIDIA H100 80GB HBM3", **({"uuid": identity.bytes} if number == 1 else {})}
+        return {"name": b"NVIDIA H100 80GB HBM3", **known[number]}
 
-    runtime = SimpleNamespace(getDeviceProperties=properties)
+    runtime = SimpleNamespace(getDeviceProperties=properties, deviceGetPCIBusId=lambda number: f"0000:3{number}:00.0")
     monkeypatch.setitem(__import__("sys").modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     gpu_name.cache_clear()
     try:
         assert [gpu_name(1) for _ in range(3)] == [f"GPU-{identity} (NVIDIA H100 80GB HBM3)"] * 3
-        assert gpu_name(2) == "GPU 2 (NVIDIA H100 80GB HBM3)"
-        assert calls == [1, 2]
+        assert [gpu_name(number) for number in (2, 3)] == [
+            f"GPU 0000:3{number}:00.0 (NVIDIA H100 80GB HBM3)" for number in (2, 3)
+        ]
+        assert calls == [1, 2, 3]
     finally:
         gpu_name.cache_clear()
 
@@ -196,6 +199,6 @@ def test_on_a_card() -> None:
         with ft.monitor() as log, suppress(SilentDataCorruptionError):
             operation()
         assert set().union(*map(places, log)) == {(HERE, gpu_name(0))}, name
-    assert gpu_name(0).startswith("GPU-")
+    assert gpu_name(0).startswith("GPU")
     name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     assert name in gpu_name(0)

@@ -177,6 +177,7 @@ def _cuda(card: Card) -> Any:
         memcpyAsync=lambda to, of, size, kind, stream: card.launch(lambda: None, 2 * size / 4e12),
         memGetInfo=lambda: (card.memory, 1 << 40),
         getDeviceProperties=lambda index: {"name": b"Fake card"},
+        deviceGetPCIBusId=lambda index: "0000:00:00.0",
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 13020,
     )
