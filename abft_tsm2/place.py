@@ -31,8 +31,8 @@ usual_device = cache(cpu_name)  # the environment is slow to read
 
 @cache
 def gpu_name(number: int) -> str:
-    """UUID and name of a GPU: "GPU-5a4c1f4e-0b7e-11ef-8f3b-0242ac120002 (NVIDIA H100 80GB HBM3)"; where CuPy does not tell
-    the UUID, the place on the bus: "GPU 0000:3B:00.0 (NVIDIA H100 80GB HBM3)"."""
+    """UUID and name of a GPU: "GPU-5a4c1f4e-0b7e-11ef-8f3b-0242ac120002 (NVIDIA H100 80GB HBM3)". Where CuPy tells no
+    UUID, its place on the bus: "GPU 0000:3B:00.0 (NVIDIA H100 80GB HBM3)"."""
     import cupy
 
     runtime = cupy.cuda.runtime

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from abft_tsm2 import policy
-from abft_tsm2.arrays import Array, dtype_name, from_host, is_cupy, is_numpy, namespace, served_elsewhere, to_host
+from abft_tsm2.arrays import (
+    FLOATS,
+    Array,
+    dtype_name,
+    from_host,
+    is_cupy,
+    is_numpy,
+    namespace,
+    served_elsewhere,
+    to_host,
+)
 from abft_tsm2.checksum.words import contiguous
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.core.row_sums import rows_per_block
@@ -303,7 +313,7 @@ def protected_solve(
         Of the factorisation, as in `protected_lu_factor`.
     refine : bool
         One step of iterative refinement, ``x + a^-1 (b - a x)``, the residual taken in float64; kept where its backward
-        error, ``max_i |b - a x|_i / (|a| |x| + |b|)_i``, is no larger.
+        error, ``max_i |b - a x|_i / (|a| |x| + |b|)_i``, is no larger, and that of rounding: at most (n + 1) u.
     on_error, return_report
         As in `protected_lu_factor`.
     on_stage : callable, optional
@@ -466,7 +476,8 @@ def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Weighed, work: Work
 def _refined(
     A: Array, lu: Array, piv: Any, X: Array, B: Weighed, verdict: LineCheck, work: Work
 ) -> tuple[Array, LineCheck]:
-    """X + A^-1 (B - A X), where its componentwise backward error is no larger."""
+    """X + A^-1 (B - A X), where its componentwise backward error is no larger, and that of rounding: more than that one
+    step leaves of a matrix that is so ill-conditioned that it leads anywhere (N. J. Higham, 2002, theorem 12.4)."""
     xp = namespace(X)
     with np.errstate(all="ignore"):
         # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.
@@ -494,7 +505,8 @@ def _refined(
                 work.findings.faults.append(wrong_rows("x", before, "refined again"))
             if after.clean:
                 left = _backward_error(a, scaled_down(better, of_x), b)[1]
-                return (better, after) if left <= error else (X, verdict)
+                rounding = (A.shape[0] + 1) * FLOATS[dtype_name(X.dtype)].unit_roundoff
+                return (better, after) if left <= min(error, rounding) else (X, verdict)
             last, before = better, after
     return X, verdict
 

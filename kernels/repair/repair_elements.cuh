@@ -212,9 +212,10 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
 #endif
 
 // A line is wrong all over where an element is and what is usual is not usual for rounding: then there is an error in
-// many columns, most of them too small for a fault.
+// many columns, most of them too small for a fault. Not so of lines that fail no more: as much may be usual where terms are
+// alike.
 INLINE bool is_whole(const Problem& p, int g, int place) {
-  return !p.all && __ldcg(p.fixed->hits + place) > 0 && __ldcg(p.fixed->usual + g) > OUTLIER / 2;
+  return !p.all && !p.settled && __ldcg(p.fixed->hits + place) > 0 && __ldcg(p.fixed->usual + g) > OUTLIER / 2;
 }
 INLINE bool any_whole(const Problem& p, int g, int place, int rows) {
   bool found = false;

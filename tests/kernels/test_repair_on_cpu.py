@@ -67,12 +67,13 @@ FAR_COLUMNS = Case("in_a_row", m=6, k=5, n=2500)
 MUCH = Case("much_of_a_column", m=300)
 UNSEEN, WIDE = Case("unseen_in_a_tile", m=300), Case("unseen_in_a_wide_tile", m=300)
 CANCELLING = Case("cancelling", m=300)
-OTHERWISE = Case("added_otherwise", k=700, equal=True)
+OF_EQUAL_TERMS = ("added_otherwise", "fails_no_more")
+OTHERWISE, NO_MORE = (Case(fault, k=700, equal=True) for fault in OF_EQUAL_TERMS)
 CASES = (
     *(
         Case(fault)
         for fault in FAULTS
-        if fault not in (*OF_PRODUCTS, *OF_OPERANDS, "too_many_elements", "added_otherwise")
+        if fault not in (*OF_PRODUCTS, *OF_OPERANDS, "too_many_elements", *OF_EQUAL_TERMS)
     ),
     *(Case(fault, batch=3, shared=shared) for fault in OF_PRODUCTS for shared in (False, True)),
     *(Case(fault, beta=-0.5, alpha=2.0, order="F") for fault in ("clean", "element", "rows", "many_rows", "tile")),
@@ -85,7 +86,7 @@ CASES = (
     *(Case("element", m=1, k=k, n=n) for k, n in ((1, 1), (7, 1), (1, 5), (2, 70), (65, 64))),
     Case("element", m=3, k=5, n=2200),
     *(FAR_COLUMNS, CANCELLING, UNSEEN, WIDE, MUCH),
-    *(TOO_MANY_LINES, OTHERWISE),
+    *(TOO_MANY_LINES, OTHERWISE, NO_MORE),
 )
 MANY_COLUMNS = Case("row_of_nan", m=3, k=5, n=2200)
 TOO_MANY_ELEMENTS = Case("too_many_elements", m=CAP, k=1, n=2049)
@@ -170,6 +171,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         "should stay",
         OTHERWISE,
     ),
+    "whole_lines_that_hold": ("!p.all && !p.settled", "!p.all", "should stay", NO_MORE),
     "always_right": (
         "__ldcg(p.fixed->candidates + item) == 0",
         "true",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import linalg
+from scipy import linalg, special
 
 from abft_tsm2 import (
     Status,
@@ -67,6 +67,16 @@ def test_refinement_makes_the_residual_small_row_by_row() -> None:
     b = a @ normal(60)
     plain, refined = (backward_error(a, solve(a, b, refine=refine), b, by_rows=True) for refine in (False, True))
     assert refined <= min(plain, 62 * unit(np.float64))
+
+
+def test_refinement_that_does_not_converge_is_not_kept() -> None:
+    # (-1)^j binomial(i, j) 2^-i, of condition 10^34: a step made errors of rows smaller, and the residual 11 times larger.
+    n = 115
+    i, j = np.ogrid[:n, :n]
+    a = (-1.0) ** j * special.binom(i, j) * 2.0**-i
+    for seed in range(5):
+        plain, refined = (solve(a, normal(n, seed=seed), refine=refine) for refine in (False, True))
+        assert np.array_equal(plain, refined)
 
 
 STRUCTURES: Mapping[str, np.ndarray] = {

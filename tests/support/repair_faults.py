@@ -468,6 +468,17 @@ def added_otherwise(work: Work, rng: np.random.Generator) -> None:
 
 
 @fault
+def fails_no_more(work: Work, rng: np.random.Generator) -> None:
+    """Equal terms round alike, and far, in a whole product: lines that fail by a little hold when added up again."""
+    a = work.checks["arithmetic"]
+    off = 0.9 * np.min(work.bound(work.C)[1] / (abs(work.exact.astype(np.float64)) @ abs(work.v[0]).astype(np.float64)))
+    assert a.u_out > a.u or 8 * a.u < off
+    work.C[...] = (work.exact.astype(np.float64) * (1 + off)).astype(work.C.dtype)
+    work.clean[...] = work.C
+    work.lines, work.most, work.outcome = list(range(work.C.shape[1])), 16, UNRESOLVED
+
+
+@fault
 def swapped_right(work: Work, rng: np.random.Generator) -> None:
     """Elements of a row of R changed places before C was computed: it is right by what R is now."""
     work.R[0, 3, [4, 7]] = work.R[0, 3, [7, 4]]
