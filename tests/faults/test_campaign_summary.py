@@ -286,6 +286,13 @@ def test_the_verdict(tmp_path):
     assert (verdict["sdc_low"], verdict["sdc_high"]) == clopper_pearson(0, 100)
 
 
+def test_a_wrong_result_without_a_fault_is_told(tmp_path):
+    summary = read(tmp_path, numbered(*[clean(0)] * 9, clean(0, outcome="sdc")))
+    assert (summary.verdict["planted"], summary.verdict["sdc"]) == (0, 1)
+    assert (summary.verdict["sdc_low"], summary.verdict["sdc_high"]) == clopper_pearson(1, 10)
+    assert summary.broken
+
+
 # ---- JSON ----------------------------------------------------------------------------------------------------------
 
 

@@ -70,7 +70,7 @@ def test_refinement_makes_the_residual_small_row_by_row() -> None:
 
 
 def test_refinement_that_does_not_converge_is_not_kept() -> None:
-    # (-1)^j binomial(i, j) 2^-i, of condition 10^34: a step made errors of rows smaller, and the residual 11 times larger.
+    # (-1)^j binomial(i, j) 2^-i, of condition 10^34: a step made errors of rows smaller, the residual 11 times larger.
     n = 115
     i, j = np.ogrid[:n, :n]
     a = (-1.0) ** j * special.binom(i, j) * 2.0**-i

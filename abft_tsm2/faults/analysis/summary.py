@@ -124,7 +124,8 @@ class Summary:
         total: Counter[str] = Counter()
         for row in rows:
             total.update({name: count for name, count in row.items() if type(count) is int})
-        low, high = clopper_pearson(total["sdc"], total["faults"])
+        faults, silent = total["faults"], total["sdc"]  # which may be of trials without a fault as well
+        low, high = clopper_pearson(silent, faults if silent <= faults else faults + total["clean_trials"])
         found = sum(total[outcome] for outcome in FOUND)
         places = [row for row in self.locations if protects(row["scheme"])]
         located = {place: sum(row[place] for row in places) for place in ("exact", "covered", "wrong")}
