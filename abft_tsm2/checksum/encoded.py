@@ -23,6 +23,7 @@ from abft_tsm2.arrays import (
     to_host,
 )
 from abft_tsm2.checksum.device.encode import DeviceChecksums, encode_on_device, norms_on_device
+from abft_tsm2.checksum.device.layout import OrderedLines
 from abft_tsm2.checksum.encode import OperandChecksum, Sided, carry, log2_column_norms
 from abft_tsm2.checksum.storage import Diagnosis, IntegerChecksums, diagnose_storage, integer_checksums, restore
 from abft_tsm2.checksum.weights import Weights, weights
@@ -123,7 +124,7 @@ class Encoded:
             raise TypeError("the array has no strides, or equal ones, that tell its rows from its columns: encode A.T")
         rows, columns, i = self.norms.rows, self.norms.columns, self.integers
         d = self.device
-        device = None if d is None else DeviceChecksums(d.sides.turned(), d.memory, d.words.turned())
+        device = None if d is None else DeviceChecksums(d.sides.turned(), d.memory)
         return replace(
             self,
             array=A.T,
@@ -178,6 +179,15 @@ class Encoded:
         """Whether this array, the encoded one or a copy of it in any order, has the bits that were encoded; the integer
         checksums have the last word, in case it is the fingerprint that was hit."""
         return same_bits(self.fingerprint, fingerprint(array)) or diagnose_storage(array, self.integers).clean
+
+    def ordered_lines(self) -> OrderedLines:
+        """What kernels compare a CuPy matrix with: the lines that `fingerprint` is of."""
+        lines = self.array.T if is_column_major(self.array) else self.array
+        if lines.shape[0] != self.fingerprint.shape[1]:  # a single line, which lies either way
+            lines = lines.T
+        apart = lines.strides[0] // lines.dtype.itemsize if lines.shape[0] > 1 else 0
+        count, length = lines.shape
+        return OrderedLines(int(self.fingerprint.data.ptr), count, length, apart)
 
     def is_in_doubt(self) -> bool:
         """Whether what it carries was hit, or the array has changed, which is read where `recheck` is set: asked before
@@ -403,7 +413,7 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
     wanted = (side != "columns", side != "rows")
     if is_cupy(A) and A.size and layout(A) != "A" and all(map(_usual, pair)):
         integers = _integers(A)
-        made = encode_on_device(A, *wanted, integers[0])
+        made = encode_on_device(A, *wanted)
         more: Any = (made.right, made.left, made.device, A.dtype)
         return Encoded(A, repair, recheck, norms_on_device(A), *integers, *more)
     right = left = None

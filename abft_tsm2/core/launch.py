@@ -151,23 +151,18 @@ class PreparedLaunch:
         values = self._values
         for i, name in self._slots:
             values[i] = where[name]
-        if self._copy is not None:
-            self._compare(self._copy, where)
+        if (copy := self._copy) is not None:
+            ctypes.memmove(copy, self._made, len(self._made))
+            for i, name in self._slots:
+                copy[i] = where[name]
+            if bytes(copy) != bytes(values):
+                ctypes.memmove(values, copy, len(self._made))
         self._config.stream = stream
         status = self._launch(*self._where)
         if status:
             from cupy_backends.cuda.api import driver
 
             raise driver.CUDADriverError(status)
-
-    def _compare(self, copy: ctypes.Array[ctypes.c_longlong], where: Where) -> None:
-        """Write the arguments anew where they are not what they were made."""
-        values, size = self._values, len(self._made)
-        ctypes.memmove(copy, self._made, size)
-        for i, name in self._slots:
-            copy[i] = where[name]
-        if bytes(copy) != bytes(values):
-            ctypes.memmove(values, copy, size)
 
     def active_clusters(self) -> int:
         """How many clusters of its blocks the device can hold at a time; 0 where it has none of that size."""

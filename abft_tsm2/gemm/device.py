@@ -14,7 +14,7 @@ from typing import Any
 
 from abft_tsm2.arrays import Array
 from abft_tsm2.checksum.device.differences import differences, digest_of
-from abft_tsm2.checksum.device.layout import CarriedChecksum
+from abft_tsm2.checksum.device.layout import CarriedChecksum, OrderedLines
 from abft_tsm2.checksum.device.record import CallInfo, DeviceOutcome, DeviceVerdict
 from abft_tsm2.core import faultpoint, memory
 from abft_tsm2.core.memory import DeviceRecord
@@ -322,7 +322,7 @@ def _carried(problem: GemmProblem, side: str) -> CarriedChecksum | None:
     return None if owner is None or owner.device is None else owner.device.carried(side, owner.recheck, owner)
 
 
-def _rechecked(problem: GemmProblem, side: str) -> int:
-    """Where the sums of bits are that the left operand of that side had, if it is encoded and rechecked; else 0."""
+def _rechecked(problem: GemmProblem, side: str) -> OrderedLines | None:
+    """What the left operand of that side had, if it is encoded and rechecked."""
     owner = problem.encoded_a if side == "rows" else problem.encoded_b
-    return owner.device.left(side) if owner is not None and owner.device is not None and owner.recheck else 0
+    return owner.ordered_lines() if owner is not None and owner.device is not None and owner.recheck else None

@@ -17,7 +17,7 @@ from abft_tsm2.arrays import Array, dtype_name
 from abft_tsm2.checksum.device import tuned
 from abft_tsm2.checksum.device.check import DeviceCheck
 from abft_tsm2.checksum.device.kernels import STATE
-from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout
+from abft_tsm2.checksum.device.layout import CarriedChecksum, CheckSpec, Layout, OrderedLines
 from abft_tsm2.core import cublas
 from abft_tsm2.core.capture import current_stream, is_captured
 from abft_tsm2.core.device import device_of
@@ -72,16 +72,15 @@ class CallOptions(NamedTuple):
     alpha, beta : float
     write : bool
         Whether C may be repaired.
-    left : tuple of int
-        For each side, where the sums of bits are that the left operand had when it was encoded before, if these are to
-        be compared; else 0.
+    left : tuple of OrderedLines or None
+        For each side, what the left operand had when it was encoded before, if that is to be compared.
     """
 
     carried: tuple[CarriedChecksum | None, ...]
     alpha: float
     beta: float
     write: bool
-    left: tuple[int, ...]
+    left: tuple[OrderedLines | None, ...]
 
 
 class LaunchSequence:
@@ -115,7 +114,7 @@ class LaunchSequence:
             self.workspaces.append(at)
             with side or nullcontext():  # which is not in order with what other threads queue on this stream
                 self.encode.append(check.encode(at, carried, left))
-            self.verify.append(check.verify(at, carried, alpha, beta))
+            self.verify.append(check.verify(at, carried, alpha, beta, left))
             self.judge.append(check.judge(at, carried, alpha, beta) if check.spec.split else [])
             self.repair.append(check.repair(at, carried, alpha, beta, write=write))
             at += check.workspace.nbytes

@@ -89,7 +89,7 @@ def test_what_gemm_gpu_has_found_stays_mended(number: int, cp: Any) -> None:
     campaign = load(shipped_campaigns.CAMPAIGNS / "gemm-gpu.toml")
     ((line, _),) = carry_out(campaign, Unit(*campaign.place(number), (number,)), cp)
     assert line["outcome"] in ("corrected", "detected")
-    assert line["located"] in ("exact", "covered")
+    assert line["located"] in ("exact", "covered", "")  # none where no element has to be named
 
 
 def test_no_product_comes_to_the_host(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:

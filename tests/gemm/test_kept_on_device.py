@@ -77,8 +77,9 @@ def test_of_a_card() -> None:
     whole(pytest.importorskip("cupy"))
 
 
-def test_without_the_comparison_a_fault_is_hidden(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_comparison_a_fault_is_hidden(cp: Any) -> None:
     assert product(cp, hit=True).status is Status.CORRECTED
-    monkeypatch.setattr(PreparedLaunch, "_compare", lambda launch, copy, where: None)
+    for launch in [one for one in gc.get_objects() if isinstance(one, PreparedLaunch)]:
+        launch._copy = None
     assert factors_times(2.0**300)
     assert product(cp, hit=True).status is Status.CLEAN

@@ -30,6 +30,7 @@ from abft_tsm2.checksum.device.kernels import (
     AcrossPlan,
     Equilibrate,
     JudgeKernel,
+    OrderedKernel,
     RepairKernel,
     WipeKernel,
     across_sums,
@@ -40,6 +41,7 @@ from abft_tsm2.checksum.device.layout import (
     CheckSpec,
     Layout,
     OperandPointers,
+    OrderedLines,
     WorkspaceLayout,
     elements,
     padded,
@@ -91,7 +93,7 @@ class DeviceCheck:
 
     # ---- before the product ----
 
-    def encode(self, memory: int, carried: CarriedChecksum | None, left: int = 0) -> list[Step]:
+    def encode(self, memory: int, carried: CarriedChecksum | None, left: OrderedLines | None = None) -> list[Step]:
         """All that precedes the product: the weights, ``s = R v``, ``t = L s`` unless `joint`, ``C0 v``.
 
         Parameters
@@ -100,23 +102,31 @@ class DeviceCheck:
             Address of a workspace, not initialised.
         carried : CarriedChecksum or None
             Of a right operand that was encoded before.
-        left : int
-            Address of the sums of L's bits with which those of now are compared, where L was encoded before; or 0.
+        left : OrderedLines or None
+            What L had, where it was encoded before and is to be compared.
         """
         spec, right = self.spec, self._right(memory, carried)
         steps = self.carry(memory, "encoded") if carried is None else [self._wipe(memory, "encoded")]
         if carried is not None and spec.recheck:
             steps.append(self._pass("R", memory, right.v, 0, self._carried(memory), expected=right.bit_sums))
-        of_left = "L", memory, right.s, right.squares, self._of_left(memory)
-        alone = spec.joint or spec.batch > 1  # all products have the same L, which is read once for it
-        if left and alone:
-            steps.append(self._pass(*of_left, expected=left, products=1))
         if not spec.joint:
-            steps.append(self._pass(*of_left, expected=0 if alone else left))
+            steps += [self._pass("L", memory, right.s, right.squares, self._of_left(memory)), *self._same(memory, left)]
         if spec.C0 is not None:
             into = self._lines(memory, "t0", "added2", "added_bit_sums", "guards0")
             steps.append(self._pass("C0", memory, right.v, 0, into))
         return steps
+
+    def _same(self, memory: int, left: OrderedLines | None) -> list[Step]:
+        """Whether L is what it was when it was encoded, behind the pass that has summed it: what changes later shows in
+        C. All products have the same L."""
+        if left is None:
+            return []
+        config, state = OrderedKernel(SIZES[self.spec.dtype]), self.workspace.at(memory, "state")
+        pieces = config.pieces(left.length)
+        some = left.lines if pieces > 1 else 0
+        parts, tickets = memories.scratch(8 * some * pieces * config.words, some)
+        values = left.lines, left.length, "L", left.apart, pieces, left.sums, parts.data.ptr, tickets.data.ptr, state
+        return [PreparedLaunch(config, (config.blocks(left.lines, left.length),), config.t1, values, (parts, tickets))]
 
     def carry(self, memory: int, encoded: Value = 0) -> list[Step]:
         """The right operand's part: weights and ``s = R v``; `encoded`: the number of the call, of a product."""
@@ -198,12 +208,11 @@ class DeviceCheck:
         into: LineSumsArguments,
         *,
         expected: int = 0,
-        products: int = 0,
     ) -> Step:
         """``X w``, ``(X o X) w2`` (w o w unless given) and the bit sums of X, which is R, L, C or C0.
 
-        `expected`: address of bit sums to compare with; `products`: of how many, if not of all. C was written by the
-        step in front: it is not read before that has ended.
+        `expected`: address of bit sums to compare with. C was written by the step in front: it is not read before that
+        has ended.
         """
         spec, state = self.spec, self.workspace.at(memory, "state")
         layout, p, q, w_step, dtype = self._operand(name)
@@ -220,7 +229,7 @@ class DeviceCheck:
             expected,
         )
         results += (*(sizes if first else _NONE), *guards)
-        products = products or (spec.right_batch if name == "R" else spec.batch)
+        products = spec.right_batch if name == "R" else spec.batch
         wanted = {"acc": spec.acc, "given": name == "L", "words": name != "C", "out": into.dtype}
         return self._over((name, layout, dtype), (p, q, products), (w, w2, w_step), results, wanted)
 
@@ -258,8 +267,15 @@ class DeviceCheck:
 
     # ---- behind the product ----
 
-    def verify(self, memory: int, carried: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
-        """``u = C v``, and the verdict on each line unless `split`: then `judge` has it."""
+    def verify(
+        self,
+        memory: int,
+        carried: CarriedChecksum | None,
+        alpha: float,
+        beta: float,
+        left: OrderedLines | None = None,
+    ) -> list[Step]:
+        """``u = C v``, and the verdict on each line unless `split`: then `judge` has it. `left`: as `encode` has it."""
         spec, right = self.spec, self._right(memory, carried)
         if "u" in self.workspace:
             return [self._pass("C", memory, right.v, 0, self._lines(memory, "u", "u2", ""))]
@@ -274,7 +290,8 @@ class DeviceCheck:
             results += ("L", spec.k, spec.L.rs, spec.L.step, right.s, right.squares, self._s_step)
             results += (*into[:3], into.guards)
             wanted["joint"], layout = True, layout._replace(width=min(layout.width, spec.L.width))
-        return [self._over(("C", layout, spec.out), counts, weights, results, wanted)]
+        same = self._same(memory, left) if spec.joint else []
+        return [self._over(("C", layout, spec.out), counts, weights, results, wanted), *same]
 
     def judge(self, memory: int, carried: CarriedChecksum | None, alpha: float, beta: float) -> list[Step]:
         """The verdict on sums that `verify` has stored."""

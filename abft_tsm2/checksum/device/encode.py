@@ -16,7 +16,6 @@ from abft_tsm2.arrays import Array, float_type
 from abft_tsm2.checksum.device.check import right_operand
 from abft_tsm2.checksum.device.layout import CarriedChecksum
 from abft_tsm2.checksum.encode import OperandChecksum, Sided, kept, log2_column_norms, part_of
-from abft_tsm2.checksum.storage import IntegerChecksums
 from abft_tsm2.core.encode_both import Encoding, encode_both
 
 
@@ -30,17 +29,10 @@ class DeviceChecksums:
         Where that is: `OperandPointers`, or None.
     memory : tuple of arrays
         What they point into.
-    words : Sided
-        Sums of the bits of each row (p,) and of each column (q,), uint64.
     """
 
     sides: Sided
     memory: tuple[Array, ...]
-    words: Sided
-
-    def left(self, side: str) -> int:
-        """Where the sums of the bits of its lines are, as the left operand of a check of that side."""
-        return int(getattr(self.words, side).data.ptr)
 
     def carried(self, side: str, recheck: bool, owner: Any) -> CarriedChecksum | None:
         """What it carries into a check of that side; `owner`: the `Encoded` that has this."""
@@ -96,7 +88,7 @@ class _OneSide:
         return self.check.workspace.right(self._at)
 
 
-def encode_on_device(A: Array, right: bool, left: bool, integers: IntegerChecksums) -> MatrixEncoding:
+def encode_on_device(A: Array, right: bool, left: bool) -> MatrixEncoding:
     """Encode a CuPy matrix (p, q) that lies in a layout that kernels read.
 
     Parameters
@@ -104,8 +96,6 @@ def encode_on_device(A: Array, right: bool, left: bool, integers: IntegerChecksu
     A : (p, q) CuPy array
     right, left : bool
         Which sides are wanted: ``A V`` for a right operand, ``W'A`` for a left one.
-    integers : IntegerChecksums
-        Of A.
 
     Notes
     -----
@@ -128,17 +118,10 @@ def encode_on_device(A: Array, right: bool, left: bool, integers: IntegerChecksu
         rows, columns = sides
         carried_right = None if rows is None else rows.keep(V, taken)
         carried_left = None if columns is None else columns.keep(W, taken.transposed)
-        words = Sided(*map(_words, (integers.rows, integers.columns)))
         stream.synchronize()  # it may be used on any stream
     pointers = Sided(*(one and one.pointers for one in sides))
-    made = DeviceChecksums(pointers, tuple(one.memory for one in sides if one is not None), words)
+    made = DeviceChecksums(pointers, tuple(one.memory for one in sides if one is not None))
     return MatrixEncoding(carried_right, carried_left, made)
-
-
-def _words(sums: Array) -> Array:
-    """Sums of whole bit patterns, from the plain ones of their words."""
-    low, *high = sums[:, 0]
-    return low + (high[0] << np.uint64(32)) if high else low.copy()
 
 
 def _both(A: Array, rows: _OneSide | None, columns: _OneSide | None) -> tuple[Array, Array, Encoding]:

@@ -173,6 +173,41 @@ class JudgeKernel:
         return {**_types("float64"), "T1": self.t1}
 
 
+@dataclass(frozen=True)
+class OrderedKernel:
+    """Compile-time constants of kernels/check/ordered.cu: bytes of an element, and elements that a warp takes."""
+
+    file: ClassVar[str] = "check/ordered.cu"
+
+    size: int
+    piece: int = 2048
+    t1: int = 256
+
+    @property
+    def name(self) -> str:
+        """Name of the compiled kernel."""
+        return f"ordered_{self.size}_{self.piece}_{self.t1}"
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """The constants that the file asks for."""
+        types = _types({2: "float16", 4: "float32", 8: "float64"}[self.size])
+        return {**types, "T1": self.t1, "ELEMENT_BYTES": self.size, "PIECE": self.piece}
+
+    @property
+    def words(self) -> int:
+        """Of an element, each of which has a sum."""
+        return -(-self.size // 4)
+
+    def pieces(self, length: int) -> int:
+        """Of a line."""
+        return max(1, -(-length // self.piece))
+
+    def blocks(self, lines: int, length: int) -> int:
+        """Of a launch."""
+        return -(-lines * self.pieces(length) // (self.t1 // WARP))
+
+
 FIXED = 73888
 """Bytes of `Fixed` in kernels/repair/repair_problem.cuh."""
 

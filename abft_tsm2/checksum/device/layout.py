@@ -58,6 +58,16 @@ class OperandPointers(NamedTuple):
     bit_sums: int
 
 
+class OrderedLines(NamedTuple):
+    """An encoded matrix as it lies in memory, and what it had: the address of the ordered sums of its lines (words,
+    lines), how many lines of how many elements, and elements from the beginning of one to that of the next."""
+
+    sums: int
+    lines: int
+    length: int
+    apart: int
+
+
 class CarriedChecksum(NamedTuple):
     """What an operand that was encoded before carries, whether its bits are compared with those of then, and a weak
     reference to its `Encoded`."""

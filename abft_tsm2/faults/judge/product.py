@@ -45,6 +45,7 @@ from abft_tsm2.report import Check
 
 Array = Any
 MARGIN = 2.0  # times the largest error without a fault
+APART = 16.0  # lines whose yardsticks differ by more are judged line by line
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,8 @@ class Promise:
         if self.side == "columns":
             left, right = right.T, left.T
         self.v = weights_of(B if self.side == "rows" else A, self.side, xp)
+        if check.limits is not None:  # the check may have had others, by scales of its own
+            self.v = xp.sign(self.v) * xp.asarray(check.limits.moduli)
         self.unit = 2.0 ** math.frexp(float(abs(self.v).max()))[1] if self.v.size else 1.0
         self.v = self.v / self.unit  # so that squares stay in the range
         self._magnitudes = abs(to_host(self.v))
@@ -139,15 +142,12 @@ class Promise:
             self._limit, self._stored = REACH[how.sums] * noise, stored
             self._largest = math.sqrt(A.shape[1]) * products  # what is stored without a fault
             self._rounded = REACH[how.sums] * LEAST_STORED * FLOATS[how.out].unit_roundoff if how.rounds else 0.0
-            self.reach = math.nan
+            self.reach, stated = math.nan, None
             if check.limits is not None:
                 stated = xp.asarray(check.limits.allowed) / self.unit
                 self.reach = float((stated / noise).max()) if noise.size else math.nan
                 self._limit = xp.minimum(self._limit, stated)
-            self.sharpness, too_small = (
-                float(np.float64(check.bound / self.unit) / float(xp.median(x))) if x.size else math.nan
-                for x in (noise, least)
-            )
+            self.sharpness, too_small = (self._median(check.bound / self.unit, stated, x) for x in (noise, least))
         if too_small < PARTS / 2:
             raise ArithmeticError(
                 f"the bounds of {self.side} are {too_small:.3g} times the least that rounding may be expected to do, "
@@ -184,6 +184,15 @@ class Promise:
         lines, along, delta = lines[order], along[order], delta[order]
         weighed = abs(delta) * self._magnitudes[along]
         return chance(lines, along, delta * self._powers[along], weighed, limit[lines], self._powers.size)
+
+    def _median(self, bound: float, stated: Array | None, yardstick: Array) -> float:
+        """The median bound in those of a yardstick of each line; line by line where these are far apart: a GPU's median
+        is that of a few lines."""
+        if not yardstick.size:
+            return math.nan
+        if stated is not None and float(yardstick.max()) > APART * float(yardstick.min()):
+            return float(self._xp.median(stated / yardstick))
+        return float(np.float64(bound) / float(self._xp.median(yardstick)))
 
     def _across(self, x: Array) -> Array:
         return x if self.axis else x.swapaxes(-1, -2)

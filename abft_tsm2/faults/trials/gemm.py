@@ -21,7 +21,7 @@ from abft_tsm2.faults.recorded import OF_WORDS
 from abft_tsm2.faults.sites import DEVICE_SITES, FUNCTION_SITES, GRAPH_SITES, PRODUCT_SITES, SITES
 from abft_tsm2.faults.trials.schemes import GemmHook, Scheme, SchemeAnswer, SchemeCall, faulty, refused, scheme_of
 from abft_tsm2.faults.trials.trial import Finding, Trial, TrialGroup, Workload, drawn_from, quiet
-from abft_tsm2.report import Fault, Report
+from abft_tsm2.report import Fault, Report, Status
 
 Array = Any
 Layout = Callable[[Any, int, int, Any], Array | None]
@@ -271,7 +271,7 @@ def _number(x: Any) -> float:
 
 def located(report: Report, places: Any, touched: Any) -> str:
     """Whether a report names the elements that were changed: "exact", "covered" or "wrong"; empty where it names an
-    operand in their place.
+    operand in their place, or says that operands have changed.
 
     Parameters
     ----------
@@ -281,6 +281,8 @@ def located(report: Report, places: Any, touched: Any) -> str:
     touched : (2, t) int array
         Those of all that were changed: it may name these, too.
     """
+    if not report.faults and report.status in (Status.INPUT_CHANGED, Status.UNVERIFIABLE):
+        return ""  # found when the operands were no longer those of the product: nothing has a place
     named = [fault for fault in report.faults if fault.operand == "C"]
     elsewhere = "" if any(fault.operand in ("A", "B") for fault in report.faults) else "wrong"
     if not named:
