@@ -1,4 +1,4 @@
-"""An encoded left operand on a GPU: whatever changes in it after its encoding is seen, elements that change places too."""
+"""An encoded left operand on a GPU: whatever changes in it after its encoding is seen, also what changes places."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ def joint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tuned, "JOINT", tuned.JOINT if request.param else 0)
 
 
+class Once:
+    """A planter that changes A, once, where it has been encoded."""
+
+    def __init__(self, change: Callable[[Any], None]) -> None:
+        self.change: Callable[[Any], None] | None = change
+
+    def __call__(self, stage: str, arrays: Any) -> None:
+        if stage == "encoded" and self.change is not None:
+            self.change(arrays["A"])
+            self.change = None
+
+
 def restored(cp: Any, change: Callable[[Any], None], dtype: Any, order: str, *, at_rest: bool) -> None:
     """A x B is right although A changes, at rest or behind its sums, and A is repaired; CLEAN without a change."""
     a, b = (cp.asarray(np.asarray(normal(*shape, dtype=dtype), order=order)) for shape in ((M, K), (K, N)))
@@ -55,15 +67,9 @@ def restored(cp: Any, change: Callable[[Any], None], dtype: Any, order: str, *, 
     for _ in range(2):  # the second product is known
         _, report = ft.protected_gemm(E, b, return_report=True)
         assert report.status is Status.CLEAN
-
-        def plant(stage: str, arrays: Any) -> None:
-            if stage == "encoded" and not at_rest:
-                done.append(change(arrays["A"]))
-
-        done: list[None] = []
         if at_rest:
             change(a)
-        with ft.errstate(**QUIET), faultpoint.planting(lambda *what: plant(*what) if not done else None):
+        with ft.errstate(**QUIET), faultpoint.planting(None if at_rest else Once(change)):
             c, report = ft.protected_gemm(E, b, return_report=True)
         assert report.status is Status.CORRECTED, report
         assert np.array_equal(bits(cp.asnumpy(a)), bits(held))
