@@ -45,6 +45,7 @@ from abft_tsm2.report import Check
 
 Array = Any
 MARGIN = 2.0  # times the largest error without a fault
+BOUNDS = 32  # lines whose bounds a GPU has in its records, evenly spread
 APART = 16.0  # lines whose yardsticks differ by more are judged line by line
 
 
@@ -147,7 +148,8 @@ class Promise:
                 stated = xp.asarray(check.limits.allowed) / self.unit
                 self.reach = float((stated / noise).max()) if noise.size else math.nan
                 self._limit = xp.minimum(self._limit, stated)
-            self.sharpness, too_small = (self._median(check.bound / self.unit, stated, x) for x in (noise, least))
+            self.sharpness = self._median(check.bound / self.unit, None, noise)
+            too_small = self._median(check.bound / self.unit, stated, least)
         if too_small < PARTS / 2:
             raise ArithmeticError(
                 f"the bounds of {self.side} are {too_small:.3g} times the least that rounding may be expected to do, "
@@ -186,12 +188,16 @@ class Promise:
         return chance(lines, along, delta * self._powers[along], weighed, limit[lines], self._powers.size)
 
     def _median(self, bound: float, stated: Array | None, yardstick: Array) -> float:
-        """The median bound in those of a yardstick of each line; line by line where these are far apart: a GPU's median
-        is that of a few lines."""
+        """The median bound in those of a yardstick of each line. Where these are far apart: line by line, or, of a
+        report that does not state bounds of lines, of those lines that a GPU takes the median of."""
         if not yardstick.size:
             return math.nan
-        if stated is not None and float(yardstick.max()) > APART * float(yardstick.min()):
-            return float(self._xp.median(stated / yardstick))
+        if float(yardstick.max()) > APART * float(yardstick.min()):
+            if stated is not None:
+                return float(self._xp.median(stated / yardstick))
+            if self._xp is not np:
+                some = yardstick[(2 * self._xp.arange(BOUNDS) + 1) * yardstick.size // (2 * BOUNDS)]
+                return float(np.float64(bound) / float(self._xp.sort(some)[BOUNDS // 2 - 1]))
         return float(np.float64(bound) / float(self._xp.median(yardstick)))
 
     def _across(self, x: Array) -> Array:
