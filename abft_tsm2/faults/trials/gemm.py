@@ -281,8 +281,8 @@ def located(report: Report, places: Any, touched: Any) -> str:
     touched : (2, t) int array
         Those of all that were changed: it may name these, too.
     """
-    if not report.faults and report.status in (Status.INPUT_CHANGED, Status.UNVERIFIABLE):
-        return ""  # found when the operands were no longer those of the product: nothing has a place
+    if not report.faults and report.status is not Status.CORRECTED:
+        return ""  # a result that is refused, as where operands changed before anyone waited: nothing is placed
     named = [fault for fault in report.faults if fault.operand == "C"]
     elsewhere = "" if any(fault.operand in ("A", "B") for fault in report.faults) else "wrong"
     if not named:
