@@ -1,4 +1,4 @@
-"""Sums of the words of a matrix by rows, columns and diagonals: three reads to make, one on a GPU, and only additions.
+"""Sums of the words of a matrix by rows, columns and diagonals: three reads to make, two on a GPU, and only additions.
 
 The lines of the matrix as it lies in memory are cut into words of eight bytes, or of one element where their length is
 no multiple of that, and the words are added as unsigned integers modulo 2^64. Any change of one word shows in its row
@@ -41,14 +41,14 @@ class WordSums:
         Whether the lines are the columns of the matrix: it is stored by columns.
     rows, columns : uint64 arrays, where the matrix is
         Of the lines in memory, and across them.
-    diagonals : uint64 array, or None
-        Of the words of which the numbers are equal modulo p; None where a kernel has taken the others, in one read.
+    diagonals : uint64 array
+        Of the words of which the numbers are equal modulo p.
     """
 
     transposed: bool
     rows: Array
     columns: Array
-    diagonals: Array | None
+    diagonals: Array
 
     @classmethod
     def of(cls, X: Array) -> WordSums:
@@ -56,7 +56,7 @@ class WordSums:
         transposed = is_column_major(X)
         words = _words(X.T if transposed else X)
         if _by_kernel(words):
-            return cls(transposed, *word_sums(words), None)
+            return cls(transposed, *word_sums(words), _diagonals(words))
         return cls(transposed, _sums(words, 1), _sums(words, 0), _diagonals(words))
 
     @property
@@ -65,14 +65,14 @@ class WordSums:
         return sum(int(side.nbytes) for side in self._sides())
 
     def _sides(self) -> list[Array]:
-        return [side for side in (self.rows, self.columns, self.diagonals) if side is not None]
+        return [self.rows, self.columns, self.diagonals]
 
     def differ(self, X: Array) -> Array:
         """Whether the matrix, in the same layout, has other words. A boolean where the matrix is, so that a GPU's can
         be awaited later."""
         words = _words(X.T if self.transposed else X)
         if _by_kernel(words):
-            return words_differ(words, self.rows, self.columns)
+            return words_differ(words, self.rows, self.columns) | (_diagonals(words) != self.diagonals).any()
         # A change in one row shows in columns, and one in a column in diagonals. Whether the rows' sums were hit:
         off = _sums(self.rows, 0) != _sums(self.columns, 0)
         return off | (_sums(words, 0) != self.columns).any() | (_diagonals(words) != self.diagonals).any()

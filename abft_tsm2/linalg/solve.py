@@ -30,6 +30,7 @@ from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu import LuFactorisation, factored
 from abft_tsm2.linalg.lu_options import LuOptions
+from abft_tsm2.linalg.operand import Operand
 from abft_tsm2.linalg.outcome import Findings, check_of
 from abft_tsm2.linalg.substitution import (
     ATTEMPTS,
@@ -159,8 +160,8 @@ def protected_lu_solve(
         lu, piv = contiguous(lu), piv.copy()  # which nobody else can change
         factors = GivenWords(lu)
         found = queued(lu, piv, B, int(trans), work)
-        if found is not None and found.clean:
-            return found.X
+        if found is not None and found.clean and factors.compare() is Operand.SAME:
+            return found.X  # the check has read the factors that were given, as have the substitutions
         if check_finite:
             as_array(lu, "lu")
             as_array(B, "b")

@@ -13,6 +13,7 @@ import pytest
 from scipy import linalg
 
 from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_solve
+from abft_tsm2.core import faultpoint
 from abft_tsm2.errors import UnverifiableWarning
 from abft_tsm2.linalg import solve
 from abft_tsm2.linalg.device import solution
@@ -160,6 +161,22 @@ def test_a_clean_solution_is_that_of_the_device(blas: ScipyBlas, trans: int) -> 
         assert report.status is Status.CLEAN
         assert x.shape == (140,)
         assert is_right(x, of, trans)
+
+
+# Of the factor that the second substitution is made with.
+@pytest.mark.parametrize(("trans", "place"), [(0, (40, 90)), (0, (139, 139)), (1, (90, 40))])
+def test_factors_that_change_for_good_are_told(blas: ScipyBlas, trans: int, place: tuple[int, int]) -> None:
+    # Before they are read: by the substitutions and by their check, which holds.
+    of = LinearSystem(140, 4)
+    lu, piv, b = (on_card(x.copy()) for x in (of.lu, of.piv, of.b))
+
+    def change(stage: str, arrays: Any) -> None:
+        if stage == "forward":
+            lu[place] += 0.5
+
+    with faultpoint.planting(change), pytest.raises(SilentDataCorruptionError) as refused:
+        protected_lu_solve((lu, piv), b, trans)
+    assert refused.value.report.status is Status.INPUT_CHANGED
 
 
 def once(what: Callable[[np.ndarray], None]) -> Callable[[int, np.ndarray], None]:
