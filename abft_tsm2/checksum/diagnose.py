@@ -230,7 +230,8 @@ def _lines_moved(
     with np.errstate(all="ignore"):
         before, after = (residual_of(lines, sums, u)[failed] for sums in (expected, again))
         off, size = (np.abs(x).max(axis=1, initial=0.0) for x in (after - before, before))
-        return int(np.count_nonzero(np.isfinite(size) & ~(off <= size / verdict.residual[failed])))
+        same = (off == 0) | (off <= size / verdict.residual[failed])  # a residual of 0 tells no bound
+    return int(np.count_nonzero(np.isfinite(size) & ~same))
 
 
 def _changed_since(
