@@ -69,6 +69,7 @@ def test_refinement_makes_the_residual_small_row_by_row() -> None:
     assert refined <= min(plain, 62 * unit(np.float64))
 
 
+@pytest.mark.filterwarnings("ignore:An ill-conditioned matrix")
 def test_refinement_that_does_not_converge_is_not_kept() -> None:
     # (-1)^j binomial(i, j) 2^-i, of condition 10^34: a step made errors of rows smaller, the residual 11 times larger.
     n = 115
