@@ -50,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(T1)
   __syncthreads();
   const double middle = (around[0] + around[1]) / 2, shift = middle - rint(middle);
   double sum = 0;
+#pragma unroll 1
   for (Index c = threadIdx.x; c < count; c += T1) {
     const double own = is_finite(logs[c]) ? logs[c] : least;
     const double e = number == 0 ? 0 : fmin(HIGHEST, fmax(LOWEST, rint(own - shift)));
