@@ -141,7 +141,7 @@ def measured(dtype: str, n: int, device: bool, names: list[str]) -> list[dict[st
         for _ in range(3):
             calls[f"protected {name}"]()
     # On a card what is measured begins behind the same product: behind milliseconds of the host's it is slower.
-    seconds = paired(calls, rounds_of(n, device), *((calls[f"plain {names[0]}"],) if device else ()))
+    seconds = paired(calls, rounds_of(n, device), before=calls[f"plain {names[0]}"] if device else wait)
     usual = _cost(seconds, "normal")
     product = statistics.median(seconds["plain normal"])
     rows = []

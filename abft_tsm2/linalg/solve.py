@@ -477,8 +477,8 @@ def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Weighed, work: Work
 def _refined(
     A: Array, lu: Array, piv: Any, X: Array, B: Weighed, verdict: LineCheck, work: Work
 ) -> tuple[Array, LineCheck]:
-    """X + A^-1 (B - A X), where its componentwise backward error is no larger, and that of rounding: more than that one
-    step leaves of a matrix that is so ill-conditioned that it leads anywhere (N. J. Higham, 2002, theorem 12.4)."""
+    """X + A^-1 (B - A X), where its componentwise backward error is no larger, and that of rounding. Where one step
+    leaves more, the matrix is so ill-conditioned that the step does not converge (N. J. Higham, 2002, theorem 12.4)."""
     xp = namespace(X)
     with np.errstate(all="ignore"):
         # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.

@@ -212,10 +212,9 @@ INLINE void recompute_wide(const Problem& p, int g, int place, int at, What what
 #endif
 
 // A line is wrong all over where an element is and what is usual is not usual for rounding: then there is an error in
-// many columns, most of them too small for a fault. Not so of lines that fail no more: as much may be usual where terms are
-// alike.
+// many columns, most of them too small for a fault.
 INLINE bool is_whole(const Problem& p, int g, int place) {
-  return !p.all && !p.settled && __ldcg(p.fixed->hits + place) > 0 && __ldcg(p.fixed->usual + g) > OUTLIER / 2;
+  return !p.all && __ldcg(p.fixed->hits + place) > 0 && __ldcg(p.fixed->usual + g) > OUTLIER / 2;
 }
 INLINE bool any_whole(const Problem& p, int g, int place, int rows) {
   bool found = false;
@@ -335,7 +334,7 @@ INLINE void verify(const Problem* problem, Index item, double* pool) {
   const LineCheck check = check_line(p, line, pool);
   const double now = alone ? predicted_now(p, line, int(item), pool) : 0.0;
   if (threadIdx.x > 0) return;
-  const bool touched = p.all || beside || __ldcg(p.state + COMPLETED) || __ldcg(p.fixed->hits + item);
+  const bool touched = p.all || p.settled || beside || __ldcg(p.state + COMPLETED) || __ldcg(p.fixed->hits + item);
   // A line of its own that has no candidate, and no more rounding than is usual, is right element by element, if that is
   // the product of what was encoded: if the operands as they are now predict the same, to within the line's bound.
   const bool right = !check.fine && alone && __ldcg(p.fixed->candidates + item) == 0 &&

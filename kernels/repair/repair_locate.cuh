@@ -53,7 +53,7 @@ INLINE void sort_lines(const Problem* problem, Index item, unsigned* keys) {
       rank += other < line || (other == line && x < mine);
     }
     p.fixed->order[rank] = line;
-    p.fixed->hits[mine] = p.settled;
+    p.fixed->hits[mine] = 0;
   }
 }
 

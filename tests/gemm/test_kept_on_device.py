@@ -35,8 +35,7 @@ def factors_times(power: float) -> int:
 
 def weights_hit(base: Any, element: int, copy: int) -> None:
     """Flip the sign and an exponent's bit of one weight in one of its copies."""
-    words = base.view("uint32") if isinstance(base, np.ndarray) else base.view(np.uint32)
-    words[copy * N + element] ^= np.uint32(1 << 31 | 1 << 30)
+    base.view(np.uint32)[copy * N + element] ^= np.uint32(1 << 31 | 1 << 30)
 
 
 def product(cp: Any, hit: bool) -> ft.Report:

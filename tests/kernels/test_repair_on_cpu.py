@@ -171,7 +171,7 @@ PLANTED: dict[str, tuple[str, str | None, str, Case]] = {
         "should stay",
         OTHERWISE,
     ),
-    "whole_lines_that_hold": ("!p.all && !p.settled", "!p.all", "should stay", NO_MORE),
+    "whole_lines_that_hold": ("p.fixed->hits[mine] = 0", "p.fixed->hits[mine] = p.settled", "should stay", NO_MORE),
     "always_right": (
         "__ldcg(p.fixed->candidates + item) == 0",
         "true",
