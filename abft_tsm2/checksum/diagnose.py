@@ -111,14 +111,13 @@ def diagnose(
     if 0 in lines.C.shape:  # whatever the operands hold, nothing follows from it
         return decision
     V = expected.carried.weights
-    ours, on_numpy = not foreign and earlier is None, is_numpy(lines.C)
     failing = np.flatnonzero(~verdict.ok)
     failing = failing[np.argsort(-verdict.residual[failing], kind="stable")]  # worst first
     intact = expected.intact() and expected.carried.intact()
-    if ours and on_numpy and intact:
+    if intact and not foreign and earlier is None:
         again = reproduce(lines, failing)
     now, fault, held = expected, None, shown()
-    if not (on_numpy and intact and all(held.values()) and is_as_before(lines, expected, u)):
+    if not (intact and all(held.values()) and is_as_before(lines, expected, u)):
         now = recompute(lines, expected)
         if changed := changed_operands(lines, expected, now, held):
             return decision.input_changed(*changed)
@@ -130,11 +129,8 @@ def diagnose(
         decision.faults.append(fault)
     else:
         decision.suspicions = failing.size
-        if ours and not on_numpy and not _lines_moved(lines, expected, now, u, verdict, shown()):
-            again = reproduce(lines, failing)
-            if again.same and (since := _changed_since(lines, expected, now, shown())):
-                return decision.input_changed(*since)
-        if again.same:
+        exact = now is expected or is_numpy(lines.C)
+        if again.same and (exact or not _lines_moved(lines, expected, now, u, verdict, held)):
             decision.multiplications += again.lines * lines.R.size
             return decision
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well

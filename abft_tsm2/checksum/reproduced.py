@@ -24,7 +24,7 @@ from abft_tsm2.core.row_sums import rows_per_block, take_rows
 
 _WORST = 8  # lines that are compared element by element, and others beside them
 _MODERATE = 2.0**-300, 2.0**300  # the largest sum of moduli; products of two stay far from both ends
-_TILE_BYTES, _FAR_BYTES = 1 << 18, 8 << 20  # of a part of R on NumPy, where it stays in the cache, and on a GPU
+_TILE_BYTES, _FAR_BYTES = 1 << 18, 64 << 20  # of a part of R on NumPy, where it stays in the cache, and on a GPU
 # Lines that the kernels of a BLAS compute together, or a multiple, by the bytes of an element: which of them a line is
 # decides how it is rounded.
 _TOGETHER = {4: 24, 8: 8}
@@ -125,20 +125,20 @@ def _is_moderate(sizes: Floats) -> bool:
 
 def _times(left: Array, R: Array, made: Callable[[Array], Array]) -> Floats:
     """``left f(R)`` in float64 on the host, with what is `made` of a part of R in the cache."""
-    (k, n), columns = R.shape, is_column_major(R)
-    total = np.zeros((left.shape[0], n))
+    (k, n), columns, xp = R.shape, is_column_major(R), namespace(R)
+    total = xp.zeros((left.shape[0], n), dtype=xp.float64, device=R.device)
     step = rows_per_block(k if columns else n, _TILE_BYTES if is_numpy(R) else _FAR_BYTES)
     length = n if columns else k
     for part in (slice(lo, min(lo + step, length)) for lo in range(0, length, step)):
         if columns:
-            total[:, part] = to_host(left @ made(in_float64(R[:, part])))
+            total[:, part] = left @ made(in_float64(R[:, part]))
         else:
-            total += to_host(left[:, part] @ made(in_float64(R[part, :])))
-    return total
+            total += left[:, part] @ made(in_float64(R[part, :]))
+    return to_host(total)
 
 
 def are_equal(X: Array, Y: Array) -> bool:
     """Whether two matrices of finite numbers are equal, in blocks."""
-    rows, xp = rows_per_block(X.shape[1]), namespace(X)
+    rows, xp = rows_per_block(X.shape[1], 8 << 20 if is_numpy(X) else _FAR_BYTES), namespace(X)
     parts = (slice(at, min(X.shape[0], at + rows)) for at in range(0, X.shape[0], rows))
     return all(bool(xp.all(X[part, :] == Y[part, :])) for part in parts)

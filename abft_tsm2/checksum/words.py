@@ -56,7 +56,7 @@ class WordSums:
         transposed = is_column_major(X)
         words = _words(X.T if transposed else X)
         if _by_kernel(words):
-            return cls(transposed, *word_sums(words), _diagonals(words))
+            return cls(transposed, *word_sums(words, words.shape[1]), word_sums(words, _diagonals_of(words))[1])
         return cls(transposed, _sums(words, 1), _sums(words, 0), _diagonals(words))
 
     @property
@@ -72,7 +72,7 @@ class WordSums:
         be awaited later."""
         words = _words(X.T if self.transposed else X)
         if _by_kernel(words):
-            return words_differ(words, self.rows, self.columns) | (_diagonals(words) != self.diagonals).any()
+            return words_differ(words, self.columns, self.rows) | words_differ(words, self.diagonals)
         # A change in one row shows in columns, and one in a column in diagonals. Whether the rows' sums were hit:
         off = _sums(self.rows, 0) != _sums(self.columns, 0)
         return off | (_sums(words, 0) != self.columns).any() | (_diagonals(words) != self.diagonals).any()
@@ -152,11 +152,16 @@ def _sums(words: Array, axis: int) -> Array:
 
 def _diagonals(words: Array) -> Array:
     """Sums of the words of which the numbers are equal modulo a prime number above the rows and the columns."""
-    line, each = prime_above(max(words.shape)), words.reshape(-1)
+    line, each = _diagonals_of(words), words.reshape(-1)
     whole = each.size // line * line
     sums = _sums(each[:whole].reshape(-1, line), 0)
     sums[: each.size - whole] += each[whole:]
     return sums
+
+
+def _diagonals_of(words: Array) -> int:
+    """How many diagonals there are."""
+    return prime_above(max(words.shape))
 
 
 @functools.lru_cache(256)

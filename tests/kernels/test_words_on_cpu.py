@@ -21,46 +21,61 @@ FAULTS = {
     "columns_of_the_first_block": (COMPARE, "sums + rows + j", 0, "sums + rows + j % 32"),
     "rows_of_the_first_block": (COMPARE, "sums + first + lane", 0, "sums + lane"),
     "compares_only_rows": (COMPARE, "i < rows + length", 0, "i < rows"),
-    "compares_only_columns": (COMPARE, "Index i = threadIdx.x", 0, "Index i = rows + threadIdx.x"),
+    "compares_only_columns": (COMPARE, "of_rows == nullptr", 0, "of_rows != nullptr"),
     "sums_of_the_first_row": (COMPARE, "of_rows[i]", 0, "of_rows[0]"),
     "never_differs": (COMPARE, "done[1] = 1", 0, "done[1] = 0"),
     "never_compares": (COMPARE, "== gridDim.x - 1", 0, "== gridDim.x"),
     "the_first_block_compares": (COMPARE, "== gridDim.x - 1", 0, "== 0"),
     "without_the_last_row": (SUM, "first + lane < rows", 0, "first + lane < rows - 1"),
-    "sums_without_the_last_column": (SUM, "j < length && first", 0, "j < length - 1 && first"),
+    "without_the_last_word": (SUM, "at < size", 0, "at < size - 1"),
+    "beyond_the_last_word": (SUM, "j < length && at < size", 0, "j < length && first + q < rows"),
+    "sums_without_the_last_column": (SUM, "j < length && at", 0, "j < length - 1 && at"),
 }
 library = library_of(lambda: [*texts([SUM, COMPARE]), *with_faults(FAULTS)])
-SHAPES = [(1, 1), (3, 40), (70, 600), (33, 1500)]
+SIZES = [(1, 1), (120, 40), (42000, 600), (49500, 1500), (30, 7), (70 * 600, 601), (5, 11)]  # words, in such rows
 
 
-def wrong(library: Libraries, name: str, config: WordsConfig, shape: tuple[int, int], order: str) -> list[str]:
+def _in_rows(words: np.ndarray, length: int) -> np.ndarray:
+    """The words in rows of that length, with zeros behind the last."""
+    return np.concatenate([words, np.zeros(-words.size % length, np.uint64)]).reshape(-1, length)
+
+
+def _sums(words: np.ndarray, length: int) -> list[np.ndarray]:
+    return [_in_rows(words, length).sum(axis=axis, dtype=np.uint64) for axis in (1, 0)]
+
+
+def wrong(library: Libraries, name: str, config: WordsConfig, case: tuple[int, int], order: str) -> list[str]:
     """What is wrong with the sums of a matrix, and with the verdicts: as it was, with one bit of one word flipped, and
-    with two that cancel in a row or in a column."""
-    rng = np.random.default_rng(shape)
-    words = rng.integers(0, 2**64, shape, dtype=np.uint64)
-    rows, columns = words.sum(axis=1, dtype=np.uint64), words.sum(axis=0, dtype=np.uint64)
-    last, some = (shape[0] - 1, shape[1] - 1), tuple(int(rng.integers(size)) for size in shape)
-    changes: list[list[tuple[int, ...]]] = [[], [(0, 0)], [last], [some], [last, (0, last[1])], [last, (last[0], 0)]]
+    with two that cancel in a row or in a column, of which one alone may be compared."""
+    size, length = case
+    rng = np.random.default_rng(case)
+    words = rng.integers(0, 2**64, size, dtype=np.uint64)
+    rows, columns = _sums(words, length)
+    last, some = size - 1, int(rng.integers(size))
+    changes = [[], [0], [last], [some], [last, last % length], [last, last - last % length]]
     found = []
     for places in changes if config.compare else [[]]:
         changed = words.copy()
         for place, change in zip(places, (1 << 41, 2**64 - (1 << 41)), strict=False):
             changed[place] = (int(changed[place]) + change) % 2**64
-        sums = np.zeros(sum(shape) + 2, np.uint64)
-        args = (*shape, changed, rows, columns, sums)
-        library.run(name, (config.blocks(*shape),), config.t1, args, order=order)
-        now = np.concatenate([changed.sum(axis=1, dtype=np.uint64), changed.sum(axis=0, dtype=np.uint64)])
-        if not np.array_equal(sums[:-2], now):
-            found.append(f"{shape}, {places}: other sums")
-        if bool(sums[-1]) != (config.compare and not np.array_equal(changed, words)):
-            found.append(f"{shape}, {places}: {sums[-1]}")
+        now = _sums(changed, length)
+        for of_rows in (rows, None):
+            sums = np.zeros(rows.size + length + 2, np.uint64)
+            watched = np.concatenate([changed, rng.integers(0, 2**64, length, dtype=np.uint64)])  # not to be read
+            args = (size, length, watched, of_rows, columns, sums)
+            library.run(name, (config.blocks(size, length),), config.t1, args, order=order)
+            if not np.array_equal(sums[:-2], np.concatenate(now)):
+                found.append(f"{case}, {places}: other sums")
+            expected = (now[1] != columns).any() or (of_rows is not None and (now[0] != rows).any())
+            if bool(sums[-1]) != (config.compare and bool(expected)):
+                found.append(f"{case}, {places}: {sums[-1]}")
     return found
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("config", [SUM, COMPARE], ids=lambda config: config.name)
 def test_the_sums_and_what_changed(library: Libraries, config: WordsConfig, order: str) -> None:
-    assert [wrong(library, config.name, config, shape, order) for shape in SHAPES] == [[]] * len(SHAPES)
+    assert [wrong(library, config.name, config, case, order) for case in SIZES] == [[]] * len(SIZES)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -74,4 +89,4 @@ def test_it_compiles_without_spills(compiled: Cubins, config: WordsConfig, archi
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_test_sees_faults(library: Libraries, fault: str) -> None:
     config = FAULTS[fault][0]
-    assert first_complaint(SHAPES, lambda shape: wrong(library, fault, config, shape, "forward")) != "nothing"
+    assert first_complaint(SIZES, lambda case: wrong(library, fault, config, case, "forward")) != "nothing"

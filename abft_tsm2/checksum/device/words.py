@@ -1,4 +1,4 @@
-"""Sum the words of a matrix on a GPU by rows and by columns, and compare them with those that it had: one read."""
+"""Sum the words of a matrix on a GPU by lines and across them, and compare them with those that it had: one read."""
 
 from __future__ import annotations
 
@@ -30,35 +30,39 @@ class WordsConfig:
         """The constants that the file asks for."""
         return {"T1": self.t1, "ROWS": self.rows, "STEPS": self.steps, "COMPARE": int(self.compare)}
 
-    def blocks(self, rows: int, length: int) -> int:
-        """Those of a launch."""
-        return -(-length // (self.t1 * self.steps)) * -(-rows // self.rows)
+    def blocks(self, size: int, length: int) -> int:
+        """Those of a launch for so many words in lines of that length."""
+        return -(-length // (self.t1 * self.steps)) * -(-size // (length * self.rows))
 
 
 SUM, COMPARE = WordsConfig(compare=False), WordsConfig(compare=True)
 
 
-def word_sums(words: Array) -> tuple[Array, Array]:
-    """The sums of the rows and of the columns of ``words`` (m, n), contiguous uint64, not empty.
+def word_sums(words: Array, length: int) -> tuple[Array, Array]:
+    """The sums of lines of so many words, and across these lines.
 
-    On the current stream of the words' device; no host synchronisation.
+    `words`: contiguous uint64, not empty; the last line may be shorter. On the current stream of their device; no host
+    synchronisation.
     """
-    rows, length = words.shape
-    sums = _launched(SUM, words, words, words)  # there is nothing to compare with: what stands there is not read
-    return sums[:rows], sums[rows : rows + length]
+    sums = _launched(SUM, words, length)
+    return sums[: -length - 2], sums[-length - 2 : -2]
 
 
-def words_differ(words: Array, of_rows: Array, of_columns: Array) -> Array:
-    """Whether a row or a column of them has another sum than it had; a boolean on the GPU."""
-    return _launched(COMPARE, words, of_rows, of_columns)[-1:].view("bool")[0]  # its first byte
+def words_differ(words: Array, across: Array, lines: Array | None = None) -> Array:
+    """Whether a sum across lines, of as many words as there are such sums, is another than it was, or one of `lines`; a
+    boolean on the GPU."""
+    return _launched(COMPARE, words, across.size, across, lines)[-1:].view("bool")[0]  # its first byte
 
 
-def _launched(config: WordsConfig, words: Array, of_rows: Array, of_columns: Array) -> Array:
+def _launched(
+    config: WordsConfig, words: Array, length: int, across: Array | None = None, lines: Array | None = None
+) -> Array:
     import cupy
 
-    rows, length = words.shape
     with words.device:
-        sums = cupy.zeros(rows + length + 2, dtype=cupy.uint64)
-        arguments: tuple[Any, ...] = (rows, length, words, of_rows, of_columns, sums)
-        kernel(config)((config.blocks(rows, length),), (config.t1,), arguments)
+        sums = cupy.zeros(-(-words.size // length) + length + 2, dtype=cupy.uint64)
+        nothing = 0  # a null pointer
+        compared = (nothing if of is None else of for of in (lines, across))
+        arguments: tuple[Any, ...] = (words.size, length, words, *compared, sums)
+        kernel(config)((config.blocks(words.size, length),), (config.t1,), arguments)
     return sums

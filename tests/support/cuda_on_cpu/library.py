@@ -358,6 +358,8 @@ def _value(name: str, number: int, letter: str, arg: Any) -> Any:
     if letter not in _PARAMETERS:
         raise TypeError(f"parameter {number} of {name} is neither a pointer nor of 4 or 8 bytes")
     made, types, wanted = _PARAMETERS[letter]
+    if arg is None and types is _Address:
+        return made(0)
     if not isinstance(arg, types) or isinstance(arg, bool):
         given = "NumPy array" if isinstance(arg, _Address) else type(arg).__name__
         raise TypeError(f"argument {number} of {name} is a {given}, the kernel takes {wanted}")
