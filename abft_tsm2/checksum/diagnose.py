@@ -19,6 +19,7 @@ from abft_tsm2.checksum.predicted import (
     PredictedSums,
     changed_operands,
     differing,
+    have_same_bits,
     is_as_before,
     predict,
     recompute,
@@ -105,7 +106,8 @@ def diagnose(
     Notes
     -----
     Evidence may clear a suspicion, and a repair may be verified, only where every operand it was computed from is shown
-    to be what was encoded: operands are compared behind all that was computed from them, and C is not written before.
+    to be what was encoded: operands are compared before, as one that is wrong for a while may be right again behind it,
+    and behind all that was computed from them, and C is not written before.
     """
     decision, again = Decision(verdict.check), Reproduced(False, None, 0)
     if 0 in lines.C.shape:  # whatever the operands hold, nothing follows from it
@@ -114,8 +116,6 @@ def diagnose(
     failing = np.flatnonzero(~verdict.ok)
     failing = failing[np.argsort(-verdict.residual[failing], kind="stable")]  # worst first
     intact = expected.intact() and expected.carried.intact()
-    if intact and not foreign and earlier is None:
-        again = reproduce(lines, failing)
     now, fault, held = expected, None, shown()
     if not (intact and all(held.values()) and is_as_before(lines, expected, u)):
         now = recompute(lines, expected)
@@ -130,7 +130,11 @@ def diagnose(
     else:
         decision.suspicions = failing.size
         exact = now is expected or is_numpy(lines.C)
-        if again.same and (exact or not _lines_moved(lines, expected, now, u, verdict, held)):
+        if not foreign and earlier is None and (exact or not _lines_moved(lines, expected, now, u, verdict, held)):
+            again = reproduce(lines, failing)
+        if again.same:
+            if since := _changed_since(lines, expected, now, shown()):
+                return decision.input_changed(*since)
             decision.multiplications += again.lines * lines.R.size
             return decision
     if fault is not None and fault.operand == "s":  # then the weights may have been hit as well
@@ -234,7 +238,7 @@ def _changed_since(
     lines: Side, expected: PredictedSums, now: PredictedSums, shown: Mapping[str, bool]
 ) -> tuple[str, ...]:
     """The operands that are not what they were when `now` was computed."""
-    since = differing(lines, now, recompute(lines, expected))
+    since = None if have_same_bits(lines, now) else differing(lines, now, recompute(lines, expected))
     operand = None if since is None else {"s": "R", "t": "L", "t0": "C0"}[since.operand]
     wrong = [name for name, same in shown.items() if not same]
     return (*wrong, *([operand] if operand is not None and operand not in shown else []))

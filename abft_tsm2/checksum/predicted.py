@@ -90,21 +90,22 @@ def recompute(lines: Side, expected: PredictedSums) -> PredictedSums:
 
 def operands_hold(lines: Side, expected: PredictedSums) -> bool:
     """Whether the operands give the checksums that they gave when they were encoded: two reads of R and L."""
-    c = expected.carried
-    if _is_same(c.sums, lines.R, c.weights, c.partial) and _is_same(expected.t, lines.L, c.sums, lines.partial):
-        return True
-    return not changed_operands(lines, expected, recompute(lines, expected))
+    return have_same_bits(lines, expected) or not changed_operands(lines, expected, recompute(lines, expected))
 
 
 def is_as_before(lines: Side, expected: PredictedSums, u: Array) -> bool:
     """Whether all checksums, those of C as well, have the bits that they have when recomputed: then no operand changed,
     and no checksum was hit that is the same as its copies."""
-    c = expected.carried
+    return have_same_bits(lines, expected) and same_bits(u, recompute_checksum(lines, expected.carried))
+
+
+def have_same_bits(lines: Side, sums: PredictedSums) -> bool:
+    """Whether the checksums of operands have the bits that they have when recomputed."""
+    c = sums.carried
     return (
         _is_same(c.sums, lines.R, c.weights, c.partial)
-        and _is_same(expected.t, lines.L, c.sums, lines.partial)
-        and _is_same(expected.t0, lines.C0, c.weights, lines.partial)
-        and same_bits(u, recompute_checksum(lines, c))
+        and _is_same(sums.t, lines.L, c.sums, lines.partial)
+        and _is_same(sums.t0, lines.C0, c.weights, lines.partial)
     )
 
 

@@ -394,7 +394,7 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
     if 0 in (n, r):
         report = Findings().report("solve", (n, n, r), dtype_name(B.dtype), {}, device=device_name(B))
         return namespace(B).zeros_like(B), report
-    X = namespace(B).full_like(B, float("nan"))  # until there is a solution
+    X, taken = namespace(B).full_like(B, float("nan")), False  # until there is a solution
     sides = None if solved_by_kernels(A, B, work) else GivenSides.of(B)
     for attempt in range(ATTEMPTS):
         factors = factored(A, options, warn=False, kept=not attempt)
@@ -422,7 +422,9 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
                 verdict = _certificate(A, factors.W, piv, X, sides.weighed, work)
                 work.checks = (check_of("rows", verdict.residual, verdict.bound, sides.weighed.t),)
         if refine and verdict.clean and sides is not None:
+            solved = X
             X, verdict = _refined(A, factors.W, piv, X, sides.weighed, verdict, work)
+            taken = X is not solved
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses or not work.confirm():
             break
         if not work.repair:
@@ -434,8 +436,8 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         work.findings.statuses.append(Status.UNCORRECTABLE)
         work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
     work.findings.name_tf32(B)
-    if work.findings.any:
-        work.confirm()  # of what was suspected, and of all that was computed again
+    if work.findings.any or taken:  # of what was suspected, and of all that was computed again
+        work.confirm(suspected=work.findings.any)
     first.release()
     if not {Status.UNCORRECTABLE, Status.INPUT_CHANGED} & {*work.findings.statuses}:  # then these are factors of A
         _warn_of_condition(A, factors.W)
@@ -483,8 +485,12 @@ def _refined(
     with np.errstate(all="ignore"):
         # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.
         of_a, of_x = far_power(A), far_power(X)
-        a, b = scaled_down(A, of_a), scaled_down(B.X, of_a + of_x)
-        residual, error = _backward_error(a, scaled_down(X, of_x), b)
+
+        def backward_error(x: Array) -> tuple[Array, float]:
+            """By A and B as they are now."""
+            return _backward_error(scaled_down(A, of_a), scaled_down(x, of_x), scaled_down(B.X, of_a + of_x))
+
+        residual = backward_error(X)[0]
         scale = float(xp.max(xp.abs(residual)))
         if not 0.0 < scale < float("inf"):
             return X, verdict
@@ -505,7 +511,7 @@ def _refined(
                 work.findings.statuses.append(Status.CORRECTED)
                 work.findings.faults.append(wrong_rows("x", before, "refined again"))
             if after.clean:
-                left = _backward_error(a, scaled_down(better, of_x), b)[1]
+                error, left = backward_error(X)[1], backward_error(better)[1]
                 rounding = (A.shape[0] + 1) * FLOATS[dtype_name(X.dtype)].unit_roundoff
                 return (better, after) if left <= min(error, rounding) else (X, verdict)
             last, before = better, after

@@ -52,9 +52,11 @@ class Work:
         if (watcher := faultpoint.watcher(self.on_stage)) is not None:
             watcher(name, arrays)
 
-    def confirm(self) -> bool:
-        """Note which operands have changed, and which may have; whether none is shown to have changed."""
-        fine = [self.note(one.name, one.compare()) for one in self.given]
+    def confirm(self, suspected: bool = True) -> bool:
+        """Note which operands have changed and, where a check has failed, which may have; whether none is shown to have
+        changed."""
+        found = [(one.name, one.compare()) for one in self.given]
+        fine = [self.note(name, operand) for name, operand in found if suspected or operand is not Operand.UNKNOWN]
         return all(fine)
 
     def note(self, name: str, operand: Operand) -> bool:
