@@ -169,6 +169,11 @@ class GivenFactors:
         sums = (bool(xp.all(xp.isfinite(one.sums))) for one in self.triangles)
         return all(sums) or bool(xp.all(xp.isfinite(self.array)))
 
+    def are_seen_by(self, count: int) -> bool:
+        """Whether the check of one combination of so many solutions shows a change of these factors: what it does to
+        several cancels there in one of 2^40 cases where sums are of float64, but in one of a thousand in float32."""
+        return count <= 1 or float_type(self.array).bits >= 64
+
     def _summed_words(self) -> Array:
         if self._in_order:
             return fingerprint(self.array)

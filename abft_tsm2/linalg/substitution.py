@@ -122,6 +122,8 @@ def substituted_carefully(
     B = weighed or as_read(suspected, B)
     factors = triangles(lu, trans)
     X = _substituted(factors, given.triangles if given else (None, None), order, B, trans, work)
+    if given is not None:
+        _confirm_unseen(given, X, work)
     if suspected is None or before != (len(findings.statuses), findings.suspicions):  # it is said what was found
         return X
     if not work.confirm():
@@ -167,7 +169,15 @@ def substituted_twice(factors: GivenFactors, B: Weighed, work: Work) -> Array:
     """The solution of ``L L' X = B``, for factors L and L' as they were encoded, both substitutions checked."""
     first, second = factors.of(factors.array)
     z = substitution(first, B, "forward", "z", work, factors.triangles[0])
-    return substitution(second, z, "backward", "x", work, factors.triangles[1]).X
+    X = substitution(second, z, "backward", "x", work, factors.triangles[1]).X
+    _confirm_unseen(factors, X, work)
+    return X
+
+
+def _confirm_unseen(given: GivenFactors, X: Array, work: Work) -> None:
+    """Note whether factors have changed, where the checks of the solution X may not have shown it."""
+    if not given.are_seen_by(int(X.shape[1])):
+        work.note(given.name, given.compare())
 
 
 def substitution(

@@ -10,7 +10,7 @@ import pytest
 import scipy.linalg
 
 import abft_tsm2 as ft
-from tests.support.for_a_while import places_of, result, whiles
+from tests.support.for_a_while import LAST, places_of, result, whiles
 
 Given = Mapping[str, Any]
 
@@ -77,3 +77,12 @@ def test_no_wrong_result_is_returned(name: str) -> None:
 
 def test_nor_is_a_refinement_by_what_was_wrong() -> None:
     assert not silent("refined", np.float32, 300, 1e-2)
+
+
+def test_a_change_that_cancels_in_one_combination_of_solutions_is_seen() -> None:
+    n, rng = 300, np.random.default_rng(2)
+    A, b = rng.standard_normal((n, n)).astype(np.float32), rng.standard_normal((n, 3)).astype(np.float32)
+    lu, piv = scipy.linalg.lu_factor(A)
+    given = {"lu": lu, "b": b, "piv": piv}
+    places = (256, 148), (256, 191)  # what they are multiplied by is nearly the same in the sum of three solutions
+    assert result(CASES["lu_solve"].call, given, "lu", places, (2, LAST)) is None
