@@ -16,14 +16,14 @@ LAST = 10**6  # stages: the change stays
 
 
 def whiles(call: Callable[[], Any]) -> Iterator[tuple[int, int]]:
-    """Numbers of the stages at which a change begins and ends, behind the first one: operands are not encoded before.
+    """Numbers of the stages at which a change begins and ends, of those behind "inputs": operands are encoded then.
 
     `call` is carried out once, to count the stages.
     """
     stages: list[str] = []
     with planting(lambda stage, arrays: stages.append(stage)):
         call()
-    first = stages.index("inputs") + 2 if "inputs" in stages else 1
+    first = next(number for number, stage in enumerate(stages, 1) if stage != "inputs")
     for begin in range(first, len(stages) + 1):
         yield from ((begin, end) for end in (*range(begin + 1, len(stages) + 4), LAST))
 
