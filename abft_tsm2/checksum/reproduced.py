@@ -20,7 +20,7 @@ import numpy as np
 from abft_tsm2.arrays import Array, in_float64, is_column_major, is_numpy, namespace, to_host
 from abft_tsm2.checksum.bounds import OUTLIER, STANDS_OUT, element_noise, rigorous_factor, usual_of
 from abft_tsm2.checksum.sides import Floats, Integers, Side
-from abft_tsm2.core.row_sums import rows_per_block, take_rows
+from abft_tsm2.core.row_sums import rows_per_block, take_rows, workers
 
 _WORST = 8  # lines that are compared element by element, and others beside them
 _MODERATE = 2.0**-300, 2.0**300  # the largest sum of moduli; products of two stay far from both ends
@@ -72,13 +72,14 @@ def reproduce(lines: Side, suspects: Integers) -> Reproduced:
 
 
 def _among_others(suspects: Integers, together: int) -> tuple[Integers, Integers]:
-    """Lines to be multiplied, and at which places among them the suspects are: at such as a kernel rounds alike."""
+    """Lines to be multiplied, and at which places among them the suspects are: at such as a kernel rounds alike, and with
+    as many lines for each core."""
     kind = suspects % together
     order = kind.argsort(kind="stable")
     kind = kind[order]
     turn = np.arange(kind.size) - kind.searchsorted(kind)  # which one of its kind
     places = together * turn + kind
-    at = np.arange(together * (int(turn.max(initial=0)) + 1))
+    at = np.arange(together * max(workers(), int(turn.max(initial=0)) + 1))
     at[places] = suspects[order]
     return at, places
 
