@@ -271,8 +271,8 @@ def _any(X: Array) -> bool:
 
 def _columns(R: Array, which: NDArray[np.bool_]) -> Array:
     at = which.nonzero()[0]
-    if at.size == which.size:
-        return R
+    if at.size and (end := at.item(-1) + 1) - (begin := at.item(0)) == at.size:  # a view, where there is no gap
+        return R[:, begin:end]
     return R.take(at, axis=1) if isinstance(R, np.ndarray) else namespace(R).take(R, from_host(at, R), axis=1)
 
 

@@ -72,8 +72,8 @@ def reproduce(lines: Side, suspects: Integers) -> Reproduced:
 
 
 def _among_others(suspects: Integers, together: int) -> tuple[Integers, Integers]:
-    """Lines to be multiplied, and at which places among them the suspects are: at such as a kernel rounds alike, and with
-    as many lines for each core."""
+    """Lines to be multiplied, and at which places among them the suspects are: at such as a kernel rounds alike, and as
+    many for each core."""
     kind = suspects % together
     order = kind.argsort(kind="stable")
     kind = kind[order]
