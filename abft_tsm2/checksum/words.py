@@ -56,7 +56,7 @@ class WordSums:
         transposed = is_column_major(X)
         words = _words(X.T if transposed else X)
         if _by_kernel(words):
-            return cls(transposed, *word_sums(words, words.shape[1]), word_sums(words, _diagonals_of(words))[1])
+            return cls(transposed, *word_sums(words, words.shape[1]), word_sums(words, _diagonal_count(words))[1])
         return cls(transposed, _sums(words, 1), _sums(words, 0), _diagonals(words))
 
     @property
@@ -152,14 +152,14 @@ def _sums(words: Array, axis: int) -> Array:
 
 def _diagonals(words: Array) -> Array:
     """Sums of the words of which the numbers are equal modulo a prime number above the rows and the columns."""
-    line, each = _diagonals_of(words), words.reshape(-1)
+    line, each = _diagonal_count(words), words.reshape(-1)
     whole = each.size // line * line
     sums = _sums(each[:whole].reshape(-1, line), 0)
     sums[: each.size - whole] += each[whole:]
     return sums
 
 
-def _diagonals_of(words: Array) -> int:
+def _diagonal_count(words: Array) -> int:
     """How many diagonals there are."""
     return prime_above(max(words.shape))
 

@@ -394,7 +394,7 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
     if 0 in (n, r):
         report = Findings().report("solve", (n, n, r), dtype_name(B.dtype), {}, device=device_name(B))
         return namespace(B).zeros_like(B), report
-    X, taken = namespace(B).full_like(B, float("nan")), False  # until there is a solution
+    X = namespace(B).full_like(B, float("nan"))  # until there is a solution
     sides = None if solved_by_kernels(A, B, work) else GivenSides.of(B)
     for attempt in range(ATTEMPTS):
         factors = factored(A, options, warn=False, kept=not attempt)
@@ -422,9 +422,7 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
                 verdict = _certificate(A, factors.W, piv, X, sides.weighed, work)
                 work.checks = (check_of("rows", verdict.residual, verdict.bound, sides.weighed.t),)
         if refine and verdict.clean and sides is not None:
-            solved = X
             X, verdict = _refined(A, factors.W, piv, X, sides.weighed, verdict, work)
-            taken = X is not solved
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses or not work.confirm():
             break
         if not work.repair:
@@ -436,8 +434,8 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         work.findings.statuses.append(Status.UNCORRECTABLE)
         work.findings.reasons.append(f"a x = b failed its check after {ATTEMPTS} factorisations and solutions")
     work.findings.name_tf32(B)
-    if work.findings.any or taken:  # of what was suspected, and of all that was computed again
-        work.confirm(suspected=work.findings.any)
+    if work.findings.any:
+        work.confirm()  # of what was suspected, and of all that was computed again
     first.release()
     if not {Status.UNCORRECTABLE, Status.INPUT_CHANGED} & {*work.findings.statuses}:  # then these are factors of A
         _warn_of_condition(A, factors.W)
@@ -513,7 +511,10 @@ def _refined(
             if after.clean:
                 error, left = backward_error(X)[1], backward_error(better)[1]
                 rounding = (A.shape[0] + 1) * FLOATS[dtype_name(X.dtype)].unit_roundoff
-                return (better, after) if left <= min(error, rounding) else (X, verdict)
+                if not left <= min(error, rounding):
+                    return X, verdict
+                work.confirm(suspected=False)  # what it was computed from
+                return better, after
             last, before = better, after
     return X, verdict
 

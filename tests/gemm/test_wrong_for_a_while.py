@@ -11,8 +11,7 @@ import pytest
 from abft_tsm2 import Report, encode, protected_gemm
 from abft_tsm2.arrays import to_host
 from abft_tsm2.checksum import diagnose
-from tests.support import cupy_on_cpu
-from tests.support.for_a_while import places_of, result, whiles
+from tests.support import cupy_on_cpu, for_a_while
 
 card, cp = cupy_on_cpu.card, cupy_on_cpu.cp
 CALLS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, Report]]] = {
@@ -29,17 +28,12 @@ ON_A_CARD = {"columns": "A", "both": "AB"}
 
 def silent(xp: Any, name: str, n: int = 60, dtype: Any = np.float64, operands: str = "ABc") -> list[str]:
     """Where a wrong product is returned, when one of these operands changes."""
-    rng, call, found = np.random.default_rng(0), CALLS[name], []
+    rng = np.random.default_rng(0)
     right = {which: rng.standard_normal((n, n)).astype(dtype) for which in ("A", "B", "c")}
     given = {which: xp.asarray(X.copy()) for which, X in right.items()}
     C = right["A"].astype("f8") @ right["B"] + (2 * right["c"] if name == "c" else 0)
-    for number, between in enumerate(whiles(lambda: call(given))):
-        for which in operands if name == "c" else operands.replace("c", ""):
-            for places in places_of((n, n), number):
-                returned = result(call, given, which, places, between)
-                if returned is not None and not np.abs(to_host(returned[0]) - C).max() < 1e-3:
-                    found.append(f"{which} {places} {between}: {returned[1].status.name}")
-    return found
+    which = operands if name == "c" else operands.replace("c", "")
+    return for_a_while.silent(CALLS[name], given, which, lambda found: to_host(found) - C, 1e-3)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -12,6 +12,7 @@ from tests.kernels.test_kernels_compile import spilled
 from tests.support.cubins import Cubins
 from tests.support.cuda_on_cpu import ORDERS
 from tests.support.libraries import Libraries, first_complaint, library_of, texts, with_faults
+from tests.support.solution_cases import word_sums
 
 FAULTS = {
     "every_second_step": (COMPARE, "step++", 0, "step += 2"),
@@ -35,22 +36,13 @@ library = library_of(lambda: [*texts([SUM, COMPARE]), *with_faults(FAULTS)])
 SIZES = [(1, 1), (120, 40), (42000, 600), (49500, 1500), (30, 7), (70 * 600, 601), (5, 11)]  # words, in such rows
 
 
-def _in_rows(words: np.ndarray, length: int) -> np.ndarray:
-    """The words in rows of that length, with zeros behind the last."""
-    return np.concatenate([words, np.zeros(-words.size % length, np.uint64)]).reshape(-1, length)
-
-
-def _sums(words: np.ndarray, length: int) -> list[np.ndarray]:
-    return [_in_rows(words, length).sum(axis=axis, dtype=np.uint64) for axis in (1, 0)]
-
-
 def wrong(library: Libraries, name: str, config: WordsConfig, case: tuple[int, int], order: str) -> list[str]:
     """What is wrong with the sums of a matrix, and with the verdicts: as it was, with one bit of one word flipped, and
     with two that cancel in a row or in a column, of which one alone may be compared."""
     size, length = case
     rng = np.random.default_rng(case)
     words = rng.integers(0, 2**64, size, dtype=np.uint64)
-    rows, columns = _sums(words, length)
+    rows, columns = word_sums(words, length)
     last, some = size - 1, int(rng.integers(size))
     changes = [[], [0], [last], [some], [last, last % length], [last, last - last % length]]
     found = []
@@ -58,7 +50,7 @@ def wrong(library: Libraries, name: str, config: WordsConfig, case: tuple[int, i
         changed = words.copy()
         for place, change in zip(places, (1 << 41, 2**64 - (1 << 41)), strict=False):
             changed[place] = (int(changed[place]) + change) % 2**64
-        now = _sums(changed, length)
+        now = word_sums(changed, length)
         for of_rows in (rows, None):
             sums = np.zeros(rows.size + length + 2, np.uint64)
             watched = np.concatenate([changed, rng.integers(0, 2**64, length, dtype=np.uint64)])  # not to be read

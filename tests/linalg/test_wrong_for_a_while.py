@@ -10,7 +10,8 @@ import pytest
 import scipy.linalg
 
 import abft_tsm2 as ft
-from tests.support.for_a_while import LAST, places_of, result, whiles
+from tests.support import for_a_while
+from tests.support.for_a_while import LAST, result
 
 Given = Mapping[str, Any]
 
@@ -55,19 +56,14 @@ CASES = {
 
 def silent(name: str, dtype: Any, n: int, most: float) -> list[str]:
     """Where a wrong result is returned, off by more than `most`."""
-    rng, case, found = np.random.default_rng(2), CASES[name], []
+    rng, case = np.random.default_rng(2), CASES[name]
     A, b = rng.standard_normal((n, n)).astype(dtype), rng.standard_normal((n, 3)).astype(dtype)
     S = (A @ A.T + n * np.eye(n)).astype(dtype)
     lu, piv = scipy.linalg.lu_factor(A)
     right = {"A": A, "b": b, "S": S, "lu": lu, "piv": piv, "c": scipy.linalg.cholesky(S, lower=True)}
     given = {which: X.copy(order="K") for which, X in right.items()}
-    for number, between in enumerate(whiles(lambda: case.call(given))):
-        for which in case.operands.split():
-            for places in places_of(right[which].shape, number, lower=which in "Sc"):
-                returned = result(case.call, given, which, places, between)
-                if returned is not None and not np.abs(case.missed(returned[0], right)).max() < most:
-                    found.append(f"{which} {places} {between}: {returned[1].status.name}")
-    return found
+    which = case.operands.split()
+    return for_a_while.silent(case.call, given, which, lambda found: case.missed(found, right), most, triangles="Sc")
 
 
 @pytest.mark.parametrize("name", CASES)

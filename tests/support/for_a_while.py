@@ -3,7 +3,7 @@ in a cache, and what is read next comes from memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,26 @@ def result(
     finally:
         assert stage >= between[0], "nothing was planted"
         X[p], X[q] = before
+
+
+def silent(
+    call: Callable[[Mapping[str, Any]], tuple[Any, Report]],
+    given: Mapping[str, Any],
+    operands: Iterable[str],
+    missed: Callable[[Any], Any],
+    most: float,
+    triangles: str = "",
+) -> list[str]:
+    """Where a wrong result is returned: one that is `missed` by more than `most`. Of `triangles` the lower parts
+    change."""
+    found = []
+    for number, between in enumerate(whiles(lambda: call(given))):
+        for which in operands:
+            for places in places_of(given[which].shape, number, lower=which in triangles):
+                returned = result(call, given, which, places, between)
+                if returned is not None and not np.abs(missed(returned[0])).max() < most:
+                    found.append(f"{which} {places} {between}: {returned[1].status.name}")
+    return found
 
 
 def places_of(shape: tuple[int, int], number: int, lower: bool = False) -> tuple[tuple[Place, Place], ...]:

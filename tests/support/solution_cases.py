@@ -93,13 +93,14 @@ class ScipyBlas:
         self._matrix(real, y, 1, lines, step_y)[...] += real(alpha) * product
 
 
-def _word_sums(x: Any, length: int) -> tuple[Any, Any]:
+def word_sums(x: Any, length: int) -> tuple[Any, Any]:
+    """The sums of lines of so many words, of which the last may be shorter, and across them."""
     lines = np.concatenate([x.reshape(-1), np.zeros(-x.size % length, np.uint64)]).reshape(-1, length)
     return lines.sum(axis=1, dtype=np.uint64), lines.sum(axis=0, dtype=np.uint64)
 
 
 def _words_differ(x: Any, across: Any, lines: Any = None) -> Any:
-    now = _word_sums(x, across.size)
+    now = word_sums(x, across.size)
     return (now[1] != across).any() or (lines is not None and (now[0] != lines).any())
 
 
@@ -122,7 +123,7 @@ def install_beside(patch: pytest.MonkeyPatch, cupy: Any) -> ScipyBlas:
     patch.setattr(solution, "device_of", lambda index: card)
     patch.setattr(solution, "_kept", PlansOfThread(solution.KEPT))
     patch.setattr(substitution_calls, "library", lambda: blas)
-    patch.setattr(words, "word_sums", _word_sums)
+    patch.setattr(words, "word_sums", word_sums)
     patch.setattr(words, "words_differ", _words_differ)
     cupy.array = cupy_on_cpu._on_card(np.array)
     cupy.ascontiguousarray = cupy_on_cpu._on_card(np.ascontiguousarray)
