@@ -25,17 +25,17 @@ from abft_tsm2.checksum.words import contiguous
 from abft_tsm2.core.blas import permutation
 from abft_tsm2.core.row_sums import rows_per_block
 from abft_tsm2.linalg.blocked import Hook
-from abft_tsm2.linalg.given import GivenFactors, GivenMatrix, GivenSides, GivenWords
+from abft_tsm2.linalg.given import GivenFactors, GivenLines, GivenMatrix, GivenSides
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu import LuFactorisation, factored
 from abft_tsm2.linalg.lu_options import LuOptions
-from abft_tsm2.linalg.operand import Operand
 from abft_tsm2.linalg.outcome import Findings, check_of
 from abft_tsm2.linalg.substitution import (
     ATTEMPTS,
     Work,
     as_read,
+    by_kernels,
     queued,
     same,
     solved_by_kernels,
@@ -156,24 +156,23 @@ def protected_lu_solve(
         work.stage("encoded", lu=lu, piv=piv, b=B)
         return substituted_carefully(lu, piv, B, int(trans), work, weighed=sides.weighed, given=factors)
 
-    def by_kernels(lu: Array, piv: Any, B: Array, work: Work) -> Array:
+    def on_device(lu: Array, piv: Any, B: Array, work: Work) -> Array:
         lu, piv = contiguous(lu), piv.copy()  # which nobody else can change
-        factors = GivenWords(lu)
-        found = queued(lu, piv, B, int(trans), work)
-        if found is not None and found.clean and factors.compare() is Operand.SAME:
+        found = by_kernels(lu, piv, B, int(trans), work, compared=True)
+        if found.clean:
             return found.X  # the check has read the factors that were given, as have the substitutions
         if check_finite:
             as_array(lu, "lu")
             as_array(B, "b")
         weighed = as_read(found, B)
-        work.given = factors, GivenSides(weighed)
+        work.given = GivenLines(lu, found.left().lines), GivenSides(weighed)
         return substituted_carefully(lu, piv, B, int(trans), work, found, weighed)
 
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
         work = Work(on_stage, repair=on_error != "detect")
         work.stage("inputs", lu=lu, b=B)
         kernels = solved_by_kernels(lu, B, work)
-        x = by_kernels(lu, piv, B, work) if kernels else by_steps(for_blas(lu), piv, for_blas(B), work)
+        x = on_device(lu, piv, B, work) if kernels else by_steps(for_blas(lu), piv, for_blas(B), work)
         return x, _report("lu_solve", B, work)
 
     x, report = _each(one, "lu_solve", lu, piv, B)

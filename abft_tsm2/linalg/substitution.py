@@ -82,8 +82,16 @@ def queued(lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | Non
     there is no GPU, or a hook wants to see the stages."""
     if not solved_by_kernels(lu, B, work):
         return None
+    return by_kernels(lu, piv, B, trans, work, A)
+
+
+def by_kernels(
+    lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | None = None, *, compared: bool = False
+) -> DeviceSolution:
+    """The same on a GPU; `compared`: lu as well, with what it was."""
     with work.clock("solve"):
-        found = solve_on_device(lu, piv if is_cupy(piv) else from_host(piv, lu), B, trans, A)
+        piv = piv if is_cupy(piv) else from_host(piv, lu)
+        found = solve_on_device(lu, piv, B, trans, A, compared=compared)
     if found.clean:
         work.checks = (found.check(),)
     return found

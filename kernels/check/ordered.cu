@@ -1,15 +1,16 @@
 // Whether a matrix has the bits that were encoded: the ordered sums of its lines in memory, which see order
-// (abft_tsm2/core/ordered_sums.py has them), compared with those that it had.
+// (abft_tsm2/core/ordered_sums.py has them), compared with those that it had, or kept.
 //
 //   sum(w, i) = sum over j of a_j x(i, j, w) modulo 2^64, x(., ., w) being the words of 32 bits of an element, or its 16
 //
 // A warp takes PIECE elements of a line; of a line that is longer, the last warp adds up what all of them have.
 //
 // Launch   ceil(lines pieces / (T1 / 32)) blocks of T1 threads, pieces = max(1, ceil(length / PIECE))
-// Macros   T1 threads; ELEMENT_BYTES 2, 4 or 8; PIECE elements, a multiple of 32; ENTRY the name of the kernel
-// Storage  element j of line i at X[i apart + j]; expected[w lines + i]; parts: WORDS for each piece of each line, and
-//          tickets: one for each line, 0 before and after, where a line has several pieces
-// State    2 of the flags in the high half of word 0, where a line has another sum
+// Macros   T1 threads; ELEMENT_BYTES 2, 4 or 8; PIECE elements, a multiple of 32; KEEPS whether the sums are kept, and
+//          COUNTS whether lines that have them are counted; ENTRY the name of the kernel
+// Storage  element j of line i at X[i apart + j]; expected[w lines + i], written where KEEPS; parts: WORDS for each piece
+//          of each line, and tickets: one for each line, 0 before and after, where a line has several pieces
+// State    word 0: 2 of the flags in its high half, where a line has another sum; where COUNTS, the lines that have it
 #include "check/chain.cuh"
 #include "check/state.cuh"
 
@@ -49,7 +50,7 @@ INLINE void over_lanes(Bits (&sums)[WORDS]) {
 }
 
 extern "C" __global__ void __launch_bounds__(T1)
-    ENTRY(Index lines, Index length, const Element* X, Index apart, Index pieces, const Bits* expected, Bits* parts,
+    ENTRY(Index lines, Index length, const Element* X, Index apart, Index pieces, Bits* expected, Bits* parts,
           unsigned* tickets, Bits* state) {
   after_previous();
   next_may_begin();
@@ -88,8 +89,17 @@ extern "C" __global__ void __launch_bounds__(T1)
     if (lane == 0) tickets[line] = 0;
   }
   if (lane > 0) return;
+#if KEEPS
+#pragma unroll
+  for (int w = 0; w < WORDS; w++) expected[w * lines + line] = sums[w];
+#else
   bool same = true;
 #pragma unroll
   for (int w = 0; w < WORDS; w++) same = same && sums[w] == expected[w * lines + line];
+#if COUNTS
+  if (same) atomicAdd(state, 1ull);
+#else
   if (!same) atomicOr(reinterpret_cast<unsigned*>(state) + 1, 2u);
+#endif
+#endif
 }

@@ -10,6 +10,7 @@ enum Found {
   RIGHT_FORWARD = 2,    // rows of the first triangle's system
   RIGHT_BACKWARD = 3,   // of the second one's
   RIGHT_SOLUTION = 4,   // of A X = B
+  SAME_LINES = 5,       // lines of lu that hold what they held before it was read
 };
 
 INLINE void count_found(bool fine, Count* verified, Index which) { count_fine(fine, verified, Verified(which)); }

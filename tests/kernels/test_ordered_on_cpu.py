@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,9 @@ from tests.support.cuda_on_cpu import ORDERS
 from tests.support.libraries import Libraries, first_complaint, library_of, texts, with_faults
 
 KINDS = {"float16": OrderedKernel(2, 64, 64), "float32": OrderedKernel(4, 64, 64), "float64": OrderedKernel(8, 64, 64)}
+ANSWERS = ("flag", "keep", "count")
 SINGLE, DOUBLE = KINDS["float32"], KINDS["float64"]
+KEEPING, COUNTING = replace(DOUBLE, answer="keep"), replace(DOUBLE, answer="count")
 FAULTS = {
     "sums_without_order": (SINGLE, "a * (Bits(x) & 0xffffffffu)", 0, "Bits(x) & 0xffffffffu"),
     "multipliers_of_another_place": (SINGLE, "add(sums, j + 32 * i, x[i])", 0, "add(sums, j + i, x[i])"),
@@ -30,17 +34,21 @@ FAULTS = {
     "tickets_left": (SINGLE, "tickets[line] = 0", 0, "tickets[line] = 1"),
     "half_of_the_warp": (SINGLE, "int bit = 16; bit; bit /= 2) sums", 0, "int bit = 8; bit; bit /= 2) sums"),
     "lines_without_gaps": (SINGLE, "X + line * apart", 0, "X + line * length"),
-    "sum_of_the_first_line": (SINGLE, "expected[w * lines + line]", 0, "expected[w * lines]"),
+    "sum_of_the_first_line": (SINGLE, "== expected[w * lines + line]", 0, "== expected[w * lines]"),
     "flag_of_another_kind": (SINGLE, "+ 1, 2u)", 0, "+ 1, 1u)"),
+    "kept_for_the_first_line": (KEEPING, "expected[w * lines + line] =", 0, "expected[w * lines] ="),
+    "low_words_alone_kept": (KEEPING, "w < WORDS; w++) expected", 0, "w < 1; w++) expected"),
+    "lines_of_another_sum_counted": (COUNTING, "if (same) atomicAdd", 0, "atomicAdd"),
 }
-library = library_of(lambda: [*texts([*KINDS.values()]), *with_faults(FAULTS)])
+ALL = [replace(config, answer=answer) for config in KINDS.values() for answer in ANSWERS]
+library = library_of(lambda: [*texts(ALL), *with_faults(FAULTS)])
 SHAPES = [(1, 1), (3, 40), (33, 64), (5, 65), (2, 700)]
 
 
 def wrong(library: Libraries, name: str, config: OrderedKernel, shape: tuple[int, int], order: str) -> list[str]:
-    """What is wrong with the verdicts on a matrix: as it was, with a bit flipped, two elements that change places, and
+    """What is wrong with the answers to a matrix: as it was, with a bit flipped, two elements that change places, and
     two whose bits change by as much, one up and one down."""
-    dtype = next(kind for kind, one in KINDS.items() if one is config)
+    dtype = next(kind for kind, one in KINDS.items() if one.size == config.size)
     rng = np.random.default_rng(shape)
     memory = rng.integers(1, 250, (shape[0], shape[1] + 3)).astype(TYPES[dtype])
     X = memory[:, : shape[1]]
@@ -51,12 +59,17 @@ def wrong(library: Libraries, name: str, config: OrderedKernel, shape: tuple[int
     parts, tickets = np.zeros(lines * pieces * config.words, np.uint64), np.zeros(lines, np.uint32)
 
     def judged(what: str) -> None:
-        state = np.zeros(32, np.uint64)
-        args = (lines, length, words, length + 3, pieces, expected, parts, tickets, state)
+        state, given, now = np.zeros(32, np.uint64), expected.copy(), ordered_sums(X.copy())
+        if config.answer == "keep":
+            given[...] = 0
+        args = (lines, length, words, length + 3, pieces, given, parts, tickets, state)
         library.run(name, (config.blocks(lines, length),), config.t1, args, order=order)
-        now = 2 << 32 if (ordered_sums(X.copy()) != expected).any() else 0
-        if int(state[0]) != now or tickets.any():
-            found.append(f"{shape}, {what}: {int(state[0]):x} and not {now:x}, {tickets.max()} tickets")
+        same = (now == expected).all(axis=0)
+        answer = {"flag": 0 if same.all() else 2 << 32, "keep": 0, "count": int(same.sum())}[config.answer]
+        if int(state[0]) != answer or tickets.any():
+            found.append(f"{shape}, {what}: {int(state[0]):x} and not {answer:x}, {tickets.max()} tickets")
+        if (given != (now if config.answer == "keep" else expected)).any():
+            found.append(f"{shape}, {what}: other sums are there")
 
     judged("as it was")
     for bit in (0, 8 * config.size - 2):
@@ -78,10 +91,10 @@ def wrong(library: Libraries, name: str, config: OrderedKernel, shape: tuple[int
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype", KINDS)
-def test_what_changed_is_told(library: Libraries, dtype: str, order: str) -> None:
+@pytest.mark.parametrize("config", ALL, ids=lambda config: config.name)
+def test_what_changed_is_told(library: Libraries, config: OrderedKernel, order: str) -> None:
     for shape in SHAPES:
-        assert not wrong(library, KINDS[dtype].name, KINDS[dtype], shape, order)
+        assert not wrong(library, config.name, config, shape, order)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -91,8 +104,10 @@ def test_planted_faults_are_caught(library: Libraries, name: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_it_compiles_without_spills(compiled: Cubins, size: int, architecture: str) -> None:
-    code, log = compiled(source(OrderedKernel(size)), architecture)
-    assert OrderedKernel(size).name.encode() in code
+def test_it_compiles_without_spills(compiled: Cubins, size: int, answer: str, architecture: str) -> None:
+    config = OrderedKernel(size, answer=answer)
+    code, log = compiled(source(config), architecture)
+    assert config.name.encode() in code
     assert spilled(log) == 0, log

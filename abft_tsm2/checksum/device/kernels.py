@@ -175,24 +175,34 @@ class JudgeKernel:
 
 @dataclass(frozen=True)
 class OrderedKernel:
-    """Compile-time constants of kernels/check/ordered.cu: bytes of an element, and elements that a warp takes."""
+    """Compile-time constants of kernels/check/ordered.cu.
+
+    Attributes
+    ----------
+    size, piece, t1 : int
+        Bytes of an element, elements that a warp takes, and threads of a block.
+    answer : {"flag", "keep", "count"}
+        Whether a line of another sum is flagged, the sums are kept, or lines of the same sum are counted.
+    """
 
     file: ClassVar[str] = "check/ordered.cu"
 
     size: int
     piece: int = 2048
     t1: int = 256
+    answer: str = "flag"
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel."""
-        return f"ordered_{self.size}_{self.piece}_{self.t1}"
+        return f"ordered_{self.answer}_{self.size}_{self.piece}_{self.t1}"
 
     @property
     def macros(self) -> dict[str, str | int]:
         """The constants that the file asks for."""
         types = _types({2: "float16", 4: "float32", 8: "float64"}[self.size])
-        return {**types, "T1": self.t1, "ELEMENT_BYTES": self.size, "PIECE": self.piece}
+        answers = {"KEEPS": int(self.answer == "keep"), "COUNTS": int(self.answer == "count")}
+        return {**types, "T1": self.t1, "ELEMENT_BYTES": self.size, "PIECE": self.piece, **answers}
 
     @property
     def words(self) -> int:

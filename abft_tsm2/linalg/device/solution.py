@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import FLOATS, Array, dtype_name, from_host, namespace, to_host
+from abft_tsm2.checksum.device.kernels import OrderedKernel
 from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core import faultpoint
 from abft_tsm2.core.compiler import Kernel
@@ -34,11 +35,12 @@ from abft_tsm2.linalg.device.solution_config import (
     RIGHT_FORWARD,
     RIGHT_PLACES,
     RIGHT_SOLUTION,
+    SAME_LINES,
     SolutionKernel,
     part_sums,
 )
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod, TriangularSolve, handle_on
-from abft_tsm2.linalg.outcome import check_of
+from abft_tsm2.linalg.outcome import check_of_clean
 from abft_tsm2.linalg.triangular import Weighed
 from abft_tsm2.report import Check
 
@@ -49,6 +51,26 @@ ALIGNED = 256
 """Bytes that arrays of the workspace begin at multiples of."""
 POISON = 0xFF
 """Of which NaN consists, and numbers that are no row."""
+
+
+class LeftOnDevice(NamedTuple):
+    """What the workspace of a solution holds of its operands.
+
+    Attributes
+    ----------
+    t, sums, squares : float64 CuPy arrays
+        Weights of the right-hand sides, and what `Weighed` has of their rows.
+    order : int32 CuPy array or None
+        Of those rows; None where it is theirs.
+    lines : uint64 CuPy array
+        The ordered sums of lu (words, n), as it was before it was read; of a solution that compares them.
+    """
+
+    t: Array
+    sums: Array
+    squares: Array
+    order: Array | None
+    lines: Array
 
 
 class DeviceSolution(NamedTuple):
@@ -62,7 +84,7 @@ class DeviceSolution(NamedTuple):
     residual, bound, t : float64 arrays on the host
         Of the last check, row by row; weights of the right-hand sides.
     left : callable
-        What the workspace holds of B: weights, sums and squares of rows, in this order of theirs.
+        What the workspace holds of the operands.
     """
 
     X: Array
@@ -70,12 +92,12 @@ class DeviceSolution(NamedTuple):
     residual: Any
     bound: Any
     t: Any
-    left: Callable[[], tuple[Array, Array, Array, Array | None]]
+    left: Callable[[], LeftOnDevice]
 
     def weighed(self, B: Array) -> Weighed | None:
         """B with the weights and sums that were taken when it was read; None where they are none, or not finite."""
         xp = namespace(B)
-        t, sums, squares, order = self.left()
+        t, sums, squares, order, _ = self.left()
         if not all(bool(xp.all(xp.isfinite(x))) for x in (t, sums, squares)):
             return None
         if order is None:
@@ -88,11 +110,18 @@ class DeviceSolution(NamedTuple):
 
     def check(self) -> Check:
         """What the last check says in a report, all of its lines being right."""
-        return check_of("rows", self.residual, self.bound, self.t)
+        return check_of_clean("rows", np.abs(self.residual), self.bound, float(np.min(np.abs(self.t))))
 
 
 def solve_on_device(
-    lu: Array, piv: Array, B: Array, trans: int = 0, A: Array | None = None, method: SolveMethod = METHOD
+    lu: Array,
+    piv: Array,
+    B: Array,
+    trans: int = 0,
+    A: Array | None = None,
+    method: SolveMethod = METHOD,
+    *,
+    compared: bool = False,
 ) -> DeviceSolution:
     """Solve ``a X = B``, or ``a' X = B``, with the factors of a; synchronises with the host once.
 
@@ -108,6 +137,8 @@ def solve_on_device(
     A : (n, n) CuPy array of the same type, optional
         What lu was made of, for a certificate of ``A X = B``. With trans = 0.
     method : SolveMethod, optional
+    compared : bool
+        Whether a solution is clean only where lu holds behind its checks what it held before it was read.
     """
     import cupy
     from cupy.cuda import runtime
@@ -116,7 +147,7 @@ def solve_on_device(
     if any(stride % B.itemsize for stride in B.strides):
         B = cupy.array(B, order="F")
     piv = cupy.ascontiguousarray(piv)
-    kind = SolutionKind.of(lu, B, trans, A, method)
+    kind = SolutionKind.of(lu, B, trans, A, method, compared)
     plan: SolutionPlan = _kept.of(kind, lambda: SolutionPlan(kind))
     X = cupy.empty(B.shape, B.dtype, order="F")
     space = cupy.empty(plan.bytes, cupy.uint8)
@@ -167,6 +198,8 @@ class SolutionKind:
     A_by_columns, A_ld : bool, int
         The same of A; 0 where there is none.
     method : SolveMethod
+    compared : bool
+        Whether lu is compared with what it was.
     """
 
     n: int
@@ -178,14 +211,16 @@ class SolutionKind:
     A_by_columns: bool
     A_ld: int
     method: SolveMethod
+    compared: bool
 
     @classmethod
-    def of(cls, lu: Array, B: Array, trans: int, A: Array | None, method: SolveMethod) -> SolutionKind:
+    def of(cls, lu: Array, B: Array, trans: int, A: Array | None, method: SolveMethod, compared: bool) -> SolutionKind:
         """That of CuPy arrays."""
         n, count = B.shape
         by_columns, A_by_columns = layout(lu) == "F", A is not None and layout(A) == "F"
         leading = _leading(lu, by_columns), 0 if A is None else _leading(A, A_by_columns)
-        return cls(n, count, dtype_name(B.dtype), by_columns, leading[0], trans != 0, A_by_columns, leading[1], method)
+        lies, A_lies = (by_columns, leading[0]), (A_by_columns, leading[1])
+        return cls(n, count, dtype_name(B.dtype), *lies, trans != 0, *A_lies, method, compared)
 
 
 class TriangularSystem(NamedTuple):
@@ -260,6 +295,11 @@ class SolutionPlan:
         poisoned |= {"logs": count * double, **dict.fromkeys(vectors, n * double), "other_bounds": n * double}
         poisoned |= {"order": 4 * n, "places": 4 * n, "moves": 4 * n * self._panels}
         poisoned |= {"parts": (2 + self._certified) * tiles * n * double}
+        if kind.compared:
+            config = OrderedKernel(item)
+            sums = config.words * n * double
+            wiped = {"tickets": 4 * n, **wiped}
+            poisoned |= {"lines": sums, "lines_parts": sums * config.pieces(n)}
         offsets, at, ends = {}, 0, []
         for part in (wiped, poisoned, {"turned": kind.turned * n * count * item}):
             for name, size in part.items():
@@ -287,7 +327,7 @@ class SolutionPlan:
         from cupy.cuda import runtime
 
         where = where | {name: space + offset for name, offset in self._offsets.items()}
-        where["handle"] = handle_on(stream)
+        where["handle"], where["same_lines"] = handle_on(stream), where["verified"] + 8 * SAME_LINES
         self._host[: COUNTS * 8] = 0  # those of the call before
         runtime.memsetAsync(space, 0, self._zeros, stream)
         runtime.memsetAsync(space + self._zeros, POISON, self._poisoned - self._zeros, stream)
@@ -309,19 +349,22 @@ class SolutionPlan:
         """Whether all is right, and residuals, bounds and weights of the last check; when it is done."""
         n = self.kind.n
         counts = self._brought("verified", COUNTS, np.uint64).tolist()
-        asked = [RIGHT_EXCHANGES, RIGHT_PLACES, RIGHT_FORWARD, RIGHT_BACKWARD, *[RIGHT_SOLUTION] * self._certified]
+        asked = [RIGHT_EXCHANGES, RIGHT_PLACES, RIGHT_FORWARD, RIGHT_BACKWARD]
+        asked += [RIGHT_SOLUTION] * self._certified + [SAME_LINES] * self.kind.compared
         lines = (self._brought(name, size) for name, size in (("residuals", n), ("bounds", n), ("t", self.kind.count)))
         return all(counts[which] == n for which in asked), *(x.copy() for x in lines)
 
-    def left(self, space: Array) -> tuple[Array, Array, Array, Array | None]:
-        """Weights of right-hand sides, their sums and squares, and in which order their rows are, where they are in
-        another: of the workspace of a call that is done."""
+    def left(self, space: Array) -> LeftOnDevice:
+        """Of the workspace of a call that is done."""
         n = self.kind.n
         sizes = {"t": self.kind.count, "b": n, "b_squares": n}
         found = [space[(at := self._offsets[name]) : at + 8 * size].view(np.float64) for name, size in sizes.items()]
         at = self._offsets["order"]
         order = None if self.kind.turned else space[at : at + 4 * n].view(np.int32)
-        return found[0], found[1], found[2], order
+        lines = self._offsets.get("lines", 0)
+        sums = space[lines : lines + 8 * n * OrderedKernel(SIZES[self.kind.dtype]).words]
+        sums = sums.view(np.uint64).reshape(-1, n)
+        return LeftOnDevice(found[0], found[1], found[2], order, sums)
 
     def _brought(self, name: str, count: int, dtype: Any = np.float64) -> Any:
         at = self._offsets[name] - self._offsets["verified"]
@@ -339,6 +382,7 @@ class SolutionPlan:
         measured = "B", "down", "along", *sizes, into, n, "row_largest", "largest"
         read = "B", "down", "along", *sizes, gather, "t", into, n, 0, "b", "b_squares"
         return [
+            *(self._lines("keep") if kind.compared else ()),
             *self._kernel(MoveKernel("measure", kind.dtype), move_config.measure(*sizes), *measured),
             *self._own("sum_weights", "largest", self._base.data.ptr, kind.count, "logs", "t", "moduli"),
             *self._own("pivot_moves", "piv", n, "moves", "verified"),
@@ -351,10 +395,18 @@ class SolutionPlan:
             *self._check_factor(second, "reach_x"),
             *self._check_factor(first, "reach_z", "reach_x" if self._certified else ""),
             *(self._certify() if self._certified else ()),
+            *(self._lines("count") if kind.compared else ()),
         ]
 
     def _kernel(self, config: Kernel, launch: Launch, *values: Value) -> list[Step]:
         return [PreparedLaunch(config, launch.grid, launch.threads, values, chained=False)]
+
+    def _lines(self, answer: str) -> list[Step]:
+        """The ordered sums of the lines of lu as it lies in memory: kept, or compared with those."""
+        config, n = OrderedKernel(SIZES[self.kind.dtype], answer=answer), self.kind.n
+        launch = Launch((config.blocks(n, n),), config.t1)
+        values = n, n, "lu", self.kind.ld, config.pieces(n), "lines", "lines_parts", "tickets", "same_lines"
+        return self._kernel(config, launch, *values)
 
     def _own(self, routine: str, *values: Value, more: bool = False) -> list[Step]:
         config = SolutionKernel(routine, self.kind.dtype, more)

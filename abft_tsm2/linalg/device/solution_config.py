@@ -22,7 +22,7 @@ TYPED = frozenset({"sum_weights", "weigh_rows", "part_rows", "part_columns"})
 """Kernels that read matrices; the others know no real type."""
 WITH_MORE = frozenset({"part_rows", "part_columns", "judge_solution"})
 """Kernels that take a third sum of each line where they are asked to."""
-RIGHT_EXCHANGES, RIGHT_PLACES, RIGHT_FORWARD, RIGHT_BACKWARD, RIGHT_SOLUTION, COUNTS = 0, 1, 2, 3, 4, 8
+RIGHT_EXCHANGES, RIGHT_PLACES, RIGHT_FORWARD, RIGHT_BACKWARD, RIGHT_SOLUTION, SAME_LINES, COUNTS = 0, 1, 2, 3, 4, 5, 8
 """Elements of `verified`, as kernels/factor/solution.cuh has them, and how many there are."""
 
 
