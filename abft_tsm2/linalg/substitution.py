@@ -88,7 +88,7 @@ def queued(lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | Non
 def by_kernels(
     lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | None = None, *, compared: bool = False
 ) -> DeviceSolution:
-    """The same on a GPU; `compared`: lu as well, with what it was."""
+    """The solution by kernels of a GPU. `compared`: it is clean only where lu is shown to be what it was before."""
     with work.clock("solve"):
         piv = piv if is_cupy(piv) else from_host(piv, lu)
         found = solve_on_device(lu, piv, B, trans, A, compared=compared)

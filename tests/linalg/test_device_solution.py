@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +15,15 @@ from scipy import linalg
 
 from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_solve
 from abft_tsm2.core import faultpoint
+from abft_tsm2.core.ordered_sums import ordered_sums
 from abft_tsm2.errors import UnverifiableWarning
-from abft_tsm2.linalg import solve
+from abft_tsm2.linalg import solve, substitution
 from abft_tsm2.linalg.device import solution
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod
 from abft_tsm2.linalg.outcome import check_of
 from abft_tsm2.linalg.triangular import Weighed, summing_weights
-from tests.support import solution_cases
+from tests.support import for_a_while, solution_cases
 from tests.support.cupy_on_cpu import _on_card
 from tests.support.planting import normal
 from tests.support.solution_cases import ScipyBlas, on_card
@@ -50,10 +52,10 @@ class LinearSystem:
         self.lu = np.asarray(self.lu, order=order)  # type: ignore[call-overload]
         self.piv = self.piv.astype(np.int32)
 
-    def on_device(self, trans: int = 0, method: Any = None, *, certified: bool = False) -> DeviceSolution:
+    def on_device(self, trans: int = 0, method: Any = None, *, certified: bool = False, **more: bool) -> DeviceSolution:
         operands = [on_card(x) for x in (self.lu, self.piv, self.b)]
-        more = (method,) if method else ()
-        return solve_on_device(*operands, trans, on_card(self.a) if certified else None, *more)
+        how = (method,) if method else ()
+        return solve_on_device(*operands, trans, on_card(self.a) if certified else None, *how, **more)
 
     def protected(self, **options: Any) -> Any:
         factors = on_card(self.lu), on_card(self.piv)
@@ -131,17 +133,20 @@ def test_another_matrix_is_not_certified(blas: ScipyBlas) -> None:
     assert not of.on_device(certified=True).clean
 
 
-@pytest.mark.parametrize(("trans", "certified"), [(0, False), (0, True), (1, False)])
-def test_a_step_that_does_not_run_shows(blas: ScipyBlas, trans: int, certified: bool) -> None:
+@pytest.mark.parametrize(
+    ("trans", "how"), [(0, {}), (0, {"certified": True}), (1, {}), (0, {"compared": True}), (1, {"compared": True})]
+)
+def test_a_step_that_does_not_run_shows(blas: ScipyBlas, trans: int, how: dict[str, bool]) -> None:
     of = LinearSystem(140, 4)
-    assert of.on_device(trans, certified=certified).clean
+    assert of.on_device(trans, **how).clean
     (plan,) = solution._kept.plans.values()
     steps = list(plan._prepared)
-    for i in range(1, len(steps)):  # without the first one, columns are not measured: weights are others
+    measured = int("compared" in how)  # without this one, columns are not measured: weights are others
+    for i in [*range(measured), *range(measured + 1, len(steps))]:
         plan._prepared = [*steps[:i], *steps[i + 1 :]]
-        assert not of.on_device(trans, certified=certified).clean, i
+        assert not of.on_device(trans, **how).clean, i
     plan._prepared = steps
-    assert of.on_device(trans, certified=certified).clean
+    assert of.on_device(trans, **how).clean
 
 
 # ---- protected_lu_solve ----------------------------------------------------------------------------------------------
@@ -177,6 +182,94 @@ def test_factors_that_change_for_good_are_told(blas: ScipyBlas, trans: int, plac
     with faultpoint.planting(change), pytest.raises(SilentDataCorruptionError) as refused:
         protected_lu_solve((lu, piv), b, trans)
     assert refused.value.report.status is Status.INPUT_CHANGED
+
+
+# By the triangle that the change is in.
+@pytest.mark.parametrize("place", [(40, 30), (30, 40)])
+@pytest.mark.parametrize("trans", [0, 1])
+def test_factors_that_are_wrong_for_a_while(blas: ScipyBlas, trans: int, place: tuple[int, int]) -> None:
+    of = LinearSystem(50, 3)
+    lu, right = of.lu.copy(), linalg.lu_solve((of.lu, of.piv), of.b, trans)
+    assert of.protected(trans=trans)[1].status is Status.CLEAN
+    (plan,) = solution._kept.plans.values()
+    steps, solved = list(plan._prepared), dict(plan._solved)
+
+    def change(*_: Any) -> None:
+        of.lu[place] += 0.5
+
+    def restore(*_: Any) -> None:
+        of.lu[...] = lu
+
+    for begin, end in itertools.combinations(range(1, len(steps) + 1), 2):  # from one step to another
+        plan._prepared = [*steps[:begin], change, *steps[begin:end], restore, *steps[end:]]
+        plan._solved = {i + (i >= begin) + (i >= end): name for i, name in solved.items()}
+        try:
+            x, _ = of.protected(trans=trans)
+        except SilentDataCorruptionError:
+            continue
+        np.testing.assert_allclose(x, right, rtol=1e-9, err_msg=f"from {begin} to {end}")
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("fault", [False, True])
+def test_nor_from_one_solution_to_the_next(blas: ScipyBlas, fault: bool, trans: int) -> None:
+    """Where a fault in the first one, or the change itself, has the system solved once more."""
+    of = LinearSystem(50, 3)
+    a = of.a.T if trans else of.a
+
+    def call(given: Any) -> Any:
+        blas.calls.clear()
+        blas.damage = once(lambda x: x.__setitem__((20, 1), 1e3) if fault else None)
+        factors = on_card(given["lu"]), on_card(of.piv)
+        return protected_lu_solve(factors, on_card(given["b"]), trans, return_report=True)
+
+    given = {"lu": of.lu, "b": of.b.copy()}
+    assert not for_a_while.silent(call, given, ("lu", "b"), lambda x: (a @ x - of.b) / np.abs(x).max(), 1e-8)
+
+
+def test_nor_while_a_solution_is_made_again(blas: ScipyBlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From before the forward substitution until behind its check."""
+    of = LinearSystem(50, 3)
+    blas.damage = once(lambda x: x.__setitem__((20, 1), 1e3))
+    solve_triangle, right = substitution.solve_triangle, of.lu[40, 30]
+
+    def solved(*given: Any, **how: Any) -> None:
+        of.lu[40, 30] = right + 0.5 if how["lower"] else right
+        solve_triangle(*given, **how)
+
+    monkeypatch.setattr(substitution, "solve_triangle", solved)
+    with pytest.raises(SilentDataCorruptionError) as refused:
+        of.protected()
+    assert refused.value.report.status is Status.INPUT_CHANGED
+    assert of.lu[40, 30] == right
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "order"), [(50, "F"), (50, "C"), (2050, "C")])
+def test_factors_are_compared_wherever_they_lie(blas: ScipyBlas, n: int, order: str, dtype: str) -> None:
+    """With gaps between the lines, which may be of several pieces."""
+    of = LinearSystem(n, 2, dtype)
+    whole = np.full((n, n + 7), np.nan, dtype)
+    lies = whole[:, :n] if order == "C" else whole[:, :n].T
+    lies[...], of.lu = of.lu, lies
+    found = of.on_device(compared=True)
+    assert found.clean
+    np.testing.assert_array_equal(found.left().lines, ordered_sums(whole[:, :n].copy()))
+    assert of.on_device().left().lines is None
+
+
+def test_factors_off_their_alignment(blas: ScipyBlas) -> None:
+    of = LinearSystem(50, 2)
+    for order in ("F", "C"):
+        memory = np.zeros(8 * 50 * 50 + 4, np.uint8)
+        lu = np.ndarray((50, 50), np.float64, memory.data, 4, order=order)
+        lu[...] = linalg.lu_factor(of.a)[0]
+        of.lu = lu
+        blas.calls.clear()
+        blas.damage = once(lambda x: x.__setitem__((20, 1), 1e3))
+        x, report = of.protected()
+        assert report.status is Status.CORRECTED
+        assert is_right(x, of)
 
 
 def once(what: Callable[[np.ndarray], None]) -> Callable[[int, np.ndarray], None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from abft_tsm2.checksum.device import tuned
 from abft_tsm2.core.problem import C_TYPES, SIZES
@@ -190,7 +190,7 @@ class OrderedKernel:
     size: int
     piece: int = 2048
     t1: int = 256
-    answer: str = "flag"
+    answer: Literal["flag", "keep", "count"] = "flag"
 
     @property
     def name(self) -> str:

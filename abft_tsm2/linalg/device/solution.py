@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -63,14 +63,14 @@ class LeftOnDevice(NamedTuple):
     order : int32 CuPy array or None
         Of those rows; None where it is theirs.
     lines : uint64 CuPy array
-        The ordered sums of lu (words, n), as it was before it was read; of a solution that compares them.
+        The ordered sums of lu (words, n), as it was before it was read; None of a solution that compares none.
     """
 
     t: Array
     sums: Array
     squares: Array
     order: Array | None
-    lines: Array
+    lines: Array | None
 
 
 class DeviceSolution(NamedTuple):
@@ -138,7 +138,8 @@ def solve_on_device(
         What lu was made of, for a certificate of ``A X = B``. With trans = 0.
     method : SolveMethod, optional
     compared : bool
-        Whether a solution is clean only where lu holds behind its checks what it held before it was read.
+        Whether a solution is clean only where lu holds between the substitutions and their checks what it held before
+        it was read. So a change that lasts from a substitution to its check, which then holds, is seen.
     """
     import cupy
     from cupy.cuda import runtime
@@ -173,7 +174,9 @@ def _for_kernels(M: Array) -> Array:
     """M, or a copy of it where neither its rows nor its columns are contiguous."""
     import cupy
 
-    return M if layout(M) != "A" and M.data.ptr % M.itemsize == 0 else cupy.array(M, order="F")
+    if layout(M) != "A" and M.data.ptr % M.itemsize == 0:
+        return M
+    return cupy.array(M, order="C" if layout(M) == "C" else "F")
 
 
 def _leading(M: Array, by_columns: bool) -> int:
@@ -361,10 +364,11 @@ class SolutionPlan:
         found = [space[(at := self._offsets[name]) : at + 8 * size].view(np.float64) for name, size in sizes.items()]
         at = self._offsets["order"]
         order = None if self.kind.turned else space[at : at + 4 * n].view(np.int32)
-        lines = self._offsets.get("lines", 0)
-        sums = space[lines : lines + 8 * n * OrderedKernel(SIZES[self.kind.dtype]).words]
-        sums = sums.view(np.uint64).reshape(-1, n)
-        return LeftOnDevice(found[0], found[1], found[2], order, sums)
+        lines = None
+        if self.kind.compared:
+            at, size = self._offsets["lines"], 8 * n * OrderedKernel(SIZES[self.kind.dtype]).words
+            lines = space[at : at + size].view(np.uint64).reshape(-1, n)
+        return LeftOnDevice(found[0], found[1], found[2], order, lines)
 
     def _brought(self, name: str, count: int, dtype: Any = np.float64) -> Any:
         at = self._offsets[name] - self._offsets["verified"]
@@ -392,16 +396,16 @@ class SolutionPlan:
             *self._own("weigh_rows", into, 1, n, *sizes, 0, "t", 0, n, 0, "z", "z_squares"),
             self._solve(second, into),
             *self._own("weigh_rows", into, 1, n, *sizes, 0, "t", to, n, scatter, "x", "x_squares"),
+            *(self._lines("count") if kind.compared else ()),
             *self._check_factor(second, "reach_x"),
             *self._check_factor(first, "reach_z", "reach_x" if self._certified else ""),
             *(self._certify() if self._certified else ()),
-            *(self._lines("count") if kind.compared else ()),
         ]
 
     def _kernel(self, config: Kernel, launch: Launch, *values: Value) -> list[Step]:
         return [PreparedLaunch(config, launch.grid, launch.threads, values, chained=False)]
 
-    def _lines(self, answer: str) -> list[Step]:
+    def _lines(self, answer: Literal["keep", "count"]) -> list[Step]:
         """The ordered sums of the lines of lu as it lies in memory: kept, or compared with those."""
         config, n = OrderedKernel(SIZES[self.kind.dtype], answer=answer), self.kind.n
         launch = Launch((config.blocks(n, n),), config.t1)
