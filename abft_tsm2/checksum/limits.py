@@ -26,7 +26,9 @@ from abft_tsm2.checksum.sides import Floats, Mask, Side
 from abft_tsm2.core.row_sums import summed_squares
 from abft_tsm2.report import Check, LineLimits
 
-_IN_RANGE = 2.0**-900, 2.0**1000  # of squares: none of what is added to them is lost
+_LARGEST = 2.0**1000  # of squares: none of what is added to them overflows
+_LOST = 2.0**-1000  # of a square, to underflow
+_FAINT = 2.0**-40  # of a sum of squares, of no account in its root
 
 
 class SideLimits(NamedTuple):
@@ -98,7 +100,10 @@ def _bounds_of_lines(lines: Side, V: Array) -> Floats:
     """The bounds by whole norms, (..., m, r); where squares leave the range, by what `verify_rescaled` has, of a stack
     none."""
     a, n, V2 = lines.arithmetic, V.shape[-2], V * V
-    squares = [to_host(summed_squares(lines.L, summed_squares(lines.R, V2, True), True))]
+    of_right = summed_squares(lines.R, V2, True)
+    xp = namespace(of_right)
+    squares = [to_host(summed_squares(lines.L, of_right, True))]
+    of_left = to_host(summed_squares(lines.L, xp.ones_like(of_right[..., :1]), True))
     squares.append(to_host(summed_squares(lines.C, V2, True)))
     added = None
     if lines.C0 is not None:
@@ -111,7 +116,10 @@ def _bounds_of_lines(lines: Side, V: Array) -> Floats:
     largest = largest_norm(lines.terms, **known)
     tau: Floats = statistical_bound(np, a, lines.terms, n, stored=np.sqrt(squares[1]), largest=largest, **known)
     largest_of = functools.reduce(np.maximum, squares)
-    fine = (largest_of > _IN_RANGE[0]) & (largest_of < _IN_RANGE[1])
+    # By how much they may be too small: each of the squares that are added up, of L, R, C and C0, by _LOST.
+    of_weights = np.maximum(1.0, to_host(V2).sum(axis=-2, keepdims=True))
+    lost_squares = _LOST * (of_weights * (1 + of_left) + to_host(of_right).sum(axis=-2, keepdims=True))
+    fine = (largest_of < _LARGEST) & (lost_squares <= _FAINT * largest_of)
     if fine.all():
         return tau
     fine |= (largest_of == 0) & _holds_nothing(lines)[..., None]

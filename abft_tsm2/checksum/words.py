@@ -122,9 +122,14 @@ class WordSums:
         return [to_host(now) - to_host(was) for now, was in zip(WordSums.of(X)._sides(), self._sides(), strict=True)]
 
 
-def sums_of_rows(X: Array) -> Array:
-    """Of a matrix that is contiguous by rows, also where it is one column. No host synchronisation."""
-    return _sums(_words(X), 1)
+def sums_of_diagonals(X: Array) -> Array:
+    """Of a matrix that is contiguous by rows or by columns: one read, in which words that change places within a row or
+    a column show as well. No host synchronisation."""
+    words = _words(X.T if is_column_major(X) else X)
+    if _by_kernel(words):
+        return word_sums(words, _diagonal_count(words))[1]
+    sums: Array = _diagonals(words)
+    return sums
 
 
 def contiguous(X: Array) -> Array:

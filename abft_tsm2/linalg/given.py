@@ -13,26 +13,21 @@ from abft_tsm2.arrays import (
     Array,
     float_type,
     from_host,
-    is_column_major,
     is_cupy,
     is_numpy,
     namespace,
     same_bits,
-    to_host,
 )
-from abft_tsm2.checksum.bounds import CHECKSUM_UNIT, changed_bound
-from abft_tsm2.checksum.words import sums_of_rows
+from abft_tsm2.checksum.bounds import CHECKSUM_UNIT
+from abft_tsm2.checksum.words import sums_of_diagonals
 from abft_tsm2.core.row_sums import fingerprint
 from abft_tsm2.linalg.encode import MatrixChecksums, balanced, wide
 from abft_tsm2.linalg.host_sums import triangle_times
-from abft_tsm2.linalg.line_check import LineCheck, column_norms, norm
+from abft_tsm2.linalg.line_check import LineCheck, norm
 from abft_tsm2.linalg.operand import Operand, compare
 from abft_tsm2.linalg.triangular import Triangle, Weighed, summing_weights
 
-HEAVIEST = 1.5  # the largest weight
-SAMPLE = 4  # columns that tell whether rows are of different size
-APART = 2.0**10  # times the size of others
-UNEVEN = 2.0**14  # the same of the bounds of rows, which random numbers bring up to 2^12
+UNEVEN = 2.0**14  # times the bound of other rows: random numbers bring it up to 2^12
 
 
 class Given(Protocol):
@@ -46,19 +41,37 @@ class Given(Protocol):
         """Whether it is what was encoded."""
 
 
-@dataclass(eq=False)
 class GivenMatrix:
-    """A matrix that was factored, and its checksums from before, which are read when they are needed."""
+    """A matrix that is factored, and its words from before.
 
-    A: Array
-    encoding: Callable[[], MatrixChecksums]
-    name: str = "A"
+    Checksums show what counts in the factors. An element that is small in its row and in its column counts in a
+    solution, where the unknown that it is multiplied by is large. Those of a GPU have the sums of all words.
+
+    Attributes
+    ----------
+    encoding : callable
+        Its checksums, when it has been factored.
+    """
+
+    name = "A"
+
+    def __init__(self, A: Array) -> None:
+        self.A = A
+        self.encoding: Callable[[], MatrixChecksums]
+        self._words = None if is_cupy(A) else _words_of(A)
 
     def compare(self) -> Operand:
+        if self._words is not None:
+            return Operand.SAME if same_bits(_words_of(self.A), self._words) else Operand.CHANGED
         e = self.encoding()
         if not e.is_of_finite(self.A):
             return Operand.SAME  # as it was: its factors say so
         return compare(self.A, e).operand
+
+
+def _words_of(A: Array) -> Array:
+    """Sums in which any change of a word shows, and words of one line that change places. One read."""
+    return sums_of_diagonals(A) if is_numpy(A) or is_cupy(A) else fingerprint(A)
 
 
 @dataclass(eq=False)
@@ -123,24 +136,8 @@ class GivenTriangle:
         return 0 in bound.shape or float(xp.max(bound)) <= UNEVEN * float(xp.min(bound))
 
 
-def _are_apart(triangle: Triangle) -> bool:
-    """Whether rows of a triangle are of different size, by the few columns that nearly all of them have."""
-    T, lower, unit = triangle
-    n, few = int(T.shape[0]), SAMPLE
-    if n < few * few:
-        few = 1
-    if unit or not n:
-        return False
-    sizes = np.abs(to_host(T[few - 1 :, :few] if lower else T[: n + 1 - few, n - few :])).max(axis=1)
-    return not sizes.max() < APART * sizes.min()
-
-
 class GivenFactors:
-    """Factors, packed: sums of the words of every line in memory, and weighted sums of both triangles.
-
-    A change of an element is a change of its word. Elements that change places within a line leave the sum of its words
-    as it is, but not the weighted sums; of rows of different size, in which these show little, the sums of words have
-    order.
+    """Factors, packed: their words, and weighted sums of both triangles.
 
     Attributes
     ----------
@@ -159,9 +156,9 @@ class GivenFactors:
     def __init__(self, array: Array, of: Callable[[Array], tuple[Triangle, Triangle]], name: str = "lu") -> None:
         self.array, self.of, self.name = array, of, name
         with np.errstate(all="ignore"):
-            self._in_order = any(map(_are_apart, of(array))) or not (is_numpy(array) or is_cupy(array))
-            self._words = self._summed_words()
-            self.triangles = self._taken()
+            self._words = _words_of(array)
+            first, second = of(array)
+            self.triangles = GivenTriangle(first), GivenTriangle(second)
 
     @property
     def finite(self) -> bool:
@@ -175,26 +172,5 @@ class GivenFactors:
         several cancels there in one of 2^40 cases where sums are of float64, but in one of a thousand in float32."""
         return count <= 1 or float_type(self.array).bits >= 64
 
-    def _summed_words(self) -> Array:
-        if self._in_order:
-            return fingerprint(self.array)
-        return sums_of_rows(self.array.T if is_column_major(self.array) else self.array)
-
-    def _taken(self) -> tuple[GivenTriangle, GivenTriangle]:
-        first, second = self.of(self.array)
-        return GivenTriangle(first), GivenTriangle(second)
-
     def compare(self) -> Operand:
-        if not same_bits(self._summed_words(), self._words):
-            return Operand.CHANGED
-        if self._in_order:
-            return Operand.SAME
-        n = int(self.array.shape[0])
-        with np.errstate(all="ignore"):
-            for triangle, kept, now in zip(self.of(self.array), self.triangles, self._taken(), strict=True):
-                if not same_bits(kept.sums, now.sums):  # but for another order of addition
-                    norms = HEAVIEST * column_norms(wide(triangle.block(slice(0, n), slice(0, n))))
-                    bound = changed_bound(norms, n) * (float_type(self.array).unit_roundoff / CHECKSUM_UNIT)
-                    if not LineCheck.of(now.sums - kept.sums, bound).clean:
-                        return Operand.CHANGED
-        return Operand.SAME
+        return Operand.SAME if same_bits(_words_of(self.array), self._words) else Operand.CHANGED

@@ -398,12 +398,13 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         return namespace(B).zeros_like(B), report
     X = namespace(B).full_like(B, float("nan"))  # until there is a solution
     sides = None if solved_by_kernels(A, B, work) else GivenSides.of(B)
+    matrix = GivenMatrix(A)
     for attempt in range(ATTEMPTS):
         factors = factored(A, options, warn=False, kept=not attempt)
         _take_over(work, factors)
         if not attempt:  # A as it was encoded first
-            first = factors
-            work.given = GivenMatrix(A, first.checksums_of_input), *([sides] if sides else [])
+            first, matrix.encoding = factors, factors.checksums_of_input
+            work.given = matrix, *([sides] if sides else [])
         if work.findings.statuses and work.findings.statuses[-1] in (Status.UNCORRECTABLE, Status.INPUT_CHANGED):
             break
         if factors.info:
@@ -421,10 +422,10 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
         elif sides is not None:
             X = substituted_carefully(factors.W, piv, B, 0, work, found, sides.weighed)
             with work.clock("certify"):
-                verdict = _certificate(A, factors.W, piv, X, sides.weighed, work)
+                verdict = _certificate(matrix, factors.W, piv, X, sides.weighed, work)
                 work.checks = (check_of("rows", verdict.residual, verdict.bound, sides.weighed.t),)
         if refine and verdict.clean and sides is not None:
-            X, verdict = _refined(A, factors.W, piv, X, sides.weighed, verdict, work)
+            X, verdict = _refined(matrix, factors.W, piv, X, sides.weighed, verdict, work)
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses or not work.confirm():
             break
         if not work.repair:
@@ -460,8 +461,11 @@ def _take_over(work: Work, factors: LuFactorisation) -> None:
         work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
 
 
-def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Weighed, work: Work) -> LineCheck:
-    """``A X = B``, row by row; what is suspected, by evidence from all elements."""
+def _certificate(matrix: GivenMatrix, lu: Array, piv: Any, X: Array, B: Weighed, work: Work) -> LineCheck:
+    """``A X = B``, row by row; what is suspected, by evidence from all elements. A is compared with what it was when it
+    has been factored and is about to be read once more, so that both have read the same."""
+    work.refuse_changed(matrix)
+    A = matrix.A
     order = from_host(permutation(to_host(piv), A.shape[0]), A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)
     verdict = check_solution(A, factors, order, Weighed.of(X, B.t), B)
@@ -477,11 +481,11 @@ def _certificate(A: Array, lu: Array, piv: Any, X: Array, B: Weighed, work: Work
 
 
 def _refined(
-    A: Array, lu: Array, piv: Any, X: Array, B: Weighed, verdict: LineCheck, work: Work
+    matrix: GivenMatrix, lu: Array, piv: Any, X: Array, B: Weighed, verdict: LineCheck, work: Work
 ) -> tuple[Array, LineCheck]:
     """X + A^-1 (B - A X), where its componentwise backward error is no larger, and that of rounding. Where one step
     leaves more, the matrix is so ill-conditioned that the step does not converge (N. J. Higham, 2002, theorem 12.4)."""
-    xp = namespace(X)
+    xp, A = namespace(X), matrix.A
     with np.errstate(all="ignore"):
         # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.
         of_a, of_x = far_power(A), far_power(X)
@@ -504,7 +508,7 @@ def _refined(
             better = scaled_down(X, of_x) + scale * scaled_down(step, -of_a)
             better = xp.astype(scaled_down(better, -of_x), X.dtype)
             work.stage("refined", x=better)
-            after = _certificate(A, lu, piv, better, B, work)
+            after = _certificate(matrix, lu, piv, better, B, work)
             if attempt and same(last, better):  # the matrix is so ill-conditioned that a step leads astray
                 return X, verdict
             if attempt:

@@ -59,6 +59,11 @@ class Work:
         fine = [self.note(name, operand) for name, operand in found if suspected or operand is not Operand.UNKNOWN]
         return all(fine)
 
+    def refuse_changed(self, one: Given) -> None:
+        """Note an operand that is shown to have changed."""
+        if (operand := one.compare()) is Operand.CHANGED:
+            self.note(one.name, operand)
+
     def note(self, name: str, operand: Operand) -> bool:
         """The same of what is known of one."""
         if operand is Operand.CHANGED and self.said(name):
@@ -209,11 +214,14 @@ def substitution(
                 verdict = substitution_evidence(triangle, solved, B.X)
             right = verdict.clean and B.same
             work.findings.suspicions += right
-        elif last is None and (given is None or _agrees(given, X, B, verdict, work)):
-            return X
         else:
-            right = True
-            work.findings.suspicions += last is None
+            agrees = given is None or given.agrees(X, B, verdict)
+            if last is None and agrees and (given is None or given.shows_all(verdict)):
+                return X
+            work.findings.suspicions += last is None and not agrees
+            if not work.confirm():
+                return X
+            right = check_substitution(triangle, X, B).clean  # by what is shown to be the triangle that was encoded
         if right:
             if work.confirm() and last is not None:
                 _note_repair(work.findings, name, last.X, solved)
@@ -233,11 +241,6 @@ def substitution(
         work.findings.faults.append(wrong_rows(name, verdict))
         work.findings.reasons.append(f"{stage} substitution failed its check {tried} times")
     return X
-
-
-def _agrees(given: GivenTriangle, X: Weighed, B: Weighed, verdict: LineCheck, work: Work) -> bool:
-    """Whether a triangle is shown to be what was encoded: by its sums, and where these do not show all by its words."""
-    return given.agrees(X, B, verdict) and (given.shows_all(verdict) or work.confirm())
 
 
 def same(x: Array, y: Array) -> bool:

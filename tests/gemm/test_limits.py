@@ -127,6 +127,16 @@ def test_limits_where_squares_leave_the_range(scale: float) -> None:
     assert found.limit(3, 4) / scale == pytest.approx(usual.limit(3, 4), rel=0.5)
 
 
+@pytest.mark.parametrize(("left", "right"), [(505, -700), (505, -900), (-900, 505), (-505, 900), (-300, -300)])
+def test_limits_are_those_of_operands_in_other_units(left: int, right: int) -> None:
+    """Squares of the operands, or of one of them, are beyond the range where those of the product may not be."""
+    A, B = operands("normal", SHAPES["wide"], np.float64)
+    C, of = protected_gemm(A, B, check="rows", return_report=True)
+    _, scaled = protected_gemm(np.ldexp(A, left), np.ldexp(B, right), check="rows", return_report=True)
+    for i in range(C.shape[0]):
+        assert math.ldexp(scaled.limit(i, 0), -left - right) == pytest.approx(of.limit(i, 0), rel=1e-6)
+
+
 def test_limits_of_a_product_from_elsewhere_include_the_tolerance_of_any_order() -> None:
     A, B = operands("positive", SHAPES["wide"], np.float32)
     C, own = protected_gemm(A, B, return_report=True)

@@ -11,6 +11,7 @@ from scipy import linalg
 
 from abft_tsm2 import Report, SilentDataCorruptionError, Status, protected_lu_solve, protected_solve
 from abft_tsm2.faults.operands.matrices import FAMILIES
+from abft_tsm2.linalg import substitution
 from tests.support.planting import normal
 
 N = 130
@@ -89,6 +90,22 @@ def test_a_changes_while_a_system_is_solved(order: Any, dtype: Any, mode: str, r
                 assert status is Status.INPUT_CHANGED
 
 
+@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("stage", ["encoded", "factored", "forward", "backward"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_an_element_that_only_the_solution_shows_has_changed(dtype: Any, stage: str, refine: bool) -> None:
+    """It is below the rounding of its row and of its column, and multiplied by an unknown that is as much larger."""
+    tiny = float(np.finfo(dtype).eps) ** 1.25
+    a = np.array([[2, 1, tiny, 0], [1, 3, 0, 2 * tiny], [0.5, 0, 2, 1], [0, 0.5, 1, 4]], dtype)
+    b = a @ np.array([1, 1, 1 / tiny, -1 / tiny], dtype)
+    for change in (lambda x: x.__setitem__((0, 2), -64 * tiny), lambda x: x.__setitem__((0, [2, 3]), x[0, [3, 2]])):
+        given = a.copy()
+        hook = At(stage, lambda: change(given))  # noqa: B023
+        with pytest.raises(SilentDataCorruptionError) as refused:
+            protected_solve(given, b, refine=refine, on_stage=hook)
+        assert refused.value.report.status is Status.INPUT_CHANGED
+
+
 def test_a_repair_is_not_made_from_a_changed_matrix() -> None:
     """A solution is wrong, and A has changed where it is to be factored again."""
     for stage in ("forward", "backward"):
@@ -162,6 +179,40 @@ def test_factors_that_change_within_their_lines_are_refused(stage: str) -> None:
                 return protected_lu_solve((given, piv), b, return_report=True, on_stage=hook)  # noqa: B023
 
             assert outcome(solve, a, b) is Status.INPUT_CHANGED
+
+
+@pytest.mark.parametrize("place", [(100, 30), (30, 100)])
+@pytest.mark.parametrize("rows", ["even", "uneven"])
+def test_factors_that_are_right_again_when_a_solution_has_been_checked(
+    monkeypatch: pytest.MonkeyPatch, rows: str, place: tuple[int, int]
+) -> None:
+    """The substitution and its check have read the same wrong element: one that weighted sums show, or, where the rows
+    are of different size, do not."""
+    a, b = normal(N, N), normal(N, 1, seed=1)
+    if rows == "uneven":
+        a = 10.0 ** np.linspace(9, -9, N)[:, None] * a
+        b = a @ b
+    lu, piv = linalg.lu_factor(a)
+    given, hit = lu.copy(), []
+    solve, check = substitution.solve_triangle, substitution.check_substitution
+
+    def solved(*matrices: Any, **how: Any) -> None:
+        if how["lower"] == (place[0] > place[1]) and not hit:
+            hit.append(place)
+            given[place] *= -3
+        solve(*matrices, **how)
+
+    def checked(*matrices: Any) -> Any:
+        verdict = check(*matrices)
+        given[place] = lu[place]
+        return verdict
+
+    monkeypatch.setattr(substitution, "solve_triangle", solved)
+    monkeypatch.setattr(substitution, "check_substitution", checked)
+    x, report = protected_lu_solve((given, piv), b, return_report=True)
+    assert hit
+    assert report.status is Status.CORRECTED
+    np.testing.assert_allclose(a @ x, b, atol=1e-9 * np.abs(b).max(), rtol=1e-9 if rows == "uneven" else 0)
 
 
 @pytest.mark.parametrize("stage", ["encoded", "forward"])
