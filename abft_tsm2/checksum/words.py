@@ -122,14 +122,18 @@ class WordSums:
         return [to_host(now) - to_host(was) for now, was in zip(WordSums.of(X)._sides(), self._sides(), strict=True)]
 
 
-def sums_of_diagonals(X: Array) -> Array:
-    """Of a matrix that is contiguous by rows or by columns: one read, in which words that change places within a row or
-    a column show as well. No host synchronisation."""
+def sums_of_words(X: Array) -> Array:
+    """Of a matrix that is contiguous by rows or by columns: by lines in memory, and behind these by diagonals.
+
+    Any change of two words, or of one, shows. In two lines it moves both of their sums; in one it moves the sums of two
+    diagonals, for no two words of a line are in the same. No host synchronisation.
+    """
     words = _words(X.T if is_column_major(X) else X)
     if _by_kernel(words):
-        return word_sums(words, _diagonal_count(words))[1]
-    sums: Array = _diagonals(words)
-    return sums
+        lines, diagonals = word_sums(words, words.shape[1])[0], word_sums(words, _diagonal_count(words))[1]
+    else:
+        lines, diagonals = _sums(words, 1), _diagonals(words)
+    return namespace(X).concat((lines, diagonals))
 
 
 def contiguous(X: Array) -> Array:

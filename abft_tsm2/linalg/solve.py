@@ -510,7 +510,7 @@ def _refined(
             work.stage("refined", x=better)
             after = _certificate(matrix, lu, piv, better, B, work)
             if attempt and same(last, better):  # the matrix is so ill-conditioned that a step leads astray
-                return X, verdict
+                break
             if attempt:
                 work.findings.statuses.append(Status.CORRECTED)
                 work.findings.faults.append(wrong_rows("x", before, "refined again"))
@@ -518,11 +518,11 @@ def _refined(
                 error, left = backward_error(X)[1], backward_error(better)[1]
                 rounding = (A.shape[0] + 1) * FLOATS[dtype_name(X.dtype)].unit_roundoff
                 if not left <= min(error, rounding):
-                    return X, verdict
+                    break
                 work.confirm(suspected=False)  # what it was computed from
                 return better, after
             last, before = better, after
-    return X, verdict
+    return X, _certificate(matrix, lu, piv, X, B, work)  # it has lain there since
 
 
 def _backward_error(a: Array, x: Array, b: Array) -> tuple[Array, float]:

@@ -129,12 +129,24 @@ def substituted_carefully(
 
     `suspected`: what kernels have found, not all right. `weighed`, `given`: B and the factors as they were encoded.
     """
-    findings, piv = work.findings, piv if type(piv) is np.ndarray else pivots_of(piv, tuple(lu.shape))
+    findings, piv = work.findings, np.array(piv if type(piv) is np.ndarray else pivots_of(piv, tuple(lu.shape)))
     before = len(findings.statuses), findings.suspicions
-    lu, order = for_blas(lu), permutation(piv, lu.shape[0])
+    lu, n = for_blas(lu), int(lu.shape[0])
     B = weighed or as_read(suspected, B)
     factors = triangles(lu, trans)
-    X = _substituted(factors, given.triangles if given else (None, None), order, B, trans, work)
+    last = None
+    for _ in range(ATTEMPTS):
+        order = permutation(piv, n)
+        X = _substituted(factors, given.triangles if given else (None, None), order, B, trans, work)
+        if np.array_equal(order, permutation(piv, n)):  # no sum of a solution shows that it is another
+            break
+        last = X
+    else:
+        findings.statuses.append(Status.UNCORRECTABLE)
+        findings.reasons.append(f"the rows were in another order than piv gives, in {ATTEMPTS} solutions")
+        return X
+    if last is not None:
+        _note_repair(findings, "x", last, X)
     if given is not None:
         _confirm_unseen(given, X, work)
     if suspected is None or before != (len(findings.statuses), findings.suspicions):  # it is said what was found
@@ -209,19 +221,24 @@ def substitution(
             X = Weighed.of(solved, B.t)
             verdict = check_substitution(triangle, X, B)
             work.checks = (check_of("rows", verdict.residual, verdict.bound, B.t),)
-        if not verdict.clean:
+        failed = not verdict.clean
+        if failed:
             with work.clock("evidence"):
                 verdict = substitution_evidence(triangle, solved, B.X)
-            right = verdict.clean and B.same
-            work.findings.suspicions += right
         else:
             agrees = given is None or given.agrees(X, B, verdict)
             if last is None and agrees and (given is None or given.shows_all(verdict)):
                 return X
             work.findings.suspicions += last is None and not agrees
+        right = verdict.clean
+        if right:  # once more, with operands that are shown to be what was encoded
             if not work.confirm():
                 return X
-            right = check_substitution(triangle, X, B).clean  # by what is shown to be the triangle that was encoded
+            if failed:
+                right = B.same and substitution_evidence(triangle, solved, B.X).clean
+                work.findings.suspicions += right
+            else:
+                right = check_substitution(triangle, X, B).clean
         if right:
             if work.confirm() and last is not None:
                 _note_repair(work.findings, name, last.X, solved)
