@@ -152,17 +152,13 @@ def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, Li
             verdict = LineCheck.of(residuals[side], bound)
         verdicts.append(verdict)
     rows, columns = verdicts
-    explained = []
-    for verdict, axis in ((rows, 0), (columns, 1)):
-        if not verdict.clean:
-            flagged = np.flatnonzero(~to_host(verdict.ok))
-            for line in flagged.tolist() if flagged.size <= EXPLAINED else ():
-                if _explained(A, W, carried, line, axis):
-                    explained.append((verdict, line))
-    # L U may be the A that it was made of, and not the A that was asked for.
-    if explained and compare(A, encoding).operand is Operand.SAME:
-        for verdict, line in explained:
-            verdict.ok[line] = True
+    flagged = [np.flatnonzero(~to_host(verdict.ok)).tolist() for verdict in verdicts]
+    few = [lines if len(lines) <= EXPLAINED else [] for lines in flagged]
+    # L U may be the A that it was made of, and not the A that was asked for: where A is that one before it is read.
+    if any(few) and compare(A, encoding).operand is Operand.SAME:
+        for axis, (verdict, lines) in enumerate(zip(verdicts, few, strict=True)):
+            for line in lines:
+                verdict.ok[line] = _explained(A, W, carried, line, axis)
     return rows, columns
 
 

@@ -358,7 +358,9 @@ class LuFactorisation(LuOnDevice):
             return found.after(self.evidence_of(None if found.rows or found.columns else found.blind))
 
     def evidence_of_lines(self, lines: Lines) -> Evidence:
-        """Compare all elements of some rows and columns."""
+        """Compare all elements of some rows and columns; factors of another matrix than was encoded are wrong."""
+        if self.is_changed():
+            return Evidence(count=1, magnitude=float("nan"))
         evidence, (m, n) = FactorEvidence(self.A, self.W, self.pivots), self.W.shape
         columns_of_all = [(slice(0, m), columns) for columns in runs(lines[1])]
         for rows, columns in [*((rows, slice(0, n)) for rows in runs(lines[0])), *columns_of_all]:

@@ -11,7 +11,7 @@ from scipy import linalg
 
 import abft_tsm2 as ft
 from abft_tsm2 import Status
-from abft_tsm2.linalg import given, solve, substitution
+from abft_tsm2.linalg import certify, given, solve, substitution
 from tests.support.planting import normal
 
 N = 40
@@ -149,3 +149,24 @@ def test_the_order_of_rows_is_another_once(monkeypatch: Patch, trans: int) -> No
     right = substitution.permutation
     monkeypatch.setattr(substitution, "permutation", permutation)
     assert system.outcome(trans=trans) is Status.CORRECTED
+
+
+def test_a_matrix_is_right_again_behind_the_elements_that_explain_its_sums(monkeypatch: Patch) -> None:
+    """It was wrong when it was copied, and when suspected lines of the factors were compared with it."""
+    a = normal(N, N)
+    A, right = a.copy(), a[5, 3]
+    lines = [0, 1]  # the row and the column
+
+    def restore() -> None:
+        lines.pop()
+        A[5, 3] = A[5, 3] if lines else right
+
+    monkeypatch.setattr(certify, "_explained", behind(certify._explained, restore))
+
+    def hook(stage: str, arrays: Any) -> None:
+        if stage == "encoded":
+            A[5, 3] = 2.0
+
+    with pytest.raises(ft.SilentDataCorruptionError) as refused:
+        ft.protected_lu_factor(A, mode="offline", on_stage=hook)
+    assert refused.value.report.status is Status.INPUT_CHANGED
