@@ -240,7 +240,7 @@ def substitution(
             else:
                 right = check_substitution(triangle, X, B).clean
         if right:
-            if work.confirm() and last is not None:
+            if last is not None:
                 _note_repair(work.findings, name, last.X, solved)
             return X
         if last is not None and same(last.X, solved):
