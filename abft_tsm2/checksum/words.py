@@ -122,18 +122,14 @@ class WordSums:
         return [to_host(now) - to_host(was) for now, was in zip(WordSums.of(X)._sides(), self._sides(), strict=True)]
 
 
-def sums_of_words(X: Array) -> Array:
-    """Of a matrix that is contiguous by rows or by columns: by lines in memory, and behind these by diagonals.
+def sums_of_words(X: npt.NDArray[Any]) -> _Sums:
+    """By lines in memory, and behind these by diagonals; of a matrix whose rows or columns have no gaps within them.
 
     Any change of two words, or of one, shows. In two lines it moves both of their sums; in one it moves the sums of two
-    diagonals, for no two words of a line are in the same. No host synchronisation.
+    diagonals, for no two words of a line are in the same.
     """
     words = _words(X.T if is_column_major(X) else X)
-    if _by_kernel(words):
-        lines, diagonals = word_sums(words, words.shape[1])[0], word_sums(words, _diagonal_count(words))[1]
-    else:
-        lines, diagonals = _sums(words, 1), _diagonals(words)
-    return namespace(X).concat((lines, diagonals))
+    return np.concatenate((_sums(words, 1), _diagonals(words)))
 
 
 def contiguous(X: Array) -> Array:

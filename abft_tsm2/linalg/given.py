@@ -72,7 +72,7 @@ class GivenMatrix:
 
 def _words_of(A: Array) -> Array:
     """Sums in which any change of one or of two elements shows."""
-    return sums_of_words(A) if is_numpy(A) or is_cupy(A) else fingerprint(A)
+    return sums_of_words(A) if is_numpy(A) else fingerprint(A)
 
 
 @dataclass(eq=False)

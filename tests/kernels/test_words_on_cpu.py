@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,6 @@ from tests.kernels.test_kernels_compile import spilled
 from tests.support.cubins import Cubins
 from tests.support.cuda_on_cpu import ORDERS
 from tests.support.libraries import Libraries, first_complaint, library_of, texts, with_faults
-from tests.support.solution_cases import word_sums
 
 FAULTS = {
     "every_second_step": (COMPARE, "step++", 0, "step += 2"),
@@ -34,6 +35,12 @@ FAULTS = {
 }
 library = library_of(lambda: [*texts([SUM, COMPARE]), *with_faults(FAULTS)])
 SIZES = [(1, 1), (120, 40), (42000, 600), (49500, 1500), (30, 7), (70 * 600, 601), (5, 11)]  # words, in such rows
+
+
+def word_sums(x: Any, length: int) -> tuple[Any, Any]:
+    """The sums of lines of so many words, of which the last may be shorter, and across them."""
+    lines = np.concatenate([x.reshape(-1), np.zeros(-x.size % length, np.uint64)]).reshape(-1, length)
+    return lines.sum(axis=1, dtype=np.uint64), lines.sum(axis=0, dtype=np.uint64)
 
 
 def wrong(library: Libraries, name: str, config: WordsConfig, case: tuple[int, int], order: str) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_solve
+from abft_tsm2 import SilentDataCorruptionError, Status, protected_cho_solve, protected_lu_solve
 from abft_tsm2.core import faultpoint
 from abft_tsm2.core.ordered_sums import ordered_sums
 from abft_tsm2.errors import UnverifiableWarning
@@ -354,6 +354,18 @@ def test_stacks_and_pivots_on_the_host(blas: ScipyBlas) -> None:
 def test_nothing_to_solve(blas: ScipyBlas) -> None:
     of = LinearSystem(20, 3)
     assert protected_lu_solve((on_card(of.lu), on_card(of.piv)), on_card(of.b[:, :0])).shape == (20, 0)
+
+
+@pytest.mark.parametrize("gaps", ["behind rows", "behind columns", "everywhere"])
+def test_cholesky_factors_with_gaps(blas: ScipyBlas, gaps: str) -> None:
+    of, n = LinearSystem(50, 3), 50
+    definite = of.a @ of.a.T + n * np.eye(n)
+    whole = normal(2 * n, 2 * n, seed=2)
+    c = {"behind rows": whole[:n, :n], "behind columns": whole.T[:n, :n], "everywhere": whole[::2, ::2]}[gaps]
+    c[...] = linalg.cholesky(definite, lower=True)
+    x, report = protected_cho_solve((on_card(c), True), on_card(of.b), return_report=True)
+    assert report.status is Status.CLEAN
+    np.testing.assert_allclose(x, linalg.solve(definite, of.b), rtol=1e-7)
 
 
 # ---- operands that change meanwhile ----------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from abft_tsm2.checksum import words
 from abft_tsm2.linalg.device import solution, substitution_calls
 from abft_tsm2.linalg.device.kept import PlansOfThread
 from abft_tsm2.linalg.device.solution_config import TYPED, WITH_MORE, SolutionKernel
@@ -93,12 +92,6 @@ class ScipyBlas:
         self._matrix(real, y, 1, lines, step_y)[...] += real(alpha) * product
 
 
-def word_sums(x: Any, length: int) -> tuple[Any, Any]:
-    """The sums of lines of so many words, of which the last may be shorter, and across them."""
-    lines = np.concatenate([x.reshape(-1), np.zeros(-x.size % length, np.uint64)]).reshape(-1, length)
-    return lines.sum(axis=1, dtype=np.uint64), lines.sum(axis=0, dtype=np.uint64)
-
-
 def install(patch: pytest.MonkeyPatch, cache: Path) -> ScipyBlas:
     """Let `solve_on_device` run without a GPU; what stands for cuBLAS."""
     return install_beside(patch, cupy_on_cpu.install(patch, cache)[0])
@@ -118,7 +111,6 @@ def install_beside(patch: pytest.MonkeyPatch, cupy: Any) -> ScipyBlas:
     patch.setattr(solution, "device_of", lambda index: card)
     patch.setattr(solution, "_kept", PlansOfThread(solution.KEPT))
     patch.setattr(substitution_calls, "library", lambda: blas)
-    patch.setattr(words, "word_sums", word_sums)
     cupy.array = cupy_on_cpu._on_card(np.array)
     cupy.ascontiguousarray = cupy_on_cpu._on_card(np.ascontiguousarray)
     return blas
