@@ -102,8 +102,8 @@ def _bounds_of_lines(lines: Side, V: Array) -> Floats:
     a, n, V2 = lines.arithmetic, V.shape[-2], V * V
     of_right = summed_squares(lines.R, V2, True)
     xp = namespace(of_right)
-    squares = [to_host(summed_squares(lines.L, of_right, True))]
-    of_left = to_host(summed_squares(lines.L, xp.ones_like(of_right[..., :1]), True))
+    both = to_host(summed_squares(lines.L, xp.concat((of_right, xp.ones_like(of_right[..., :1])), axis=-1), True))
+    squares, of_left = [both[..., :-1]], both[..., -1:]  # of products; of L alone
     squares.append(to_host(summed_squares(lines.C, V2, True)))
     added = None
     if lines.C0 is not None:
