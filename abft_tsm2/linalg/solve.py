@@ -464,7 +464,7 @@ def _take_over(work: Work, factors: LuFactorisation) -> None:
 def _certificate(matrix: GivenMatrix, lu: Array, piv: Any, X: Array, B: Weighed, work: Work) -> LineCheck:
     """``A X = B``, row by row; what is suspected, by evidence from all elements. A is compared with what it was when it
     has been factored and is about to be read once more, so that both have read the same."""
-    work.refuse_changed(matrix)
+    work.confirm(suspected=False, of=(matrix,))
     A = matrix.A
     order = from_host(permutation(to_host(piv), A.shape[0]), A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)

@@ -52,17 +52,12 @@ class Work:
         if (watcher := faultpoint.watcher(self.on_stage)) is not None:
             watcher(name, arrays)
 
-    def confirm(self, suspected: bool = True) -> bool:
-        """Note which operands have changed and, where a check has failed, which may have; whether none is shown to have
-        changed."""
-        found = [(one.name, one.compare()) for one in self.given]
+    def confirm(self, suspected: bool = True, of: tuple[Given, ...] | None = None) -> bool:
+        """Note which operands, all that are given or these, have changed and, where a check has failed, which may have;
+        whether none is shown to have changed."""
+        found = [(one.name, one.compare()) for one in (self.given if of is None else of)]
         fine = [self.note(name, operand) for name, operand in found if suspected or operand is not Operand.UNKNOWN]
         return all(fine)
-
-    def refuse_changed(self, one: Given) -> None:
-        """Note an operand that is shown to have changed."""
-        if (operand := one.compare()) is Operand.CHANGED:
-            self.note(one.name, operand)
 
     def note(self, name: str, operand: Operand) -> bool:
         """The same of what is known of one."""
