@@ -62,6 +62,7 @@ TRUNCATION = 0.1  # units of u k: tensor cores truncate; measured largest on 16-
 INPUT = 8.0  # units of u_in: measured largest on generic data 3.3
 PARTIAL_SUMS = 4.0  # units of u_p: s, t and u have a rounding or two each in float32 before they are added in float64
 CHECKSUM = 0.75  # units of u_c (sqrt(k) + sqrt(2n)): chosen; clean float64 products stay a factor 4 below the bound
+_FEW_TERMS = 12.0  # units of u_c
 # From this k on checksums of float32 products may take float32 partial sums: 1.3 to 5 u rms each on normal data, as the
 # processor's BLAS adds, beside 4.8 u of the product's own rounding at k = 512 and 6.3 u at 2048; the bound is
 # 4 sqrt(k) u = 90 u and more.
@@ -255,8 +256,11 @@ def statistical_factor(a: Arithmetic, k: int, n: int) -> float:
 def recomputed_noise_factor(n: int, *, partial: bool = False) -> float:
     """How far the rounding of ``u = C v`` moves where an element of C changes, in units of ``||C_i o v||``: its part of
     f. Measured over float64 and float32, n = 40 to 3000: two thirds of it at most, nine tenths where it is
-    `partial`."""
-    return PARTIAL_SUMS * FLOATS["float32"].unit_roundoff if partial else CHECKSUM_UNIT * CHECKSUM * math.sqrt(2 * n)
+    `partial`. Of few terms, where roundings do not average, it is 8.4 units at most (n = 2 to 128, 160,000 changes
+    each, equal terms among them), and never more than ``2 gamma_n ||C_i o v||_1``."""
+    if partial:
+        return PARTIAL_SUMS * FLOATS["float32"].unit_roundoff
+    return CHECKSUM_UNIT * max(CHECKSUM * math.sqrt(2 * n), min(_FEW_TERMS, 2 * n * math.sqrt(n)))
 
 
 def checksum_noise_factor(k: int, n: int, *, partial: bool = False) -> float:

@@ -7,7 +7,6 @@ of R where the sample says nothing or an outstanding row shows that it erred.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -166,27 +165,33 @@ def log2_column_norms(R: Array) -> NDArray[np.float64]:
         return np.asarray(shift + 0.5 * np.log2(squares))
 
 
-@functools.lru_cache(maxsize=64)
 def _sample(k: int) -> list[slice]:
     """The first rows, which are read anyhow, and a run at a random place in each eighth of k rows; all of a few."""
-    group = k // _SAMPLE_RUNS
-    if group < 8 * _SAMPLE_RUN:  # little is saved
+    if read_whole(k):
         return [slice(0, k)]
-    places = np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, _SAMPLE_RUNS)
-    starts = np.maximum(np.arange(_SAMPLE_RUNS) * group + places, part_of(k))
-    return [slice(0, part_of(k)), *(slice(int(at), int(at) + _SAMPLE_RUN) for at in starts)]
+    return [slice(0, part_of(k)), *(slice(at, at + _SAMPLE_RUN) for at in _beyond(k)[::_SAMPLE_RUN].tolist())]
 
 
 def read_whole(k: int) -> bool:
-    """Whether the sample of k rows is all of them."""
-    return len(_sample(k)) == 1
+    """Whether the sample of k rows is all of them: otherwise little is saved."""
+    return k // _SAMPLE_RUNS < 8 * _SAMPLE_RUN
 
 
-@functools.lru_cache(maxsize=64)
 def sampled_beyond(k: int) -> NDArray[np.int64] | None:
     """The numbers of the rows that the sample has beyond the `part_of` (k) first; None where it is all k rows."""
-    _, *others = _sample(k)
-    return np.concatenate([np.arange(rows.start, rows.stop) for rows in others]) if others else None
+    if read_whole(k):
+        return None
+    found: NDArray[np.int64] = _beyond(k)
+    return found
+
+
+@compared
+def _beyond(k: int) -> NDArray[np.int64]:
+    group = k // _SAMPLE_RUNS
+    places = np.random.default_rng(SEED).integers(0, group - _SAMPLE_RUN + 1, _SAMPLE_RUNS)
+    starts = np.maximum(np.arange(_SAMPLE_RUNS) * group + places, part_of(k))
+    rows: NDArray[np.int64] = np.add.outer(starts, np.arange(_SAMPLE_RUN)).ravel()
+    return rows
 
 
 def sampled_squares(R: Array) -> NDArray[Any]:
@@ -219,7 +224,6 @@ def exponents_from(log2_norms: NDArray[Any], R: Array, lowest: float) -> tuple[N
     return out, None, True
 
 
-@functools.lru_cache(64)
 def reliable(dtype: str, k: int) -> float:
     """log2 of the least norm of k rows that is known to two digits although squares that underflow are lost: all of
     them together are less than a 64th of its square."""
@@ -358,10 +362,10 @@ def _within(
             zeros = int(ordered.searchsorted(-math.inf, "right"))
             low = ordered.item(zeros)
             log2_norms = np.maximum(log2_norms, low)
-        if not lowest < low <= high < _HIGHEST:  # as NaN is not
-            return None
         half = (n + zeros) // 2
         centre = ordered.item(half) if (n - zeros) % 2 else (ordered.item(half - 1) + ordered.item(half)) / 2
+        if not lowest < low <= centre <= high < _HIGHEST:  # as NaN is not
+            return None
         shift = centre - round(centre)
         return np.rint(log2_norms - shift).astype(np.int64), (round(low - shift), round(high - shift))
     low, half = ordered[..., :1], n // 2

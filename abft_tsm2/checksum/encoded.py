@@ -190,8 +190,8 @@ class Encoded:
         return OrderedLines(int(self.fingerprint.data.ptr), count, length, apart)
 
     def is_in_doubt(self) -> bool:
-        """Whether what it carries was hit, or the array has changed, which is read where `recheck` is set: asked before
-        a product uses it."""
+        """Whether what it carries was hit, or the array has changed, which is read where `recheck` is set: asked when
+        the checksums of a product have been predicted from it, so that they and the product follow from one matrix."""
         return not self.intact() or (self.recheck and self.changed())
 
     def diagnose(self) -> Diagnosis:
@@ -367,7 +367,9 @@ def encode(A: Any, side: str = "both", weights: Any = None, repair: bool = False
         Let a protected product that finds this array corrupted write the repaired elements into it. Otherwise it
         computes with a repaired copy.
     recheck : bool
-        Check at each use in a product that the array is still what was encoded (one read).
+        Check at each use in a product that the array is still what was encoded (one read). Without it a change since
+        then shows in the product only where the check uses the checksums of this operand: those of b in a check of
+        rows, those of a in one of columns, those of both with ``check="both"``.
 
     Returns
     -------

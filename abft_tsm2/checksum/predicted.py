@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, is_numpy, same_bits, to_host
+from abft_tsm2.arrays import Array, is_numpy, namespace, same_bits, to_host
 from abft_tsm2.checksum.bounds import checksum_noise_factor
 from abft_tsm2.checksum.encode import OperandChecksum, carried, kept, part_of
 from abft_tsm2.checksum.sides import Floats, Mask, Side
 from abft_tsm2.core.row_sums import in_single, summed_squares, weighted_squares, weighted_sums
 from abft_tsm2.report import Fault
 
+_FAINT = 2.0**-900  # squares below that, or above its inverse, may have lost digits
 _NOTHING_SHOWN: Mapping[str, bool] = {}
 
 
@@ -181,7 +182,13 @@ class _Apart:
 
     @functools.cached_property
     def _norm_of_s(self) -> Floats:
-        return np.sqrt(_host(weighted_squares(self._lines.R, self._V2)))
+        """At least ``||R_i o v||``; sums of moduli where squares leave the range."""
+        squares = _host(weighted_squares(self._lines.R, self._V2, wide=True))
+        if squares.size and _FAINT < squares.min() <= squares.max() < 1 / _FAINT:
+            return np.asarray(np.sqrt(squares))
+        R, V = self._lines.R, self._new.carried.weights
+        xp = namespace(R)
+        return to_host(weighted_sums(xp.abs(R), xp.abs(V)))
 
     @functools.cached_property
     def _norm(self) -> Floats:

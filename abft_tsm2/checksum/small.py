@@ -8,7 +8,6 @@ comparison tells whether it was hit.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,6 +129,7 @@ class SmallSums:
     def encode(self, L: Array, R: Array, carried: OperandChecksum | None = None) -> None:
         """Weights, sums and norms of R, or those that it has `carried` since it was encoded; what they predict of C."""
         V, V2, s, part, t, products = self._now
+        self._failed = None  # `clean` may not come to this side
         if self._fixed.tobytes() != self._fixed_bits:
             self._fix()
         if self._half:  # exact, and elements of 16 bits are slow
@@ -139,7 +139,7 @@ class SmallSums:
         else:
             V[:], s[:], part[:] = carried.weights[:, 0], carried.sums[:, 0], carried.squares[:, 0]
             np.multiply(V, V, V2)
-            self._faint = least_bound(self._k + self._n, math.sqrt(np.minimum.reduce(V2))) > 0
+            self._faint = least_bound(self._k + self._n, float(np.abs(V).min())) > 0
         self._right_bits = self._right.tobytes()  # before anything follows from them
         h = self._part
         squares_of(L[:, :h] if h < self._k else L).dot(part, products)
@@ -206,7 +206,7 @@ class SmallSums:
         """The check of a product that is clean, as `judge` finds it, or nothing, where it is not `told`; None where a
         line may be wrong or what was encoded was hit."""
         V, V2, _, _, t, products2 = self._now
-        u, self._failed = self._u, None
+        u = self._u
         X = copied(C, _DOUBLE) if self._a.u_out else C
         self._add(X, V, u)
         if (planter := faultpoint.current()) is not None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -248,7 +247,6 @@ def _check_match(X: Array, sums: IntegerChecksums) -> None:
         )
 
 
-@lru_cache(maxsize=2)
 def _lookup(length: int) -> tuple[_Words, _Places]:
     """The multipliers in ascending order, closed by a number that is none, and their places."""
     order = np.argsort(_multipliers(length))

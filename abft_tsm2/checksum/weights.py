@@ -119,7 +119,7 @@ def _made(kind: str, n: int, r: int, seed: int) -> Weights:
     return np.ascontiguousarray(_FAMILIES[kind](n, r, np.random.default_rng([seed, n])), dtype=np.float64)
 
 
-def balanced(n: int) -> Weights:
-    """``weights("balanced", n)``, of a length that is known to be one."""
-    made: Weights = _made("balanced", n, 1, SEED)
+def balanced(n: int, seed: int = SEED) -> Weights:
+    """``weights("balanced", n, seed=seed)``, of a length that is known to be one."""
+    made: Weights = _made("balanced", n, 1, seed)
     return made

@@ -16,7 +16,6 @@ opposite changes.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import numpy.typing as npt
 
 from abft_tsm2.arrays import Array, bit_pattern, is_column_major, is_cupy, is_numpy, namespace, to_host
 from abft_tsm2.checksum.device.words import word_sums, words_differ
+from abft_tsm2.core.kept import compared
 
 _Sums = npt.NDArray[np.uint64]
 
@@ -169,10 +169,15 @@ def _diagonal_count(words: Array) -> int:
     return prime_above(max(words.shape))
 
 
-@functools.lru_cache(256)
 def prime_above(n: int) -> int:
     """The next prime number."""
-    return next(p for p in itertools.count(n + 1) if p > 1 and all(p % q for q in range(2, math.isqrt(p) + 1)))
+    return int(_prime_above(n)[0])
+
+
+@compared
+def _prime_above(n: int) -> Any:
+    found = next(p for p in itertools.count(n + 1) if p > 1 and all(p % q for q in range(2, math.isqrt(p) + 1)))
+    return np.array([found])
 
 
 def _located(by_row: _Sums, by_column: _Sums) -> tuple[Any, Any, _Sums] | None:

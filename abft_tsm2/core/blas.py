@@ -25,7 +25,12 @@ from abft_tsm2.core.matmul import multiply
 from abft_tsm2.core.tsm2 import tall_skinny_matmul
 
 Integers = np.ndarray[Any, np.dtype[np.int32]]
+Order = np.ndarray[Any, np.dtype[np.int64]]
 NARROW = 128  # columns that getrf factors as fast as halves of them; twice as many take a sixth longer
+
+
+class NoPermutation(IndexError):
+    """Pivots name a row outside of the matrix, or the order that they lead to does not hold each row once."""
 
 
 # ---- SciPy's routines ---------------------------------------------------------------------------------------------
@@ -47,6 +52,12 @@ def _routine(name: str, letter: str) -> Callable[..., None]:
     signature = api.PyCapsule_GetName(exported)
     count = signature.count(b",") + 1
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(api.PyCapsule_GetPointer(exported, signature))
+
+
+@functools.cache
+def _lapack() -> Any:
+    """SciPy's own wrappers: of what is contiguous as a whole, several times as fast to call as by address."""
+    return importlib.import_module("scipy.linalg.lapack")
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -164,25 +175,44 @@ def _factor_halves(X: np.ndarray[Any, Any], pivots: Integers, narrow: int) -> in
 
 
 def exchange_rows(X: Array, pivots: Integers, *, back: bool = False) -> None:
-    """Exchange row i of X with row ``pivots[i]``, for i = 0, 1, ... in turn, or in the opposite order: LAPACK laswp."""
+    """Exchange row i of X with row ``pivots[i]``, for i = 0, 1, ... in turn, or in the opposite order: LAPACK laswp.
+
+    Raises NoPermutation where one of them names no row of X, which is not written to then.
+    """
     if 0 in X.shape or pivots.size == 0:
         return
     if is_numpy(X) and _by_columns(X):
         step = -1 if back else 1
-        counted = pivots.astype(np.int32) + np.int32(1)
-        _call("laswp", X.dtype.char, X.shape[1], X, _leading(X, True), 1, pivots.size, counted, step)
+        counted = _within(pivots, X.shape[0])
+        counted += 1
+        _call("laswp", X.dtype.char, X.shape[1], X, _leading(X, True), 1, counted.size, counted, step)
         return
     order = permutation(pivots, X.shape[0])
     X[...] = namespace(X).take(X, from_host(np.argsort(order) if back else order, X), axis=0)
 
 
-def permutation(pivots: Integers, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which of m rows each place holds after the exchanges. Raises IndexError where one of them names no row."""
-    if pivots.size and not (pivots.size <= m and pivots.min() >= 0 and pivots.max() < m):
-        raise IndexError(f"{pivots.size} exchanges with rows {pivots.min()} to {pivots.max()} of {m}")
-    order = np.arange(m, dtype=np.float64)[:, None]  # which hold numbers of rows exactly
-    exchange_rows(order, pivots)
-    return order[:, 0].astype(np.int64)
+def _within(pivots: Integers, m: int) -> Integers:
+    """A copy of pivots for laswp, which writes wherever they point to: each names one of m rows. The copy is checked,
+    for the pivots themselves may change behind their check. Raises NoPermutation."""
+    copy = pivots.astype(np.int32)
+    if copy.size > m or np.maximum.reduce(copy.view(np.uint32)) >= m:  # as which negative ones are the largest
+        raise NoPermutation(f"{copy.size} pivots name rows {copy.min()} to {copy.max()} of {m}")
+    return copy
+
+
+def permutation(pivots: Integers, m: int) -> Order:
+    """Which of m rows each place holds after the exchanges, each row once.
+
+    Raises NoPermutation where a pivot names no row, or the order changes each time it is computed.
+    """
+    for _ in range(2):  # an order without each row has changed meanwhile, and is right the next time
+        order = np.arange(m, dtype=np.int64)
+        if pivots.size:  # laswp moves the eight bytes of a number, whatever they mean
+            moved = _lapack().dlaswp(order.view(np.float64)[:, None], _within(pivots, m), overwrite_a=1)
+            order = moved[:, 0].view(np.int64)
+        if (np.sort(order) == np.arange(m)).all():
+            return order
+    raise NoPermutation(f"twice, the order of {m} rows after {pivots.size} exchanges does not hold each row once")
 
 
 def factor_definite(X: Array) -> int:

@@ -16,13 +16,14 @@ all, and multipliers of whole 64-bit words do not see x and -x change places.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from abft_tsm2.arrays import Array, bit_pattern, namespace
+from abft_tsm2.core.kept import compared
 
 LONGEST = 1 << 30  # there are no more odd numbers below 2**31
 MIX = (0x2C1B3C6D, 0x297A2D39, 0x3C6EF373)  # any odd numbers would do, but stored sums depend on these
@@ -31,16 +32,19 @@ _FEW = 1 << 13  # elements for which `dot` takes less time than `einsum`, which 
 _HALF = np.uint64(32)
 
 
-@lru_cache(maxsize=32)
 def multipliers(length: int) -> npt.NDArray[np.uint64]:
     """Different odd numbers below 2**31 in no order: computed, not drawn, so no library's version matters."""
+    made: npt.NDArray[np.uint64] = _multipliers(length)
+    return made
+
+
+@partial(compared, most=1 << 28)  # to make them takes ten times as long as to read a line of them
+def _multipliers(length: int) -> npt.NDArray[np.uint64]:
     x = (np.arange(length, dtype=np.uint64) + np.uint64(START)) % LONGEST
     for odd in MIX:  # both steps permute the numbers below 2**30, so all stay different
         x = x * np.uint64(odd) % LONGEST
         x ^= x >> np.uint64(15)
-    x = 2 * x + 1
-    x.flags.writeable = False
-    return x
+    return 2 * x + 1
 
 
 def ordered_sums(lines: Array) -> Array:

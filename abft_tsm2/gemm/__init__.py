@@ -156,10 +156,10 @@ def protected_gemm(
             start, usual = perf_counter(), small.known(a, b, check)
             if usual is not None and (out is None or usual[0].takes(out, A, B)):
                 policy.check_on_error(on_error)
-                form, carried = usual
+                form, carried, encoded = usual
                 C = np.empty(form.shape, form.dtype) if out is None else out
                 more: Any = {"write": write, "told": return_report or policy.observed(), "limits": return_report}
-                more["carried"] = carried
+                more |= {"carried": carried, "encoded": encoded}
                 found = C, form.product(A, B, C, lambda: problem(C), start=start, **more)
     elif is_cupy(A):
         stream = current_stream()
@@ -298,7 +298,8 @@ def _run(
     start = perf_counter()
     if on_stage is None and (form := small.form_of(problem)) is not None:
         operands = problem.a, problem.b, problem.c, lambda: problem
-        report = form.product(*operands, write=write, limits=limits, carried=problem.carried(), start=start)
+        known_of: Any = {"carried": problem.carried(), "encoded": problem.encoded(), "start": start}
+        report = form.product(*operands, write=write, limits=limits, **known_of)
         assert report is not None
         return report
     caller = np.geterr()  # holds for the product itself, as it would for a @ b

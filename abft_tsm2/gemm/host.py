@@ -98,8 +98,11 @@ class Product:
         """Multiply, verify, and repair; restore operands that changed, and repeat. The report."""
         if self.on_stage is not None:
             self.stage("inputs", A=self.A, B=self.B)
-        intact = self.verify_encoded()
-        return self.concluded(self.product(), intact=intact)
+        encodings = self.encodings()
+        intact = self.verify_encoded()  # behind the reads that predict C: of what changes later C disagrees with them
+        if self.statuses:
+            encodings = self.encodings()
+        return self.concluded(self.multiplied(encodings), intact=intact)
 
     def concluded(self, first: Sequence[EncodedSide], *, intact: bool) -> Report:
         """The report, after operands that changed have been restored and the product has been repeated.
@@ -113,12 +116,17 @@ class Product:
 
     # -- the steps --
 
-    def product(self, before: Sequence[EncodedSide] = ()) -> list[EncodedSide]:
-        """Encode, multiply, and settle. `before`: what was encoded for the product that this one repeats, of which what
-        was not restored has to be the same."""
+    def encodings(self) -> list[EncodedSide]:
+        """What is encoded of every side."""
         start = perf_counter()
         encodings = [self.encode(side) for side in self.task.sides]
         self.took("encode", start)
+        return encodings
+
+    def product(self, before: Sequence[EncodedSide] = ()) -> list[EncodedSide]:
+        """Encode, multiply, and settle. `before`: what was encoded for the product that this one repeats, of which what
+        was not restored has to be the same."""
+        encodings = self.encodings()
         for e, old in zip(encodings, before, strict=False):
             if e.predicted.carried is old.predicted.carried:
                 self.note_changed(e.lines, changed_operands(e.lines, old.predicted, e.predicted))
@@ -126,6 +134,10 @@ class Product:
             self.statuses.append(Status.INPUT_CHANGED)
             self.restore_changed()  # refused: says what to do
             return encodings
+        return self.multiplied(encodings)
+
+    def multiplied(self, encodings: list[EncodedSide]) -> list[EncodedSide]:
+        """Multiply, and settle by what was encoded before: that."""
         for e in encodings if self.is_seen else ():
             self.stage("encoded", A=self.A, B=self.B, s=e.predicted.carried.sums, t=e.predicted.t)
         C = self.task.C

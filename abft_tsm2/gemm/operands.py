@@ -112,6 +112,10 @@ class GemmProblem:
         a, b = self.encoded_a, self.encoded_b
         return None if b is None else b.right, None if a is None else a.left
 
+    def encoded(self) -> list[Encoded]:
+        """The operands that are."""
+        return [operand for operand in (self.encoded_a, self.encoded_b) if operand is not None]
+
     def result(self) -> Array:
         if self.given is not None:
             return self.given

@@ -9,7 +9,7 @@ before it was computed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from time import perf_counter
 from typing import Any
@@ -39,11 +39,9 @@ Carried = tuple[OperandChecksum | None, OperandChecksum | None]
 _NOTHING: Carried = None, None
 
 
-def known(a: Any, b: Any, check: str) -> tuple[SmallForm, Carried] | None:
-    """The form of ``a @ b`` into a new array, and what the operands carry, if there was a product like it before.
-
-    a and b are NumPy's arrays, or such that were encoded, and are what they were.
-    """
+def known(a: Any, b: Any, check: str) -> tuple[SmallForm, Carried, list[Encoded]] | None:
+    """The form of ``a @ b`` into a new array, what the operands carry, and those that are encoded, if there was a
+    product like it before. a and b are NumPy's arrays, or such that were encoded."""
     encoded: list[Encoded] = []
     A, B, carried = a, b, _NOTHING
     if not type(a) is type(b) is np.ndarray:
@@ -56,16 +54,14 @@ def known(a: Any, b: Any, check: str) -> tuple[SmallForm, Carried] | None:
         form = _forms.get((*like, carried[0] is None, carried[1] is None))
     except TypeError:  # a check that has no hash; the checks of the arguments say what is wrong with it
         return None
-    if form is None or not (A.flags.aligned and B.flags.aligned) or (encoded and not _serve(encoded, carried)):
+    if form is None or not (A.flags.aligned and B.flags.aligned) or (encoded and not _serves(carried)):
         return None
-    return form, carried
+    return form, carried, encoded
 
 
-def _serve(encoded: Iterable[Encoded], carried: Carried) -> bool:
-    """Whether what these carry is as it was made, and one column of weights each."""
-    if any(side is not None and side.weights.shape[1] != 1 for side in carried):
-        return False
-    return not any(operand.is_in_doubt() for operand in encoded)
+def _serves(carried: Carried) -> bool:
+    """Whether that is one column of weights each."""
+    return not any(side is not None and side.weights.shape[1] != 1 for side in carried)
 
 
 def form_of(problem: GemmProblem) -> SmallForm | None:
@@ -79,7 +75,7 @@ def form_of(problem: GemmProblem) -> SmallForm | None:
     if not (small.serves(p.a, p.b, p.arithmetic) and p.c.flags.c_contiguous):
         return None
     carried = p.carried()
-    if not _serve([operand for operand in (p.encoded_a, p.encoded_b) if operand is not None], carried):
+    if not _serves(carried):
         return None
     rounded = p.dtype != p.arithmetic.stored.name  # later, and the report says so
     like = p.a.shape, p.b.shape, p.a.strides, p.b.strides, p.a.dtype, p.b.dtype, p.c.dtype, rounded, p.check
@@ -144,6 +140,7 @@ class SmallForm:
         told: bool = True,
         limits: bool = True,
         carried: Carried = _NOTHING,
+        encoded: Sequence[Encoded] = (),
         start: float | None = None,
     ) -> Report | None:
         """Encode, multiply and verify; settle what is not clean. The report, or None of a clean product.
@@ -156,6 +153,8 @@ class SmallForm:
             Repair what is wrong; report clean products; and measure how small changes are sure to be found.
         carried : pair
             As of `GemmProblem.carried`.
+        encoded
+            Operands that are encoded: one that is not what it was is settled as in any other product.
         start : float
             When it was begun, if not now.
         """
@@ -164,10 +163,12 @@ class SmallForm:
         surrounding = copy_context()
         try:
             self._encode(sides, A, B, carried)
+            if encoded and any(operand.is_in_doubt() for operand in encoded):
+                return self._restored(ask(), write, limits)
             if (planter := faultpoint.current()) is not None:
                 for side in sides:
                     faultpoint.reach(planter, "encoded", A=A, B=B, **side.encoded())
-            encoded = perf_counter()
+            predicted = perf_counter()
             multiply(A, B, C, stage="multiplied")  # in the caller's error state, as a @ b
             multiplied = perf_counter()
             checks = self._clean(sides, A, B, C, told, limits)
@@ -176,7 +177,7 @@ class SmallForm:
             np.seterr(**surrounding.run(np.geterr))
             raise
         now = perf_counter()
-        seconds = {"encode": encoded - start, "multiply": multiplied - encoded, "verify": now - multiplied}
+        seconds = {"encode": predicted - start, "multiply": multiplied - predicted, "verify": now - multiplied}
         report = None
         if checks is None:
             report = self._settled(sides, ask(), seconds, write, carried, limits)
@@ -208,6 +209,12 @@ class SmallForm:
                 return None
             checks += tuple(side.measured(one, X, L, R) for one in check) if limits else check
         return checks
+
+    def _restored(self, problem: GemmProblem, write: bool, limits: bool) -> Report:
+        """The report of a product of encoded operands one of which is not what it was."""
+        caller = np.geterr()
+        with np.errstate(all="ignore"):
+            return Product(next(problem.tasks()), problem, "gemm", None, write, caller, limits=limits).report()
 
     def _settled(
         self,

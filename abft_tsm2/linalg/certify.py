@@ -141,7 +141,7 @@ def certificate(A: Array, W: Array, carried: LuChecksums) -> tuple[LineCheck, Li
         verdict = LineCheck.of(residuals[side], bound)
         if not verdict.clean:
             far = np.flatnonzero(~to_host(verdict.ok))
-            if far.size <= FEW:
+            if 0 < far.size <= FEW:
                 for line, more in zip(far.tolist(), to_host(_norms_of(W, carried, far, side)).tolist(), strict=True):
                     reach[line] = reach[line] + more
                 bound = factored_bound(carried.type, reach, K, carried.moduli[1 - side])
@@ -198,13 +198,14 @@ def certified(A: Array, W: Array, pivots: Any, encoding: MatrixChecksums) -> Cer
     if not undivided and reads_at_once(W) and (clean := checks_of_clean(W, pivots, encoding)):
         return Certificate(FactorOutcome.CERTIFIED, checks=clean)
     carried = LuChecksums(A, encoding, W)
-    if not carried.order_by(pivots):
+    if not carried.order_by(np.array(pivots)):
         return Certificate(FactorOutcome.DISAGREES)
+    large = {*carried.too_large()}  # first: later changes of L and U show in the sums
     carried.g[...], carried.y[...] = read(W, carried, K, K)
     carried.count_operations()
     verdicts = certificate(A, W, carried)
     rows, columns = ({*np.flatnonzero(~to_host(verdict.ok)).tolist()} for verdict in verdicts)
-    columns |= {*carried.too_large()}
+    columns |= large
     checks = tuple(
         check_of(side, verdict.residual, verdict.bound, weight)
         for side, verdict, weight in zip(SIDES, verdicts, (carried.v, carried.w), strict=True)

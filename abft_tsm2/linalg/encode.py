@@ -7,7 +7,6 @@ bounds start from, are taken of a sample of the columns and rows.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,17 +24,20 @@ from abft_tsm2.arrays import (
     same_bits,
     to_host,
 )
+from abft_tsm2.checksum import weights
 from abft_tsm2.checksum.bounds import FLOOR_TERMS
 from abft_tsm2.checksum.encode import exponents
-from abft_tsm2.checksum.weights import weights
 from abft_tsm2.core.blas import add_product, like_columns
 from abft_tsm2.core.encode_both import encode_both
+from abft_tsm2.core.kept import compared
 from abft_tsm2.core.row_sums import fingerprint
 from abft_tsm2.linalg.host_sums import times
+from abft_tsm2.linalg.line_check import column_norms
 
 GROUPS, GROUP = 4, 8  # norms are taken of so many groups of lines that lie side by side: memory is read in runs
 LARGEST_POWER = 1000  # of two, of a weight
 MIDDLE = 900.0  # powers that no limit is near to
+EVEN = 20.0  # powers that norms may be apart before an element that no sample has shown takes sums beyond the range
 TINY = 1e-280  # squares below have lost digits
 _least, _most = np.minimum.reduce, np.maximum.reduce  # half the time of the methods that call them
 SMALL = 1e-120  # elements whose squares are far from the ends of the range, those much smaller too
@@ -115,27 +117,38 @@ class MatrixChecksums:
     @classmethod
     def of(cls, A: Array) -> MatrixChecksums:
         """Encode A, whose rows or columns are contiguous: reads A twice, and a few of its rows and columns again."""
+        with np.errstate(all="ignore"):
+            e = cls._of(A, _squares(A, axis=1), _squares(A, axis=0))  # of every row, from some columns
+            if e.spread > EVEN and not e._is_finite() and bool(namespace(A).all(namespace(A).isfinite(A))):
+                return cls._of(A, _Whole(A), _Whole(A.T))  # the sample has missed what is largest in some lines
+            return e
+
+    @classmethod
+    def _of(cls, A: Array, rows: _Sampled | _Whole, columns: _Sampled | _Whole) -> MatrixChecksums:
         xp = namespace(A)
         m = A.shape[0]
-        with np.errstate(all="ignore"):
-            rows = _squares(A, axis=1)  # of every row, from some columns
-            columns = _squares(A, axis=0)
-            diagonal = xp.abs(wide(xp.linalg.diagonal(A)))  # which is large so often that no sample may miss it
-            plain, across = rows.log2_norms(), columns.log2_norms()
-            on_it = np.log2(to_host(diagonal))
-            for sizes in (plain, across):
-                np.maximum(sizes[: on_it.size], on_it, out=sizes[: on_it.size])
-            powers, apart = _powers(plain)
-            w = _weights(powers, A, seed=0)
-            column_norms = _at_least(columns.norms(w), diagonal, w)
-            # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
-            usual = int(np.sort(powers)[m // 2]) if m else 0
-            of_columns, apart_columns = _powers(np.log2(to_host(column_norms)))
-            v = _weights(of_columns, A, seed=1, shift=usual)
-            row_norms = _at_least(rows.norms(v), diagonal, v)
-            S, Z = sums(A, v), sums(A.T, w)
-            floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
-            return cls(w, v, S, Z, *floors, plain, across, max(apart, apart_columns))
+        diagonal = xp.abs(wide(xp.linalg.diagonal(A)))  # which is large so often that no sample may miss it
+        plain, across = rows.log2_norms(), columns.log2_norms()
+        on_it = np.log2(to_host(diagonal))
+        for sizes in (plain, across):
+            np.maximum(sizes[: on_it.size], on_it, out=sizes[: on_it.size])
+        powers, apart = _powers(plain)
+        w = _weights(powers, A, seed=0)
+        column_norms = _at_least(columns.norms(w), diagonal, w)
+        # v also undoes the scale of A as a whole, which leaves S, y and their squares in the middle of the range
+        usual = int(np.sort(powers)[m // 2]) if m else 0
+        of_columns, apart_columns = _powers(np.log2(to_host(column_norms)))
+        if apart + apart_columns > MIDDLE:  # no element times its weight may leave the range: S would
+            of_columns = np.fmax(of_columns, np.minimum(across, LARGEST_POWER) - MIDDLE - usual).astype(np.int64)
+        v = _weights(of_columns, A, seed=1, shift=usual)
+        row_norms = _at_least(rows.norms(v), diagonal, v)
+        S, Z = sums(A, v), sums(A.T, w)
+        floors = xp.maximum(row_norms, xp.abs(S)), xp.maximum(column_norms, xp.abs(Z))
+        return cls(w, v, S, Z, *floors, plain, across, max(apart, apart_columns))
+
+    def _is_finite(self) -> bool:
+        xp = namespace(self.S)
+        return all(bool(xp.all(xp.isfinite(norms))) for norms in (self.row_norms, self.column_norms))
 
     def is_of_finite(self, A: Array) -> bool:
         """Whether A holds neither NaN nor Inf: no weight is zero, so that either would show in S; A is read only where
@@ -178,14 +191,31 @@ class _Sampled(NamedTuple):
         """Estimated 2-norms over all lines of (weight x element)."""
         xp = namespace(self.of)
         chosen = xp.take(weight, self.lines)
-        if self.scale != 1.0:
-            chosen = chosen / self.scale
         largest = float(xp.max(xp.abs(chosen))) if chosen.shape[0] else 1.0
+        found = xp.sqrt(sums(self.of, (chosen / largest) ** 2))
+        if self.scale != 1.0:  # the largest weight over the scale may be beyond the range: in two steps
+            largest, power = math.frexp(largest)
+            power -= round(math.log2(self.scale))
+            found *= 2.0 ** (power // 2)
+            largest *= 2.0 ** (power - power // 2)
         # the share last: the sums may be all that is left of the range
-        return largest * math.sqrt(self.share) * xp.sqrt(sums(self.of, (chosen / largest) ** 2))
+        return largest * math.sqrt(self.share) * found
 
     def log2_norms(self) -> Any:
         return 0.5 * np.log2(self.plain) - math.log2(self.scale)
+
+
+class _Whole(NamedTuple):
+    """The same of all lines of a matrix, whose sizes a sample does not show: reads it at each call."""
+
+    of: Array
+
+    def norms(self, weight: Array) -> Array:
+        return column_norms((wide(self.of) * weight[None, :]).T)
+
+    def log2_norms(self) -> Any:
+        xp = namespace(self.of)
+        return np.log2(to_host(xp.max(xp.abs(wide(self.of)), axis=1)))
 
 
 def _squares(A: Array, axis: int) -> _Sampled:
@@ -212,7 +242,7 @@ def _squares(A: Array, axis: int) -> _Sampled:
 
 def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
     xp, count = namespace(X), X.shape[1]
-    parts, lines = _lines_of(groups, count)
+    lines = _lines_of(groups, count)
     share = count / max(1, lines.size)
     if is_numpy(X) and scale == 1.0 and (X.flags.c_contiguous or X.flags.f_contiguous):
         # take copies what is contiguous in runs, several times as fast as slices are
@@ -224,24 +254,23 @@ def _squared(X: Array, groups: range, scale: float = 1.0) -> _Sampled:
     chosen = like_columns(X, shape if by_columns else shape[::-1], xp.float64)
     chosen = chosen if by_columns else chosen.T
     at = 0
-    for lo, hi in parts:
-        part, block = chosen[:, at : at + hi - lo], wide(X[:, lo:hi])
+    for first in groups:
+        block = wide(X[:, first : min(first + GROUP, count)])
+        part = chosen[:, at : at + block.shape[1]]
         if scale == 1.0 and is_numpy(X):
             np.multiply(block, block, out=part)
         else:
             part[...] = (block * scale) ** 2
-        at += hi - lo
+        at += block.shape[1]
     ones = from_host(np.ones(lines.size), X)
     return _Sampled(chosen, from_host(lines, X), share, scale, to_host(sums(chosen, ones)))
 
 
-@functools.lru_cache(maxsize=64)
-def _lines_of(groups: range, count: int) -> tuple[list[tuple[int, int]], Any]:
-    """Where the groups of lines begin and end, and all that are in them."""
-    parts = [(at, min(count, at + GROUP)) for at in groups]
-    lines = np.concatenate([np.arange(lo, hi) for lo, hi in parts]) if parts else np.arange(0)
-    lines.flags.writeable = False
-    return parts, lines
+@compared
+def _lines_of(groups: range, count: int) -> Any:
+    """All lines that are in the groups which begin there."""
+    lines = (np.array(groups, np.int64)[:, None] + np.arange(GROUP)).reshape(-1)
+    return lines[lines < count]
 
 
 def _powers(log2_norms: Any) -> tuple[Any, float]:
@@ -254,6 +283,8 @@ def _powers(log2_norms: Any) -> tuple[Any, float]:
         return exponents(log2_norms), math.inf
     ordered, half = np.sort(log2_norms), n // 2
     centre = float(ordered[half]) if n % 2 else float(ordered[half - 1] + ordered[half]) / 2
+    if not least <= centre <= most:  # as NaN is not
+        return exponents(log2_norms), math.inf
     return np.rint(log2_norms - (centre - round(centre))).astype(np.int64), most - least
 
 
@@ -263,7 +294,7 @@ def _weights(powers: Any, like: Array, seed: int, shift: int = 0) -> Array:
     return from_host(np.ldexp(balanced(powers.size, seed), -power), like)
 
 
-@functools.lru_cache(maxsize=64)
+@compared
 def balanced(n: int, seed: int = 0) -> Any:
     """Weights before they are scaled: between 1 and 1.5, of random signs."""
-    return weights("balanced", n, seed=seed)[:, 0]
+    return weights.balanced(n, seed)[:, 0].copy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -59,11 +59,11 @@ class GivenMatrix:
     def __init__(self, A: Array) -> None:
         self.A = A
         self.encoding: Callable[[], MatrixChecksums]
-        self._words = None if is_cupy(A) else _words_of(A)
+        self._words = None if is_cupy(A) else GivenWords.of(A, self.name)
 
     def compare(self) -> Operand:
         if self._words is not None:
-            return Operand.SAME if same_bits(_words_of(self.A), self._words) else Operand.CHANGED
+            return self._words.compare()
         e = self.encoding()
         if not e.is_of_finite(self.A):
             return Operand.SAME  # as it was: its factors say so
@@ -72,7 +72,36 @@ class GivenMatrix:
 
 def _words_of(A: Array) -> Array:
     """Sums in which any change of one or of two elements shows."""
-    return sums_of_words(A) if is_numpy(A) else fingerprint(A)
+    return sums_of_words(A) if is_numpy(A) and not is_cupy(A) else fingerprint(A)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenWords:
+    """A matrix, and its words from before; None of one that kernels did not come to read."""
+
+    array: Array
+    words: Array | None
+    name: str = "lu"
+
+    @classmethod
+    def of(cls, array: Array, name: str = "lu") -> GivenWords:
+        return cls(array, _words_of(array), name)
+
+    def compare(self) -> Operand:
+        same = self.words is not None and same_bits(_words_of(self.array), self.words)
+        return Operand.SAME if same else Operand.CHANGED
+
+
+class GivenPivots:
+    """Pivots on the host, and their bytes from before: no check of a solution shows that they are others."""
+
+    name = "piv"
+
+    def __init__(self, array: Any) -> None:
+        self.array, self._bytes = array, array.tobytes()
+
+    def compare(self) -> Operand:
+        return Operand.SAME if self.array.tobytes() == self._bytes else Operand.CHANGED
 
 
 @dataclass(eq=False)
@@ -91,19 +120,6 @@ class GivenSides:
     def compare(self) -> Operand:
         same = self.bits is None or same_bits(fingerprint(self.weighed.X), self.bits)
         return Operand.SAME if same and self.weighed.same else Operand.CHANGED
-
-
-@dataclass(frozen=True, eq=False)
-class GivenLines:
-    """Factors on a GPU, and the fingerprint that kernels have taken of them."""
-
-    lu: Array
-    bits: Array | None
-    name: str = "lu"
-
-    def compare(self) -> Operand:
-        same = self.bits is not None and same_bits(fingerprint(self.lu), self.bits)
-        return Operand.SAME if same else Operand.CHANGED
 
 
 class GivenTriangle:
@@ -169,7 +185,8 @@ class GivenFactors:
         with np.errstate(all="ignore"):
             first, second = of(array)
             self.triangles = GivenTriangle(first), GivenTriangle(second)
-            self._words = _words_of(array)  # later: what changes in between does not agree with the sums of triangles
+            # Later: what changes in between does not agree with the sums of triangles.
+            self._words = GivenWords.of(array, name)
 
     @property
     def finite(self) -> bool:
@@ -184,5 +201,5 @@ class GivenFactors:
         return count <= 1 or float_type(self.array).bits >= 64
 
     def compare(self) -> Operand:
-        same = same_bits(_words_of(self.array), self._words) and all(one.same for one in self.triangles)
-        return Operand.SAME if same else Operand.CHANGED
+        found = self._words.compare()
+        return found if all(one.same for one in self.triangles) else Operand.CHANGED

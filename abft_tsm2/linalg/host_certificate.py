@@ -5,7 +5,6 @@ The bounds are those of `abft_tsm2.linalg.certify`, with estimated norms; rows a
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from abft_tsm2.arrays import FLOATS, Array, FloatType
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, factored_bound, operations
 from abft_tsm2.checksum.rigorous import largest_multiplier
 from abft_tsm2.core.flushing import flushes
+from abft_tsm2.core.kept import compared
 from abft_tsm2.linalg.encode import MatrixChecksums
 from abft_tsm2.linalg.host_sums import factor_sums, multipliers_within
 from abft_tsm2.linalg.line_check import growths
@@ -32,10 +32,12 @@ def checks_of_clean(W: Array, pivots: Any, e: MatrixChecksums) -> tuple[Check, .
     `W`: as `factor_sums` takes it, contiguous by columns.
     """
     (m, n), K = W.shape, min(W.shape)
-    place = places(pivots, m)
+    place = places(pivots.copy(), m)
     if place is None:
         return None
     counts, v = _counts(W.dtype.char, m, n, flushes()), e.v
+    if not multipliers_within(W, largest_multiplier(counts.type)):  # first: later changes of L and U show in the sums
+        return None
     w, S, floor = e.w[place], e.S[place], e.row_norms[place]
     found = factor_sums(W, w, v)
     grown = np.asarray(growths(floor[:K], found.y, COUNTED))
@@ -53,7 +55,7 @@ def checks_of_clean(W: Array, pivots: Any, e: MatrixChecksums) -> tuple[Check, .
     bound = np.concatenate(bounds)
     size = np.abs(residual)
     ok = (size <= bound) & np.isfinite(bound)
-    if not (ok.all() and multipliers_within(W, largest_multiplier(counts.type))):
+    if not ok.all():
         return None
     if not (_rows_show_all(counts, weights[0], e, bounds[0]) or _all_is_seen(counts, (w, v), e, place, bounds)):
         return None
@@ -98,13 +100,21 @@ class _Counts(NamedTuple):
     least: float
 
 
-@functools.lru_cache(maxsize=64)
+_TYPES = {"d": FLOATS["float64"], "f": FLOATS["float32"]}
+
+
 def _counts(letter: str, m: int, n: int, flushed: bool) -> _Counts:
     """`flushed`: what `blind_scale` asks for itself."""
-    kind, K = FLOATS[{"d": "float64", "f": "float32"}[letter]], min(m, n)
-    each = [
-        np.array([operations(kind, min(COUNTED, K - at), length - at) for at in range(0, K, COUNTED)])
-        for length in (n, m)
-    ]
-    start = operations(kind, FLOOR_TERMS, n), operations(kind, FLOOR_TERMS, m)
-    return _Counts(kind, start, (each[0], each[1]), *blind_scale(kind, (m, n)))
+    numbers = _numbers(letter, m, n, flushed)
+    half = (numbers.size + 4) // 2
+    start = numbers.item(0), numbers.item(1)
+    return _Counts(_TYPES[letter], start, (numbers[4:half], numbers[half:]), numbers.item(2), numbers.item(3))
+
+
+@compared
+def _numbers(letter: str, m: int, n: int, flushed: bool) -> Any:
+    """Those of `_counts`, in one array."""
+    kind, K = _TYPES[letter], min(m, n)
+    start = [operations(kind, FLOOR_TERMS, length) for length in (n, m)]
+    each = [operations(kind, min(COUNTED, K - at), length - at) for length in (n, m) for at in range(0, K, COUNTED)]
+    return np.array([*start, *blind_scale(kind, (m, n)), *each])

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, is_numpy
-from abft_tsm2.core.blas import product
+from abft_tsm2.core.blas import permutation, product
+from abft_tsm2.core.kept import compared
 
 WIDENED = 512  # columns of float32 whose triangles are widened at once
 KEPT = 8  # such squares that are kept to be read again: 16 MB
@@ -109,11 +110,7 @@ def _widening(X: Array, x: Array) -> Array:
 
 def order_after(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Which of m rows each place holds after these exchanges, each with a row of theirs: `core.blas.permutation`."""
-    order = np.arange(m, dtype=np.float64)[:, None]  # which hold numbers of rows exactly
-    if pivots.size:
-        order = _lapack().dlaswp(order, pivots, overwrite_a=1)
-    found: np.ndarray[Any, np.dtype[np.int64]] = order[:, 0].astype(np.int64)
-    return found
+    return permutation(pivots, m)
 
 
 def multipliers_within(W: Array, limit: float) -> bool:
@@ -155,7 +152,7 @@ def _along_diagonal(W: Array, count: int, b: int, *, step: int, below: int = 0) 
     return np.ndarray((count, b, b), W.dtype, W.T, below * down, (step * (down + right), right, down))
 
 
-@functools.cache
+@compared
 def _on_or_above(b: int) -> Any:
     """Where the transpose of a b x b matrix has what is not below the diagonal."""
     return np.tri(b, dtype=bool)
@@ -172,8 +169,3 @@ def triangle_times(T: Array, x: Array, *, lower: bool, unit: bool = False) -> Ar
 @functools.cache
 def _blas() -> Any:
     return importlib.import_module("scipy.linalg.blas")
-
-
-@functools.cache
-def _lapack() -> Any:
-    return importlib.import_module("scipy.linalg.lapack")

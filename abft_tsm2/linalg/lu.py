@@ -13,7 +13,7 @@ import numpy as np
 
 from abft_tsm2 import policy
 from abft_tsm2.arrays import Array, dtype_name, from_host, is_numpy, namespace, served_elsewhere, to_host
-from abft_tsm2.core.blas import copy_by_columns, exchange_rows, factor_panel, solve_triangle
+from abft_tsm2.core.blas import NoPermutation, copy_by_columns, exchange_rows, factor_panel, solve_triangle
 from abft_tsm2.linalg.blocked import Hook, Part
 from abft_tsm2.linalg.certify import (
     Certificate,
@@ -37,6 +37,7 @@ from abft_tsm2.linalg.outcome import (
     FACTORS,
     FactorOutcome,
     Findings,
+    Origin,
     Overflowed,
     Unrepairable,
     check_of_steps,
@@ -239,6 +240,8 @@ class LuFactorisation(LuOnDevice):
 
     Attributes
     ----------
+    verified : int32 array on the host
+        The pivots of the present panel, online, as they were when its check, or evidence, read them.
     deferred : bool
         Whether the verdict is read after the call, when its caller may have written to A.
     checks : tuple of Check
@@ -248,6 +251,7 @@ class LuFactorisation(LuOnDevice):
     EQUATION, RECHECKS = "L U = P A", False
     checksums: LuChecksums
     repair: LuRepair
+    verified: Any
     report: Report
     deferred = False
     checks: tuple[Check, ...] = ()
@@ -347,6 +351,12 @@ class LuFactorisation(LuOnDevice):
 
     def verify_whole(self) -> Certificate:
         """Verify factors of which nothing is known; what is suspected, element by element."""
+        try:
+            return self._verified_whole()
+        except NoPermutation:  # pivots that have changed since they were found to be in order
+            return Certificate(FactorOutcome.DISAGREES)
+
+    def _verified_whole(self) -> Certificate:
         with self.clock("certify"):
             found = certified(self.A, self.W, self.pivots, self.encoding)
         by_steps = found.outcome is FactorOutcome.CERTIFIED and any(lines.any() for lines in self.suspects)
@@ -418,6 +428,12 @@ class LuFactorisation(LuOnDevice):
             sides = zip(SIDES, c.seen, (c.v, c.encoding.w), strict=True)
             self.checks = tuple(check_of_steps(side, seen, weight) for side, seen, weight in sides)
 
+    def factor(self) -> None:
+        try:
+            super().factor()
+        except NoPermutation as reason:  # pivots have changed while a step was using them
+            raise Unrepairable(str(reason)) from reason
+
     def begin(self) -> None:
         with self.clock("encode"):
             workspace = copy_by_columns(self.A, int(dtype_name(self.A.dtype) == "float64"))
@@ -439,13 +455,19 @@ class LuFactorisation(LuOnDevice):
         self.agree(
             Part(
                 f"the panel of columns {j} to {j1 - 1}",
-                lambda origin: self.checksums.check_panel(self.pivots[j:j1], j, j1, origin),
+                lambda origin: self.check_panel(j, j1, origin),
                 lambda: self.repair.finished(j, j, j),
                 lambda: self.evidence_of_panel(j, j1),
                 lambda: self.recompute_panel(j, j1),
             )
         )
         self.info = self.info or self.first_zero
+
+    def check_panel(self, j: int, j1: int, origin: Origin) -> bool:
+        """Check the panel and a copy of its pivots, which `exchange` compares with the pivots that it finds."""
+        if origin is not Origin.PROVED:
+            self.verified = self.pivots[j:j1].copy()
+        return self.checksums.check_panel(self.verified, j, j1, origin)
 
     def factor_panel(self, j: int, j1: int) -> None:
         with self.clock("panel"):
@@ -460,9 +482,12 @@ class LuFactorisation(LuOnDevice):
         self.forget_proofs()
 
     def exchange(self, j: int, j1: int) -> None:
+        if self.pivots[j:j1].tobytes() != self.verified.tobytes():  # which is quicker than `numpy.array_equal`
+            if not self.options.repair:
+                raise Unrepairable(f"the pivots of columns {j} to {j1 - 1} have changed since their panel was checked")
+            with self.clock("correct"):
+                self.repair.order(j1)  # the table of what travels with the rows is in their order already
         local = self.pivots[j:j1] - np.int32(j)
-        if not self.options.repair and not are_exchanges(local, self.W.shape[0] - j):  # LAPACK would write outside of W
-            raise Unrepairable(f"the pivots of columns {j} to {j1 - 1} are no rows below them")
         with self.clock("swap"):
             for outside in (slice(0, j), slice(j1, None)):
                 exchange_rows(self.checksums.workspace[j:, outside], local)
@@ -488,10 +513,12 @@ class LuFactorisation(LuOnDevice):
 
     def evidence_of_panel(self, j: int, j1: int) -> Evidence:
         """Compare the columns of a panel, but for rows above it that are proved already."""
-        m, local = self.W.shape[0], self.pivots[j:j1] - np.int32(j)
+        m, pivots = self.W.shape[0], self.pivots[:j1].copy()
+        self.verified = pivots[j:]
+        local = self.verified - np.int32(j)
         if not are_exchanges(local, m - j):
             return Evidence(columns=set(range(j, j1)), count=j1 - j, magnitude=float("nan"))
-        evidence = FactorEvidence(self.A, self.W, self.pivots[:j1])
+        evidence = FactorEvidence(self.A, self.W, pivots)
         exchange_rows(self.W[j:, :j], local)  # as the step will do, once its panel is right
         for rows in (*runs(~self.proved_rows[:j]), slice(j, m)):
             evidence.compare(rows, slice(j, j1), j1)

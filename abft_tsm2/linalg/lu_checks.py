@@ -12,7 +12,6 @@ Conversely, an element is used only after the check of its panel, or of its rows
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -269,7 +268,8 @@ class LuChecksums:
         """`reach` of the lines from j on, each of which has one operation more than the one before it; and how much
         they have grown. `first`, `last`: their sums at the beginning of the step, and when they were finished."""
         self._grown = growth(floor, last)
-        more = from_host(_steps(last.shape[0]) * self._operations(side, j, last.shape[0]), last)
+        count = last.shape[0]
+        more = from_host(np.arange(1, count + 1) / count * self._operations(side, j, count), last)
         return self.reach(side, floor, more * max(self._grown, self.growth), j + more, first, last)
 
     # -- what a step does to them --
@@ -333,12 +333,6 @@ def are_exchanges(pivots: Any, m: int) -> bool:
 def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Which row of A is where after these exchanges; None where they are none."""
     return order_after(pivots, m) if are_exchanges(pivots, m) else None
-
-
-@functools.lru_cache(maxsize=64)
-def _steps(b: int) -> Any:
-    """1/b, 2/b, ... 1."""
-    return np.arange(1, b + 1) / b
 
 
 # Measured: bounds of lines of normal data of 150 to 3000 columns are up to 63 times what `blind_factor` counts for one,

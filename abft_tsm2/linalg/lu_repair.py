@@ -139,15 +139,15 @@ class LuRepair:
         """Three tell the order of the rows after j exchanges: the pivots, the places, and the weights w. Two of them
         outvote the third. Raises Unrepairable where none do."""
         carried = self.carried
-        expected, place = places(self.pivots[:j], self.W.shape[0]), carried.place
+        expected, place = places(self.pivots[:j].copy(), self.W.shape[0]), carried.place
         present, original = to_host(carried.w), to_host(carried.encoding.w)
-        by_place = np.array_equal(np.sort(place), np.arange(place.size)) and np.array_equal(original[place], present)
-        by_pivots = expected is not None and np.array_equal(original[expected], present)
-        if by_place and by_pivots and expected is not None and np.array_equal(expected, place):
+        if expected is not None and np.array_equal(expected, place) and np.array_equal(original[place], present):
             if not carried.table_is_whole():  # what is left are norms
                 norms = carried.encoding.row_norms
                 carried.rows[:, ROWS.floor] = namespace(norms).take(norms, from_host(place, norms))
             return
+        by_place = np.array_equal(np.sort(place), np.arange(place.size)) and np.array_equal(original[place], present)
+        by_pivots = expected is not None and np.array_equal(original[expected], present)
         if by_pivots and expected is not None:
             wrong = np.flatnonzero(expected != place)
             carried.rows[:, ROWS.place] = from_host(expected.astype(np.float64), self.W)
@@ -180,8 +180,12 @@ class LuRepair:
     def S(self, j: int) -> None:
         """Repair S(j:), from the sums of A and the finished factors, which have been repaired."""
         carried = self.carried
-        now, then = carried.S[j:], carried.recompute_S(j)[j:]
+        now, first, then = carried.S[j:], carried.recompute_S(0)[j:], carried.recompute_S(j)[j:]
         reach = carried.reach(0, carried.rows[j:, ROWS.floor], 0.0, j, then)
+        # A line's norm times the growth of others may be beyond the range, where its own sums are not. Such a bound
+        # would be none: a line is fine only within a finite one.
+        own = j**0.5 * carried.xp.maximum(carried.xp.abs(first), carried.xp.abs(then))
+        reach = carried.xp.where(carried.xp.isfinite(reach), reach, own)
         bound = factored_bound(carried.type, reach, j, carried.moduli[1])
         # A v - L y in two orders of addition; what is added up may be much larger than what is left
         terms = column_norms((wide(self.W[j:, :j]) * carried.y[:j]).T)

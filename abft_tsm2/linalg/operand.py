@@ -8,7 +8,6 @@ both of its sums there. Of such a matrix a fingerprint of its bits is kept as we
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ import numpy as np
 
 from abft_tsm2.arrays import Array, FloatType, float_type, from_host, namespace, to_host
 from abft_tsm2.checksum.bounds import changed_bound
+from abft_tsm2.core.kept import compared
 from abft_tsm2.linalg.encode import Bits, MatrixChecksums, sums, wide
 from abft_tsm2.linalg.line_check import LineCheck, column_norms
 from abft_tsm2.linalg.lu_checks import Sight, blind_factor
@@ -63,14 +63,16 @@ def encoded(A: Array) -> MatrixChecksums:
     return replace(e, S=sums(A, e.v), Z=sums(A.T, e.w), bits=bits)  # sums that are not older than it
 
 
-@functools.lru_cache(maxsize=64)
-def _evenly(kind: FloatType, shape: tuple[int, ...]) -> float:
+@compared
+def _evenly(kind: FloatType, shape: tuple[int, ...]) -> Any:
     """How far norms may be apart, as a power of two, for sums to show all changes that count: of an element of row i,
     ``changed_bound`` of its sum, whose elements are at most 2^spread times the largest of the row."""
     longest, terms = max(shape), min(shape)
     if not terms:
-        return math.inf
-    return math.log2(blind_factor(kind, terms, longest) / changed_bound(math.sqrt(longest), longest)) - ROUNDED
+        return np.array(math.inf)
+    return np.array(
+        math.log2(blind_factor(kind, terms, longest) / changed_bound(math.sqrt(longest), longest)) - ROUNDED
+    )
 
 
 def sees_changes(A: Array, e: MatrixChecksums) -> bool:

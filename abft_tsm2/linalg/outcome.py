@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -95,6 +95,10 @@ class Findings:
     multiplications: float = 0.0
     restarted: bool = False
     decided: bool = True
+
+    def copy(self) -> Findings:
+        """What was found so far."""
+        return replace(self, statuses=[*self.statuses], faults=[*self.faults], reasons=[*self.reasons])
 
     def join(self, later: Findings) -> None:
         """Note as well what was found later."""

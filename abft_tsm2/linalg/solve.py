@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,24 +23,24 @@ from abft_tsm2.arrays import (
     to_host,
 )
 from abft_tsm2.checksum.words import contiguous
-from abft_tsm2.core.blas import permutation
 from abft_tsm2.core.row_sums import rows_per_block
 from abft_tsm2.linalg.blocked import Hook
-from abft_tsm2.linalg.given import GivenFactors, GivenLines, GivenMatrix, GivenSides
+from abft_tsm2.linalg.given import GivenFactors, GivenMatrix, GivenPivots, GivenSides, GivenWords
 from abft_tsm2.linalg.inputs import as_array, for_blas, matrices_of, merged, not_finite, pair_of, pivots_of, stacked
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu import LuFactorisation, factored
 from abft_tsm2.linalg.lu_options import LuOptions
-from abft_tsm2.linalg.outcome import Findings, check_of
+from abft_tsm2.linalg.operand import Operand
+from abft_tsm2.linalg.outcome import FACTORS, Findings, check_of
 from abft_tsm2.linalg.substitution import (
     ATTEMPTS,
     Work,
     as_read,
     by_kernels,
+    order_of,
     queued,
     same,
     solved_by_kernels,
-    substituted,
     substituted_carefully,
     substituted_twice,
     wrong_rows,
@@ -54,7 +55,7 @@ from abft_tsm2.linalg.triangular import (
     triangles,
 )
 from abft_tsm2.place import device_name
-from abft_tsm2.report import Report, Status
+from abft_tsm2.report import Fault, Report, Status
 
 GENERAL = (None, "gen", "general")
 
@@ -148,13 +149,13 @@ def protected_lu_solve(
     lu, B = _of_one_type(lu, B)
 
     def by_steps(lu: Array, piv: Any, B: Array, work: Work) -> Array:
-        factors = GivenFactors(lu, lambda array: triangles(array, int(trans)))
+        factors, pivots = GivenFactors(lu, lambda array: triangles(array, int(trans))), GivenPivots(piv)
         sides = GivenSides.of(B)
         if check_finite and not factors.finite:
             raise not_finite()
         work.given = factors, sides
         work.stage("encoded", lu=lu, piv=piv, b=B)
-        return substituted_carefully(lu, piv, B, int(trans), work, weighed=sides.weighed, given=factors)
+        return substituted_carefully(lu, pivots, B, int(trans), work, weighed=sides.weighed, given=factors)
 
     def on_device(lu: Array, piv: Any, B: Array, work: Work) -> Array:
         lu, piv = contiguous(lu), piv.copy()  # which nobody else can change
@@ -166,10 +167,11 @@ def protected_lu_solve(
             as_array(B, "b")
         weighed = as_read(found, B)
         factors = GivenFactors(lu, lambda array: triangles(array, int(trans)))
-        work.given = GivenLines(lu, found.left().lines), GivenSides(weighed)
+        work.given = GivenWords(lu, found.left().lines), GivenSides(weighed)
         if not work.confirm(suspected=False):
             return found.X
-        return substituted_carefully(lu, piv, B, int(trans), work, found, weighed, factors)
+        pivots = GivenPivots(pivots_of(piv, tuple(lu.shape)))
+        return substituted_carefully(lu, pivots, B, int(trans), work, found, weighed, factors)
 
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:
         work = Work(on_stage, repair=on_error != "detect")
@@ -411,21 +413,33 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
             if work.findings.any and not work.confirm():
                 break
             raise np.linalg.LinAlgError("A singular matrix detected.")
+        before, held = work.findings.copy(), None
+        if sides is not None:
+            held = _Held(GivenWords.of(factors.W), GivenPivots(to_host(factors.piv)))
         work.stage("inputs", A=A, b=B)
-        piv, found = factors.piv, queued(factors.W, factors.piv, B, 0, work, A)
+        found = queued(factors.W, factors.piv, B, 0, work, A)
         clean = found is not None and found.clean
-        if sides is None and (refine or not clean):  # b as kernels have read it
-            sides = GivenSides(as_read(found, B))
-            work.given = *work.given, sides
+        if found is not None and (refine or not clean):  # b and the factors as kernels have read them
+            held = _Held(GivenWords(factors.W, found.left().lines), GivenPivots(to_host(factors.piv)))
+            sides = sides or GivenSides(as_read(found, B))
+            work.given = matrix, sides
         if found is not None and clean:
             X, verdict = found.X, LineCheck.of(found.residual, found.bound)
-        elif sides is not None:
-            X = substituted_carefully(factors.W, piv, B, 0, work, found, sides.weighed)
+        elif sides is not None and held is not None:
+            X = substituted_carefully(factors.W, held.pivots, B, 0, work, found, sides.weighed)
             with work.clock("certify"):
-                verdict = _certificate(matrix, factors.W, piv, X, sides.weighed, work)
+                verdict = _certificate(matrix, held, X, sides.weighed, work)
                 work.checks = (check_of("rows", verdict.residual, verdict.bound, sides.weighed.t),)
-        if refine and verdict.clean and sides is not None:
-            X, verdict = _refined(matrix, factors.W, piv, X, sides.weighed, verdict, work)
+        if refine and verdict.clean and sides is not None and held is not None:
+            X, verdict = _refined(matrix, held, X, sides.weighed, verdict, work)
+        if held is not None and not held.same:  # what was found with them says nothing
+            work.findings = before
+            if not work.repair:
+                work.findings.statuses.append(Status.UNCORRECTABLE)
+                break
+            work.findings.statuses.append(Status.CORRECTED)
+            work.findings.faults.append(Fault(FACTORS, "operand", (), (), 0, math.nan, "factored again"))
+            continue
         if verdict.clean or Status.UNVERIFIABLE in work.findings.statuses or not work.confirm():
             break
         if not work.repair:
@@ -448,6 +462,18 @@ def _solved(A: Array, B: Array, options: LuOptions, *, refine: bool) -> tuple[Ar
     return X, report
 
 
+class _Held(NamedTuple):
+    """Factors and pivots as they were when they had been certified: a bound that is made of factors shows no change of
+    them."""
+
+    factors: GivenWords
+    pivots: GivenPivots
+
+    @property
+    def same(self) -> bool:
+        return all(one.compare() is Operand.SAME for one in self)
+
+
 def _take_over(work: Work, factors: LuFactorisation) -> None:
     """What the factorisation found is part of the solution's report."""
     findings, report = work.findings, factors.report
@@ -461,12 +487,15 @@ def _take_over(work: Work, factors: LuFactorisation) -> None:
         work.clock.seconds[step] = work.clock.seconds.get(step, 0.0) + seconds
 
 
-def _certificate(matrix: GivenMatrix, lu: Array, piv: Any, X: Array, B: Weighed, work: Work) -> LineCheck:
+def _certificate(matrix: GivenMatrix, held: _Held, X: Array, B: Weighed, work: Work) -> LineCheck:
     """``A X = B``, row by row; what is suspected, by evidence from all elements. A is compared with what it was when it
     has been factored and is about to be read once more, so that both have read the same."""
     work.confirm(suspected=False, of=(matrix,))
-    A = matrix.A
-    order = from_host(permutation(to_host(piv), A.shape[0]), A)
+    A, lu, places = matrix.A, held.factors.array, order_of(held.pivots)
+    if places is None:  # they have changed
+        nothing = namespace(A).full_like(B.sums, float("nan"))
+        return LineCheck.of(nothing, nothing)
+    order = from_host(places, A)
     factors = Triangle(lu, True, True), Triangle(lu, False, False)
     verdict = check_solution(A, factors, order, Weighed.of(X, B.t), B)
     if not verdict.clean:
@@ -481,11 +510,11 @@ def _certificate(matrix: GivenMatrix, lu: Array, piv: Any, X: Array, B: Weighed,
 
 
 def _refined(
-    matrix: GivenMatrix, lu: Array, piv: Any, X: Array, B: Weighed, verdict: LineCheck, work: Work
+    matrix: GivenMatrix, held: _Held, X: Array, B: Weighed, verdict: LineCheck, work: Work
 ) -> tuple[Array, LineCheck]:
     """X + A^-1 (B - A X), where its componentwise backward error is no larger, and that of rounding. Where one step
     leaves more, the matrix is so ill-conditioned that the step does not converge (N. J. Higham, 2002, theorem 12.4)."""
-    xp, A = namespace(X), matrix.A
+    xp, A, lu = namespace(X), matrix.A, held.factors.array
     with np.errstate(all="ignore"):
         # In units of powers of two where A and X are near the ends of the range, so that A X stays in it on the way.
         of_a, of_x = far_power(A), far_power(X)
@@ -499,7 +528,12 @@ def _refined(
         if not 0.0 < scale < float("inf"):
             return X, verdict
         statuses, reasons = list(work.findings.statuses), list(work.findings.reasons)
-        step = substituted(lu, piv, xp.astype(residual / scale, X.dtype), 0, work)
+        right = xp.astype(residual / scale, X.dtype)
+        found = queued(lu, held.pivots.array, right, 0, work)
+        if found is not None and found.clean:
+            step = found.X
+        else:
+            step = substituted_carefully(lu, held.pivots, right, 0, work, found)
         if {*work.findings.statuses[len(statuses) :]} == {Status.UNVERIFIABLE}:  # it overflows; X is as good as before
             work.findings.statuses, work.findings.reasons = statuses, reasons
             return X, verdict
@@ -508,7 +542,7 @@ def _refined(
             better = scaled_down(X, of_x) + scale * scaled_down(step, -of_a)
             better = xp.astype(scaled_down(better, -of_x), X.dtype)
             work.stage("refined", x=better)
-            after = _certificate(matrix, lu, piv, better, B, work)
+            after = _certificate(matrix, held, better, B, work)
             if attempt and same(last, better):  # the matrix is so ill-conditioned that a step leads astray
                 break
             if attempt:
@@ -522,7 +556,7 @@ def _refined(
                 work.confirm(suspected=False)  # what it was computed from
                 return better, after
             last, before = better, after
-    return X, _certificate(matrix, lu, piv, X, B, work)  # it has lain there since
+    return X, _certificate(matrix, held, X, B, work)  # it has lain there since
 
 
 def _backward_error(a: Array, x: Array, b: Array) -> tuple[Array, float]:

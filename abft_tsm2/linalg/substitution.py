@@ -12,7 +12,7 @@ from abft_tsm2.core import faultpoint
 from abft_tsm2.core.blas import like_columns, permutation, solve_triangle
 from abft_tsm2.linalg.blocked import Hook
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
-from abft_tsm2.linalg.given import Given, GivenFactors, GivenTriangle
+from abft_tsm2.linalg.given import Given, GivenFactors, GivenPivots, GivenTriangle
 from abft_tsm2.linalg.inputs import for_blas, pivots_of
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.operand import Operand
@@ -22,6 +22,7 @@ from abft_tsm2.linalg.triangular import (
     Weighed,
     check_by_factors,
     check_substitution,
+    hides_columns,
     substitution_evidence,
     summing_weights,
     triangles,
@@ -82,7 +83,7 @@ def queued(lu: Array, piv: Any, B: Array, trans: int, work: Work, A: Array | Non
     there is no GPU, or a hook wants to see the stages."""
     if not solved_by_kernels(lu, B, work):
         return None
-    return by_kernels(lu, piv, B, trans, work, A)
+    return by_kernels(lu, piv, B, trans, work, A, compared=A is not None)
 
 
 def by_kernels(
@@ -92,17 +93,14 @@ def by_kernels(
     with work.clock("solve"):
         piv = piv if is_cupy(piv) else from_host(piv, lu)
         found = solve_on_device(lu, piv, B, trans, A, compared=compared)
+    if found.clean and hides_columns(found.largest, found.t):
+        with work.clock("check"):
+            order = permutation(pivots_of(piv, tuple(lu.shape)), int(lu.shape[0]))
+            right = _is_right(found.X, triangles(lu, trans), order, Weighed.of(B, summing_weights(B)), trans)
+            found = found._replace(clean=right)
     if found.clean:
         work.checks = (found.check(),)
     return found
-
-
-def substituted(lu: Array, piv: Any, B: Array, trans: int, work: Work) -> Array:
-    """The solution for right-hand sides B (n x r), both substitutions checked; B is not changed."""
-    found = queued(lu, piv, B, trans, work)
-    if found is not None and found.clean:
-        return found.X
-    return substituted_carefully(lu, piv, B, trans, work, found)
 
 
 def as_read(found: DeviceSolution | None, B: Array) -> Weighed:
@@ -112,7 +110,7 @@ def as_read(found: DeviceSolution | None, B: Array) -> Weighed:
 
 def substituted_carefully(
     lu: Array,
-    piv: Any,
+    pivots: GivenPivots,
     B: Array,
     trans: int,
     work: Work,
@@ -120,23 +118,28 @@ def substituted_carefully(
     weighed: Weighed | None = None,
     given: GivenFactors | None = None,
 ) -> Array:
-    """The same, with evidence and repairs where a check fails.
+    """The solution for right-hand sides B (n x r), both substitutions checked, with evidence and repairs where a check
+    fails; B is not changed.
 
     `suspected`: what kernels have found, not all right. `weighed`, `given`: B and the factors as they were encoded.
     """
-    findings, piv = work.findings, np.array(piv if type(piv) is np.ndarray else pivots_of(piv, tuple(lu.shape)))
-    before = len(findings.statuses), findings.suspicions
-    lu, n = for_blas(lu), int(lu.shape[0])
+    findings, before = work.findings, (len(work.findings.statuses), work.findings.suspicions)
+    lu = for_blas(lu)
     B = weighed or as_read(suspected, B)
     factors = triangles(lu, trans)
-    last = None
+    X, last = namespace(lu).full_like(B.X, float("nan")), None
     for _ in range(ATTEMPTS):
-        order = permutation(piv, n)
-        X = _substituted(factors, given.triangles if given else (None, None), order, B, trans, work)
-        if np.array_equal(order, permutation(piv, n)):  # no sum of a solution shows that it is another
-            break
-        last = X
+        order = order_of(pivots)
+        if order is not None:
+            X = _substituted(factors, given.triangles if given else (None, None), order, B, trans, work)
+            if np.array_equal(order, order_of(pivots)):
+                break
+            last = X
     else:
+        order = None
+    if not work.confirm(suspected=False, of=(pivots,)):  # no sum of a solution shows that the order is another
+        return X
+    if order is None:
         findings.statuses.append(Status.UNCORRECTABLE)
         findings.reasons.append(f"the rows were in another order than piv gives, in {ATTEMPTS} solutions")
         return X
@@ -157,6 +160,14 @@ def substituted_carefully(
         findings.faults.append(_fault("x", suspected.X, X, ""))
         return suspected.X
     return X
+
+
+def order_of(pivots: GivenPivots) -> Any:
+    """The row of B at each place; None where a pivot is no row."""
+    try:
+        return permutation(pivots.array, pivots.array.size)
+    except IndexError:
+        return None
 
 
 def _is_right(X: Array, factors: tuple[Triangle, Triangle], order: Any, B: Weighed, trans: int) -> bool:

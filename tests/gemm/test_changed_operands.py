@@ -318,3 +318,30 @@ def test_both_encoded_operands_are_rechecked_on_a_card(cp: Any, how: str, check:
             assert report.status is Status.CORRECTED
             assert operands_of(report) == {name}
             assert abs(np.asarray(C, float) - right).max() < 1e-4
+
+
+@pytest.mark.parametrize("check", ["auto", "rows", "columns", "both"])
+@pytest.mark.parametrize("name", ["A", "B"])
+@pytest.mark.parametrize("shape", [(40, 30, 20), (200, 300, 100), (500, 520, 610)])
+def test_an_encoded_operand_that_changes_behind_its_recheck_is_found(
+    shape: tuple[int, int, int], name: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever operand's checksums the check uses: the recheck is behind the read that predicts from the other one."""
+    A, B = pair(*shape)
+    right, X = A @ B, {"A": A, "B": B}[name]
+    E, F = encode(A), encode(B)
+    recheck, owner, hit = Encoded.changed, {"A": E, "B": F}[name], []
+
+    def changed(self: Encoded) -> bool:
+        found = recheck(self)
+        if self is owner and not hit:
+            hit.append(name)
+            X[3, 4] = -X[3, 4]
+        return found
+
+    monkeypatch.setattr(Encoded, "changed", changed)
+    with errstate(**QUIET):
+        C, report = protected_gemm(E, F, check=check, return_report=True)
+    assert hit
+    assert report.status is Status.CORRECTED
+    assert np.allclose(C, right)

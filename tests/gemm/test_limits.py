@@ -35,6 +35,23 @@ def operands(data: str, shape: tuple[int, int, int], dtype: Any) -> tuple[np.nda
     return A.astype(dtype), B.astype(dtype)
 
 
+def test_the_next_number_beyond_the_limit_of_few_terms_is_found() -> None:
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        m, k, n = (int(x) for x in rng.integers(2, 30, 3))
+        A, B, i, j = rng.random((m, k)), rng.random((k, n)), int(rng.integers(m)), int(rng.integers(n))
+        a = encode(A) if seed % 2 else A
+        C, clean = protected_gemm(a, B, return_report=True)
+        limit = clean.limit(i, j)
+        for way in (1, -1):
+            wrong = C[i, j] + way * limit
+            while abs(wrong - C[i, j]) <= limit:
+                wrong = np.nextafter(wrong, way * np.inf)
+            change = at("multiplied", "C", put((i, j), wrong))
+            _, report = protected_gemm(a, B, return_report=True, on_stage=change)
+            assert report.suspicions or report.status is not Status.CLEAN, (seed, way)
+
+
 @pytest.mark.parametrize("check", ["rows", "columns", "both"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_what_is_hit_while_sums_are_predicted_is_no_change_of_an_operand(
 ) -> None:
     A, B = pair(16, 16, 16)
     right, honest = protected_gemm(A, B, check="rows"), sums.squares_of
-    form, _ = small.known(A, B, "rows")
+    form = small.known(A, B, "rows")[0]
     assert form is not None
     memory = form._free[-1][0]
 
@@ -349,7 +349,7 @@ def test_threads_have_memory_of_their_own() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(many, range(len(operands))))
-    form, _ = small.known(*operands[0], "auto")
+    form = small.known(*operands[0], "auto")[0]
     assert form is not None
     assert len(form._free) <= small._IDLE
 

@@ -125,12 +125,13 @@ def test_a_solution_is_damaged_while_it_is_refined(monkeypatch: Patch) -> None:
     held: list[np.ndarray] = []
 
     def certified(*args: Any) -> Any:
-        held.append(args[3])
+        held.append(args[2])
         return certificate(*args)
 
-    certificate, step = solve._certificate, solve.substituted
+    certificate, step = solve._certificate, solve.substituted_carefully
     monkeypatch.setattr(solve, "_certificate", certified)
-    monkeypatch.setattr(solve, "substituted", before(step, lambda: held[0].__setitem__((7, 1), 1e3)))
+    damage = before(step, lambda: [x.__setitem__((7, 1), 1e3) for x in held[:1]])  # of the step, not before
+    monkeypatch.setattr(solve, "substituted_carefully", damage)
     assert system.outcome(refine=True) is Status.CORRECTED
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from abft_tsm2 import SilentDataCorruptionError, Status, protected_lu_factor, protected_lu_solve, protected_solve
+from abft_tsm2.core import faultpoint
+from abft_tsm2.linalg import solve
 from abft_tsm2.linalg.device.factorisation import DeviceFactorisation
 from abft_tsm2.linalg.operand import Operand, compare
 from tests.support.planting import normal
@@ -82,3 +84,58 @@ def test_operands_of_a_system_that_change(stage: str, what: str) -> None:
     with pytest.raises(SilentDataCorruptionError) as caught:
         protected_lu_solve((lu, piv), b, on_stage=hook)
     assert Status.INPUT_CHANGED in (caught.value.report.status, *caught.value.report.also)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_certified_factors_that_change_are_made_again(
+    stage: str, refine: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = cupy.asarray(normal(N, N, dtype=dtype)), cupy.asarray(normal(N, 3, dtype=dtype, seed=1))
+    factors: list[Any] = []
+    queued = solve.queued
+
+    def watched(lu: Any, *more: Any) -> Any:
+        factors.append(lu)
+        return queued(lu, *more)
+
+    def change(reached: str, arrays: Any) -> None:
+        if reached == stage and len(factors) == 1:
+            factors[0][500, 20] = 1e30
+            factors.append(None)
+
+    monkeypatch.setattr(solve, "queued", watched)
+    with faultpoint.planting(change):
+        x, report = protected_solve(a, b, refine=refine, return_report=True)
+    assert report.status is Status.CORRECTED
+    assert float(cupy.abs(a @ x - b).max()) < 1e4 * np.finfo(dtype).eps * float(cupy.abs(x).max())
+
+
+@pytest.mark.parametrize("solved", ["solve", "lu_solve"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_small_solution_beside_large_ones_is_guarded(dtype: str, solved: str) -> None:
+    n, decades = 200, 8 if dtype == "float64" else 3
+    a = cupy.asarray((np.logspace(0, -decades, n)[:, None] * normal(n, n)).astype(dtype))
+    b, factors = cupy.eye(n, dtype=dtype), protected_lu_factor(a)
+
+    def call() -> Any:
+        if solved == "solve":
+            return protected_solve(a, b, return_report=True)
+        return protected_lu_solve(factors, b, return_report=True)
+
+    right, report = call()
+    assert (report.status, report.suspicions) == (Status.CLEAN, 0)
+    size = float(cupy.abs(right[:, 0]).max())
+    for i in range(0, n, 37):
+        done: list[int] = []
+
+        def change(reached: str, arrays: Any, i: int = i, done: list[int] = done) -> None:
+            if reached == "backward" and not done:
+                done.append(1)
+                arrays["x"][i, 0] += 2e5 * np.finfo(dtype).eps * size
+
+        with faultpoint.planting(change):
+            x, report = call()
+        assert report.status is Status.CORRECTED
+        assert float(cupy.abs(x - right)[:, 0].max()) < 1e4 * np.finfo(dtype).eps * size

@@ -184,6 +184,25 @@ def test_factors_that_change_for_good_are_told(blas: ScipyBlas, trans: int, plac
     assert refused.value.report.status is Status.INPUT_CHANGED
 
 
+def test_a_small_solution_beside_large_ones_is_guarded(blas: ScipyBlas) -> None:
+    of = LinearSystem(50, 50)
+    of.a, of.b = np.logspace(0, -8, 50)[:, None] * of.a, np.eye(50)
+    of.lu, of.piv = linalg.lu_factor(of.a)
+    x, report = of.protected()
+    assert (report.status, report.suspicions) == (Status.CLEAN, 0)
+    for i in (3, 27, 49):
+
+        def damage(call: int, X: np.ndarray, i: int = i) -> None:
+            if call == 1:
+                X[i, 0] += 1e-10 * np.max(np.abs(X[:, 0]))
+
+        blas.calls.clear()
+        blas.damage = damage
+        y, report = of.protected()
+        assert report.status is Status.CORRECTED
+        np.testing.assert_allclose(y, x, rtol=1e-12)
+
+
 # By the triangle that the change is in.
 @pytest.mark.parametrize("place", [(40, 30), (30, 40)])
 @pytest.mark.parametrize("trans", [0, 1])

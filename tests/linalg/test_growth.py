@@ -61,6 +61,52 @@ def test_sums_whose_squares_fill_the_range(transposed: bool, power: int, mode: s
     assert (report.status, report.faults) == (Status.CLEAN, ())
 
 
+def of_both_ends(n: int = 80, few: int = 8) -> np.ndarray:
+    """Some rows, and columns, of elements of 1e200, the others of 1: their weights and the scale of the matrix are
+    apart by more than the range."""
+    a = normal(n, n)
+    a[:few, :few], a[:few, few:], a[64:, 64:] = 2 * np.eye(few), 1e200 * a[:few, few:], 1e200 * a[64:, 64:]
+    a[few:64, :few] /= 4
+    a[64:, :64] = 0
+    return a
+
+
+def vandermonde(n: int, to: float) -> np.ndarray:
+    powers = np.vander(np.linspace(-to, to, n), n)
+    return np.asarray(np.tril(powers) + np.tril(powers, -1).T)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("a", [of_both_ends(), vandermonde(300, 4), vandermonde(400, 3)], ids=["ends", "300", "400"])
+def test_lines_of_all_sizes_of_the_range(a: np.ndarray, mode: str) -> None:
+    """All norms and sums stay finite: bounds of NaN would be exceeded by what is right."""
+    e = MatrixChecksums.of(a)
+    for x in (e.S, e.Z, e.row_norms, e.column_norms):
+        assert np.isfinite(x).all()
+    for order in "CF":
+        _, report = factored(np.array(a, order=order), mode=mode)
+        assert (report.status, report.faults, report.reasons) == (Status.CLEAN, (), ())
+
+
+@pytest.mark.parametrize("change", [None, 1e-9, 1e-3, 1e10])
+def test_a_bound_that_growth_takes_beyond_the_range(change: float | None) -> None:
+    """Rows of 2^600 below others that grow by 2^500: S is compared by what is known of its own numbers."""
+    a, seen = np.zeros((528, 528)), list[int]()
+    a[:520, :520], a[520:, :520] = wilkinson(520, np.float64), normal(8, 520) / 10
+    a[520:, 520:] = np.ldexp(normal(8, 8), 600)
+
+    def hook(stage: str, arrays: Any) -> None:
+        if stage == "updated" and change and not seen:
+            seen.append(1)
+            arrays["S"][525] *= 1 + change
+
+    (_, piv), report = factored(a, mode="online", on_stage=hook)
+    right = factored(a, mode="offline")[0]
+    np.testing.assert_array_equal(piv, right[1])
+    assert report.status is (Status.CHECKSUM_FAULT if change else Status.CLEAN)
+    assert [(fault.operand, fault.elements) for fault in report.faults] == ([("S", 1)] if change else [])
+
+
 @pytest.mark.parametrize("again", [True, False], ids=["overflows again", "was hit"])
 def test_what_overflows_in_one_order_of_additions_only(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """LAPACK's factors are not finite, those of the steps are: CORRECTED only where LAPACK gives others again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from typing import Any
 
@@ -105,9 +104,8 @@ class PreparedProduct:
             check_status(status)
 
 
-@functools.lru_cache(maxsize=64)
 def _factor(dtype: str, value: float) -> Any:
-    """A number where cuBLAS reads it."""
+    """A number where cuBLAS reads it: made anew, as a bit of it may flip."""
     return ctypes.pointer((ctypes.c_double if dtype == "float64" else ctypes.c_float)(value))
 
 

@@ -83,6 +83,8 @@ class DeviceSolution(NamedTuple):
         Whether every check was made, and found everything right.
     residual, bound, t : float64 arrays on the host
         Of the last check, row by row; weights of the right-hand sides.
+    largest : array on the host
+        The largest modulus of each solution; of none where there is one alone.
     left : callable
         What the workspace holds of the operands.
     """
@@ -92,6 +94,7 @@ class DeviceSolution(NamedTuple):
     residual: Any
     bound: Any
     t: Any
+    largest: Any
     left: Callable[[], LeftOnDevice]
 
     def weighed(self, B: Array) -> Weighed | None:
@@ -162,8 +165,10 @@ def solve_on_device(
     planter = faultpoint.current()
     places = None if planter is None else partial(_reach, planter, plan.unknowns(X, space))
     plan(stream, where, space.data.ptr, places)
+    largest = cupy.abs(X).max(axis=0) if X.shape[1] > 1 else None  # queued: the host has to wait anyway
     runtime.streamSynchronize(stream)
-    return DeviceSolution(X, *plan.found(), lambda: plan.left(space))
+    of_columns = np.zeros(1) if largest is None else to_host(largest).astype(np.float64)
+    return DeviceSolution(X, *plan.found(), of_columns, lambda: plan.left(space))
 
 
 def _reach(planter: faultpoint.Planter, X: Array, stage: str) -> None:
