@@ -32,6 +32,7 @@ from abft_tsm2.linalg.lu import LuFactorisation, factored
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.operand import Operand
 from abft_tsm2.linalg.outcome import FACTORS, Findings, check_of
+from abft_tsm2.linalg.structure import GENERAL, whole
 from abft_tsm2.linalg.substitution import (
     ATTEMPTS,
     Work,
@@ -56,8 +57,6 @@ from abft_tsm2.linalg.triangular import (
 )
 from abft_tsm2.place import device_name
 from abft_tsm2.report import Fault, Report, Status
-
-GENERAL = (None, "gen", "general")
 
 
 def protected_lu_solve(
@@ -377,7 +376,7 @@ def protected_solve(
     n = A.shape[-1]
     if B.ndim == 0 or n != (B.shape[-2] if B.ndim > 1 else B.shape[0]):
         raise ValueError(f"incompatible shapes: a1.shape={tuple(A.shape)} and b1.shape={tuple(B.shape)}")
-    A, B = _of_one_type(_whole(A, assume_a, lower), B)
+    A, B = _of_one_type(whole(A, assume_a, lower), B)
     A = namespace(A).matrix_transpose(A) if transposed else A
 
     def one(A: Array, _: Any, B: Array) -> tuple[Array, Report]:
@@ -600,39 +599,6 @@ def _of_one_type(A: Array, B: Array) -> tuple[Array, Array]:
     xp = namespace(A)
     common = xp.result_type(A, B)
     return xp.astype(A, common, copy=False), xp.astype(B, common, copy=False)
-
-
-def structure_of(assume_a: str | None) -> str:
-    """What of a matrix is read: "all", "mirrored" (one triangle, and the other one is the same), "upper", "lower",
-    "diagonal" or "tridiagonal"."""
-    known = {
-        **dict.fromkeys((*GENERAL, "banded"), "all"),
-        **dict.fromkeys(("sym", "symmetric", "her", "hermitian", "pos", "positive definite"), "mirrored"),
-        "diagonal": "diagonal",
-        "tridiagonal": "tridiagonal",
-        "upper triangular": "upper",
-        "lower triangular": "lower",
-    }
-    if assume_a not in known:
-        raise ValueError(f"{assume_a} is not a recognized matrix structure")
-    return known[assume_a]
-
-
-def _whole(A: Array, assume_a: str | None, lower: bool) -> Array:
-    """All of A, from one of its triangles where the structure says that the other one is not to be read."""
-    kind = structure_of(assume_a)
-    if kind == "all":
-        return A
-    xp = namespace(A)
-    if kind == "mirrored":
-        half = xp.tril(A) if lower else xp.triu(A)
-        other = xp.tril(A, k=-1) if lower else xp.triu(A, k=1)
-        return half + xp.matrix_transpose(other)
-    if kind == "diagonal":
-        return xp.tril(xp.triu(A))
-    if kind == "tridiagonal":
-        return xp.tril(xp.triu(A, k=-1), k=1)
-    return xp.triu(A) if kind == "upper" else xp.tril(A)
 
 
 def _report(operation: str, B: Array, work: Work) -> Report:

@@ -39,7 +39,7 @@ from abft_tsm2.linalg.inputs import pair_of, pivots_of
 from abft_tsm2.linalg.line_check import LineCheck
 from abft_tsm2.linalg.lu_options import LuOptions
 from abft_tsm2.linalg.outcome import Findings, check_of
-from abft_tsm2.linalg.solve import structure_of
+from abft_tsm2.linalg.structure import structure_of
 from abft_tsm2.linalg.substitution import wrong_rows
 from abft_tsm2.report import Status
 
