@@ -205,12 +205,12 @@ def permutation(pivots: Integers, m: int) -> Order:
 
     Raises NoPermutation where a pivot names no row, or the order changes each time it is computed.
     """
-    for _ in range(2):  # an order without each row has changed meanwhile, and is right the next time
+    for _ in range(2):  # an order of other rows has changed meanwhile, and is right the next time
         order = np.arange(m, dtype=np.int64)
         if pivots.size:  # laswp moves the eight bytes of a number, whatever they mean
             moved = _lapack().dlaswp(order.view(np.float64)[:, None], _within(pivots, m), overwrite_a=1)
             order = moved[:, 0].view(np.int64)
-        if (np.sort(order) == np.arange(m)).all():
+        if int(np.add.reduce(order)) == m * (m - 1) // 2:  # which no bit that flips leaves as it is
             return order
     raise NoPermutation(f"twice, the order of {m} rows after {pivots.size} exchanges does not hold each row once")
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abft_tsm2.arrays import Array, float_type, from_host, namespace, to_host
+from abft_tsm2.arrays import Array, float_type, from_host, is_numpy, namespace, to_host
 from abft_tsm2.checksum.bounds import FLOOR_TERMS, changed_bound, factored_bound, operations
 from abft_tsm2.checksum.encode import exponents
 from abft_tsm2.checksum.rigorous import flushed, solved_rounding, substituted_rounding, underflow
@@ -140,14 +140,19 @@ def summing_weights(B: Array) -> Array:
 
 def largest_of_columns(X: Array) -> Any:
     """The largest modulus of each column of X, in float64 on the host; NaN where there is one."""
+    if not X.shape[0]:
+        return np.zeros(X.shape[1])
+    if is_numpy(X):
+        return np.maximum.reduce(np.abs(X), axis=0).astype(np.float64)
     xp = namespace(X)
-    return to_host(xp.max(xp.abs(X), axis=0)).astype(np.float64) if X.shape[0] else np.zeros(X.shape[1])
+    return to_host(xp.max(xp.abs(X), axis=0)).astype(np.float64)
 
 
 def hides_columns(largest: Any, t: Any) -> bool:
     """Whether a fault in the smallest of some solutions may be lost in their sum with weights t; arrays on the host."""
     sizes = largest * np.abs(t)
-    return sizes.size > 1 and bool(np.max(sizes) > HIDDEN * np.min(sizes, where=sizes > 0, initial=np.inf))
+    sizes = sizes[sizes > 0]
+    return sizes.size > 1 and bool(np.maximum.reduce(sizes) > HIDDEN * np.minimum.reduce(sizes))
 
 
 def modulus(X: Array) -> Array:
