@@ -226,7 +226,7 @@ def substitution(
         with work.clock("check"):
             X = Weighed.of(solved, B.t)
             verdict = check_substitution(triangle, X, B)
-            if name == "x":  # the last one is what a report tells
+            if name != "z":  # which another one follows, that a report tells of
                 work.checks = (check_of("rows", verdict.residual, verdict.bound, B.t),)
         failed = not verdict.clean
         if failed:

@@ -209,23 +209,23 @@ def _check(X: Weighed, B: Weighed, lines: Lines, power: Callable[[], int]) -> Li
     """Of ``M X = B`` for the matrix M of which ``lines(y, s, p)`` gives ``(2^-p M) y`` and ``(2^-p M)^2 s``, elements
     squared.
 
-    What fails and has squares beyond the range is checked once more with M and X scaled, by powers of two, to 1, and
-    what may hide a fault in one of its columns with columns scaled, unless B is not what it was. `power`: the exponent
-    of M.
+    A solution that fails and has squares beyond the range is checked once more with M and X scaled, by powers of two,
+    to 1, and several which may hide a fault in one of theirs with all scaled, unless B is not what it was. (Several
+    that fail are left to evidence: what undoes the sizes of columns may make a row of one vanish beside others.)
+    `power`: the exponent of M.
     """
     xp, n, t = namespace(X.X), X.X.shape[0], B.t
     with np.errstate(all="ignore"):
-        residual, reach = lines(X.sums, X.squares, 0)
-        reach = reach + B.squares
-        found = LineCheck.of(residual - B.sums, _bound(X.X, reach, t))
-        most = float(xp.max(reach)) if n else 1.0
-        in_range = FAINT < most < 1 / FAINT
+        residual, reached = lines(X.sums, X.squares, 0)
+        reached = reached + B.squares
+        found = LineCheck.of(residual - B.sums, _bound(X.X, reached, t))
+        most = float(xp.max(reached)) if n else 1.0
         hidden = found.clean and t.size > 1 and hides_columns(largest_of_columns(X.X), to_host(t))
-        if not hidden and (found.clean or in_range):
+        if not hidden and (found.clean or t.size > 1 or FAINT < most < 1 / FAINT):
             return found
         # Weights that undo the solution's columns, where t undoes those of B; half of M's exponent comes off B before
         # it is weighted and half after, so that it does not leave the range on the way.
-        down, own = 0 if in_range else power(), summing_weights(X.X)
+        down, own = power(), summing_weights(X.X)
         half = down // 2
         weighted = wide(X.X) * own
         residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), down)

@@ -141,7 +141,8 @@ def moved_and_limit(case: Case, C: np.ndarray, side: str) -> tuple[np.ndarray, n
         products, stored = np.sqrt((A * A) @ ((B * B) @ (v * v))), np.sqrt((before * before) @ (v * v))
         lost = how.underflow(k) * abs(v).sum()
         bound = statistical_bound(np, how, k, n, products=products, stored=stored, added=None, underflow=lost)
-        again = 2.0**-53 * 0.75 * math.sqrt(2 * n) * np.maximum(products, stored)  # of the sum of the faulty line
+        units = max(0.75 * math.sqrt(2 * n), min(12, 2 * n * math.sqrt(n)))
+        again = 2.0**-53 * units * np.maximum(products, stored)  # of the sum of the faulty line
         limit = (bound + abs(before @ v - A @ (B @ v)) + again) / (1 - statistical_factor(how, k, n))
         return abs((after - before) @ v), limit
 

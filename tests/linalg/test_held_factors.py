@@ -117,3 +117,32 @@ def test_a_small_solution_beside_large_ones_is_guarded(dtype: Any) -> None:
             y, report = call(once("backward", change, "x"))
             assert report.status is Status.CORRECTED
             assert np.array_equal(x, y)
+
+
+@pytest.mark.filterwarnings("ignore::scipy.linalg.LinAlgWarning")
+@pytest.mark.parametrize(
+    ("a", "x", "at", "value"),
+    [
+        (np.diag([1e-150, 1.0]), [[1e160, 0.0], [1.0, 1.0]], (1, 0), -1.0),
+        *(
+            (np.array([[1e-20, 1, 0], [0, 1, 0], [0, 0, 1]]), [[1, 1], [1, 0], [1, 1]], (0, 1), big)
+            for big in (1e150, 1e300)
+        ),
+    ],
+    ids=["diagonal", "1e150", "1e300"],
+)
+def test_a_fault_among_solutions_beyond_the_range_is_found(a: np.ndarray, x: Any, at: Any, value: float) -> None:
+    b, done = a @ np.array(x, float), list[int]()
+
+    def hook(stage: str, arrays: Any) -> None:
+        if stage == "backward" and not done:
+            done.append(1)
+            arrays["x"][at] = value
+
+    for call in (protected_solve, lambda a, b, **how: protected_lu_solve(linalg.lu_factor(a), b, **how)):
+        done.clear()
+        found, report = call(a, b, on_stage=hook, return_report=True)
+        assert report.status is Status.CORRECTED
+        np.testing.assert_allclose(found, linalg.solve(a, b), rtol=1e-12)
+        done.append(1)
+        assert call(a, b, on_stage=hook, return_report=True)[1].status is Status.CLEAN
