@@ -209,10 +209,9 @@ def _check(X: Weighed, B: Weighed, lines: Lines, power: Callable[[], int]) -> Li
     """Of ``M X = B`` for the matrix M of which ``lines(y, s, p)`` gives ``(2^-p M) y`` and ``(2^-p M)^2 s``, elements
     squared.
 
-    A solution that fails and has squares beyond the range is checked once more with M and X scaled, by powers of two,
-    to 1, and several which may hide a fault in one of theirs with all scaled, unless B is not what it was. (Several
-    that fail are left to evidence: what undoes the sizes of columns may make a row of one vanish beside others.)
-    `power`: the exponent of M.
+    What fails and has squares beyond the range is checked once more with M and X scaled, by powers of two, to 1, and
+    what may hide a fault in one of its columns with columns scaled, unless B is not what it was. `power`: the exponent
+    of M.
     """
     xp, n, t = namespace(X.X), X.X.shape[0], B.t
     with np.errstate(all="ignore"):
@@ -221,23 +220,38 @@ def _check(X: Weighed, B: Weighed, lines: Lines, power: Callable[[], int]) -> Li
         found = LineCheck.of(residual - B.sums, _bound(X.X, reached, t))
         most = float(xp.max(reached)) if n else 1.0
         hidden = found.clean and t.size > 1 and hides_columns(largest_of_columns(X.X), to_host(t))
-        if not hidden and (found.clean or t.size > 1 or FAINT < most < 1 / FAINT):
+        if not hidden and (found.clean or FAINT < most < 1 / FAINT):
             return found
-        # Weights that undo the solution's columns, where t undoes those of B; half of M's exponent comes off B before
-        # it is weighted and half after, so that it does not leave the range on the way.
         down, own = power(), summing_weights(X.X)
         half = down // 2
-        weighted = wide(X.X) * own
-        residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), down)
-        given = (wide(B.X) * 2.0**-half) * own * 2.0 ** (half - down)
-        residual, reach = residual - xp.sum(given, axis=1), reach + xp.sum(square(given), axis=1)
-        scaled = LineCheck.of(residual, _bound(X.X, reach, own * 2.0**-down))
+
+        def weighed(by: Array) -> LineCheck:
+            """With these weights. Half of M's exponent comes off B before it is weighted and half after, so that it
+            does not leave the range on the way."""
+            weighted = wide(X.X) * by
+            residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), down)
+            given = (wide(B.X) * 2.0**-half) * by * 2.0 ** (half - down)
+            residual, reach = residual - xp.sum(given, axis=1), reach + xp.sum(square(given), axis=1)
+            return LineCheck.of(residual, _bound(X.X, reach, by * 2.0**-down))
+
+        scaled = weighed(own)  # which undo the solution's columns, where t undoes those of B
         if hidden:
             return LineCheck(found.residual, found.bound, found.ok & scaled.ok & B.same)
+        ok = scaled.ok & B.same
+        if t.size > 1:  # a row of a solution that is huge elsewhere vanishes beside other solutions then
+            ok &= weighed(_together(X.X, t)).ok
         # The report's residuals are in the units of t.
         unit = float(xp.min(xp.abs(own))), float(xp.min(xp.abs(t)))
         residual, bound = (x * 2.0**down / unit[0] * unit[1] for x in (scaled.residual, scaled.bound))
-        return LineCheck(residual, bound, scaled.ok & B.same)
+        return LineCheck(residual, bound, ok)
+
+
+def _together(X: Array, t: Array) -> Array:
+    """The weights t times a power of two which brings the largest weighted solution to 1."""
+    with np.errstate(divide="ignore"):
+        sizes = np.log2(largest_of_columns(X)) + np.log2(np.abs(to_host(t)))
+    largest = np.max(sizes, where=np.isfinite(sizes), initial=-np.inf)
+    return from_host(np.ldexp(to_host(t), -math.ceil(largest) if math.isfinite(largest) else 0), X)
 
 
 def _of(power: int) -> Callable[[Array], Array]:
