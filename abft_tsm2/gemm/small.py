@@ -164,7 +164,7 @@ class SmallForm:
         try:
             self._encode(sides, A, B, carried)
             if encoded and any(operand.is_in_doubt() for operand in encoded):
-                return self._restored(ask(), write, limits)
+                return _restored(ask(), write, limits)
             if (planter := faultpoint.current()) is not None:
                 for side in sides:
                     faultpoint.reach(planter, "encoded", A=A, B=B, **side.encoded())
@@ -210,12 +210,6 @@ class SmallForm:
             checks += tuple(side.measured(one, X, L, R) for one in check) if limits else check
         return checks
 
-    def _restored(self, problem: GemmProblem, write: bool, limits: bool) -> Report:
-        """The report of a product of encoded operands one of which is not what it was."""
-        caller = np.geterr()
-        with np.errstate(all="ignore"):
-            return Product(next(problem.tasks()), problem, "gemm", None, write, caller, limits=limits).report()
-
     def _settled(
         self,
         sides: list[SmallSums],
@@ -226,9 +220,8 @@ class SmallForm:
         limits: bool,
     ) -> Report:
         """The report of a product that may be wrong, by the procedure of any other one from its verdict on."""
-        caller = np.geterr()
+        product = _product(problem, write, limits)
         with np.errstate(all="ignore"):
-            product = Product(next(problem.tasks()), problem, "gemm", None, write, caller, limits=limits)
             product.seconds.update(seconds)
             own = []
             for columns, one in zip(self._columns, sides, strict=True):
@@ -236,3 +229,15 @@ class SmallForm:
                 own.append(EncodedSide(lines, one.predicted(carried[columns])))
             product.settle(own, [one.failed() for one in sides])
             return product.concluded(own, intact=True)
+
+
+def _restored(problem: GemmProblem, write: bool, limits: bool) -> Report:
+    """The report of a product of encoded operands one of which is not what it was."""
+    product = _product(problem, write, limits)
+    with np.errstate(all="ignore"):
+        return product.report()
+
+
+def _product(problem: GemmProblem, write: bool, limits: bool) -> Product:
+    """Of the problem's only matrices, multiplied in the caller's error state."""
+    return Product(next(problem.tasks()), problem, "gemm", None, write, np.geterr(), limits=limits)

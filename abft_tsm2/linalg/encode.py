@@ -294,7 +294,6 @@ def _weights(powers: Any, like: Array, seed: int, shift: int = 0) -> Array:
     return from_host(np.ldexp(balanced(powers.size, seed), -power), like)
 
 
-@compared
 def balanced(n: int, seed: int = 0) -> Any:
     """Weights before they are scaled: between 1 and 1.5, of random signs."""
-    return weights.balanced(n, seed)[:, 0].copy()
+    return weights.balanced(n, seed)[:, 0]

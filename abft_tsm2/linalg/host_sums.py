@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from abft_tsm2.arrays import Array, is_numpy
-from abft_tsm2.core.blas import permutation, product
+from abft_tsm2.core.blas import product
 from abft_tsm2.core.kept import compared
 
 WIDENED = 512  # columns of float32 whose triangles are widened at once
@@ -106,11 +106,6 @@ def factor_sums(W: Array, w: Array, v: Array) -> FactorSums:
 def _widening(X: Array, x: Array) -> Array:
     """``X x`` in float64, for X in float32, widened as it is read; in one thread."""
     return np.einsum("ij,j->i", X, x)
-
-
-def order_after(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which of m rows each place holds after these exchanges, each with a row of theirs: `core.blas.permutation`."""
-    return permutation(pivots, m)
 
 
 def multipliers_within(W: Array, limit: float) -> bool:

@@ -31,10 +31,9 @@ from abft_tsm2.checksum.bounds import (
     rigorous_factored,
 )
 from abft_tsm2.checksum.rigorous import largest_multiplier
-from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle
+from abft_tsm2.core.blas import add_product, exchange_rows, like_columns, multiply_triangle, permutation
 from abft_tsm2.linalg.encode import MatrixChecksums, add_sums, counts, wide
 from abft_tsm2.linalg.evidence import Lines, unit_lower
-from abft_tsm2.linalg.host_sums import order_after
 from abft_tsm2.linalg.line_check import LineCheck, column_norms, growth, growths, norm
 from abft_tsm2.linalg.outcome import Origin
 
@@ -332,7 +331,7 @@ def are_exchanges(pivots: Any, m: int) -> bool:
 
 def places(pivots: Any, m: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Which row of A is where after these exchanges; None where they are none."""
-    return order_after(pivots, m) if are_exchanges(pivots, m) else None
+    return permutation(pivots, m) if are_exchanges(pivots, m) else None
 
 
 # Measured: bounds of lines of normal data of 150 to 3000 columns are up to 63 times what `blind_factor` counts for one,
