@@ -327,18 +327,18 @@ class _Factor(NamedTuple):
 
 
 def scaled(X: Array, rows: Any, columns: Any) -> Array:
-    """``x_ij 2^-(rows_i + columns_j)`` for exponents on the host, without overflow on the way."""
+    """``x_ij 2^-(rows_i + columns_j)`` for exponents on the host, without overflow or underflow on the way."""
     X = in_float64(X)
     if not X.size:
         return X
-    for across, along, axis in ((columns, rows, 1), (rows, columns, 0)):
-        if np.abs(across).max() <= FAR:  # the result is no more than 1, and 2^FAR times that fits as well
-            third = np.trunc(along / 3)  # of what may be 2148, of lines of subnormal numbers times such
-            for power in (third, third, along - 2 * third) if np.abs(along).max() > FAR else (along,):
-                X = X * _powers(power, axis, X) if power.any() else X
-            return X * _powers(across, 1 - axis, X)
+    if np.abs(rows).max() + np.abs(columns).max() <= FAR:  # one of X and the result is near 1: so is what lies between
+        for axis, power in enumerate((rows, columns)):
+            X = X * _powers(power, axis, X) if power.any() else X
+        return X
+    # Rows and columns together: one may shrink what the other one makes large again.
     total = np.clip(rows[:, None] + columns[None, :], -2200, 2200).astype(np.int64)
-    for part in (total // 3, total // 3, total - 2 * (total // 3)):
+    third = np.trunc(total / 3).astype(np.int64)
+    for part in (third, third, total - 2 * third):
         X = X * from_host(np.ldexp(1.0, -part), X)
     return X
 
@@ -352,7 +352,7 @@ def _cut(X: Array, size: Array, least: float) -> Array:
 
 def _powers(exponents: Any, axis: int, like: Array) -> Array:
     powers = np.ldexp(1.0, -exponents.astype(np.int64))
-    return from_host(np.expand_dims(powers, axis), like)
+    return from_host(np.expand_dims(powers, 1 - axis), like)
 
 
 def _counted(X: Array, counts: Any) -> Array:

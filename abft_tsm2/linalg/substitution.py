@@ -22,6 +22,7 @@ from abft_tsm2.linalg.triangular import (
     Weighed,
     check_by_factors,
     check_substitution,
+    evidence_by_factors,
     hides_columns,
     substitution_evidence,
     summing_weights,
@@ -93,7 +94,7 @@ def by_kernels(
     with work.clock("solve"):
         piv = piv if is_cupy(piv) else from_host(piv, lu)
         found = solve_on_device(lu, piv, B, trans, A, compared=compared)
-    if found.clean and hides_columns(found.largest, found.t):
+    if found.clean and hides_columns(found.largest, found.t, B):
         with work.clock("check"):
             order = permutation(pivots_of(piv, tuple(lu.shape)), int(lu.shape[0]))
             right = _is_right(found.X, triangles(lu, trans), order, Weighed.of(B, summing_weights(B)), trans)
@@ -151,7 +152,7 @@ def substituted_carefully(
         return X
     if not work.confirm():
         return X
-    if same(suspected.X, X) or _is_right(suspected.X, factors, order, B, trans):
+    if same(suspected.X, X) or _is_right(suspected.X, factors, order, B, trans, evidence=True):
         findings.suspicions += 1
     elif work.repair:
         _note_repair(findings, "x", suspected.X, X)
@@ -170,11 +171,16 @@ def order_of(pivots: GivenPivots) -> Any:
         return None
 
 
-def _is_right(X: Array, factors: tuple[Triangle, Triangle], order: Any, B: Weighed, trans: int) -> bool:
-    """Whether this is what the factors make of B, whatever the order of the operations was."""
+def _is_right(
+    X: Array, factors: tuple[Triangle, Triangle], order: Any, B: Weighed, trans: int, *, evidence: bool = False
+) -> bool:
+    """Whether this is what the factors make of B, whatever the order of the operations was. `evidence`: where a check
+    does not show it, all elements decide."""
     xp, place = namespace(X), from_host(order, X)
     X, B = (xp.take(X, place, axis=0), B) if trans else (X, B.rows(place))
-    return check_by_factors(*factors, Weighed.of(X, B.t), B).clean
+    if check_by_factors(*factors, Weighed.of(X, B.t), B).clean:
+        return True
+    return evidence and evidence_by_factors(*factors, X, B.X).clean
 
 
 def _substituted(

@@ -30,6 +30,7 @@ HIDDEN = 2.0**6  # how far weighted solutions may be apart for the check of thei
 SMALL = 2.0**-600  # what solutions are multiplied with where |T| |X|, or |L| |U| |X|, is beyond the range
 FAR = 300  # exponents: sums of products of numbers of 2^300 and 2^-300 are in the range with all their digits
 FAINT = 2.0**-600  # squares, the largest of which is smaller, may have lost digits, or all of them
+LOST = 2.0**-900  # so may a sum of squares that is smaller
 
 
 class Weighed(NamedTuple):
@@ -148,11 +149,15 @@ def largest_of_columns(X: Array) -> Any:
     return to_host(xp.max(xp.abs(X), axis=0)).astype(np.float64)
 
 
-def hides_columns(largest: Any, t: Any) -> bool:
-    """Whether a fault in the smallest of some solutions may be lost in their sum with weights t; arrays on the host."""
-    sizes = largest * np.abs(t)
-    sizes = sizes[sizes > 0]
-    return sizes.size > 1 and bool(np.maximum.reduce(sizes) > HIDDEN * np.minimum.reduce(sizes))
+def hides_columns(largest: Any, t: Any, B: Array) -> bool:
+    """Whether a fault in the smallest of some solutions for right-hand sides B may be lost in their sum with weights t.
+
+    `largest`: the largest modulus of each solution; like t on the host.
+    """
+    sizes = (largest * np.abs(t))[largest > 0]
+    if sizes.size > 1 and np.maximum.reduce(sizes) > HIDDEN * np.minimum.reduce(sizes):
+        return True
+    return sizes.size < t.size and bool(largest_of_columns(B)[largest == 0].any())
 
 
 def modulus(X: Array) -> Array:
@@ -163,13 +168,16 @@ def square(X: Array) -> Array:
     return X * X
 
 
+Elements = Callable[[Array], Array]  # of a block of a matrix
+Lines = Callable[..., tuple[Array, Array]]
+
+
 def check_substitution(triangle: Triangle, X: Weighed, B: Weighed) -> LineCheck:
     """Of ``T X = B``, row by row."""
 
-    def lines(y: Array, sizes: Array, power: int) -> tuple[Array, Array]:
-        if not power:
+    def lines(y: Array, sizes: Array, of: Elements = wide) -> tuple[Array, Array]:
+        if of is wide:
             return triangle.times_both(y, sizes)
-        of = _of(power)
         return triangle.times(y, of), triangle.times(sizes, lambda T: square(of(T)))
 
     # The ones of a unit triangle are not stored, and stay as they are.
@@ -183,8 +191,7 @@ def check_solution(A: Array, factors: tuple[Triangle, Triangle], order: Array, X
     """
     xp, (lower, upper) = namespace(A), factors
 
-    def lines(y: Array, sizes: Array, power: int) -> tuple[Array, Array]:
-        of = _of(power)
+    def lines(y: Array, sizes: Array, of: Elements = wide) -> tuple[Array, Array]:
         reach = lower.times(upper.times(sizes, lambda U: square(of(U))), square)
         reach = 3 * xp.take(reach, xp.argsort(order))
         return _times(A, y, of), reach + _times(A, sizes, lambda part: square(of(part)))
@@ -196,18 +203,15 @@ def check_by_factors(first: Triangle, second: Triangle, X: Weighed, B: Weighed) 
     """Of ``M X = B``, M the product of these, when X is what both substitutions have given; bounded as in
     `check_solution`."""
 
-    def lines(y: Array, sizes: Array, _: int) -> tuple[Array, Array]:
-        return first.times(second.times(y)), 3 * first.times(second.times(sizes, square), square)
+    def lines(y: Array, sizes: Array, of: Elements = wide) -> tuple[Array, Array]:
+        reach = first.times(second.times(sizes, lambda T: square(of(T))), lambda T: square(of(T)))
+        return first.times(second.times(y, of), of), 3 * reach
 
     return _check(X, B, lines, lambda: 0)
 
 
-Lines = Callable[[Array, Array, int], tuple[Array, Array]]
-
-
 def _check(X: Weighed, B: Weighed, lines: Lines, power: Callable[[], int]) -> LineCheck:
-    """Of ``M X = B`` for the matrix M of which ``lines(y, s, p)`` gives ``(2^-p M) y`` and ``(2^-p M)^2 s``, elements
-    squared.
+    """Of ``M X = B`` for the matrix M of which ``lines(y, s, f)`` gives ``f(M) y`` and ``f(M)^2 s``, elements squared.
 
     What fails and has squares beyond the range is checked once more with M and X scaled, by powers of two, to 1, and
     what may hide a fault in one of its columns with columns scaled, unless B is not what it was. `power`: the exponent
@@ -215,11 +219,11 @@ def _check(X: Weighed, B: Weighed, lines: Lines, power: Callable[[], int]) -> Li
     """
     xp, n, t = namespace(X.X), X.X.shape[0], B.t
     with np.errstate(all="ignore"):
-        residual, reached = lines(X.sums, X.squares, 0)
+        residual, reached = lines(X.sums, X.squares)
         reached = reached + B.squares
         found = LineCheck.of(residual - B.sums, _bound(X.X, reached, t))
         most = float(xp.max(reached)) if n else 1.0
-        hidden = found.clean and t.size > 1 and hides_columns(largest_of_columns(X.X), to_host(t))
+        hidden = found.clean and t.size > 1 and hides_columns(largest_of_columns(X.X), to_host(t), B.X)
         if not hidden and (found.clean or FAINT < most < 1 / FAINT):
             return found
         down, own = power(), summing_weights(X.X)
@@ -229,21 +233,43 @@ def _check(X: Weighed, B: Weighed, lines: Lines, power: Callable[[], int]) -> Li
             """With these weights. Half of M's exponent comes off B before it is weighted and half after, so that it
             does not leave the range on the way."""
             weighted = wide(X.X) * by
-            residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), down)
+            residual, reach = lines(xp.sum(weighted, axis=1), xp.sum(square(weighted), axis=1), _of(down))
             given = (wide(B.X) * 2.0**-half) * by * 2.0 ** (half - down)
             residual, reach = residual - xp.sum(given, axis=1), reach + xp.sum(square(given), axis=1)
-            return LineCheck.of(residual, _bound(X.X, reach, by * 2.0**-down))
+            bound = _bound(X.X, reach, by * 2.0**-down)
+            lost = reach < LOST
+            if bool(xp.any(lost)):  # rows that are so small beside others are left to evidence, but for those of zeros
+                bound = xp.where(lost & ~_are_empty(X.X, B.X, lines), float("nan"), bound)
+            return LineCheck.of(residual, bound)
 
         scaled = weighed(own)  # which undo the solution's columns, where t undoes those of B
+        ok = scaled.ok & ~_are_unsolved(X.X, B.X) & B.same
         if hidden:
-            return LineCheck(found.residual, found.bound, found.ok & scaled.ok & B.same)
-        ok = scaled.ok & B.same
+            return LineCheck(found.residual, found.bound, found.ok & ok)
         if t.size > 1:  # a row of a solution that is huge elsewhere vanishes beside other solutions then
             ok &= weighed(_together(X.X, t)).ok
         # The report's residuals are in the units of t.
         unit = float(xp.min(xp.abs(own))), float(xp.min(xp.abs(t)))
         residual, bound = (x * 2.0**down / unit[0] * unit[1] for x in (scaled.residual, scaled.bound))
         return LineCheck(residual, bound, ok)
+
+
+def _are_empty(X: Array, B: Array, lines: Lines) -> Array:
+    """Which rows of ``M X = B`` have zeros alone: B's, and every term. `lines`: as in `_check`."""
+    xp = namespace(X)
+
+    def present(T: Array) -> Array:
+        return xp.astype(T != 0, xp.float64)
+
+    solved = present(xp.max(modulus(X), axis=1))
+    return (lines(solved, solved, present)[0] == 0) & ~xp.any(B != 0, axis=1)
+
+
+def _are_unsolved(X: Array, B: Array) -> Array:
+    """Which rows of B are not 0 where their solution is nothing but zeros: no weight would show it beside others."""
+    xp = namespace(X)
+    nothing = from_host(largest_of_columns(X) == 0, X)
+    return xp.any((B != 0) & nothing[None, :], axis=1)
 
 
 def _together(X: Array, t: Array) -> Array:
@@ -254,9 +280,9 @@ def _together(X: Array, t: Array) -> Array:
     return from_host(np.ldexp(to_host(t), -math.ceil(largest) if math.isfinite(largest) else 0), X)
 
 
-def _of(power: int) -> Callable[[Array], Array]:
+def _of(power: int) -> Elements:
     """What multiplies a matrix by 2^-power."""
-    return (lambda T: T * 2.0**-power) if power else lambda T: T
+    return (lambda T: T * 2.0**-power) if power else wide
 
 
 def _power(T: Array) -> int:
@@ -284,35 +310,58 @@ def _stored(triangle: Triangle) -> Array:
 
 def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> LineCheck:
     """Of ``T X = B``, row by row, from all elements: ``|B - T X| <= gamma_n |T| |X|``."""
-    xp, n, kind = namespace(X), X.shape[0], float_type(X)
+    n, kind = X.shape[0], float_type(X)
     with np.errstate(all="ignore"):
         residual = _residual(triangle.block, X, B)
         reach, scale = _reached(lambda sizes: _moduli(triangle.block, sizes), X)
-        pivots = xp.ones(n, dtype=xp.float64, device=X.device)
-        if not triangle.unit:
-            pivots = xp.maximum(pivots, xp.abs(wide(xp.linalg.diagonal(triangle.T))))
-        lost = underflow(kind, n, pivots)[:, None] + _of_operands(lambda sizes: _moduli(triangle.block, sizes), X)
+        lost = underflow(kind, n, _pivots(triangle))[:, None]
+        lost = lost + _of_operands(lambda sizes: _moduli(triangle.block, sizes), X)
         return _all(residual, substituted_rounding(kind, n), reach, lost, scale)
 
 
 def solution_evidence(A: Array, factors: tuple[Triangle, Triangle], order: Array, X: Array, B: Array) -> LineCheck:
     """Of ``A X = B``, row by row, from all elements: ``|B - A X| <= gamma_3n P'|L| |U| |X|``."""
     xp, n, kind = namespace(X), X.shape[0], float_type(X)
-    lower, upper = factors
     with np.errstate(all="ignore"):
         residual = _residual(lambda rows, columns: A[rows, columns], X, B)
-
-        def moduli(sizes: Array) -> Array:
-            return _moduli(lower.block, _moduli(upper.block, sizes))
-
-        reach, scale = _reached(moduli, X)
-        pivots = xp.maximum(xp.ones(n, dtype=xp.float64, device=X.device), xp.abs(wide(xp.linalg.diagonal(upper.T))))
-        lost = (lower.times(underflow(kind, n, pivots), modulus) + underflow(kind, n, 1.0))[:, None]
+        reach, lost, scale = _solved_by(*factors, X)
         # P A = L U + F, where F is what underflow took from the factors
-        lost = lost + xp.sum(underflow(kind, n, float(xp.max(pivots))) * xp.abs(wide(X)), axis=0)[None, :]
-        lost, back = lost + _of_operands(moduli, X), xp.argsort(order)
+        largest = float(xp.max(_pivots(factors[1])))
+        lost = lost + xp.sum(underflow(kind, n, largest) * xp.abs(wide(X)), axis=0)[None, :]
+        back = xp.argsort(order)
         reach, lost = (xp.take(x, back, axis=0) for x in (reach, lost))
         return _all(residual, solved_rounding(kind, n), reach, lost, scale)
+
+
+def evidence_by_factors(first: Triangle, second: Triangle, X: Array, B: Array) -> LineCheck:
+    """Of ``M X = B``, M the product of these, row by row, from all elements: as `solution_evidence`, and what float64
+    rounds in the product of `second` and X."""
+    n, kind = X.shape[0], float_type(X)
+    with np.errstate(all="ignore"):
+        residual = _residual(first.block, _product(second.block, wide(X)), B)
+        factor = solved_rounding(kind, n) + substituted_rounding(float_type(residual), n)
+        reach, lost, scale = _solved_by(first, second, X)
+        return _all(residual, factor, reach, lost, scale)
+
+
+def _solved_by(first: Triangle, second: Triangle, X: Array) -> tuple[Array, Array, float]:
+    """``|L| |U| |X|`` times a scale, what underflow has taken of a solution X by L and U, element by element, and the
+    scale: as `_reached`."""
+    n, kind = X.shape[0], float_type(X)
+
+    def moduli(sizes: Array) -> Array:
+        return _moduli(first.block, _moduli(second.block, sizes))
+
+    reach, scale = _reached(moduli, X)
+    lost = first.times(underflow(kind, n, _pivots(second)), modulus) + underflow(kind, n, _pivots(first))
+    return reach, lost[:, None] + _of_operands(moduli, X), scale
+
+
+def _pivots(triangle: Triangle) -> Array:
+    """The moduli of its diagonal, and 1 where that is more."""
+    xp, T = namespace(triangle.T), triangle.T
+    ones = xp.ones(T.shape[0], dtype=xp.float64, device=T.device)
+    return ones if triangle.unit else xp.maximum(ones, xp.abs(wide(xp.linalg.diagonal(T))))
 
 
 def _reached(of: Callable[[Array], Array], X: Array) -> tuple[Array, float]:
@@ -354,11 +403,15 @@ def _residual(left: Part, X: Array, B: Array) -> Array:
 
 def _moduli(left: Part, X: Array) -> Array:
     """|M| X."""
-    xp, n = namespace(X), X.shape[0]
-    out = xp.zeros_like(X)
+    return _product(lambda rows, terms: modulus(left(rows, terms)), X)
+
+
+def _product(left: Part, X: Array) -> Array:
+    """M X in float64, for the matrix M of which `left` gives blocks, and X in float64."""
+    n, out = X.shape[0], namespace(X).zeros_like(X)
     for rows in parts(n):
         for terms in parts(n):
-            out[rows, :] += xp.abs(wide(left(rows, terms))) @ X[terms, :]
+            out[rows, :] += wide(left(rows, terms)) @ X[terms, :]
     return out
 
 

@@ -148,6 +148,9 @@ def test_scaling_by_powers_of_two_beyond_the_range_of_one() -> None:
     X[1, 0] = 0.0
     X[2] = 0.0
     assert np.array_equal(scaled(X, rows, columns), [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    for row, column in ((-831.0, 1660.0), (1660.0, -831.0), (-1660.0, 831.0)):
+        back = scaled(np.ones((1, 1)), np.array([row]), np.array([column]))
+        assert back == 2.0 ** -(row + column), (row, column)
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -203,6 +203,30 @@ def test_a_small_solution_beside_large_ones_is_guarded(blas: ScipyBlas) -> None:
         np.testing.assert_allclose(y, x, rtol=1e-12)
 
 
+def test_a_solution_that_becomes_zeros_beside_large_ones_is_found(blas: ScipyBlas) -> None:
+    of = LinearSystem(2, 2)
+    of.a, of.b = np.array([[1, 1], [0, 1e-17]]), np.array([[0.0, 2], [1, 0]])
+    of.lu, of.piv = linalg.lu_factor(of.a)
+    blas.damage = once(lambda x: x.__setitem__((slice(None), 1), 0.0))
+    x, report = of.protected()
+    assert report.status is Status.CORRECTED
+    np.testing.assert_allclose(x, [[-1e17, 2.0], [1e17, 0.0]])
+
+
+@pytest.mark.parametrize("size", [1e-140, 1e-200])
+def test_numbers_whose_squares_are_lost_are_no_fault(
+    blas: ScipyBlas, monkeypatch: pytest.MonkeyPatch, size: float
+) -> None:
+    monkeypatch.setattr(solve_on_device, "__defaults__", (0, None, SolveMethod(block=32)))  # rounds as no other path
+    of = LinearSystem(140, 140)
+    of.a, of.b = size * np.logspace(0, -8, 140)[:, None] * of.a, np.eye(140)
+    of.lu, of.piv = linalg.lu_factor(of.a)
+    assert of.protected()[1].status is Status.CLEAN
+    of.a, of.b = np.logspace(-170, 170, 140)[:, None] * (np.triu(normal(140, 140)) + 9 * np.eye(140)), np.ones((140, 1))
+    of.lu, of.piv = linalg.lu_factor(of.a)
+    assert of.protected()[1].status is Status.CLEAN
+
+
 # By the triangle that the change is in.
 @pytest.mark.parametrize("place", [(40, 30), (30, 40)])
 @pytest.mark.parametrize("trans", [0, 1])

@@ -128,8 +128,12 @@ def test_a_small_solution_beside_large_ones_is_guarded(dtype: Any) -> None:
             (np.array([[1e-20, 1, 0], [0, 1, 0], [0, 0, 1]]), [[1, 1], [1, 0], [1, 1]], (0, 1), big)
             for big in (1e150, 1e300)
         ),
+        (np.array([[1, 1], [0, 1e-17]]), [[-1e17, 2.0], [1e17, 0.0]], (0, 1), 0.0),
+        (np.eye(3) + 3, [[1e-250, 1e250]] * 3, (1, 0), 1.5e-250),
+        *((np.diag([1e-170, 1e170]), [[1e170], [1e-170]], (i, 0), 1.5 * x) for i, x in ((0, 1e170), (1, 1e-170))),
+        (np.array([[1e-170, 1e-170], [0, 1e170]]), [[1e170], [1e-170]], (0, 0), -1e170),
     ],
-    ids=["diagonal", "1e150", "1e300"],
+    ids=["diagonal", "1e150", "1e300", "emptied", "far right-hand sides", "far rows, 0", "far rows, 1", "triangle"],
 )
 def test_a_fault_among_solutions_beyond_the_range_is_found(a: np.ndarray, x: Any, at: Any, value: float) -> None:
     b, done = a @ np.array(x, float), list[int]()
