@@ -166,6 +166,7 @@ def test_a_clean_solution_is_that_of_the_device(blas: ScipyBlas, trans: int) -> 
         assert report.status is Status.CLEAN
         assert x.shape == (140,)
         assert is_right(x, of, trans)
+    assert "check" not in report.seconds  # once more, on the host
 
 
 # Of the factor that the second substitution is made with.
