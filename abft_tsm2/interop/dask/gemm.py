@@ -139,8 +139,9 @@ def protected_gemm(
     graphs.warn_of_large(max(x.itemsize for x in (a, b)), blocks_held(links), a, b)
 
     carries = sample.arithmetic if check in ("auto", "rows") and not batch else None
-    left = graphs.blocks(options, "a", a, stream=True)
     right = graphs.blocks(options, "b", b, carries, stream=True)
+    # a chunk that is both is read once: what changes it behind its first read is not taken for the operand
+    left = right if a.name == b.name else graphs.blocks(options, "a", a, stream=True)
     added = None if base is None else graphs.blocks(options, "c", base)
     # Without a report Dask makes one task of a chain and of what returns its block, under one name.
     products = options.label("product") if return_report else f"{options.name}-product"

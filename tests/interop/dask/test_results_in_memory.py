@@ -172,11 +172,29 @@ def test_a_result_that_changes_while_another_operation_reads_it_is_written_back(
     assert [one.status for one in right[-2:]] == [Status.CLEAN, Status.CLEAN]
     for number in range(0, 6, 2):
         hook = (WhileRead if task else InProduct)(task, "A", number)
-        found = dask.compute(*in_two_operations(kind, hook), scheduler=scheduler)
+        # chunks are put together when all tasks have ended: Dask does so while others are read
+        found = dask.compute(*dask.persist(*in_two_operations(kind, hook), scheduler=scheduler))
         assert hook.done
         assert same(found[:-2], right[:-2]), number
         assert found[-2].status is Status.CORRECTED
         assert "in the result that was returned as well" in str([one.faults for one in found[-2].products])
+
+
+def test_a_chunk_that_is_both_operands_is_read_once() -> None:
+    planted: list[Any] = []
+
+    class BehindFirstRead(dask.callbacks.Callback):  # type: ignore[misc]
+        def _posttask(self, key: Any, block: Any, *others: Any) -> None:
+            if not planted and str(key).startswith("('read-") and key[1:] == (2, 0):
+                planted.append(block.array.copy())
+                block.array[1, 0] *= -1
+
+    X = blocks_of(M40, 10).map_blocks(np.copy, dtype=M40.dtype).persist()  # chunks that blocks lie in the memory of
+    with BehindFirstRead():
+        C, report = dask.compute(*on_dask.protected_gemm(X, X, return_report=True))
+    assert same(planted[0], M40[20:30, :10])
+    np.testing.assert_allclose(C, M40 @ M40, atol=1e-10)
+    assert report.status is Status.CORRECTED
 
 
 def test_what_a_user_writes_into_a_result_stays() -> None:
