@@ -140,9 +140,8 @@ def protected_gemm(
 
     carries = sample.arithmetic if check in ("auto", "rows") and not batch else None
     right = graphs.blocks(options, "b", b, carries, stream=True)
-    # a chunk that is both is read once: what changes it behind its first read is not taken for the operand
-    left = right if a.name == b.name else graphs.blocks(options, "a", a, stream=True)
-    added = None if base is None else graphs.blocks(options, "c", base)
+    left = graphs.read_once(graphs.blocks(options, "a", a, stream=True), right)
+    added = None if base is None else graphs.read_once(graphs.blocks(options, "c", base), left, right)
     # Without a report Dask makes one task of a chain and of what returns its block, under one name.
     products = options.label("product") if return_report else f"{options.name}-product"
     layer: dict[Any, Any] = {}

@@ -150,6 +150,12 @@ def blocks(
     return Blocks(label, layer, x)
 
 
+def read_once(operand: Blocks, *others: Blocks) -> Blocks:
+    """The operand, or another one that has read the same array: of two reads of a chunk, the second one would take what
+    changed behind the first for the operand."""
+    return next((one for one in others if one.streamed is None and one.array.name == operand.array.name), operand)
+
+
 def _sources(x: Any) -> Mapping[Any, Any] | None:
     """The tasks that make the chunks out of nothing, or None: element by element, without data of their own."""
     if not all(isinstance(layer, Blockwise) for layer in x.dask.layers.values()):

@@ -140,7 +140,7 @@ class OnWorker(WhileRead):
 
 # ---- read by another operation ------------------------------------------------------------------------------------
 
-M40, B40 = normal(40, 40), normal(40, 3, seed=1)
+M40, N40, B40 = normal(40, 40), normal(40, 40, seed=2), normal(40, 3, seed=1)
 
 
 def in_two_operations(kind: str, hook: Any = None) -> tuple[Any, ...]:
@@ -180,20 +180,27 @@ def test_a_result_that_changes_while_another_operation_reads_it_is_written_back(
         assert "in the result that was returned as well" in str([one.faults for one in found[-2].products])
 
 
-def test_a_chunk_that_is_both_operands_is_read_once() -> None:
+@pytest.mark.parametrize("twice", ["a and b", "a and c", "b and c"])
+def test_a_chunk_of_two_operands_is_read_once(twice: str) -> None:
     planted: list[Any] = []
 
     class BehindFirstRead(dask.callbacks.Callback):  # type: ignore[misc]
         def _posttask(self, key: Any, block: Any, *others: Any) -> None:
-            if not planted and str(key).startswith("('read-") and key[1:] == (2, 0):
-                planted.append(block.array.copy())
+            if not planted and str(key).startswith("('read-") and same(block.array, M40[20:30, :10]):
+                planted.append(key)
                 block.array[1, 0] *= -1
 
     X = blocks_of(M40, 10).map_blocks(np.copy, dtype=M40.dtype).persist()  # chunks that blocks lie in the memory of
+    Y = blocks_of(N40, 10)
+    operands, beta, right = {
+        "a and b": ((X, X), 0.0, M40 @ M40),
+        "a and c": ((X, Y, X), 1.0, M40 @ N40 + M40),
+        "b and c": ((Y, X, X), 1.0, N40 @ M40 + M40),
+    }[twice]
     with BehindFirstRead():
-        C, report = dask.compute(*on_dask.protected_gemm(X, X, return_report=True))
-    assert same(planted[0], M40[20:30, :10])
-    np.testing.assert_allclose(C, M40 @ M40, atol=1e-10)
+        C, report = dask.compute(*on_dask.protected_gemm(*operands, beta=beta, return_report=True))
+    assert planted
+    np.testing.assert_allclose(C, right, atol=1e-10)
     assert report.status is Status.CORRECTED
 
 
