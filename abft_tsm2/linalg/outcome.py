@@ -234,7 +234,8 @@ def check_of(side: str, residual: Array, bound: Array, weight: Array) -> Check:
         ratio = xp.abs(residual) / bound
         ratio = xp.where((residual == 0) & (bound == 0), xp.zeros_like(ratio), ratio)
         ratio = xp.where(ratio <= 1, ratio, xp.full_like(ratio, -1.0))  # evidence has decided about these lines
-        known = to_host(bound)[~np.isnan(to_host(bound))]  # of the other lines, evidence alone
+        bounds = to_host(bound)
+        known = bounds[~np.isnan(bounds)]  # of the other lines, evidence alone
         middle = float(np.partition(known, known.size // 2)[known.size // 2]) if known.size else math.nan
         limit = float(np.divide(middle, float(xp.min(xp.abs(weight))) if weight.shape[0] else 1.0))
     worst, verified = int(xp.argmax(ratio)), int(xp.sum(xp.astype(ratio >= 0, xp.int64)))

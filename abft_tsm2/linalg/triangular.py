@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,13 +173,17 @@ Elements = Callable[[Array], Array]  # of a block of a matrix
 Lines = Callable[..., tuple[Array, Array]]
 
 
+def _squared(of: Elements) -> Elements:
+    return lambda T: square(of(T))
+
+
 def check_substitution(triangle: Triangle, X: Weighed, B: Weighed) -> LineCheck:
     """Of ``T X = B``, row by row."""
 
     def lines(y: Array, sizes: Array, of: Elements = wide) -> tuple[Array, Array]:
         if of is wide:
             return triangle.times_both(y, sizes)
-        return triangle.times(y, of), triangle.times(sizes, lambda T: square(of(T)))
+        return triangle.times(y, of), triangle.times(sizes, _squared(of))
 
     # The ones of a unit triangle are not stored, and stay as they are.
     return _check(X, B, lines, lambda: 0 if triangle.unit else _power(_stored(triangle)))
@@ -192,9 +197,9 @@ def check_solution(A: Array, factors: tuple[Triangle, Triangle], order: Array, X
     xp, (lower, upper) = namespace(A), factors
 
     def lines(y: Array, sizes: Array, of: Elements = wide) -> tuple[Array, Array]:
-        reach = lower.times(upper.times(sizes, lambda U: square(of(U))), square)
+        reach = lower.times(upper.times(sizes, _squared(of)), square)
         reach = 3 * xp.take(reach, xp.argsort(order))
-        return _times(A, y, of), reach + _times(A, sizes, lambda part: square(of(part)))
+        return _times(A, y, of), reach + _times(A, sizes, _squared(of))
 
     return _check(X, B, lines, lambda: max(_power(A), _power(_stored(upper))))
 
@@ -204,7 +209,7 @@ def check_by_factors(first: Triangle, second: Triangle, X: Weighed, B: Weighed) 
     `check_solution`."""
 
     def lines(y: Array, sizes: Array, of: Elements = wide) -> tuple[Array, Array]:
-        reach = first.times(second.times(sizes, lambda T: square(of(T))), lambda T: square(of(T)))
+        reach = first.times(second.times(sizes, _squared(of)), _squared(of))
         return first.times(second.times(y, of), of), 3 * reach
 
     return _check(X, B, lines, lambda: 0)
@@ -243,11 +248,12 @@ def _check(X: Weighed, B: Weighed, lines: Lines, power: Callable[[], int]) -> Li
             return LineCheck.of(residual, bound)
 
         scaled = weighed(own)  # which undo the solution's columns, where t undoes those of B
-        ok = scaled.ok & ~_are_unsolved(X.X, B.X) & B.same
+        largest = largest_of_columns(X.X)
+        ok = scaled.ok & ~_are_unsolved(largest, B.X) & B.same
         if hidden:
             return LineCheck(found.residual, found.bound, found.ok & ok)
         if t.size > 1:  # a row of a solution that is huge elsewhere vanishes beside other solutions then
-            ok &= weighed(_together(X.X, t)).ok
+            ok &= weighed(_together(largest, t)).ok
         # The report's residuals are in the units of t.
         unit = float(xp.min(xp.abs(own))), float(xp.min(xp.abs(t)))
         residual, bound = (x * 2.0**down / unit[0] * unit[1] for x in (scaled.residual, scaled.bound))
@@ -265,19 +271,19 @@ def _are_empty(X: Array, B: Array, lines: Lines) -> Array:
     return (lines(solved, solved, present)[0] == 0) & ~xp.any(B != 0, axis=1)
 
 
-def _are_unsolved(X: Array, B: Array) -> Array:
-    """Which rows of B are not 0 where their solution is nothing but zeros: no weight would show it beside others."""
-    xp = namespace(X)
-    nothing = from_host(largest_of_columns(X) == 0, X)
-    return xp.any((B != 0) & nothing[None, :], axis=1)
+def _are_unsolved(largest: Any, B: Array) -> Array:
+    """Which rows of B are not 0 where their solution is nothing but zeros: no weight would show it beside others.
+    `largest`: as in `hides_columns`."""
+    return namespace(B).any((B != 0) & from_host(largest == 0, B)[None, :], axis=1)
 
 
-def _together(X: Array, t: Array) -> Array:
-    """The weights t times a power of two which brings the largest weighted solution to 1."""
+def _together(largest: Any, t: Array) -> Array:
+    """The weights t times a power of two which brings the largest weighted solution to 1; `largest`: as in
+    `hides_columns`."""
     with np.errstate(divide="ignore"):
-        sizes = np.log2(largest_of_columns(X)) + np.log2(np.abs(to_host(t)))
-    largest = np.max(sizes, where=np.isfinite(sizes), initial=-np.inf)
-    return from_host(np.ldexp(to_host(t), -math.ceil(largest) if math.isfinite(largest) else 0), X)
+        sizes = np.log2(largest) + np.log2(np.abs(to_host(t)))
+    most = np.max(sizes, where=np.isfinite(sizes), initial=-np.inf)
+    return from_host(np.ldexp(to_host(t), -math.ceil(most) if math.isfinite(most) else 0), t)
 
 
 def _of(power: int) -> Elements:
@@ -313,9 +319,9 @@ def substitution_evidence(triangle: Triangle, X: Array, B: Array) -> LineCheck:
     n, kind = X.shape[0], float_type(X)
     with np.errstate(all="ignore"):
         residual = _residual(triangle.block, X, B)
-        reach, scale = _reached(lambda sizes: _moduli(triangle.block, sizes), X)
-        lost = underflow(kind, n, _pivots(triangle))[:, None]
-        lost = lost + _of_operands(lambda sizes: _moduli(triangle.block, sizes), X)
+        moduli = partial(_moduli, triangle.block)
+        reach, scale = _reached(moduli, X)
+        lost = underflow(kind, n, _pivots(triangle))[:, None] + _of_operands(moduli, X)
         return _all(residual, substituted_rounding(kind, n), reach, lost, scale)
 
 
