@@ -157,7 +157,7 @@ def protected_lu_solve(
         return substituted_carefully(lu, pivots, B, int(trans), work, weighed=sides.weighed, given=factors)
 
     def on_device(lu: Array, piv: Any, B: Array, work: Work) -> Array:
-        lu, piv = contiguous(lu), piv.copy()  # which nobody else can change
+        lu = contiguous(lu)
         found = by_kernels(lu, piv, B, int(trans), work, compared=True)
         if found.clean:
             return found.X  # the check has read the factors that were given, as have the substitutions
@@ -169,7 +169,7 @@ def protected_lu_solve(
         work.given = GivenWords(lu, found.left().lines), GivenSides(weighed)
         if not work.confirm(suspected=False):
             return found.X
-        pivots = GivenPivots(pivots_of(piv, tuple(lu.shape)))
+        pivots = GivenPivots(pivots_of(found.left().piv, tuple(lu.shape)))
         return substituted_carefully(lu, pivots, B, int(trans), work, found, weighed, factors)
 
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:

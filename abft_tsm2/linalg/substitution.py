@@ -96,7 +96,7 @@ def by_kernels(
         found = solve_on_device(lu, piv, B, trans, A, compared=compared)
     if found.clean and found.t.size > 1 and hides_columns(found.largest, found.t, B):
         with work.clock("check"):
-            order = permutation(pivots_of(piv, tuple(lu.shape)), int(lu.shape[0]))
+            order = permutation(pivots_of(found.left().piv, tuple(lu.shape)), int(lu.shape[0]))
             right = _is_right(found.X, triangles(lu, trans), order, Weighed.of(B, summing_weights(B)), trans)
             found = found._replace(clean=right)
     if found.clean:

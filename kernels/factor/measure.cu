@@ -1,11 +1,12 @@
-// A copied into W, with the largest modulus of each row and of each column.
+// A copied into W, if there is one, with the largest modulus of each row and of each column.
 //
 // Tiles go through shared memory: they are read along whichever lines of A are closer together, and written down the
 // columns of W.
 //
 // Launch   ceil(m / 64) ceil(n / 64) blocks of 256 threads
 // Macros   REAL; ENTRY the name of the kernel
-// Storage  A(i, j) = A[i row_stride + j column_stride], strides of any sign; W(i, j) = W[i + j ld];
+// Storage  A(i, j) = A[i row_stride + j column_stride], strides of any sign; W(i, j) = W[i + j ld],
+//          or 0;
 //          row_max, column_max: bits of moduli, unsigned integers as large as a Real, wiped before. NaN is the largest
 #include "factor/real.cuh"
 #include "factor/tile.cuh"
@@ -44,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(TILE* GROUPS)
   for (int i = 0; i < EACH; i++) {
     const int other = group + GROUPS * i;
     const Real down_column = tile[line + other * APART], along_row = tile[other + line * APART];
-    if (line < height && other < width) W[row + line + (column + other) * ld] = down_column;
+    if (W && line < height && other < width) W[row + line + (column + other) * ld] = down_column;
     of_row = larger(of_row, modulus(down_column));
     of_column = larger(of_column, modulus(along_row));
   }

@@ -22,7 +22,7 @@ from abft_tsm2.linalg.device import solution
 from abft_tsm2.linalg.device.solution import DeviceSolution, solve_on_device
 from abft_tsm2.linalg.device.substitution_calls import SolveMethod
 from abft_tsm2.linalg.outcome import check_of
-from abft_tsm2.linalg.triangular import Weighed, summing_weights
+from abft_tsm2.linalg.triangular import Weighed, hides_columns, summing_weights
 from tests.support import for_a_while, solution_cases
 from tests.support.cupy_on_cpu import _on_card
 from tests.support.planting import normal
@@ -80,6 +80,7 @@ def test_solutions_are_right_and_clean(blas: ScipyBlas, n: int, count: int, tran
         assert is_right(found.X, of, trans)
         assert (np.abs(found.residual) <= found.bound).all()
         np.testing.assert_array_equal(found.t, summing_weights(of.b))
+        np.testing.assert_array_equal(found.largest, np.max(np.abs(found.X), axis=0)[: count if count > 1 else 0])
         assert found.check() == check_of("rows", found.residual, found.bound, found.t)
     assert len(set(blas.calls)) > 1 or n == 1
     if not trans:
@@ -142,9 +143,12 @@ def test_a_step_that_does_not_run_shows(blas: ScipyBlas, trans: int, how: dict[s
     (plan,) = solution._kept.plans.values()
     steps = list(plan._prepared)
     measured = int("compared" in how)  # without this one, columns are not measured: weights are others
-    for i in [*range(measured), *range(measured + 1, len(steps))]:
+    for i in [*range(measured), *range(measured + 1, len(steps) - 1)]:
         plan._prepared = [*steps[:i], *steps[i + 1 :]]
         assert not of.on_device(trans, **how).clean, i
+    plan._prepared = steps[:-1]  # solutions are not measured: the host checks each
+    found = of.on_device(trans, **how)
+    assert hides_columns(found.largest, found.t, of.b)
     plan._prepared = steps
     assert of.on_device(trans, **how).clean
 
@@ -346,7 +350,7 @@ def test_a_fault_that_is_not_to_be_repaired(blas: ScipyBlas) -> None:
 
 def test_what_is_suspected_in_vain_is_counted(blas: ScipyBlas, monkeypatch: pytest.MonkeyPatch) -> None:
     of = LinearSystem(140, 4)
-    monkeypatch.setattr(solution.SolutionPlan, "found", lambda plan: (False, *[np.zeros(1)] * 3))
+    monkeypatch.setattr(solution.SolutionPlan, "found", lambda plan: (False, *[np.zeros(1)] * 4))
     for trans in (0, 1):
         for way in (SolveMethod(), SolveMethod(block=32)):  # this one rounds otherwise than the careful path
             monkeypatch.setattr(solve_on_device, "__defaults__", (0, None, way))

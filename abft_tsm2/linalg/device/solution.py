@@ -60,6 +60,8 @@ class LeftOnDevice(NamedTuple):
     ----------
     t, sums, squares : float64 CuPy arrays
         Weights of the right-hand sides, and what `Weighed` has of their rows.
+    piv : int32 CuPy array
+        As the kernels have read it.
     order : int32 CuPy array or None
         Of those rows; None where it is theirs.
     lines : uint64 CuPy array
@@ -69,6 +71,7 @@ class LeftOnDevice(NamedTuple):
     t: Array
     sums: Array
     squares: Array
+    piv: Array
     order: Array | None
     lines: Array | None
 
@@ -83,8 +86,8 @@ class DeviceSolution(NamedTuple):
         Whether every check was made, and found everything right.
     residual, bound, t : float64 arrays on the host
         Of the last check, row by row; weights of the right-hand sides.
-    largest : array on the host
-        The largest modulus of each solution; of none where there is one alone.
+    largest : float64 array on the host
+        The largest modulus of each solution; empty where there is one alone.
     left : callable
         What the workspace holds of the operands.
     """
@@ -100,7 +103,7 @@ class DeviceSolution(NamedTuple):
     def weighed(self, B: Array) -> Weighed | None:
         """B with the weights and sums that were taken when it was read; None where they are none, or not finite."""
         xp = namespace(B)
-        t, sums, squares, order, _ = self.left()
+        t, sums, squares, _, order, _ = self.left()
         if not all(bool(xp.all(xp.isfinite(x))) for x in (t, sums, squares)):
             return None
         if order is None:
@@ -165,10 +168,8 @@ def solve_on_device(
     planter = faultpoint.current()
     places = None if planter is None else partial(_reach, planter, plan.unknowns(X, space))
     plan(stream, where, space.data.ptr, places)
-    largest = cupy.abs(X).max(axis=0) if X.shape[1] > 1 else None  # queued: the host has to wait anyway
     runtime.streamSynchronize(stream)
-    of_columns = np.zeros(1) if largest is None else to_host(largest).astype(np.float64)
-    return DeviceSolution(X, *plan.found(), of_columns, lambda: plan.left(space))
+    return DeviceSolution(X, *plan.found(), lambda: plan.left(space))
 
 
 def _reach(planter: faultpoint.Planter, X: Array, stage: str) -> None:
@@ -298,10 +299,11 @@ class SolutionPlan:
         if self._certified:
             tiles = max(tiles, self._sums(kind.A_by_columns)[2])
         wiped = {"row_largest": n * item, "largest": count * item, "verified": COUNTS * double}
+        wiped |= {"solutions": count * item if count > 1 else 0}
         vectors = ("b", "b_squares", "z", "z_squares", "x", "x_squares", "reach_x", "reach_z", "reach", "others")
         poisoned = {"residuals": n * double, "bounds": n * double, "t": count * double, "moduli": double}
         poisoned |= {"logs": count * double, **dict.fromkeys(vectors, n * double), "other_bounds": n * double}
-        poisoned |= {"order": 4 * n, "places": 4 * n, "moves": 4 * n * self._panels}
+        poisoned |= {"piv": 4 * n, "order": 4 * n, "places": 4 * n, "moves": 4 * n * self._panels}
         poisoned |= {"parts": (2 + self._certified) * tiles * n * double}
         if kind.compared:
             config = OrderedKernel(item)
@@ -334,11 +336,12 @@ class SolutionPlan:
         """
         from cupy.cuda import runtime
 
-        where = where | {name: space + offset for name, offset in self._offsets.items()}
+        given, where = where["piv"], where | {name: space + offset for name, offset in self._offsets.items()}
         where["handle"], where["same_lines"] = handle_on(stream), where["verified"] + 8 * SAME_LINES
         self._host[: COUNTS * 8] = 0  # those of the call before
         runtime.memsetAsync(space, 0, self._zeros, stream)
         runtime.memsetAsync(space + self._zeros, POISON, self._poisoned - self._zeros, stream)
+        runtime.memcpyAsync(where["piv"], given, 4 * self.kind.n, runtime.memcpyDeviceToDevice, stream)
         for number, step in enumerate(self._prepared):
             step(stream, where)
             if places is not None and number in self._solved:
@@ -353,31 +356,31 @@ class SolutionPlan:
         at = self._offsets["turned"]
         return space[at : at + X.nbytes].view(X.dtype).reshape(X.shape[::-1]).T
 
-    def found(self) -> tuple[bool, Any, Any, Any]:
-        """Whether all is right, and residuals, bounds and weights of the last check; when it is done."""
-        n = self.kind.n
+    def found(self) -> tuple[bool, Any, Any, Any, Any]:
+        """Whether all is right; residuals, bounds and weights of the last check; moduli of solutions: when done."""
+        n, count = self.kind.n, self.kind.count
         counts = self._brought("verified", COUNTS, np.uint64).tolist()
         asked = [RIGHT_EXCHANGES, RIGHT_PLACES, RIGHT_FORWARD, RIGHT_BACKWARD]
         asked += [RIGHT_SOLUTION] * self._certified + [SAME_LINES] * self.kind.compared
-        lines = (self._brought(name, size) for name, size in (("residuals", n), ("bounds", n), ("t", self.kind.count)))
-        return all(counts[which] == n for which in asked), *(x.copy() for x in lines)
+        lines = (self._brought(name, size).copy() for name, size in (("residuals", n), ("bounds", n), ("t", count)))
+        largest = self._brought("solutions", count if count > 1 else 0, self.kind.dtype).astype(np.float64)
+        return all(counts[which] == n for which in asked), *lines, largest
 
     def left(self, space: Array) -> LeftOnDevice:
         """Of the workspace of a call that is done."""
         n = self.kind.n
         sizes = {"t": self.kind.count, "b": n, "b_squares": n}
         found = [space[(at := self._offsets[name]) : at + 8 * size].view(np.float64) for name, size in sizes.items()]
-        at = self._offsets["order"]
-        order = None if self.kind.turned else space[at : at + 4 * n].view(np.int32)
+        piv, order = (space[(at := self._offsets[name]) : at + 4 * n].view(np.int32) for name in ("piv", "order"))
         lines = None
         if self.kind.compared:
             at, size = self._offsets["lines"], 8 * n * OrderedKernel(SIZES[self.kind.dtype]).words
             lines = space[at : at + size].view(np.uint64).reshape(-1, n)
-        return LeftOnDevice(found[0], found[1], found[2], order, lines)
+        return LeftOnDevice(*found, piv, None if self.kind.turned else order, lines)
 
     def _brought(self, name: str, count: int, dtype: Any = np.float64) -> Any:
         at = self._offsets[name] - self._offsets["verified"]
-        return self._host[at : at + 8 * count].view(dtype)
+        return self._host[at : at + np.dtype(dtype).itemsize * count].view(dtype)
 
     # -- launches --
 
@@ -388,11 +391,13 @@ class SolutionPlan:
         into, gather, to, scatter = ("turned", 0, "X", "order") if kind.turned else ("X", "order", 0, 0)
         sizes = n, kind.count
         # B itself is what is summed: of the copy that is made as columns are measured nothing is left.
+        measure, launch = MoveKernel("measure", kind.dtype), move_config.measure(*sizes)
         measured = "B", "down", "along", *sizes, into, n, "row_largest", "largest"
+        solved = "X", 1, n, *sizes, 0, n, "row_largest", "solutions"  # of its rows nothing is asked
         read = "B", "down", "along", *sizes, gather, "t", into, n, 0, "b", "b_squares"
         return [
             *(self._lines("keep") if kind.compared else ()),
-            *self._kernel(MoveKernel("measure", kind.dtype), move_config.measure(*sizes), *measured),
+            *self._kernel(measure, launch, *measured),
             *self._own("sum_weights", "largest", self._base.data.ptr, kind.count, "logs", "t", "moduli"),
             *self._own("pivot_moves", "piv", n, "moves", "verified"),
             *self._own("follow_moves", "moves", n, self._panels, "order", "places", "verified"),
@@ -405,6 +410,7 @@ class SolutionPlan:
             *self._check_factor(second, "reach_x"),
             *self._check_factor(first, "reach_z", "reach_x" if self._certified else ""),
             *(self._certify() if self._certified else ()),
+            *(self._kernel(measure, launch, *solved) if kind.count > 1 else ()),
         ]
 
     def _kernel(self, config: Kernel, launch: Launch, *values: Value) -> list[Step]:
