@@ -376,7 +376,7 @@ class SolutionPlan:
         if self.kind.compared:
             at, size = self._offsets["lines"], 8 * n * OrderedKernel(SIZES[self.kind.dtype]).words
             lines = space[at : at + size].view(np.uint64).reshape(-1, n)
-        return LeftOnDevice(*found, piv, None if self.kind.turned else order, lines)
+        return LeftOnDevice(found[0], found[1], found[2], piv, None if self.kind.turned else order, lines)
 
     def _brought(self, name: str, count: int, dtype: Any = np.float64) -> Any:
         at = self._offsets[name] - self._offsets["verified"]
