@@ -166,10 +166,11 @@ def protected_lu_solve(
             as_array(B, "b")
         weighed = as_read(found, B)
         factors = GivenFactors(lu, lambda array: triangles(array, int(trans)))
-        work.given = GivenWords(lu, found.left().lines), GivenSides(weighed)
+        left = found.left()
+        work.given = GivenWords(lu, left.lines), GivenSides(weighed)
         if not work.confirm(suspected=False):
             return found.X
-        pivots = GivenPivots(pivots_of(found.left().piv, tuple(lu.shape)))
+        pivots = GivenPivots(pivots_of(left.piv, tuple(lu.shape)))
         return substituted_carefully(lu, pivots, B, int(trans), work, found, weighed, factors)
 
     def one(lu: Array, piv: Any, B: Array) -> tuple[Array, Report]:

@@ -1,12 +1,11 @@
-// A copied into W, if there is one, with the largest modulus of each row and of each column.
+// A copied into W, unless that is 0, with the largest modulus of each row and of each column.
 //
 // Tiles go through shared memory: they are read along whichever lines of A are closer together, and written down the
 // columns of W.
 //
 // Launch   ceil(m / 64) ceil(n / 64) blocks of 256 threads
 // Macros   REAL; ENTRY the name of the kernel
-// Storage  A(i, j) = A[i row_stride + j column_stride], strides of any sign; W(i, j) = W[i + j ld],
-//          or 0;
+// Storage  A(i, j) = A[i row_stride + j column_stride], strides of any sign; W(i, j) = W[i + j ld], or 0;
 //          row_max, column_max: bits of moduli, unsigned integers as large as a Real, wiped before. NaN is the largest
 #include "factor/real.cuh"
 #include "factor/tile.cuh"

@@ -103,12 +103,13 @@ class DeviceSolution(NamedTuple):
     def weighed(self, B: Array) -> Weighed | None:
         """B with the weights and sums that were taken when it was read; None where they are none, or not finite."""
         xp = namespace(B)
-        t, sums, squares, _, order, _ = self.left()
+        left = self.left()
+        t, sums, squares = left.t, left.sums, left.squares
         if not all(bool(xp.all(xp.isfinite(x))) for x in (t, sums, squares)):
             return None
-        if order is None:
+        if left.order is None:
             return Weighed(B, t, sums, squares)
-        places = to_host(order)
+        places = to_host(left.order)
         if not np.array_equal(np.sort(places), np.arange(places.size)):
             return None
         back = from_host(np.argsort(places), B)
@@ -287,6 +288,11 @@ class SolutionPlan:
         cupy.cuda.get_current_stream().synchronize()  # what was set here may be used on any stream
 
     @property
+    def _measured(self) -> int:
+        """Solutions whose moduli are measured: all of several, and not one alone."""
+        return self.kind.count if self.kind.count > 1 else 0
+
+    @property
     def _last(self) -> int:
         return RIGHT_SOLUTION if self._certified else RIGHT_BACKWARD
 
@@ -299,7 +305,7 @@ class SolutionPlan:
         if self._certified:
             tiles = max(tiles, self._sums(kind.A_by_columns)[2])
         wiped = {"row_largest": n * item, "largest": count * item, "verified": COUNTS * double}
-        wiped |= {"solutions": count * item if count > 1 else 0}
+        wiped |= {"solutions": self._measured * item}
         vectors = ("b", "b_squares", "z", "z_squares", "x", "x_squares", "reach_x", "reach_z", "reach", "others")
         poisoned = {"residuals": n * double, "bounds": n * double, "t": count * double, "moduli": double}
         poisoned |= {"logs": count * double, **dict.fromkeys(vectors, n * double), "other_bounds": n * double}
@@ -363,7 +369,7 @@ class SolutionPlan:
         asked = [RIGHT_EXCHANGES, RIGHT_PLACES, RIGHT_FORWARD, RIGHT_BACKWARD]
         asked += [RIGHT_SOLUTION] * self._certified + [SAME_LINES] * self.kind.compared
         lines = (self._brought(name, size).copy() for name, size in (("residuals", n), ("bounds", n), ("t", count)))
-        largest = self._brought("solutions", count if count > 1 else 0, self.kind.dtype).astype(np.float64)
+        largest = self._brought("solutions", self._measured, self.kind.dtype).astype(np.float64)
         return all(counts[which] == n for which in asked), *lines, largest
 
     def left(self, space: Array) -> LeftOnDevice:
@@ -390,8 +396,8 @@ class SolutionPlan:
         # The transposed system is solved beside X, and its rows come to their places at the end.
         into, gather, to, scatter = ("turned", 0, "X", "order") if kind.turned else ("X", "order", 0, 0)
         sizes = n, kind.count
-        # B itself is what is summed: of the copy that is made as columns are measured nothing is left.
         measure, launch = MoveKernel("measure", kind.dtype), move_config.measure(*sizes)
+        # B itself is what is summed: of the copy that is made as columns are measured nothing is left.
         measured = "B", "down", "along", *sizes, into, n, "row_largest", "largest"
         solved = "X", 1, n, *sizes, 0, n, "row_largest", "solutions"  # of its rows nothing is asked
         read = "B", "down", "along", *sizes, gather, "t", into, n, 0, "b", "b_squares"
@@ -410,7 +416,7 @@ class SolutionPlan:
             *self._check_factor(second, "reach_x"),
             *self._check_factor(first, "reach_z", "reach_x" if self._certified else ""),
             *(self._certify() if self._certified else ()),
-            *(self._kernel(measure, launch, *solved) if kind.count > 1 else ()),
+            *(self._kernel(measure, launch, *solved) if self._measured else ()),
         ]
 
     def _kernel(self, config: Kernel, launch: Launch, *values: Value) -> list[Step]:
