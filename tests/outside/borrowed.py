@@ -1,7 +1,7 @@
 """Tests of other libraries, borrowed from where they are installed, with abft_tsm2's functions under their names.
 
 A file of this folder assigns their classes and functions to names of its own, and pytest collects them there. While one
-of them runs, the names that its module reads are swapped, in two ways:
+of them runs, the names that its module reads are swapped, in one way or in both:
 
 - "as they are": every call goes to the protected function.
 - "real numbers": integers are computed in float64, where the original does so; a call with operands of other types
@@ -11,11 +11,12 @@ of them runs, the names that its module reads are swapped, in two ways:
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -73,15 +74,20 @@ class Namespace:
         return self._members[name] if name in self._members else getattr(self._module, name)
 
 
-def _operands(values: Sequence[Any]) -> list[Any]:
-    """The arrays among the arguments; of a pair, such as (lu, piv), the first."""
-    first = [x[0] if isinstance(x, tuple) and x else x for x in values]
+def _is_pair(x: Any) -> bool:
+    """Such as (lu, piv), whose first part is an operand."""
+    return isinstance(x, tuple | list) and len(x) > 0 and hasattr(x[0], "shape") and x[0].shape != ()
+
+
+def _operands(values: Iterable[Any]) -> list[Any]:
+    """The arrays among the arguments."""
+    first = [x[0] if _is_pair(x) else x for x in values]
     return [np.asarray(x) if isinstance(x, list) else x for x in first if isinstance(x, list) or hasattr(x, "dtype")]
 
 
 def _in_float64(x: Any) -> Any:
     """Integers in float64; all else as it is."""
-    if isinstance(x, tuple) and x:
+    if _is_pair(x):
         return (_in_float64(x[0]), *x[1:])
     made = np.asarray(x) if isinstance(x, list) else x
     return made.astype(np.float64) if hasattr(made, "dtype") and made.dtype.kind in "biu" else x
@@ -94,10 +100,12 @@ class Calls:
         self.number = 0
 
     def through(self, swap: Swap, mode: str) -> Callable[..., Any]:
+        @functools.wraps(swap.protected)
         def protected(*args: Any, **named: Any) -> Any:
             self.number += 1
             return swap.protected(*args, **named)
 
+        @functools.wraps(swap.protected)
         def of_real_numbers(*args: Any, **named: Any) -> Any:
             dtypes = [x.dtype for x in _operands([*args, *named.values()])]
             if any(x.name not in PROTECTED and not (swap.integers and x.kind in "biu") for x in dtypes):
@@ -107,14 +115,14 @@ class Calls:
         return protected if mode == AS_THEY_ARE else of_real_numbers
 
 
-def swapping(*swaps_of: tuple[Any, Mapping[str, Swap]]) -> Any:
+def swapping(*swaps_of: tuple[Any, Mapping[str, Swap]], modes: Sequence[str] = (AS_THEY_ARE,)) -> Any:
     """A fixture for every test of a file, to be assigned to a name: under it these names of their modules are swapped.
 
     A name is that of a function, or has dots, of which the first part is a module that theirs has imported. Fails the
     tests that call no protected function, and those that one raises an alarm in.
     """
 
-    @pytest.fixture(autouse=True, params=[AS_THEY_ARE, REAL_NUMBERS])
+    @pytest.fixture(autouse=True, params=modes)
     def swapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
         calls, in_place_of = Calls(), {}
         for module, swaps in swaps_of:
