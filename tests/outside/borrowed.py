@@ -14,7 +14,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,29 +87,41 @@ def _operands(values: Iterable[Any]) -> list[Any]:
     return [np.asarray(x) if isinstance(x, list) else x for x in first if isinstance(x, list) or hasattr(x, "dtype")]
 
 
+def _dtype_of(x: Any) -> np.dtype[Any]:
+    """NumPy's type of that name, where a library has types of its own: array_api_strict.float64."""
+    return x.dtype if isinstance(x.dtype, np.dtype) else np.dtype(str(x.dtype).rpartition(".")[2])
+
+
 def _in_float64(x: Any) -> Any:
     """Integers in float64; all else as it is."""
     if _is_pair(x):
         return (_in_float64(x[0]), *x[1:])
     made = np.asarray(x) if isinstance(x, list) else x
-    return made.astype(np.float64) if hasattr(made, "dtype") and made.dtype.kind in "biu" else x
+    return made.astype(np.float64) if hasattr(made, "dtype") and _dtype_of(made).kind in "biu" else x
 
 
 class Calls:
-    """Counts the calls that reach a protected function."""
+    """Counts the calls that reach a protected function. What one of them calls itself is the original."""
 
     def __init__(self) -> None:
         self.number = 0
+        self._inside = threading.local()
 
     def through(self, swap: Swap, mode: str) -> Callable[..., Any]:
         @functools.wraps(swap.protected)
         def protected(*args: Any, **named: Any) -> Any:
+            if getattr(self._inside, "yes", False):
+                return swap.original(*args, **named)
             self.number += 1
-            return swap.protected(*args, **named)
+            self._inside.yes = True
+            try:
+                return swap.protected(*args, **named)
+            finally:
+                self._inside.yes = False
 
         @functools.wraps(swap.protected)
         def of_real_numbers(*args: Any, **named: Any) -> Any:
-            dtypes = [x.dtype for x in _operands([*args, *named.values()])]
+            dtypes = [_dtype_of(x) for x in _operands([*args, *named.values()])]
             if any(x.name not in PROTECTED and not (swap.integers and x.kind in "biu") for x in dtypes):
                 return swap.original(*args, **named)
             return protected(*map(_in_float64, args), **{name: _in_float64(x) for name, x in named.items()})
@@ -122,11 +136,13 @@ def swapping(*swaps_of: tuple[Any, Mapping[str, Swap]], modes: Sequence[str] = (
     tests that call no protected function, and those that one raises an alarm in.
     """
 
-    @pytest.fixture(autouse=True, params=modes)
+    # One way is no parameter: tests that are methods of a unittest.TestCase have none.
+    @pytest.fixture(autouse=True, params=modes if len(modes) > 1 else None)
     def swapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
+        mode = request.param if len(modes) > 1 else modes[0]
         calls, in_place_of = Calls(), {}
         for module, swaps in swaps_of:
-            made = {name: calls.through(swap, request.param) for name, swap in swaps.items()}
+            made = {name: calls.through(swap, mode) for name, swap in swaps.items()}
             in_place_of |= {swap.original: made[name] for name, swap in swaps.items()}
             for name, value in _tree(module, made).items():
                 monkeypatch.setattr(module, name, value)
@@ -150,3 +166,11 @@ def _tree(module: Any, members: Mapping[str, Any]) -> dict[str, Any]:
         original = getattr(module, head)
         made[head] = Namespace(original, _tree(original, inner))
     return made
+
+
+def checkout(variable: str, source: str) -> Path:
+    """The folder of a checkout that an environment variable names; else the test, or the file of tests, is skipped."""
+    given = os.environ.get(variable)
+    if not given:
+        pytest.skip(f"{variable} is not set: the path of a checkout of {source}", allow_module_level=True)
+    return Path(given).resolve(strict=True)
