@@ -14,7 +14,14 @@ import pytest
 HERE = Path(__file__).parent
 THEIR_MARKERS = (
     *("slow", "xslow", "fail_slow", "thread_unsafe", "parallel_threads", "parallel_threads_limit"),
-    *("array_api_backends", "skip_xp_backends", "xfail_xp_backends", "uses_xp_capabilities", "leaks_references", "valgrind_error"),
+    *(
+        "array_api_backends",
+        "skip_xp_backends",
+        "xfail_xp_backends",
+        "uses_xp_capabilities",
+        "leaks_references",
+        "valgrind_error",
+    ),
 )
 
 

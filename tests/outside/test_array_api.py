@@ -1,4 +1,6 @@
-"""array-api-tests' own tests of matmul, solve and cholesky hold for the protected functions of array_api_strict's arrays.
+"""array-api-tests' own tests of matmul, solve and cholesky hold for the protected functions.
+
+The arrays are array_api_strict's.
 
 Of a checkout, with its submodule, and with what its requirements.txt names installed: the environment variable
 ABFT_TSM2_ARRAY_API_TESTS names it. A subprocess runs it.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-da = pytest.importorskip("dask.array")
+import dask.array as da
 
 import abft_tsm2.interop.dask as ft
 from tests.outside.borrowed import Swap, load, swapping

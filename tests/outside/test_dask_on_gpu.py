@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 
+import dask.array as da
 import pytest
-
-pytestmark = pytest.mark.gpu
-da = pytest.importorskip("dask.array")
-pytest.importorskip("cupy", exc_type=ImportError)
 
 from tests.outside.borrowed import Swap, checkout, load, swapping
 from tests.outside.dask_names import cholesky, dot
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("cupy", exc_type=ImportError)
 
 GIVEN = "ABFT_TSM2_DASK_TESTS"
 if os.environ.get(GIVEN):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 import abft_tsm2 as ft
 from tests.outside.borrowed import AS_THEY_ARE, REAL_NUMBERS, Swap, load, swapping
 
