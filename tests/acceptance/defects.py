@@ -100,7 +100,7 @@ def run(defects: list[Defect], checkout: Path, results: Path, options: Options) 
     """Judge every defect that has no row yet, and write a row for each."""
     table = Table(results, COLUMNS)
     left = [one for one in defects if options.again or one.name not in table.rows]
-    print(f"{len(defects)} defects, {len(defects) - len(left)} done before")
+    print(f"{len(defects)} defects, {len(defects) - len(left)} done before", flush=True)
     with trees.copies(checkout, min(options.jobs, max(len(left), 1))) as free, ThreadPoolExecutor(options.jobs) as pool:
 
         def one(defect: Defect, free: queue.SimpleQueue[Path] = free) -> dict[str, object]:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,9 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 def command(targets: list[str], options: list[str]) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", *options, *targets]
+    # One cache for all copies: kernels that the tests compile for the CPU are compiled once.
+    cache = f"cache_dir={tempfile.gettempdir()}/abft_acceptance_cache"
+    return [sys.executable, "-m", "pytest", "-q", "--tb=line", "-o", cache, *options, *targets]
 
 
 def run(tree: Path, targets: list[str], limit: float, options: list[str], chosen: Path | None = None) -> Run:

@@ -3,11 +3,14 @@ reported, and a run that ended early goes on where it was."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance import defects, trees
+from tests.acceptance import defects, mutants, trees
+from tests.acceptance.choose import Mutant
+from tests.acceptance.contexts import Contexts
 from tests.acceptance.edits import Edit, EditError, LineEdit, edited
 from tests.acceptance.table import Table
 
@@ -109,3 +112,52 @@ def test_every_defect_of_the_list_fits_the_package() -> None:
             assert edit.file.startswith(("abft_tsm2/", "kernels/"))
         for file, source in sources.items():
             compile(source, file, "exec")
+
+
+# ---- mutants -------------------------------------------------------------------------------------------------------
+
+MUTANT = Mutant("toy/check.py", 2, "core/ReplaceComparisonOperator_Eq_LtE", 0, "    return x == x", "    return True")
+TOUCHING = {"tests": ["tests/test_toy.py::test_nan"], "lines": {"toy/check.py": {"0": [0], "2": [0]}}, "arcs": {}}
+
+
+@pytest.fixture
+def listed(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contexts:
+    """Two mutants of the toy, of which a test touches the first."""
+    for name, value in (("LIST", tmp_path / "mutants.csv"), ("RESULTS", tmp_path)):
+        monkeypatch.setattr(mutants, name, value)
+    monkeypatch.setattr(mutants.trees, "HERE", toy)
+    contexts = Contexts(tmp_path / "contexts.json.gz")
+    contexts.put("tests", TOUCHING)
+    mutants.write([MUTANT, MUTANT._replace(line=6)], 2, [], mutants.LIST)
+    return contexts
+
+
+def test_mutants_are_run_on_the_tests_that_touch_them_and_survivors_on_all(toy: Path, listed: Contexts) -> None:
+    chosen = mutants.read(mutants.LIST)
+    options = mutants.Options(limit=60.0)
+    rows = [mutants.judge(toy, number, one, listed, options) for number, _, one in chosen]
+    assert [row["outcome"] for row in rows] == ["killed", "survived"]
+    assert [row["tests"] for row in rows] == [1, 0]
+    whole = mutants.judge(toy, *chosen[1][::2], listed, replace(options, whole=True))
+    assert (whole["outcome"], whole["tests"], whole["on"]) == ("survived", 1, "whole suite")
+
+
+def test_mutants_that_no_test_touches_do_not_count(listed: Contexts, tmp_path: Path) -> None:
+    three = [MUTANT._replace(line=6), MUTANT, MUTANT]
+    table = mutants.write(three, 1, [Contexts(listed.path)], tmp_path / "listed.csv")
+    assert [row["state"] for row in table.rows.values()] == ["not covered", "chosen", "reserve"]
+
+
+def test_the_lines_of_a_mutant_are_those_of_its_statement(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants.trees, "HERE", toy)
+    (toy / "toy/check.py").write_text(
+        "def f(\n    x=1,\n):\n    if (\n        x\n    ):\n        return 1\n    return 2\n"
+    )
+    lines = [mutants.statement(MUTANT._replace(line=line, old="?")) for line in (2, 5, 7, 8)]
+    assert lines == [range(1, 9), range(4, 7), range(7, 8), range(8, 9)]
+
+
+def test_the_listed_mutants_fit_the_package() -> None:
+    for _, _, one in mutants.read():
+        changed = LineEdit(one.file, one.line, one.old, one.new).apply((trees.HERE / one.file).read_text())
+        compile(changed, one.file, "exec")
