@@ -39,6 +39,8 @@ def measure(checkout: Path, piece: str, lines: dict[str, set[int]], workers: int
         environ = {**suite.environment(checkout), "COVERAGE_FILE": str(base)}
         command = suite.command([piece], options)
         done = subprocess.run(command, cwd=checkout, env=environ, timeout=limit, capture_output=True, text=True)
+        if done.returncode not in (0, 1, 5):  # of failures the lines are known as well
+            raise RuntimeError(f"{piece}: pytest exited {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
         data = CoverageData(str(base))
         data.read()
         kept = condense(data, checkout, lines)

@@ -57,7 +57,7 @@ def as_mutant(name: str, of: Any, table: str) -> KernelMutant | None:
 
 def found() -> Iterator[KernelMutant]:
     """The mutants of all tables, each once."""
-    seen: set[tuple[str, str, str, int]] = set()
+    seen: set[tuple[str | int, ...]] = set()
     for folder in FOLDERS:
         for path in sorted((trees.HERE / folder).glob("*.py")):
             if (path.name.startswith("test_") and not path.stem.endswith("on_gpu")) or folder.endswith("support"):
@@ -73,11 +73,11 @@ def found() -> Iterator[KernelMutant]:
                             yield one
 
 
-def _of_table(table: str, value: Any, seen: set[tuple[str, str, str, int]]) -> Iterator[KernelMutant]:
+def _of_table(table: str, value: Any, seen: set[tuple[str | int, ...]]) -> Iterator[KernelMutant]:
     if isinstance(value, Mapping):
         for name, entry in value.items():
             one = as_mutant(str(name), entry, table)
-            if one is not None and (key := (one.name, one.old, one.new, one.occurrence)) not in seen:
+            if one is not None and (key := one[:5]) not in seen:
                 seen.add(key)
                 yield one
     elif isinstance(value, list) and value and all(isinstance(x, tuple) and len(x) == 2 for x in value):

@@ -34,7 +34,7 @@ def environment(tree: Path) -> dict[str, str]:
     """The tree's package is imported by processes that tests start, too; BLAS has one thread."""
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(tree), str(PLUGIN))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(tree), str(PLUGIN), os.environ.get("PYTHONPATH")))),
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
