@@ -13,6 +13,7 @@ from abft_tsm2 import Status, protected_lu_factor
 from abft_tsm2.errors import UnverifiableWarning
 from tests.support.oracles import WIDE
 from tests.support.planting import Change, Hook, normal
+from tests.support.wide_products import wide_moduli, wide_product
 
 DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 MODES = ("auto", "online", "offline")
@@ -54,8 +55,8 @@ def lu_outside(lu: np.ndarray, piv: np.ndarray, a: np.ndarray) -> np.ndarray:
     """
     L, U = triangles(lu)
     k = min(lu.shape)
-    error = abs(a.astype(WIDE)[permutation(piv, len(a))] - L @ U)
-    bound = gamma(k + 2, lu.dtype) * (abs(L) @ abs(U)) + (k + 2) * WIDE(float(np.finfo(lu.dtype).smallest_subnormal))
+    error = abs(a.astype(WIDE)[permutation(piv, len(a))] - wide_product(L, U))
+    bound = gamma(k + 2, lu.dtype) * wide_moduli(L, U) + (k + 2) * WIDE(float(np.finfo(lu.dtype).smallest_subnormal))
     outside: np.ndarray = ~(error <= bound)
     return outside
 
@@ -66,8 +67,8 @@ def cholesky_outside(c: np.ndarray, a: np.ndarray, lower: bool) -> np.ndarray:
     L = np.tril(c.astype(WIDE)) if lower else np.triu(c.astype(WIDE)).T
     half = np.tril(a.astype(WIDE)) if lower else np.triu(a.astype(WIDE)).T
     whole = half + np.tril(half, -1).T
-    bound = gamma(len(a) + 2, c.dtype) * (abs(L) @ abs(L).T)
-    wrong: np.ndarray = ~(abs(whole - L @ L.T) <= bound)
+    bound = gamma(len(a) + 2, c.dtype) * wide_moduli(L, L.T)
+    wrong: np.ndarray = ~(abs(whole - wide_product(L, L.T)) <= bound)
     return wrong
 
 
@@ -77,9 +78,9 @@ def backward_error(a: np.ndarray, x: np.ndarray, b: np.ndarray, *, by_rows: bool
     Higham, sections 7.1 and 7.2; the largest of all right-hand sides.
     """
     A, X, B = a.astype(WIDE), x.astype(WIDE).reshape(len(b), -1), b.astype(WIDE).reshape(len(b), -1)
-    residual = abs(A @ X - B)
+    residual = abs(wide_product(A, X) - B)
     if by_rows:
-        size = abs(A) @ abs(X) + abs(B)
+        size = wide_moduli(A, X) + abs(B)
     else:
         size = abs(A).sum(axis=1).max() * abs(X).max(axis=0) + abs(B).max(axis=0)
     ratio = np.where(residual == 0, 0, residual / np.where(size > 0, size, 1))
