@@ -1,0 +1,106 @@
+"""One line for each of many results: bits of arrays, statuses, reports without prose or times, trials of campaigns.
+
+    python -m benchmarks.regress.same_bits > before.txt            and after a change that must change nothing:
+    python -m benchmarks.regress.same_bits > after.txt
+    diff -I '^#' before.txt after.txt
+    python -m benchmarks.regress.same_bits --in OLD > before.txt   of the package in the folder of another version
+
+Lines that begin with "#" are no results: they count the cases that reach each procedure of the package, by statuses and
+kinds of repairs, and name stages of which no fault was noticed. The exit code is 1 where no case reaches a procedure or
+a repair that is listed as required (`benchmarks.regress.reached`), else 0. Procedures that a version does not have are
+called absent, and not required.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+PARTS = ("products", "factorisations")
+MODULES: dict[str, str] = {}
+SAMPLE = 16
+"""With --quick one case of so many is carried out, chosen by its name."""
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks.regress.same_bits",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--only", choices=(*PARTS, *MODULES, "campaigns"), help="this part alone")
+    made.add_argument("--quick", action="store_true", help=f"one case of {SAMPLE}; no campaigns, nothing is required")
+    made.add_argument("--no-campaigns", action="store_true", help="all parts but the campaigns, which take minutes")
+    made.add_argument("--in", dest="folder", metavar="FOLDER", help="run the package of another checkout")
+    text = "a procedure, and a kind of repair in it, that some case has to reach as well; may be repeated"
+    made.add_argument("--require", metavar="PROCEDURE[:REPAIR]", action="append", default=[], help=text)
+    return made
+
+
+def parts_of(options: argparse.Namespace) -> list[str]:
+    if options.only:
+        return [options.only]
+    return [*PARTS, *([] if options.quick or options.no_campaigns else ["campaigns"])]
+
+
+def is_chosen(name: str, quick: bool) -> bool:
+    return not quick or zlib.crc32(name.encode()) % SAMPLE == 0
+
+
+def carried_out(part: str, reached: Any, quick: bool) -> Iterator[str]:
+    """The lines of a part."""
+    from benchmarks.regress.lines import run
+
+    for case in importlib.import_module(f"benchmarks.regress.{MODULES.get(part, part)}").cases():
+        if is_chosen(case.name, quick):
+            with reached.watching():
+                outcome = run(case)
+            reached.count(case, outcome)
+            yield outcome.line
+
+
+def print_all(options: argparse.Namespace) -> int:
+    """Print the lines of all parts that are asked for, and the counts; the exit code."""
+    from benchmarks.regress.reached import REQUIRED, Reached
+
+    reached = Reached()
+    required = [tuple([*one.split(":"), ""][:2]) for one in options.require]
+    for part in parts_of(options):
+        if part == "campaigns":
+            from benchmarks.regress.campaigns import lines
+
+            for line in lines():
+                print(line, flush=True)
+            continue
+        for line in carried_out(part, reached, options.quick):
+            print(line, flush=True)
+        required += [] if options.quick else REQUIRED[part]
+    for line in reached.lines():
+        print(line)
+    missing = reached.missing(required)
+    for one in missing:
+        print(f"# required, and reached by no case: {one}")
+    return 1 if missing else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    folder = str(Path(options.folder or ".").resolve())
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the same sums on every machine that has the same kernels
+    try:
+        return print_all(options)
+    except KeyboardInterrupt:
+        print("# interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
