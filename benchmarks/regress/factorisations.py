@@ -114,7 +114,7 @@ def planted(
         for plan in (*found, *lasting(site)):
             for by_hook in (False, True):
                 way = "hook" if by_hook else "users"
-                group = f"{name} {way} {SITES[site].stage}"
+                group = f"{' '.join(name.split()[:2])} {way} {SITES[site].stage}"
                 yield Case(f"{name} {way} {title(plan)}", operands, call, injected(plan), by_hook, group)
 
 
@@ -150,9 +150,11 @@ def options() -> Iterator[Case]:
         yield from with_element(f"cholesky block {block}", lambda: (positive(n),), cholesky(block=block), "cholesky")
     for overwrite, finite in product((False, True), (False, True)):
         how: Any = {"overwrite_a": overwrite, "check_finite": finite}
-        yield from with_element(f"lu {how}", square, lu(**how), "lu")
-        yield from with_element(f"cholesky {how}", lambda: (positive(n),), cholesky(**how), "cholesky")
-        yield from with_element(f"solve {how}", vector, solve(**how), "solve")
+        yield from with_element(f"lu overwrite {overwrite} finite {finite}", square, lu(**how), "lu")
+        yield from with_element(
+            f"cholesky overwrite {overwrite} finite {finite}", lambda: (positive(n),), cholesky(**how), "cholesky"
+        )
+        yield from with_element(f"solve overwrite {overwrite} finite {finite}", vector, solve(**how), "solve")
     for assume, lower in product(("gen", "sym", "pos", "her"), (False, True)):
         symmetric = lambda: (positive(n), normal((n, 2), seed=2))  # noqa: E731
         call = solve(assume_a=assume, lower=lower)

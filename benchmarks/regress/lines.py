@@ -36,6 +36,8 @@ class Case:
         Plant through ``on_stage``; else into the procedure that runs without a hook.
     group : str
         Operation and stage of the fault: one fault of each group has to be noticed.
+    details : callable, optional
+        Makes further lines, once the call has ended.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Case:
     planter: Callable[[], Any] | None = None
     by_hook: bool = False
     group: str = ""
+    details: Callable[[], Iterable[str]] = tuple
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Outcome:
         Of all reports, those of the products of a batch in place of the batch's.
     repairs : Counter
         By the kind of a fault that was repaired.
+    planted : int
+        Faults.
     noticed : bool
         A fault was planted, and the outcome is not that of a clean call.
     """
@@ -64,6 +69,7 @@ class Outcome:
     line: str = ""
     statuses: Counter[str] = field(default_factory=Counter)
     repairs: Counter[str] = field(default_factory=Counter)
+    planted: int = 0
     noticed: bool = False
 
 
@@ -89,7 +95,7 @@ def run(case: Case) -> Outcome:
     for report in reports:
         _count(report, outcome)
     said = Counter(one.category.__name__ for one in warned)
-    planted = _planted(planter)
+    planted = outcome.planted = _planted(planter)
     outcome.noticed = bool(planted) and (bool(raised) or outcome.statuses.keys() != {"CLEAN"})
     words = [raised and f"raised {raised}", *(_status(report) for report in reports)]
     words += [f"planted {planted}"] if planter is not None else []

@@ -22,7 +22,7 @@ CHECKS = ("auto", "rows", "columns", "both")
 
 FAULTS = (
     *(Fault("multiplied", "C", change) for change in CHANGES),
-    *(Fault("multiplied", "C", c, again=again) for c in ("element", "nan") for again in ("corrected", "repeated")),
+    *(Fault("multiplied", "C", change, again="corrected") for change in ("element", "nan")),
     Fault("multiplied", "C", "element", again="multiplied"),
     *(
         Fault(stage, array, change)
@@ -35,7 +35,7 @@ FAULTS = (
     *(Fault("verified", "u", change) for change in ("last", "nan")),
     Fault("verified", "C", "element"),
     *(Fault(stage, array, "last", beside=True) for stage, array in (("encoded", "s"), ("encoded", "t"))),
-    *(Fault(stage, "C", "last", beside=True) for stage in ("corrected", "repeated")),
+    Fault("corrected", "C", "last", beside=True),
 )
 FEW = tuple(
     one for one in FAULTS if str(one) in {"multiplied.C element 0", "multiplied.C row 0", "encoded.A element 0"}
@@ -320,7 +320,7 @@ def _of(shape: tuple[int, ...], seed: int) -> Array:
 
 def sites() -> Iterator[Case]:
     """The sites of products that `abft_tsm2.faults` names."""
-    names = ("product", "partial", "A", "B", "A.stored", "B.stored", "s", "t", "u", "repaired", "repeated")
+    names = ("product", "partial", "A", "B", "A.stored", "B.stored", "s", "t", "u", "repaired")
     beside = Plan("bit_flip", bits="exponent_high", seed=(5,))
     operands = {
         "small": pair(60, 50, 40, "float64"),
@@ -333,5 +333,5 @@ def sites() -> Iterator[Case]:
             for by_hook in (False, True):
                 way = "hook" if by_hook else "users"
                 own = f"sites {name} {way} {site}"
-                both = (beside, plan) if site in ("s", "repaired", "repeated") else (plan,)
+                both = (beside, plan) if site in ("s", "repaired") else (plan,)
                 yield Case(f"sites {name} {way} {title(plan)}", two, gemm(), injected(*both), by_hook, own)

@@ -4,6 +4,7 @@
     python -m benchmarks.regress.same_bits > after.txt
     diff -I '^#' before.txt after.txt
     python -m benchmarks.regress.same_bits --in OLD > before.txt   of the package in the folder of another version
+    python -m benchmarks.regress.same_bits --only device           on a card, with the sequence of launches
 
 Lines that begin with "#" are no results: they count the cases that reach each procedure of the package, by statuses and
 kinds of repairs, and name stages of which no fault was noticed. The exit code is 1 where no case reaches a procedure or
@@ -22,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-PARTS = ("products", "factorisations")
-MODULES: dict[str, str] = {}
+PARTS = ("products", "factorisations", "cupy", "dask")
+MODULES = {"cupy": "on_cupy", "dask": "on_dask", "device": "on_device"}
 SAMPLE = 16
 """With --quick one case of so many is carried out, chosen by its name."""
 
@@ -34,9 +35,10 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--only", choices=(*PARTS, *MODULES, "campaigns"), help="this part alone")
+    made.add_argument("--only", choices=(*PARTS, "device", "campaigns"), help="this part alone")
     made.add_argument("--quick", action="store_true", help=f"one case of {SAMPLE}; no campaigns, nothing is required")
     made.add_argument("--no-campaigns", action="store_true", help="all parts but the campaigns, which take minutes")
+    made.add_argument("--device", action="store_true", help="also a real CuPy, with the sequence of its launches")
     made.add_argument("--in", dest="folder", metavar="FOLDER", help="run the package of another checkout")
     text = "a procedure, and a kind of repair in it, that some case has to reach as well; may be repeated"
     made.add_argument("--require", metavar="PROCEDURE[:REPAIR]", action="append", default=[], help=text)
@@ -46,7 +48,11 @@ def parser() -> argparse.ArgumentParser:
 def parts_of(options: argparse.Namespace) -> list[str]:
     if options.only:
         return [options.only]
-    return [*PARTS, *([] if options.quick or options.no_campaigns else ["campaigns"])]
+    return [
+        *PARTS,
+        *(["device"] if options.device else []),
+        *([] if options.quick or options.no_campaigns else ["campaigns"]),
+    ]
 
 
 def is_chosen(name: str, quick: bool) -> bool:
@@ -63,6 +69,7 @@ def carried_out(part: str, reached: Any, quick: bool) -> Iterator[str]:
                 outcome = run(case)
             reached.count(case, outcome)
             yield outcome.line
+            yield from case.details()
 
 
 def print_all(options: argparse.Namespace) -> int:
@@ -80,12 +87,13 @@ def print_all(options: argparse.Namespace) -> int:
             continue
         for line in carried_out(part, reached, options.quick):
             print(line, flush=True)
-        required += [] if options.quick else REQUIRED[part]
-    for line in reached.lines():
+        required += [] if options.quick else REQUIRED.get(part, ())
+    for line in reached.lines(parts_of(options)):
         print(line)
-    missing = reached.missing(required)
+    missing = [f"reached by no case: {one}" for one in reached.missing(required)]
+    missing += [] if options.quick else [f"noticed in no case: a fault of {one}" for one in reached.unnoticed()]
     for one in missing:
-        print(f"# required, and reached by no case: {one}")
+        print(f"# required, and {one}")
     return 1 if missing else 0
 
 

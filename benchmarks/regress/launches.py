@@ -1,0 +1,126 @@
+"""Which kernels a call launches, in which order and with what: recorded where the package launches them.
+
+Kernels are launched by `abft_tsm2.core.launch.PreparedLaunch`, or by what `abft_tsm2.core.compiler.kernel` returns. An
+address is written as a number: how many others were seen before it in the same call.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+SMALLEST_ADDRESS = 1 << 32
+"""Of an argument whose type is not known: a number that is no smaller is an address."""
+_PARAMETERS = re.compile(r"\bENTRY\s*\((?P<all>[^)]*)\)")
+
+
+class Recorder:
+    """The launches of a call.
+
+    Attributes
+    ----------
+    lines : list of str
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._addresses: dict[int, int] = {}
+
+    def begin(self) -> None:
+        self.lines, self._addresses = [], {}
+
+    def launch(self, config: Any, shape: str, values: Sequence[Any], where: Any) -> None:
+        """Note one launch; values that are words are names of addresses."""
+        names = parameters(config)
+        if len(names) != len(values):
+            names = [(f"#{i}", None) for i in range(len(values))]
+        shown = (
+            f"{name}={self._shown(value, pointer, where)}" for (name, pointer), value in zip(names, values, strict=True)
+        )
+        self.lines.append(f"{config.name} {shape} {' '.join(shown)}")
+
+    def _shown(self, value: Any, pointer: bool | None, where: Any) -> str:
+        if isinstance(value, str):
+            return f"{value}@{self._number(where[value])}"
+        if isinstance(value, int) and (value >= SMALLEST_ADDRESS if pointer is None else pointer):
+            return f"@{self._number(value)}"
+        at = getattr(getattr(value, "data", None), "ptr", None)
+        return repr(value) if at is None else f"@{self._number(at)}"
+
+    def _number(self, address: int) -> str:
+        return str(self._addresses.setdefault(address, len(self._addresses))) if address else "null"
+
+
+@functools.cache
+def parameters(config: Any) -> list[tuple[str, bool | None]]:
+    """Names of a kernel's parameters, and whether they are addresses, by its text; none where it has no such head."""
+    text = importlib.import_module("abft_tsm2.core.compiler").source(config)
+    found = _PARAMETERS.search(re.sub(r"//[^\n]*", "", text.partition("#line")[2]))
+    declared = [one.strip() for one in found["all"].split(",") if one.strip()] if found else []
+    return [(re.findall(r"\w+", one)[-1], "*" in one) for one in declared]
+
+
+@contextmanager
+def recorded(recorder: Recorder) -> Iterator[bool]:
+    """Note all launches in the block; whether this version has the places where they are noted."""
+    try:
+        prepared: Any = importlib.import_module("abft_tsm2.core.launch").PreparedLaunch
+        kernel = importlib.import_module("abft_tsm2.core.compiler").kernel
+    except (ImportError, AttributeError):
+        yield False
+        return
+    initialise, queue = prepared.__init__, prepared.__call__
+
+    def made(self: Any, config: Any, grid: Any, threads: int, values: Any, *more: Any, **named: Any) -> None:
+        shared = named.get("shared_bytes", 0)
+        self.recorded = config, f"grid {tuple(grid)} block {threads} shared {shared}", tuple(values)
+        initialise(self, config, grid, threads, values, *more, **named)
+
+    def called(self: Any, stream: int, where: Any) -> None:
+        if (of := getattr(self, "recorded", None)) is not None:
+            recorder.launch(*of, where)
+        queue(self, stream, where)
+
+    replaced: list[tuple[Any, str]] = []
+    wrapped = functools.cache(lambda config: _Launched(kernel(config), config, recorder))
+    try:
+        prepared.__init__, prepared.__call__ = made, called
+        for name, module in sorted(sys.modules.items()):
+            if name.startswith("abft_tsm2.") and vars(module).get("kernel") is kernel and name != kernel.__module__:
+                replaced.append((module, "kernel"))
+                module.kernel = wrapped  # type: ignore[attr-defined]
+        yield True
+    finally:
+        prepared.__init__, prepared.__call__ = initialise, queue
+        for module, name in replaced:
+            setattr(module, name, kernel)
+
+
+class _Launched:
+    """A compiled kernel whose launches are noted."""
+
+    def __init__(self, function: Any, config: Any, recorder: Recorder) -> None:
+        self._function, self._config, self._recorder = function, config, recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __call__(self, grid: Any, block: Any, arguments: Any, **more: Any) -> Any:
+        shape = f"grid {tuple(grid)} block {tuple(block)} shared {more.get('shared_mem', 0)}"
+        self._recorder.launch(self._config, shape, arguments, {})
+        return self._function(grid, block, arguments, **more)
+
+
+def noting(call: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """The call, before which what was noted is forgotten."""
+
+    def noted(*operands: Any, **options: Any) -> Any:
+        recorder.begin()
+        return call(*operands, **options)
+
+    return noted
