@@ -40,7 +40,7 @@ CHANGES: dict[str, Callable[[Array], None]] = {
     "scattered": _scattered,
     "swapped": _swapped,
     "everything": lambda x: _rescale(x, ..., 1.5),
-    "last": lambda x: put(x, (-1, -1), 7),
+    "last": lambda x: put(x, (-1,) * x.ndim, 7),
 }
 """Of a matrix, written to in place."""
 

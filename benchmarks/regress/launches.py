@@ -16,6 +16,7 @@ from typing import Any
 
 SMALLEST_ADDRESS = 1 << 32
 """Of an argument whose type is not known: a number that is no smaller is an address."""
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w*ARGUMENTS\w*)[ \t]*(.*)$", re.MULTILINE)
 _PARAMETERS = re.compile(r"\bENTRY\s*\((?P<all>[^)]*)\)")
 
 
@@ -36,9 +37,7 @@ class Recorder:
 
     def launch(self, config: Any, shape: str, values: Sequence[Any], where: Any) -> None:
         """Note one launch; values that are words are names of addresses."""
-        names = parameters(config)
-        if len(names) != len(values):
-            names = [(f"#{i}", None) for i in range(len(values))]
+        names = parameters(config, len(values))
         shown = (
             f"{name}={self._shown(value, pointer, where)}" for (name, pointer), value in zip(names, values, strict=True)
         )
@@ -57,12 +56,29 @@ class Recorder:
 
 
 @functools.cache
-def parameters(config: Any) -> list[tuple[str, bool | None]]:
-    """Names of a kernel's parameters, and whether they are addresses, by its text; none where it has no such head."""
+def parameters(config: Any, count: int) -> list[tuple[str, bool | None]]:
+    """Names of a kernel's parameters, and whether they are addresses, by its text: the one way of reading its macros in
+    which there are so many; numbers where there is none."""
     text = importlib.import_module("abft_tsm2.core.compiler").source(config)
-    found = _PARAMETERS.search(re.sub(r"//[^\n]*", "", text.partition("#line")[2]))
-    declared = [one.strip() for one in found["all"].split(",") if one.strip()] if found else []
-    return [(re.findall(r"\w+", one)[-1], "*" in one) for one in declared]
+    text = re.sub(r"//[^\n]*", "", text).replace("\\\n", " ")
+    macros: dict[str, list[str]] = {}
+    for name, value in _MACRO.findall(text):
+        macros.setdefault(name, []).append(value)
+    head = _PARAMETERS.search(text)
+    for declared in _expanded(head["all"] if head else "", macros):
+        names = [one.strip() for one in declared.split(",") if one.strip()]
+        if len(names) == count:
+            return [(re.findall(r"\w+", one)[-1], "*" in one) for one in names]
+    return [(f"#{i}", None) for i in range(count)]
+
+
+def _expanded(text: str, macros: dict[str, list[str]]) -> Iterator[str]:
+    """The text with its macros of arguments replaced, in every way that the file defines them."""
+    for name in re.findall(r"\w*ARGUMENTS\w*", text):
+        for value in macros.get(name, [""]):
+            yield from _expanded(re.sub(rf"\b{name}\b", lambda _, value=value: value, text), macros)
+        return
+    yield text
 
 
 @contextmanager
