@@ -1,7 +1,8 @@
 """Which kernels a call launches, in which order and with what: recorded where the package launches them.
 
 Kernels are launched by `abft_tsm2.core.launch.PreparedLaunch`, or by what `abft_tsm2.core.compiler.kernel` returns. An
-address is written as a number: how many others were seen before it in the same call.
+address is written as a number: how many others the call has passed under the same name before. (Not of all addresses:
+memory that was freed comes back under other names, and not in every run.)
 """
 
 from __future__ import annotations
@@ -30,29 +31,32 @@ class Recorder:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._addresses: dict[int, int] = {}
+        self._addresses: dict[str, dict[int, int]] = {}
 
     def begin(self) -> None:
-        self.lines, self._addresses = [], {}
+        self.lines = []
+        self._addresses.clear()
 
     def launch(self, config: Any, shape: str, values: Sequence[Any], where: Any) -> None:
         """Note one launch; values that are words are names of addresses."""
         names = parameters(config, len(values))
         shown = (
-            f"{name}={self._shown(value, pointer, where)}" for (name, pointer), value in zip(names, values, strict=True)
+            f"{name}={self._shown(name, value, pointer, where)}"
+            for (name, pointer), value in zip(names, values, strict=True)
         )
         self.lines.append(f"{config.name} {shape} {' '.join(shown)}")
 
-    def _shown(self, value: Any, pointer: bool | None, where: Any) -> str:
+    def _shown(self, name: str, value: Any, pointer: bool | None, where: Any) -> str:
         if isinstance(value, str):
-            return f"{value}@{self._number(where[value])}"
+            return f"{value}@{self._number(name, where[value])}"
         if isinstance(value, int) and (value >= SMALLEST_ADDRESS if pointer is None else pointer):
-            return f"@{self._number(value)}"
+            return f"@{self._number(name, value)}"
         at = getattr(getattr(value, "data", None), "ptr", None)
-        return repr(value) if at is None else f"@{self._number(at)}"
+        return repr(value) if at is None else f"@{self._number(name, at)}"
 
-    def _number(self, address: int) -> str:
-        return str(self._addresses.setdefault(address, len(self._addresses))) if address else "null"
+    def _number(self, name: str, address: int) -> str:
+        seen = self._addresses.setdefault(name, {})
+        return str(seen.setdefault(address, len(seen))) if address else "null"
 
 
 @functools.cache

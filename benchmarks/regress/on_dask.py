@@ -1,14 +1,15 @@
 """Cases of products, factorisations and solutions of Dask arrays, computed in this thread.
 
 Dask chooses in which order the tasks of a graph run, by names that are others in each run. A fault is therefore planted
-into the array with certain bits, wherever its turn is, and not at a visit of a stage.
+where a stage has arrays of certain bits, and not at a visit of it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import dask
@@ -26,8 +27,8 @@ Array = Any
 Operands = Callable[[], tuple[Any, ...]]
 CHUNK = 12
 ORDER = 36
-REPEATED = ("element", "nan", "row", "everything")
-"""Changes of products; of everything else the last element is changed."""
+OF_PRODUCTS = ("element", "nan", "row", "everything")
+"""Changes of a product; in all else the last element is changed."""
 
 
 def computed(function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
@@ -40,12 +41,18 @@ def _collection(x: Any) -> Any:
     return tuple(map(_collection, x)) if isinstance(x, tuple) else da.from_array(x, chunks=CHUNK)
 
 
-def bits_of(x: Array) -> str:
-    return digest([str(x.shape).encode(), np.ascontiguousarray(x).tobytes()])
+def floats(arrays: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: x for name, x in arrays.items() if isinstance(x, np.ndarray) and x.size and x.dtype.kind == "f"}
+
+
+def bits_of(arrays: Mapping[str, Array]) -> str:
+    """Of all arrays of a stage, in which one task differs from another."""
+    own = floats(arrays)
+    return digest(part for name in sorted(own) for part in (name.encode(), np.ascontiguousarray(own[name]).tobytes()))
 
 
 class PlanterOfBits:
-    """Changes one array of a stage, known by its bits: the first time that it is there, or each time."""
+    """Changes one array of a stage, known by the bits there: the first time, or each time that it is reached."""
 
     def __init__(self, stage: str, array: str, bits: str, change: str, lasting: bool) -> None:
         self._where, self._bits, self._change, self._lasting = (stage, array), bits, change, lasting
@@ -55,24 +62,22 @@ class PlanterOfBits:
         own, array = self._where
         if stage != own or array not in arrays or (self.planted and not self._lasting):
             return
-        x = arrays[array]
-        if x.flags.writeable and bits_of(x) == self._bits:
-            CHANGES[self._change](x)
+        if arrays[array].flags.writeable and bits_of(arrays) == self._bits:
+            CHANGES[self._change](arrays[array])
             self.planted.append(stage)
 
 
 def seen_by(call: Callable[[], Any]) -> dict[tuple[str, str], list[str]]:
-    """The bits of all arrays of floats at each stage of a clean call, in an order that is not that of the tasks."""
-    seen: dict[tuple[str, str], set[str]] = {}
+    """The bits that a clean call has once at each stage, by its arrays, in an order that is not that of the tasks."""
+    seen: dict[tuple[str, str], Counter[str]] = {}
 
     def look(stage: str, arrays: Mapping[str, Any]) -> None:
-        for name, x in arrays.items():
-            if isinstance(x, np.ndarray) and x.size and x.dtype.kind == "f":
-                seen.setdefault((stage, name), set()).add(bits_of(x))
+        for name in floats(arrays):
+            seen.setdefault((stage, name), Counter())[bits_of(arrays)] += 1
 
     with planting(look):
         call()
-    return {where: sorted(seen[where]) for where in sorted(seen)}
+    return {where: sorted(bits for bits, count in seen[where].items() if count == 1) for where in sorted(seen)}
 
 
 def cases() -> Iterator[Case]:
@@ -83,6 +88,8 @@ def cases() -> Iterator[Case]:
 
 def products() -> Iterator[tuple[str, Operands, Callable[..., Any]]]:
     for dtype, batch in product(("float64", "float32", "float16"), ((), (2,))):
+        if batch and dtype != "float64":
+            continue
         two = lambda d=dtype, b=batch: (normal((*b, 30, 25), d), normal((*b, 25, 20), d, 2))  # noqa: E731
         for check in ("auto", "both"):
             call = partial(computed, protected.protected_gemm, check=check)
@@ -113,14 +120,16 @@ def factorisations() -> Iterator[tuple[str, Operands, Callable[..., Any]]]:
 
 def with_faults(name: str, operands: Operands, call: Callable[..., Any]) -> Iterator[Case]:
     """Faults in the first, the second and the last of the arrays that each stage has under a name."""
+    ways = cycle((False, True))
     for (stage, array), found in seen_by(lambda: call(*operands())).items():
-        changes = REPEATED if stage == "multiplied" else ("last",)
-        chosen = sorted({0, 1, len(found) - 1} & set(range(len(found))))
-        for (i, change), lasting, by_hook in product(product(chosen, changes), (False, True), (False, True)):
-            if lasting and (i, change) != (0, changes[0]):
-                continue
+        changes = OF_PRODUCTS if stage == "multiplied" and array == "C" else ("last",)
+        chosen = sorted({0, len(found) - 1} & set(range(len(found))))
+        some = [(i, change, False) for i, change in product(chosen, changes)]
+        some += [(i, changes[0], True) for i in chosen[:1]]
+        for i, change, lasting in some:
+            by_hook = next(ways)
             way = "hook" if by_hook else "users"
             planter = partial(PlanterOfBits, stage, array, found[i], change, lasting)
             title = f"{name} {way} {stage}.{array} {change} {i}{' lasting' if lasting else ''}"
-            group = f"{' '.join(name.split()[:2])} {way} {stage}.{array}"
+            group = f"{' '.join(name.split()[:2])} {stage}"
             yield Case(title, operands, call, planter, by_hook, group)
