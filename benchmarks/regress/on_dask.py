@@ -125,7 +125,7 @@ def with_faults(name: str, operands: Operands, call: Callable[..., Any]) -> Iter
         changes = OF_PRODUCTS if stage == "multiplied" and array == "C" else ("last",)
         chosen = sorted({0, len(found) - 1} & set(range(len(found))))
         some = [(i, change, False) for i, change in product(chosen, changes)]
-        some += [(i, changes[0], True) for i in chosen[:1]]
+        some += [(i, changes[0], True) for i in chosen[:1] if array in "CWX"]
         for i, change, lasting in some:
             by_hook = next(ways)
             way = "hook" if by_hook else "users"

@@ -25,8 +25,8 @@ from typing import Any
 
 PARTS = ("products", "factorisations", "cupy", "dask")
 MODULES = {"cupy": "on_cupy", "dask": "on_dask", "device": "on_device"}
-SAMPLE = 16
-"""With --quick one case of so many is carried out, chosen by its name."""
+QUICK = 16
+"""With --quick one case of so many is carried out."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--only", choices=(*PARTS, "device", "campaigns"), help="this part alone")
-    made.add_argument("--quick", action="store_true", help=f"one case of {SAMPLE}; no campaigns, nothing is required")
+    text = "one case of N, chosen by its name; no campaigns, and nothing is required of the others"
+    made.add_argument("--sample", type=int, default=1, metavar="N", help=text)
+    made.add_argument("--quick", dest="sample", action="store_const", const=QUICK, help=f"--sample {QUICK}")
     made.add_argument("--no-campaigns", action="store_true", help="all parts but the campaigns, which take minutes")
     made.add_argument("--device", action="store_true", help="also a real CuPy, with the sequence of its launches")
     made.add_argument("--in", dest="folder", metavar="FOLDER", help="run the package of another checkout")
@@ -51,20 +53,20 @@ def parts_of(options: argparse.Namespace) -> list[str]:
     return [
         *PARTS,
         *(["device"] if options.device else []),
-        *([] if options.quick or options.no_campaigns else ["campaigns"]),
+        *([] if options.sample > 1 or options.no_campaigns else ["campaigns"]),
     ]
 
 
-def is_chosen(name: str, quick: bool) -> bool:
-    return not quick or zlib.crc32(name.encode()) % SAMPLE == 0
+def is_chosen(name: str, sample: int) -> bool:
+    return zlib.crc32(name.encode()) % sample == 0
 
 
-def carried_out(part: str, reached: Any, quick: bool) -> Iterator[str]:
+def carried_out(part: str, reached: Any, sample: int) -> Iterator[str]:
     """The lines of a part."""
     from benchmarks.regress.lines import run
 
     for case in importlib.import_module(f"benchmarks.regress.{MODULES.get(part, part)}").cases():
-        if is_chosen(case.name, quick):
+        if is_chosen(case.name, sample):
             with reached.watching():
                 outcome = run(case)
             reached.count(case, outcome)
@@ -85,13 +87,13 @@ def print_all(options: argparse.Namespace) -> int:
             for line in lines():
                 print(line, flush=True)
             continue
-        for line in carried_out(part, reached, options.quick):
+        for line in carried_out(part, reached, options.sample):
             print(line, flush=True)
-        required += [] if options.quick else REQUIRED.get(part, ())
+        required += [] if options.sample > 1 else REQUIRED.get(part, ())
     for line in reached.lines(parts_of(options)):
         print(line)
     missing = [f"reached by no case: {one}" for one in reached.missing(required)]
-    missing += [] if options.quick else [f"noticed in no case: a fault of {one}" for one in reached.unnoticed()]
+    missing += [] if options.sample > 1 else [f"noticed in no case: a fault of {one}" for one in reached.unnoticed()]
     for one in missing:
         print(f"# required, and {one}")
     return 1 if missing else 0

@@ -27,10 +27,10 @@ def gate(*arguments: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
 
 
 def test_two_runs_agree_whatever_the_hash_seed() -> None:
-    first, second = (gate("--quick", "--only", "dask", seed=seed) for seed in ("1", "2"))
+    first, second = (gate("--sample", "150", "--only", "factorisations", seed=seed) for seed in ("1", "2"))
     assert first.returncode == second.returncode == 0, first.stderr
     assert first.stdout == second.stdout
-    assert sum(not line.startswith("#") for line in first.stdout.splitlines()) > 40
+    assert sum(not line.startswith("#") for line in first.stdout.splitlines()) > 20
 
 
 def test_a_procedure_that_no_case_reaches_fails_the_gate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def word_after(word: str, line: str) -> str:
 
 
 def test_operands_are_fresh() -> None:
-    some = [case for case in products.cases() if same_bits.is_chosen(case.name, True)][:40]
+    some = [case for case in products.cases() if same_bits.is_chosen(case.name, 16)][:40]
     assert len(some) == 40
     for case in some:
         assert run(case).line == run(case).line
