@@ -66,8 +66,8 @@ STATUSES = ("CLEAN", "CORRECTED", "CHECKSUM_FAULT", "INPUT_CHANGED", "UNVERIFIAB
 REQUIRED = {
     "products": (
         *((name, kind) for name in ("small product", "host product", "stack") for kind in ("element", "row", "column")),
-        ("encoded operand", "operand"),
-        ("operand restored", "operand"),
+        ("operand restored", "element"),
+        ("small product restored", "element"),
         ("rounded last", "element"),
         ("second product", ""),
         ("multiplied again", ""),
