@@ -102,12 +102,13 @@ def recorded(recorder: Recorder) -> Iterator[bool]:
         initialise(self, config, grid, threads, values, *more, **named)
 
     def called(self: Any, stream: int, where: Any) -> None:
-        if (of := getattr(self, "recorded", None)) is not None:
-            recorder.launch(*of, where)
+        if hasattr(self, "recorded"):
+            config, shape, values = self.recorded
+            recorder.launch(config, shape, values, where)
         queue(self, stream, where)
 
     replaced: list[tuple[Any, str]] = []
-    wrapped = functools.cache(lambda config: _Launched(kernel(config), config, recorder))
+    wrapped: Any = functools.cache(lambda config: _Launched(kernel(config), config, recorder))
     try:
         prepared.__init__, prepared.__call__ = made, called
         for name, module in sorted(sys.modules.items()):

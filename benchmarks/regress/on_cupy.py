@@ -1,18 +1,14 @@
 """Cases of products, factorisations and solutions of CuPy arrays: on a CPU that stands for a card, or on a card.
 
-What stands for CuPy, and runs the kernels, is the one of the tests of the version that is run (`tests.support`).
+What stands for CuPy, and runs the kernels, is that of the tests of the version that is run: `stand_ins`.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.linalg
@@ -25,9 +21,6 @@ from benchmarks.regress.lines import Case
 
 Array = Any
 Move = Callable[[Array], Array]
-CACHE = "ABFT_TSM2_BUILT_KERNELS"
-"""The environment variable that names the folder where kernels compiled for the CPU are kept."""
-
 FAULTS = (
     *(Fault("multiplied", "C", change) for change in ("element", "nan", "row", "everything", "scattered")),
     Fault("multiplied", "C", "element", again="corrected"),
@@ -47,44 +40,28 @@ KEPT_CALLS = 8
 """Of one product: enough for it to become a graph, and for replays of that."""
 
 
-@contextmanager
-def stand_in(name: str) -> Iterator[Any]:
-    """The module that stands for CuPy, by the name of its module in tests.support."""
-    import pytest
+class StandIns(Protocol):
+    """What stands for a card on a CPU: contexts in which CuPy is replaced."""
 
-    cache = Path(os.environ.get(CACHE, Path(tempfile.gettempdir()) / "abft_tsm2-regress-kernels"))
-    cache.mkdir(parents=True, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        made = importlib.import_module(f"tests.support.{name}").install(patch, cache)
-        yield made[0] if isinstance(made, tuple) else made
+    def cupy(self, name: str) -> AbstractContextManager[Any]:
+        """The module that stands for CuPy: for "products", "lu" or "cholesky"."""
+
+    def solutions(self) -> AbstractContextManager[Move]:
+        """What turns a NumPy array into one that solutions take for CuPy's."""
+
+
+stand_ins: StandIns | None = None
+"""Set by the command that has them (`tests.support.gate_on_cpu`): benchmarks import no tests."""
 
 
 def cases() -> Iterator[Case]:
-    try:
-        for name, some in (
-            ("cupy_on_cpu", products),
-            ("lu_on_cpu", lu),
-            ("solver_on_cpu", cholesky),
-        ):
-            with stand_in(name) as cupy:
-                yield from some(cupy)
-        yield from solutions_on_cpu()
-    except ImportError as missing:
-        yield Case("cupy on the CPU is absent", tuple, lambda name=missing.name: name)
-
-
-def solutions_on_cpu() -> Iterator[Case]:
-    """Of a card of two multiprocessors, to which `as_array` leaves arrays as they are."""
-    import pytest
-
-    cases_of = importlib.import_module("tests.support.solution_cases")
-    solve = importlib.import_module("abft_tsm2.linalg.solve")
-    cache = Path(os.environ.get(CACHE, Path(tempfile.gettempdir()) / "abft_tsm2-regress-kernels"))
-    with pytest.MonkeyPatch.context() as patch:
-        given = solve.as_array
-        patch.setattr(solve, "as_array", lambda x, *more, **named: given(x, *more, **named).view(type(x)))
-        cases_of.install(patch, cache)
-        yield from solutions(cases_of.on_card)
+    if stand_ins is None:
+        return
+    for name, some in (("products", products), ("lu", lu), ("cholesky", cholesky)):
+        with stand_ins.cupy(name) as cupy:
+            yield from some(cupy)
+    with stand_ins.solutions() as on_card:
+        yield from solutions(on_card)
 
 
 # ---- products ------------------------------------------------------------------------------------------------------

@@ -69,8 +69,8 @@ def pair(m: int, k: int, n: int, dtype: str, order: str = "CC") -> Callable[[], 
 
 def gemm(**options: Any) -> Callable[..., Any]:
     """A protected product with these options, and its report unless that is declined."""
-    options = {"return_report": True, **options}
-    return lambda *operands, **more: ft.protected_gemm(*operands, **options, **more)
+    chosen: Any = {"return_report": True, **options}
+    return lambda *operands, **more: ft.protected_gemm(*operands, **chosen, **more)
 
 
 def with_faults(name: str, operands: Any, call: Any, faults: Sequence[Fault], group: str) -> Iterator[Case]:
@@ -119,7 +119,7 @@ def into(layout: str, dtype: str = "") -> Callable[..., Any]:
     def call(A: Array, B: Array, *c: Array, **more: Any) -> Any:
         shape = (*A.shape[:-1], B.shape[-1])
         out = c[0] if layout == "c" else matrix(shape, dtype or str(A.dtype), layout, 3)
-        options = {"alpha": 0.75, "beta": -1.5} if c else {}
+        options: Any = {"alpha": 0.75, "beta": -1.5} if c else {}
         result, report = ft.protected_gemm(A, B, *c, out=out, return_report=True, **options, **more)
         return result is out, out, report
 
@@ -148,7 +148,7 @@ def policies() -> Iterator[Case]:
     """`errstate`: what is warned of, raised, logged or ignored."""
     for corrected, changed in product(("ignore", "warn", "raise", "log"), ("raise", "warn")):
 
-        def call(*operands: Array, _c: str = corrected, _i: str = changed, **more: Any) -> Any:
+        def call(*operands: Array, _c: Any = corrected, _i: Any = changed, **more: Any) -> Any:
             with ft.errstate(corrected=_c, input_changed=_i, uncorrectable=_i):
                 return ft.protected_gemm(*operands, return_report=True, **more), ft.geterr()
 

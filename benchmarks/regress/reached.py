@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -98,25 +96,20 @@ def part_of(procedure: str) -> str:
     return parts.get(word, "products")
 
 
-def code_of(where: str) -> CodeType | None:
-    """The code of a function by its module and name; None where there is none."""
+def is_absent(where: str) -> bool:
+    """Whether the package, of which all that cases use has been imported, has no function of this module and name."""
     module, _, names = where.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for name in names.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError):
-        return None
-    return getattr(inspect.unwrap(found), "__code__", None)
+    found: Any = sys.modules.get(module)
+    for name in names.split("."):
+        found = getattr(found, name, None)
+    return found is None
 
 
 class Reached:
     """Counts of cases, by the procedures that they reach."""
 
     def __init__(self) -> None:
-        codes = {name: code_of(where) for name, where in PROCEDURES.items()}
-        self.absent = [name for name, code in codes.items() if code is None]
-        self._names = {code: name for name, code in codes.items() if code is not None}
+        self._names = {tuple(where.split(":")): name for name, where in PROCEDURES.items()}
         self._entered: set[str] = set()
         self.cases: Counter[str] = Counter()
         self.statuses: dict[str, Counter[str]] = defaultdict(Counter)
@@ -139,22 +132,31 @@ class Reached:
             sys.setprofile(None)
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and (name := self._names.get(frame.f_code)) is not None:
+        if event == "call":
+            self._enter(frame.f_code, frame.f_globals.get("__name__"))
+
+    def _enter(self, code: CodeType, module: Any) -> bool:
+        """Note a procedure; whether it is one."""
+        name = self._names.get((module, code.co_qualname))
+        if name is not None:
             self._entered.add(name)
+        return name is not None
 
     @contextmanager
     def _monitored(self) -> Iterator[None]:
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         tool, start = monitoring.PROFILER_ID, monitoring.events.PY_START
+
+        def started(code: CodeType, _: int) -> Any:
+            return None if self._enter(code, sys._getframe(1).f_globals.get("__name__")) else monitoring.DISABLE
+
         monitoring.use_tool_id(tool, "regress")
         try:
-            monitoring.register_callback(tool, start, lambda code, _: self._entered.add(self._names[code]))
-            for code in self._names:
-                monitoring.set_local_events(tool, code, start)
+            monitoring.register_callback(tool, start, started)
+            monitoring.set_events(tool, start)
             yield
         finally:
-            for code in self._names:
-                monitoring.set_local_events(tool, code, 0)
+            monitoring.set_events(tool, 0)
             monitoring.register_callback(tool, start, None)
             monitoring.free_tool_id(tool)
 
@@ -173,7 +175,7 @@ class Reached:
         found = []
         for name, kind in required:
             count = self.repairs[name][kind] if kind else self.cases[name]
-            if not count and name not in self.absent:
+            if not count and not is_absent(PROCEDURES[name]):
                 found.append(f"{name}, {kind}" if kind else name)
         return found
 
@@ -186,7 +188,7 @@ class Reached:
     def lines(self, parts: Iterable[str]) -> Iterator[str]:
         """The counts of all procedures of these parts: zeros as well."""
         for name in [name for name in PROCEDURES if self.cases[name] or part_of(name) in parts]:
-            if name in self.absent:
+            if not self.cases[name] and is_absent(PROCEDURES[name]):
                 yield f"# procedure {name}: absent"
                 continue
             statuses = " ".join(f"{status} {self.statuses[name][status]}" for status in STATUSES)

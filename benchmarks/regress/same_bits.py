@@ -4,6 +4,7 @@
     python -m benchmarks.regress.same_bits > after.txt
     diff -I '^#' before.txt after.txt
     python -m benchmarks.regress.same_bits --in OLD > before.txt   of the package in the folder of another version
+    python -m tests.support.gate_on_cpu > before.txt               the same, and the route of CuPy on the CPU
     python -m benchmarks.regress.same_bits --only device           on a card, with the sequence of launches
 
 Lines that begin with "#" are no results: they count the cases that reach each procedure of the package, by statuses and
@@ -15,7 +16,6 @@ called absent, and not required.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import zlib
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("products", "factorisations", "cupy", "dask")
-MODULES = {"cupy": "on_cupy", "dask": "on_dask", "device": "on_device"}
 QUICK = 16
 """With --quick one case of so many is carried out."""
 
@@ -61,11 +60,26 @@ def is_chosen(name: str, sample: int) -> bool:
     return zlib.crc32(name.encode()) % sample == 0
 
 
+def cases_of(part: str) -> Iterator[Any]:
+    """The cases of a part; its module is imported here, when it is known whose package is run."""
+    if part == "products":
+        from benchmarks.regress import products as found
+    elif part == "factorisations":
+        from benchmarks.regress import factorisations as found  # type: ignore[no-redef]
+    elif part == "cupy":
+        from benchmarks.regress import on_cupy as found  # type: ignore[no-redef]
+    elif part == "dask":
+        from benchmarks.regress import on_dask as found  # type: ignore[no-redef]
+    else:
+        from benchmarks.regress import on_device as found  # type: ignore[no-redef]
+    return found.cases()
+
+
 def carried_out(part: str, reached: Any, sample: int) -> Iterator[str]:
     """The lines of a part."""
     from benchmarks.regress.lines import run
 
-    for case in importlib.import_module(f"benchmarks.regress.{MODULES.get(part, part)}").cases():
+    for case in cases_of(part):
         if is_chosen(case.name, sample):
             with reached.watching():
                 outcome = run(case)
@@ -74,13 +88,16 @@ def carried_out(part: str, reached: Any, sample: int) -> Iterator[str]:
             yield from case.details()
 
 
-def print_all(options: argparse.Namespace) -> int:
+def print_all(options: argparse.Namespace, *, cupy: bool = False) -> int:
     """Print the lines of all parts that are asked for, and the counts; the exit code."""
     from benchmarks.regress.reached import REQUIRED, Reached
 
     reached = Reached()
     required = [tuple([*one.split(":"), ""][:2]) for one in options.require]
     for part in parts_of(options):
+        if part == "cupy" and not cupy:
+            print("# cupy is left out: python -m tests.support.gate_on_cpu runs it on the CPU")
+            continue
         if part == "campaigns":
             from benchmarks.regress.campaigns import lines
 
@@ -99,14 +116,19 @@ def print_all(options: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, stand_ins: Any = None) -> int:
+    """The command. `stand_ins`: of CuPy, where it is to run on the CPU."""
     options = parser().parse_args(arguments)
     folder = str(Path(options.folder or ".").resolve())
     os.chdir(folder)
     sys.path.insert(0, folder)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the same sums on every machine that has the same kernels
     try:
-        return print_all(options)
+        if stand_ins is not None:
+            from benchmarks.regress import on_cupy
+
+            on_cupy.stand_ins = stand_ins
+        return print_all(options, cupy=stand_ins is not None)
     except KeyboardInterrupt:
         print("# interrupted", file=sys.stderr)
         return 130

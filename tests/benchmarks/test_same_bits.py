@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from abft_tsm2 import protected_gemm
-from benchmarks.regress import on_cupy, on_device, products, same_bits
+from benchmarks.regress import on_device, products, same_bits
 from benchmarks.regress.changes import Fault
 from benchmarks.regress.lines import Case, run
+from tests.support.gate_on_cpu import StandIns
 
 ROOT = Path(__file__).parents[2]
 FAULT = Fault("multiplied", "C", "element")
@@ -33,18 +34,14 @@ def test_two_runs_agree_whatever_the_hash_seed() -> None:
     assert sum(not line.startswith("#") for line in first.stdout.splitlines()) > 20
 
 
-def test_a_procedure_that_no_case_reaches_fails_the_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--quick", "--only", "dask", "--require"]
-    options = same_bits.parser().parse_args([*few, "device LU"])
-    options.only = "nothing"
-    same_bits.MODULES["nothing"] = "on_device"  # no card: one case, that says so
-    try:
-        assert same_bits.print_all(options) == 1
-        assert "# required, and reached by no case: device LU" in capsys.readouterr().out
-        options.require = []
-        assert same_bits.print_all(options) == 0
-    finally:
-        del same_bits.MODULES["nothing"]
+@pytest.mark.parametrize(("required", "code"), [("LU offline", 0), ("LU offline:row", 1), ("stack", 1)])
+def test_a_procedure_or_repair_that_no_case_reaches_fails_the_gate(
+    required: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = same_bits.parser().parse_args(["--sample", "150", "--only", "factorisations", "--require", required])
+    assert same_bits.print_all(options) == code
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# required")]
+    assert said == [f"# required, and reached by no case: {required.replace(':', ', ')}"] * code
 
 
 def one(call: Any, planter: Any = None) -> Case:
@@ -83,11 +80,10 @@ def test_names_of_cases_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_launches_are_recorded_by_name(build_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(on_cupy.CACHE, str(build_cache))
+def test_launches_are_recorded_by_name(build_cache: Path) -> None:
     found = []
     for _ in range(2):  # each time of a package that has not seen the product
-        with on_cupy.stand_in("cupy_on_cpu") as cupy:
+        with StandIns(build_cache).cupy("products") as cupy:
             two = lambda cupy=cupy: tuple(map(cupy.asarray, products.pair(60, 50, 70, "float32")()))  # noqa: E731
             call = lambda A, B: protected_gemm(A, B, return_report=True)  # noqa: E731
             for case in on_device.with_launches([Case("product", two, call)]):
